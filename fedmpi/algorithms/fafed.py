@@ -1,0 +1,87 @@
+"""FAFED: adaptive steps that all clients scale alike."""
+
+import dataclasses
+
+import torch
+
+from fedmpi.algorithms.base import Algorithm
+from fedmpi.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class FAFED(Algorithm):
+    """Variance-reduced momentum under one shared adaptive matrix; x, m and v averaged every q steps.
+
+    Source: Wu, Huang, Hu, Huang, "Faster Adaptive Federated Learning", AAAI 2023, Algorithm 2.
+    Paper to code: x_{t,i} -> client.x; x_{t-1,i} -> client.x_prev; m_{t,i}, v_{t,i} -> client.m,
+    client.v; A_t (diagonal) -> server.A; η_t -> step_size; α_t -> fresh_weight;
+    β -> second_moment_decay; ρ -> epsilon.
+    Invariant: mean x_{t+1} = mean x_t - η mean m_t / A_t at every t, averaged or not.
+    Special cases: A = 1 for ever is STEM; one client with q = 1 is adaptive STORM; β = 1 keeps A_0.
+
+    The last local step of a round does not move: the server moves for everybody, with the new A
+    (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the client's own iterate and is
+    never averaged.
+    """
+
+    step_size: float = setting(0.01, "η_t, step size of every move", above=0)
+    fresh_weight: float = setting(0.1, "α_t, weight of the fresh gradient in m", least=0, most=1)
+    second_moment_decay: float = setting(0.9, "β, weight of the old second moment", least=0, most=1)
+    epsilon: float = setting(0.01, "ρ, added to the root of the averaged second moment", above=0)
+    first_step: str = setting(
+        "plain", "the move of line 3: plain (as printed) or divided by A_0", among=("plain", "adaptive")
+    )
+    sync_order: str = setting(
+        "paper",
+        "paper: average, then move with the new A; code: move with the old A, then average (the public code)",
+        among=("paper", "code"),
+    )
+    prev_grad_scale: float = setting(
+        1.0, "factor of the gradient at x_{t-1}; the public image script has 0.95", least=0
+    )
+
+    exchanged = ("x", "m", "v")
+    exchanged_at_start = ("m", "v")
+    server_rows = ("A",)
+    client_rows = ("x_prev",)
+
+    def start(self, client, server, oracle):
+        """Lines 1-2: m_i = ∇f_i(x_0; B_0), v_i = its square; both will be averaged."""
+        g = oracle.gradient(client.x, oracle.draw_first())
+        client.m.copy_(g)
+        torch.mul(g, g, out=client.v)
+        client.x_prev.copy_(client.x)
+
+    def server_start(self, server):
+        """Lines 2-3: A_0 = √v̄_0 + ρ, x_1 = x_0 - η_0 m̄_0 (without A_0, as printed)."""
+        self._refresh(server)
+        if self.first_step == "adaptive":
+            server.x.addcdiv_(server.m, server.A, value=-self.step_size)
+        else:
+            server.x.add_(server.m, alpha=-self.step_size)
+
+    def download(self, client, server):
+        """A client that sat out has no iterate of the step before: it begins as if at rest."""
+        if client.was_absent:
+            client.x_prev.copy_(client.x)
+
+    def local_step(self, client, server, oracle):
+        """Lines 5-7 and 14: estimate with two gradients on the same sample, then move."""
+        g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
+        # m_i <- g + (1 - α)(m_i - g⁻)
+        client.m.sub_(g_prev, alpha=self.prev_grad_scale).mul_(1 - self.fresh_weight).add_(g)
+        # v_i <- β v_i + (1 - β) g²
+        client.v.mul_(self.second_moment_decay).addcmul_(g, g, value=1 - self.second_moment_decay)
+        client.x_prev.copy_(client.x)
+        if not client.is_last_step or self.sync_order == "code":
+            client.x.addcdiv_(client.m, server.A, value=-self.step_size)
+
+    def server_step(self, server):
+        """Lines 10-12: v̄, then A, then x̄ - η m̄ / A."""
+        self._refresh(server)
+        if self.sync_order == "paper":
+            server.x.addcdiv_(server.m, server.A, value=-self.step_size)
+
+    def _refresh(self, server):
+        """A = √v̄ + ρ: the root of the average; ρ is added after the root."""
+        torch.sqrt(server.v, out=server.A).add_(self.epsilon)

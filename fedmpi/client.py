@@ -1,0 +1,58 @@
+"""One silo, and the server that all silos hold alike, as an algorithm sees them."""
+
+
+class _Holder:
+    """Rows as attributes, with an error for a missing name that says where rows come from."""
+
+    def __init__(self, rows):
+        self.row_names = tuple(rows)
+        self.__dict__.update(rows)
+
+    def __getattr__(self, name):
+        raise AttributeError(
+            f"{type(self).__name__.lower()}.{name}: no such row here; it has {', '.join(self.row_names) or 'none'} "
+            "(rows are named in exchanged, server_rows, client_rows and scratch; "
+            "while clients work, the server's exchanged rows belong to them)"
+        )
+
+
+class Client(_Holder):
+    """One silo: its rows, its place in time, and the oracle that answers for its data.
+
+    Args:
+        index: the client's number in the federation, from 0.
+        rows: name -> [dim] tensor.
+        oracle: see `fedmpi.oracles`.
+    """
+
+    def __init__(self, index, rows, oracle):
+        super().__init__(rows)
+        self.index = index
+        self.oracle = oracle
+        self.num_steps = 0
+        self.step_index = 0
+        self.iteration = 0
+        self.was_absent = False
+
+    @property
+    def is_last_step(self):
+        """Whether the current local step is the last of the round: an average follows."""
+        return self.step_index == self.num_steps - 1
+
+
+class Server(_Holder):
+    """The state that every rank holds alike, and the clock all clients share.
+
+    Args:
+        rows: name -> [dim] tensor.
+        num_clients: N.
+        segments: slices of the parameter tensors in a [dim] row.
+    """
+
+    def __init__(self, rows, num_clients, segments):
+        super().__init__(rows)
+        self.segments = segments
+        self.num_clients = num_clients
+        self.num_participants = num_clients
+        self.round_index = -1
+        self.iteration = 0

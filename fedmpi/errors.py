@@ -1,0 +1,9 @@
+"""What goes wrong in a way that the user can mend: one line each, no traceback."""
+
+
+class UserError(Exception):
+    """Wrong input, found before any work starts; its text is the one line shown (exit code 2)."""
+
+
+class Diverged(Exception):
+    """A loss became infinite or not a number; raised on every rank alike (exit code 1)."""

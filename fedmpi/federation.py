@@ -1,0 +1,203 @@
+"""The loop: rounds, local steps, one average after them; the only place where MPI and algorithms meet.
+
+`Federation` runs the same for N ranks and for one process with all clients (`fedmpi.simulate`): the
+link that it is given decides what "all" means.
+"""
+
+import math
+import time
+
+import numpy as np
+
+from fedmpi.algorithms.base import Exchange
+from fedmpi.client import Client, Server
+from fedmpi.errors import Diverged, UserError
+from fedmpi.streams import generator
+from fedmpi.vectors import RankState
+
+
+def spread(num_clients, num_ranks):
+    """The clients of each rank: consecutive numbers, counts that differ by at most one.
+
+    Returns:
+        list of `range`, one per rank.
+
+    Raises:
+        UserError: if there are fewer clients than ranks.
+    """
+    if num_clients < num_ranks:
+        raise UserError(
+            f"clients = {num_clients}: expected at least one client per rank, and {num_ranks} ranks were started: "
+            f"start at most {num_clients} ranks or ask for more clients"
+        )
+    edges = [num_clients * rank // num_ranks for rank in range(num_ranks + 1)]
+    return [range(a, b) for a, b in zip(edges, edges[1:])]
+
+
+def draw_participants(num_clients, participation, seed, round_index):
+    """The clients of a round: max(1, ⌊participation N⌋) of N without replacement, sorted.
+
+    Every rank draws the same from the stream (seed, "participants", round): no message is needed.
+    """
+    num = max(1, math.floor(participation * num_clients + 1e-9))
+    if num >= num_clients:
+        return list(range(num_clients))
+    drawn = generator(seed, "participants", round_index).choice(num_clients, num, replace=False)
+    return sorted(int(c) for c in drawn)
+
+
+class Federation:
+    """One rank's part of a federation: its clients, the replicated server, and the rounds.
+
+    Collective: every rank of the link makes the same calls.
+
+    Args:
+        algorithm: an `Algorithm`.
+        link: sums over the ranks (`fedmpi.comm`).
+        oracles: client number -> function(state) -> oracle, for this rank's clients in order.
+        num_clients: N over all ranks.
+        x0, buffers0: [dim] and [num_buffers] initial model, the same on every rank.
+        local_steps: q, or `local_steps(client) -> int` where clients differ.
+        participants: `participants(round_index) -> clients` of a round; None: all.
+        observe: called as `observe(federation, round_index, step, client)` after the start, after
+            every local step of a client, and after every round's last average (step None).
+        poison: see `RankState`.
+        seed: of the run; what ranks draw alike comes from it.
+        segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
+    """
+
+    def __init__(
+        self,
+        algorithm,
+        link,
+        oracles,
+        num_clients,
+        x0,
+        buffers0,
+        local_steps,
+        participants=None,
+        observe=None,
+        poison=False,
+        seed=0,
+        segments=None,
+    ):
+        self.algorithm, self.link = algorithm, link
+        self.state = RankState(
+            algorithm, x0.numel(), buffers0.numel(), len(oracles), x0.dtype, x0.device, poison=poison
+        )
+        averaged, kept = self.state.averaged_rows(), self.state.server_rows()
+        if "x" not in {**averaged, **kept}:
+            raise UserError(
+                f"{type(algorithm).__name__} has no row 'x', the model: name it in exchanged or server_rows"
+            )
+        segments = segments or [slice(0, x0.numel())]
+        self.server = Server({**averaged, **kept}, num_clients, segments)
+        self.server_seen_by_clients = Server(kept, num_clients, segments)
+        self.clients = [
+            Client(index, self.state.client_rows(position), make(self.state))
+            for position, (index, make) in enumerate(oracles.items())
+        ]
+        self.server.x.copy_(x0)
+        self.state.buffers.copy_(buffers0)
+        self._local_steps = local_steps if callable(local_steps) else lambda client: local_steps
+        self._nominal_steps = max(self._local_steps(c) for c in range(num_clients))
+        self._participants = participants or (lambda round_index: range(num_clients))
+        self._observe = observe or (lambda *args: None)
+        self._seed = seed
+        self._present = set(range(num_clients))  # who took part in the previous round
+        self.round_index = 0
+        self.seconds = {"local": 0.0, "communication": 0.0}
+
+    def start(self):
+        """Before round 0: the initial estimates, averaged if the algorithm exchanges any."""
+        exchange = Exchange(self.algorithm.exchanged_at_start, self.algorithm.start, self.algorithm.server_start)
+        everybody = range(self.server.num_clients)
+        if exchange.rows:
+            self._exchange(exchange, everybody, first_in_round=True)
+        else:
+            for position, client in enumerate(self.clients):
+                self.state.begin_turn(position, True, slice(0, 0))
+                self.algorithm.start(client, self.server_seen_by_clients, client.oracle)
+            self.algorithm.server_start(self.server)
+        self._observe(self, -1, None, None)
+
+    def run_round(self):
+        """One round: local steps of the participants, then the averages.
+
+        Returns:
+            mean training loss of the round's local steps over all clients (nan where unknown).
+
+        Raises:
+            Diverged: on every rank alike, if a loss is not finite anywhere; before it is averaged.
+        """
+        participants = [int(c) for c in self._participants(self.round_index)]
+        for seen in (self.server, self.server_seen_by_clients):
+            seen.round_index = self.round_index
+            seen.iteration = (self.round_index + 1) * self._nominal_steps
+            seen.num_participants = len(participants)
+        for client in self.clients:
+            client.was_absent = client.index not in self._present
+        losses = [
+            self._exchange(exchange, participants, first_in_round=number == 0)
+            for number, exchange in enumerate(self.algorithm.exchanges())
+        ]
+        self._seed = seed
+        self._present = set(participants)
+        self._observe(self, self.round_index, None, None)
+        self.round_index += 1
+        return next((loss for loss in losses if not math.isnan(loss)), math.nan)
+
+    def _exchange(self, exchange, participants, first_in_round):
+        """Let the workers work, then average their rows. Collective on the link."""
+        begun = time.perf_counter()
+        workers = list(participants)
+        if exchange.workers is not None:
+            workers = exchange.workers(workers, generator(self._seed, "workers", self.round_index))
+        region = self.state.region(exchange.rows)
+        loss_sum, num_losses, worked, bad_client = 0.0, 0, 0, -1
+        for position, client in enumerate(self.clients):
+            if client.index not in workers:
+                continue
+            self.state.begin_turn(position, first_in_round, region)
+            self._work(exchange, client)
+            self.state.end_turn(position, region, 1, first_on_rank=worked == 0)
+            client_sum, client_num = client.oracle.take_losses()
+            loss_sum, num_losses, worked = loss_sum + client_sum, num_losses + client_num, worked + 1
+            if not math.isfinite(client_sum) and bad_client < 0:
+                bad_client = client.index
+        worked_until = time.perf_counter()
+        loss = self._agree_on_loss(loss_sum, num_losses, bad_client)
+        self.link.sum(self.state.sum(region, empty=worked == 0))
+        self.state.take_average(region, len(workers))
+        self.seconds["local"] += worked_until - begun
+        self.seconds["communication"] += time.perf_counter() - worked_until
+        if exchange.then is not None:
+            exchange.then(self.server)
+        return loss
+
+    def _work(self, exchange, client):
+        """One client's turn: its local steps, or what the exchange asks for instead."""
+        algorithm, server = self.algorithm, self.server_seen_by_clients
+        if exchange.work is not None:
+            exchange.work(client, server, client.oracle)
+            return
+        client.num_steps = self._local_steps(client.index)
+        algorithm.download(client, server)
+        for client.step_index in range(client.num_steps):
+            client.iteration = self.round_index * self._nominal_steps + client.step_index + 1
+            algorithm.local_step(client, server, client.oracle)
+            self._observe(self, self.round_index, client.step_index, client)
+        algorithm.upload(client, server, client.oracle)
+
+    def _agree_on_loss(self, loss_sum, num_losses, bad_client):
+        """Mean loss over all clients; Diverged on every rank if one client's is not finite."""
+        everywhere = self.link.gather(np.array([loss_sum, num_losses, bad_client], dtype=np.float64))
+        for rank, (total, _, client) in enumerate(everywhere):
+            if client >= 0:
+                moment = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
+                raise Diverged(
+                    f"{moment}: the loss of client {int(client)} on rank {rank} is {total}; "
+                    "try a smaller step size or more clipping"
+                )
+        total, number = everywhere[:, 0].sum(), everywhere[:, 1].sum()
+        return total / number if number else math.nan

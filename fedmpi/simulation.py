@@ -1,0 +1,93 @@
+"""An algorithm on its own: all clients in one process, on functions instead of models and data."""
+
+import functools
+
+import numpy as np
+import torch
+
+from fedmpi.comm.link import SoloLink
+from fedmpi.federation import Federation
+from fedmpi.oracles import FunctionOracle
+
+
+def simulate(algorithm, gradient, x0, num_clients=3, rounds=4, local_steps=2, participants=None, dtype=torch.float64):
+    """Run an algorithm on given gradients and return everything it did.
+
+    The loop is the one of the real run (`fedmpi.federation`); only the oracle and the link differ.
+
+    Args:
+        algorithm: an `Algorithm`, for example ``FAFED(step_size=0.1)``.
+        gradient: `gradient(client, x, sample) -> [dim]`, x a [dim] tensor, sample the number of the
+            client's earlier draws; the initial batch is sample -1. A method that compares two
+            gradients calls it twice with the same sample.
+        x0: [dim] the common starting point: a tensor, an array or a list.
+        num_clients: N. rounds: number of rounds. local_steps: q.
+        participants: `participants(round_index) -> clients` that take part; None: all.
+        dtype: of every row.
+
+    Returns:
+        list of records (dicts): one after the start (round -1), one after every local step, one
+        after every communication. `round` counts from 0; `step` counts the round's local steps
+        from 0 and is None after a start or a communication; `rows` maps each row's name to a numpy
+        array: a client's exchanged and kept rows as [num_clients, dim], the server's own as [dim].
+        During a round the exchanged rows of absent clients are those the round began with.
+    """
+    x0 = torch.as_tensor(np.asarray(x0), dtype=dtype).reshape(-1)
+    recorder = _Recorder(algorithm, num_clients, local_steps)
+    federation = Federation(
+        algorithm,
+        SoloLink(),
+        {index: functools.partial(_oracle, gradient, index) for index in range(num_clients)},
+        num_clients,
+        x0,
+        x0.new_empty(0),
+        local_steps,
+        participants=participants,
+        observe=recorder,
+        poison=True,
+    )
+    federation.start()
+    for _ in range(rounds):
+        federation.run_round()
+    return recorder.trace
+
+
+def _oracle(gradient, index, state):
+    return FunctionOracle(gradient, index)
+
+
+class _Recorder:
+    """Sorts what clients do in turn into records that hold all clients at one moment."""
+
+    def __init__(self, algorithm, num_clients, local_steps):
+        self.trace = []
+        self._num_clients, self._local_steps = num_clients, local_steps
+        self._shown = (*algorithm.exchanged, *algorithm.client_rows)
+        self._steps = {}  # step -> client -> rows, of the running round
+
+    def __call__(self, federation, round_index, step, client):
+        if client is not None:
+            rows = {name: getattr(client, name).numpy().copy() for name in self._shown}
+            self._steps.setdefault(step, {})[client.index] = rows
+            return
+        resting = self._resting(federation)
+        for step in sorted(self._steps):
+            self._add(federation, round_index, step, {**self._before, **self._steps[step]}, self._server_before)
+        self._steps = {}
+        self._before, self._server_before = resting, self._server(federation)
+        self._add(federation, round_index, None, resting, self._server_before)
+
+    def _resting(self, federation):
+        """Rows of every client between rounds: the averages, and what it keeps."""
+        averaged = federation.state.averaged_rows()
+        return {
+            client.index: {name: averaged.get(name, getattr(client, name)).numpy().copy() for name in self._shown}
+            for client in federation.clients
+        }
+
+    def _server(self, federation):
+        return {name: row.numpy().copy() for name, row in federation.state.server_rows().items()}
+
+    def _add(self, federation, round_index, step, clients, server):
+        rows = {name: np.stack([clients[c][name] for c in range(self._num_clients)]) for name in self._shown}
+        self.trace.append({"round": round_index, "step": step, "rows": {**rows, **server}})

@@ -1,0 +1,207 @@
+"""Flat buffers: a module's parameters as views of one vector, a rank's state as rows of one matrix."""
+
+import math
+
+import torch
+
+
+class FlatModule:
+    """A module whose trainable parameters can be pointed at any vector of their total length.
+
+    Evaluating the module at a vector costs no copy: the parameters become views of it. Float
+    buffers (batch-norm statistics) are views of a second, short vector in the same way; integer
+    buffers and frozen parameters stay where they are.
+
+    Args:
+        module: a `torch.nn.Module`; taken over, its parameters are re-homed.
+        channels_last: whether 4-d weights lie in the vector in channels-last order, so that
+            convolutions read and write them without converting.
+
+    Attributes:
+        dim: d, number of trainable parameters; num_buffers: number of float buffer elements.
+        x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
+        names, shapes, offsets: the segments of a vector, one entry per parameter tensor.
+
+    Raises:
+        ValueError: if the module has no trainable parameter.
+    """
+
+    def __init__(self, module, channels_last=False):
+        self.module = module
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError(f"{type(module).__name__} has no trainable parameter")
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.shapes = [tuple(p.shape) for p in self.parameters]
+        self._sizes = [p.numel() for p in self.parameters]
+        self._permuted = [channels_last and p.dim() == 4 for p in self.parameters]
+        self.offsets = [sum(self._sizes[:i]) for i in range(len(self._sizes))]
+        self.dim = sum(self._sizes)
+        self._buffers = [
+            (owner, key, f"{prefix}.{key}" if prefix else key, tuple(buffer.shape))
+            for prefix, owner in module.named_modules()
+            for key, buffer in owner.named_buffers(recurse=False)
+            if buffer.is_floating_point()
+        ]
+        self.x = self.flatten(self.parameters)
+        values = [getattr(owner, key).reshape(-1) for owner, key, _, _ in self._buffers]
+        self.buffers = torch.cat(values) if values else self.x.new_empty(0)
+        self.num_buffers = self.buffers.numel()
+        self.point_at(self.x, self.buffers)
+
+    def views(self, vector):
+        """The parameter-shaped views of a [dim] vector, in the order of `names`."""
+        views = []
+        for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self._permuted):
+            if permuted:
+                out_channels, in_channels, height, width = shape
+                views.append(piece.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2))
+            else:
+                views.append(piece.view(shape))
+        return views
+
+    def flatten(self, tensors, out=None):
+        """Parameter-shaped tensors, in the order of `names`, as one [dim] vector."""
+        pieces = [
+            (t.permute(0, 2, 3, 1) if permuted else t).reshape(-1) for t, permuted in zip(tensors, self._permuted)
+        ]
+        with torch.no_grad():
+            return torch.cat(pieces, out=out)
+
+    def point_at(self, vector, buffers=None):
+        """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers`."""
+        for parameter, view in zip(self.parameters, self.views(vector)):
+            parameter.data = view
+        if buffers is not None:
+            offset = 0
+            for owner, key, _, shape in self._buffers:
+                size = math.prod(shape)
+                owner._buffers[key] = buffers[offset : offset + size].view(shape)
+                offset += size
+
+    def named_values(self, vector, buffers):
+        """Name -> tensor (views) of all parameters at `vector` and all buffers at `buffers`.
+
+        The keys and shapes are those of the module's own `state_dict()`.
+        """
+        self.point_at(vector, buffers)
+        return self.module.state_dict()
+
+
+class RankState:
+    """The vectors of one rank: its clients' rows, the replicated server's rows, and the exchanged block.
+
+    With one client on the rank everything is one allocation and the exchanged rows exist once: the
+    client works in them, the Allreduce averages them in place, and they are the server's rows then.
+    With several clients they share one set of working rows (a client owns it during its turn), their
+    sum gathers in a second block, and the server's rows lie in a third; memory for exchanged and
+    scratch rows does not grow with the number of clients.
+
+    Args:
+        algorithm: names the rows (`fedmpi.algorithms.base`).
+        dim: d; num_buffers: elements of float buffers, averaged behind the last exchanged row.
+        num_local: clients of this rank.
+        dtype, device: of every row.
+        poison: fill scratch rows with NaN at every turn, so that nobody relies on their past.
+    """
+
+    def __init__(self, algorithm, dim, num_buffers, num_local, dtype, device="cpu", poison=False):
+        self.dim = dim
+        self._exchanged, self._scratch = algorithm.exchanged, algorithm.scratch
+        self._poison = poison
+        self._block_size = len(self._exchanged) * dim + num_buffers
+        kept, scratch = len(algorithm.client_rows), len(self._scratch)
+        own_kept = kept if num_local == 1 else 0
+        work = torch.zeros(self._block_size + (scratch + own_kept) * dim, dtype=dtype, device=device)
+        self._work = work[: self._block_size]
+        self._scratch_rows = work[self._block_size :].view(-1, dim)[:scratch]
+        if num_local == 1:
+            self._kept = work[self._block_size :].view(1, -1, dim)[:, scratch:]
+            self.block = self._sum = self._work
+        else:
+            self._kept = work.new_zeros(num_local, kept, dim)
+            self.block = torch.zeros_like(self._work)
+            self._sum = torch.zeros_like(self._work)
+            several = len(algorithm.exchanges()) > 1
+            self._later = torch.zeros(num_local, self._block_size, dtype=dtype, device=device) if several else None
+        self._shared = num_local > 1
+        self._server = work.new_zeros(len(algorithm.server_rows), dim)
+        self._server_names, self._kept_names = algorithm.server_rows, algorithm.client_rows
+
+    def server_rows(self):
+        """Name -> [dim] of the rows that only the server has, alike on every rank."""
+        return dict(zip(self._server_names, self._server))
+
+    def averaged_rows(self):
+        """Name -> [dim] of the exchanged rows as the last Allreduce left them."""
+        return self._named_block(self.block)
+
+    @property
+    def buffers(self):
+        """[num_buffers] float buffers of the averaged model."""
+        return self.block[len(self._exchanged) * self.dim :]
+
+    @property
+    def work_buffers(self):
+        """[num_buffers] float buffers of the client whose turn it is."""
+        return self._work[len(self._exchanged) * self.dim :]
+
+    def client_rows(self, position):
+        """Name -> [dim] of all rows of the rank's client number `position`."""
+        rows = self._named_block(self._work)
+        rows.update(zip(self._scratch, self._scratch_rows))
+        rows.update(zip(self._kept_names, self._kept[position]))
+        return rows
+
+    def region(self, rows):
+        """The slice of the block that holds consecutive `rows`, with the buffers behind the last one."""
+        first = self._exchanged.index(rows[0])
+        stop = first + len(rows)
+        if self._exchanged[first:stop] != tuple(rows):
+            raise ValueError(f"{rows}: not consecutive in the exchanged rows {self._exchanged}")
+        end = self._block_size if stop == len(self._exchanged) else stop * self.dim
+        return slice(first * self.dim, end)
+
+    def begin_turn(self, position, first_in_round, region):
+        """Hand the working rows to a client: averages where averaged, its own values where not yet."""
+        if self._poison:
+            self._scratch_rows.fill_(float("nan"))
+        if not self._shared:
+            return
+        if first_in_round or self._later is None:
+            self._work.copy_(self.block)
+        else:
+            self._work[: region.start].copy_(self.block[: region.start])
+            self._work[region.start :].copy_(self._later[position, region.start :])
+
+    def end_turn(self, position, region, weight, first_on_rank):
+        """Add the client's share to the rank's sum and keep what a later exchange of the round needs."""
+        mine = self._work[region]
+        if not self._shared:
+            if weight != 1:
+                mine.mul_(weight)
+            return
+        if first_on_rank:
+            torch.mul(mine, weight, out=self._sum[region]) if weight != 1 else self._sum[region].copy_(mine)
+        else:
+            self._sum[region].add_(mine, alpha=weight)
+        if self._later is not None:
+            self._later[position, region.stop :].copy_(self._work[region.stop :])
+
+    def sum(self, region, empty):
+        """The contiguous vector to be summed over the ranks; zeros if no client of the rank worked."""
+        block = self._sum[region]
+        return block.zero_() if empty else block
+
+    def take_average(self, region, divisor):
+        """Turn the summed region into the server's averages."""
+        summed = self._sum[region]
+        if self._shared:
+            torch.div(summed, divisor, out=self.block[region])
+        elif divisor != 1:
+            summed.div_(divisor)
+
+    def _named_block(self, block):
+        rows = block[: len(self._exchanged) * self.dim].view(-1, self.dim)
+        return dict(zip(self._exchanged, rows))
