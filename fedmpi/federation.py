@@ -141,7 +141,6 @@ class Federation:
             self._exchange(exchange, participants, first_in_round=number == 0)
             for number, exchange in enumerate(self.algorithm.exchanges())
         ]
-        self._seed = seed
         self._present = set(participants)
         self._observe(self, self.round_index, None, None)
         self.round_index += 1
@@ -183,10 +182,11 @@ class Federation:
             return
         client.num_steps = self._local_steps(client.index)
         algorithm.download(client, server)
-        for client.step_index in range(client.num_steps):
-            client.iteration = self.round_index * self._nominal_steps + client.step_index + 1
+        for step in range(client.num_steps):
+            client.step_index = step
+            client.iteration = self.round_index * self._nominal_steps + step + 1
             algorithm.local_step(client, server, client.oracle)
-            self._observe(self, self.round_index, client.step_index, client)
+            self._observe(self, self.round_index, step, client)
         algorithm.upload(client, server, client.oracle)
 
     def _agree_on_loss(self, loss_sum, num_losses, bad_client):
