@@ -24,7 +24,8 @@ server copies into a row of its own.
 """
 
 import dataclasses
-from typing import Callable, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 from fedmpi.settings import check
 
