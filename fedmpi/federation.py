@@ -59,6 +59,7 @@ class Federation:
         x0, buffers0: [dim] and [num_buffers] initial model, the same on every rank.
         local_steps: q, or `local_steps(client) -> int` where clients differ.
         participants: `participants(round_index) -> clients` of a round; None: all.
+        weights: a number > 0 per client, its weight in every average; None: all alike.
         observe: called as `observe(federation, round_index, step, client)` after the start, after
             every local step of a client, and after every round's last average (step None).
         poison: see `RankState`.
@@ -76,6 +77,7 @@ class Federation:
         buffers0,
         local_steps,
         participants=None,
+        weights=None,
         observe=None,
         poison=False,
         seed=0,
@@ -102,6 +104,7 @@ class Federation:
         self._local_steps = local_steps if callable(local_steps) else lambda client: local_steps
         self._nominal_steps = max(self._local_steps(c) for c in range(num_clients))
         self._participants = participants or (lambda round_index: range(num_clients))
+        self._weights = weights or [1] * num_clients
         self._observe = observe or (lambda *args: None)
         self._seed = seed
         self._present = set(range(num_clients))  # who took part in the previous round
@@ -159,15 +162,16 @@ class Federation:
                 continue
             self.state.begin_turn(position, first_in_round, region)
             self._work(exchange, client)
-            self.state.end_turn(position, region, 1, first_on_rank=worked == 0)
+            self.state.end_turn(position, region, self._weights[client.index], worked)
             client_sum, client_num = client.oracle.take_losses()
             loss_sum, num_losses, worked = loss_sum + client_sum, num_losses + client_num, worked + 1
             if not math.isfinite(client_sum) and bad_client < 0:
                 bad_client = client.index
         worked_until = time.perf_counter()
         loss = self._agree_on_loss(loss_sum, num_losses, bad_client)
-        self.link.sum(self.state.sum(region, empty=worked == 0))
-        self.state.take_average(region, len(workers))
+        summed = self.state.sum(region, worked)
+        self.link.sum(summed)
+        self.state.take_average(region, summed, sum(self._weights[client] for client in workers))
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
         if exchange.then is not None:
@@ -176,6 +180,13 @@ class Federation:
 
     def _work(self, exchange, client):
         """One client's turn: its local steps, or what the exchange asks for instead."""
+        try:
+            self._turn(exchange, client)
+        except BaseException as error:
+            error.fedmpi_client = client.index  # for the message that ends the job
+            raise
+
+    def _turn(self, exchange, client):
         algorithm, server = self.algorithm, self.server_seen_by_clients
         if exchange.work is not None:
             exchange.work(client, server, client.oracle)

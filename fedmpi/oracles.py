@@ -37,11 +37,13 @@ class AutogradOracle:
         seed: of the run; the noise of sample t is the stream (seed, "noise", client, t).
         rows: [2, dim] where gradients are put; may be shared by the clients of a rank.
         buffers: the vector that holds the working client's float buffers.
+        clip_norm: largest norm of a gradient, or None. weight_decay: times z, added after clipping.
     """
 
-    def __init__(self, flat, task, client, sampler, seed, rows, buffers):
+    def __init__(self, flat, task, client, sampler, seed, rows, buffers, clip_norm=None, weight_decay=0.0):
         self._flat, self._task, self._client, self._sampler, self._seed = flat, task, client, sampler, seed
         self._rows, self._buffers = rows, buffers
+        self._clip_norm, self._weight_decay = clip_norm, weight_decay
         self.num_draws = 0
         self.num_gradients = 0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=rows.device)
@@ -100,7 +102,12 @@ class AutogradOracle:
         self._loss_sum += loss.detach()
         self._num_losses += 1
         self.num_gradients += 1
-        return self._flat.flatten(torch.autograd.grad(loss, self._flat.parameters), out=out)
+        self._flat.flatten(torch.autograd.grad(loss, self._flat.parameters), out=out)
+        if self._clip_norm is not None:
+            out.mul_((self._clip_norm / torch.linalg.vector_norm(out)).clamp(max=1))
+        if self._weight_decay:
+            out.add_(z, alpha=self._weight_decay)
+        return out
 
 
 def seed_noise(seed, device):

@@ -1,5 +1,6 @@
 """Flat buffers: a module's parameters as views of one vector, a rank's state as rows of one matrix."""
 
+import itertools
 import math
 
 import torch
@@ -20,7 +21,7 @@ class FlatModule:
     Attributes:
         dim: d, number of trainable parameters; num_buffers: number of float buffer elements.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
-        names, shapes, offsets: the segments of a vector, one entry per parameter tensor.
+        names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
 
     Raises:
         ValueError: if the module has no trainable parameter.
@@ -36,8 +37,9 @@ class FlatModule:
         self.shapes = [tuple(p.shape) for p in self.parameters]
         self._sizes = [p.numel() for p in self.parameters]
         self._permuted = [channels_last and p.dim() == 4 for p in self.parameters]
-        self.offsets = [sum(self._sizes[:i]) for i in range(len(self._sizes))]
         self.dim = sum(self._sizes)
+        ends = list(itertools.accumulate(self._sizes))
+        self.segments = [slice(end - size, end) for end, size in zip(ends, self._sizes)]
         self._buffers = [
             (owner, key, f"{prefix}.{key}" if prefix else key, tuple(buffer.shape))
             for prefix, owner in module.named_modules()
@@ -95,8 +97,8 @@ class RankState:
     With one client on the rank everything is one allocation and the exchanged rows exist once: the
     client works in them, the Allreduce averages them in place, and they are the server's rows then.
     With several clients they share one set of working rows (a client owns it during its turn), their
-    sum gathers in a second block, and the server's rows lie in a third; memory for exchanged and
-    scratch rows does not grow with the number of clients.
+    sum gathers in further blocks, and the averages lie in one more; memory for exchanged and scratch
+    rows grows with the logarithm of the number of clients only.
 
     Args:
         algorithm: names the rows (`fedmpi.algorithms.base`).
@@ -118,11 +120,12 @@ class RankState:
         self._scratch_rows = work[self._block_size :].view(-1, dim)[:scratch]
         if num_local == 1:
             self._kept = work[self._block_size :].view(1, -1, dim)[:, scratch:]
-            self.block = self._sum = self._work
+            self.block = self._work
+            self._sums = self._work[None]
         else:
             self._kept = work.new_zeros(num_local, kept, dim)
             self.block = torch.zeros_like(self._work)
-            self._sum = torch.zeros_like(self._work)
+            self._sums = work.new_zeros(num_local.bit_length(), self._block_size)
             several = len(algorithm.exchanges()) > 1
             self._later = torch.zeros(num_local, self._block_size, dtype=dtype, device=device) if several else None
         self._shared = num_local > 1
@@ -175,28 +178,42 @@ class RankState:
             self._work[: region.start].copy_(self.block[: region.start])
             self._work[region.start :].copy_(self._later[position, region.start :])
 
-    def end_turn(self, position, region, weight, first_on_rank):
-        """Add the client's share to the rank's sum and keep what a later exchange of the round needs."""
+    def end_turn(self, position, region, weight, turn):
+        """Add the client's share to the rank's sum and keep what a later exchange of the round needs.
+
+        Args:
+            position: of the client on this rank; turn: how many clients of the rank worked before it.
+            region: see `region`; weight: of the client in the sum.
+        """
         mine = self._work[region]
+        if weight != 1:
+            mine.mul_(weight)
         if not self._shared:
-            if weight != 1:
-                mine.mul_(weight)
             return
-        if first_on_rank:
-            torch.mul(mine, weight, out=self._sum[region]) if weight != 1 else self._sum[region].copy_(mine)
-        else:
-            self._sum[region].add_(mine, alpha=weight)
+        # Pairwise, like a binary counter: level l holds the sum of 2^l clients. Where clients are
+        # placed in powers of two, the sum is then the same tree as a reduction over ranks builds.
+        level = 0
+        while turn >> level & 1:
+            mine = mine.add_(self._sums[level, region])
+            level += 1
+        self._sums[level, region].copy_(mine)
         if self._later is not None:
             self._later[position, region.stop :].copy_(self._work[region.stop :])
 
-    def sum(self, region, empty):
-        """The contiguous vector to be summed over the ranks; zeros if no client of the rank worked."""
-        block = self._sum[region]
-        return block.zero_() if empty else block
+    def sum(self, region, num_turns):
+        """The contiguous vector to be summed over the ranks, after `num_turns` clients' turns."""
+        if num_turns == 0:
+            return self._sums[0, region].zero_()
+        if not self._shared:
+            return self._sums[0, region]
+        levels = [level for level in range(len(self._sums)) if num_turns >> level & 1]
+        total = self._sums[levels[0], region]
+        for level in levels[1:]:
+            total = self._sums[level, region].add_(total)
+        return total
 
-    def take_average(self, region, divisor):
-        """Turn the summed region into the server's averages."""
-        summed = self._sum[region]
+    def take_average(self, region, summed, divisor):
+        """Turn what `sum` gave, by now summed over the ranks, into the server's averages."""
         if self._shared:
             torch.div(summed, divisor, out=self.block[region])
         elif divisor != 1:

@@ -24,7 +24,7 @@ class FAFED(Algorithm):
     never averaged.
     """
 
-    step_size: float = setting(0.01, "η_t, step size of every move", above=0)
+    step_size: float = setting(0.003, "η_t, step size of every move", above=0)
     fresh_weight: float = setting(0.1, "α_t, weight of the fresh gradient in m", least=0, most=1)
     second_moment_decay: float = setting(0.9, "β, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(0.01, "ρ, added to the root of the averaged second moment", above=0)

@@ -1,0 +1,69 @@
+"""The process and its machine: threads, memory allocation, device."""
+
+import ctypes
+import os
+import sys
+
+import torch
+
+from fedmpi.errors import UserError
+
+# glibc's names for mallopt; see mallopt(3).
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
+
+def keep_freed_memory():
+    """Make malloc keep what was freed instead of returning it to the system.
+
+    Training allocates and frees the same activations and gradients at every step; by default each
+    large one is mapped and page-faulted anew. Does nothing where malloc is not glibc's.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_M_TOP_PAD, 64 << 20)
+
+
+def usable_cores():
+    """The numbers of the cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def share_of_cores(link):
+    """Threads for this rank: the node's usable cores divided among its ranks, at least 1.
+
+    A rank that its launcher bound to fewer cores takes those.
+    """
+    return max(1, min(len(usable_cores()), link.usable_cores // link.local_size))
+
+
+def pick_device(device, local_rank):
+    """The torch device of a rank.
+
+    Args:
+        device: "auto" takes the GPU number local_rank mod the number of GPUs if there is one, else
+            the CPU; "cuda" insists on a GPU; anything else is taken literally ("cpu", "cuda:1").
+        local_rank: the rank's number on its node.
+
+    Raises:
+        UserError: if there is no such device.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        device = "cuda" if num_gpus else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"device = {device}: expected auto, cpu, cuda or cuda:NUMBER") from None
+    if chosen.type == "cpu":
+        return chosen
+    if chosen.type != "cuda" or num_gpus == 0 or (chosen.index or 0) >= num_gpus:
+        raise UserError(f"device = {device}: this node has {num_gpus} CUDA devices; use --device cpu or auto")
+    chosen = torch.device("cuda", local_rank % num_gpus if chosen.index is None else chosen.index)
+    torch.cuda.set_device(chosen)
+    return chosen

@@ -1,0 +1,315 @@
+"""The settings of a run: typed dataclasses, a YAML or TOML file, and the command line.
+
+Five groups: the run itself, and one choice each of algorithm, task, model and partition. A choice is
+a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 0.01``, or in a file
+
+    algorithm: {name: fafed, step_size: 0.01}     # or just  algorithm: fafed
+"""
+
+import dataclasses
+import inspect
+import json
+import os
+import pathlib
+import typing
+
+import jsonargparse
+import yaml
+from torch import nn
+
+import fedmpi.algorithms
+import fedmpi.data.partition
+import fedmpi.models
+import fedmpi.tasks
+from fedmpi.algorithms.base import Algorithm
+from fedmpi.data.partition import Partition
+from fedmpi.errors import UserError
+from fedmpi.registry import command_name, find, known
+from fedmpi.settings import check, nearest, setting
+from fedmpi.tasks.base import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is not a matter of algorithm, task, model or partition."""
+
+    rounds: int = setting(100, "communication rounds", least=1)
+    epochs: float | None = setting(None, "passes over the clients' data, instead of --rounds", above=0)
+    local_steps: int = setting(10, "q, local steps between two averages", least=1)
+    local_epochs: float | None = setting(None, "local passes over a client's data per round, instead of q", above=0)
+    batch_size: int = setting(50, "b, samples in a minibatch", least=1)
+    first_batch_size: int | None = setting(None, "B, samples in the initial batch; default: b", least=1)
+    clients: int | None = setting(None, "N, number of clients; default: one per rank", least=1)
+    participation: float = setting(1.0, "share of the clients that take part in a round", above=0, most=1)
+    weighting: str = setting("uniform", "clients' weights in every average", among=("uniform", "samples"))
+    clip_norm: float | None = setting(None, "cut every gradient to at most this norm", above=0)
+    weight_decay: float = setting(0.0, "this times the parameters is added to every gradient", least=0)
+    output: str = setting(
+        "last",
+        "which iterate is the result: the last, the best by test metric at an evaluation, "
+        "or that of a round drawn uniformly beforehand",
+        among=("last", "best", "uniform"),
+    )
+    seed: int = setting(0, "of every random stream", least=0)
+    eval_every: int | None = setting(None, "rounds between evaluations; default: about 20 in a run", least=1)
+    data_dir: str | None = setting(None, "folder of data files; default: the variable FEDMPI_DATA")
+    out: str = setting("runs", "folder of the run folders")
+    name: str | None = setting(None, "name of the run folder; default: algorithm, data and a number")
+    dtype: str = setting("float32", "of every row", among=("float32", "float64"))
+    device: str = setting("auto", "auto (a GPU per rank if there are any), cpu, cuda or cuda:NUMBER")
+    threads: int | None = setting(None, "CPU threads per rank; default: cores of the node / its ranks", least=1)
+    ranks: int | None = setting(None, "how many ranks were started; a different number is an error", least=1)
+    channels_last: bool = setting(True, "keep convolution weights in channels-last order")
+    tune_malloc: bool = setting(True, "let malloc keep freed memory, which saves page faults")
+
+    def __post_init__(self):
+        check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A run as resolved: everything needed to repeat it.
+
+    Attributes:
+        run: a `Run`. algorithm: an `Algorithm`. task: a `Task`.
+        model_class, model_settings: a `torch.nn.Module` class and its keyword arguments; None and
+            {} where the task's default model or no model is meant.
+        partition: a `Partition`, or None where the task has none.
+        resolved: nested dict of all of it, as written to the run folder and by --print_config.
+    """
+
+    run: Run
+    algorithm: Algorithm
+    task: Task
+    model_class: type | None
+    model_settings: dict
+    partition: Partition | None
+    resolved: dict
+
+
+# group -> (package that holds the classes, their base class, default name)
+CHOICES = {
+    "algorithm": (fedmpi.algorithms, Algorithm, "fafed"),
+    "task": (fedmpi.tasks, Task, "classification"),
+    "model": (fedmpi.models, nn.Module, None),
+    "partition": (fedmpi.data, Partition, "even"),
+}
+FLAGS = {
+    "config": "PATH: settings from a YAML or TOML file; the command line goes first",
+    "print_config": "print the settings as resolved, in the form of a file, and end",
+    "list": "WHAT: print the known algorithms, tasks, models or partitions, and end",
+    "traceback": "show where an error arose",
+    "help": "this text, for the chosen algorithm, task, model and partition",
+}
+
+
+def read_command_line(arguments):
+    """Settings from a command line.
+
+    Args:
+        arguments: list of words, without the program's name.
+
+    Returns:
+        a `Config`, or a `str` to print instead of running (--help, --list, --print_config).
+
+    Raises:
+        UserError: one line: what came, what is allowed.
+    """
+    words, flags = _split_words(arguments)
+    if "list" in flags:
+        return _list(flags["list"])
+    file_words = _file_words(flags["config"]) if "config" in flags else []
+    words = file_words + words
+    classes = {group: _choose(group, _last_value(words, group)) for group in CHOICES}
+    parser, keys = _parser(classes)
+    if "help" in flags:
+        return parser.format_help()
+    _check_keys(words, keys, classes)
+    values = _parse(parser, words, keys)
+    config = _build(classes, values)
+    return yaml.safe_dump(config.resolved, sort_keys=False).rstrip() if "print_config" in flags else config
+
+
+def _split_words(arguments):
+    """([(key, text), ...], {flag: text}) from the words of a command line."""
+    words, flags = [], {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "-h":
+            word = "--help"
+        if not word.startswith("--"):
+            raise UserError(f"'{word}': expected an option, like --rounds 100 (see --help)")
+        key, has_value, text = word[2:].partition("=")
+        key = key.replace("-", "_")
+        if key in ("print_config", "help", "traceback"):
+            flags[key] = True
+            continue
+        if not has_value:
+            if not rest or rest[0].startswith("--"):
+                raise UserError(f"--{key}: expected a value after it (see --help)")
+            text = rest.pop(0)
+        if key in ("config", "list"):
+            flags[key] = text
+        else:
+            words.append((key, text))
+    return words, flags
+
+
+def _file_words(path):
+    """The settings of a file in the form of `_split_words`, so that both are checked alike."""
+    path = pathlib.Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            import tomllib
+
+            content = tomllib.loads(text)
+        else:
+            content = yaml.safe_load(text)
+    except ImportError:
+        raise UserError(f"--config {path}: TOML files need Python 3.11 or newer; write it as YAML") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--config {path}: cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--config {path}: expected settings like 'rounds: 100', one a line")
+    words = []
+    for key, value in content.items():
+        if not isinstance(value, dict):
+            words.append((str(key), _as_word(value)))
+            continue
+        for inner, inner_value in value.items():
+            words.append((str(key) if inner == "name" else f"{key}.{inner}", _as_word(inner_value)))
+    return words
+
+
+def _as_word(value):
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _last_value(words, key):
+    values = [text for k, text in words if k == key]
+    return values[-1] if values else None
+
+
+def _choose(group, name):
+    """The class chosen for a group, or None where the task decides (a model that is not named)."""
+    package, base, default = CHOICES[group]
+    if name in (None, "null"):
+        name = default
+    return None if name is None else find(group, name, package, base)
+
+
+def _settings_of(cls):
+    """[(name, type, default, help)] of what a user can set of a class."""
+    if dataclasses.is_dataclass(cls):
+        hints = typing.get_type_hints(cls)
+        return [(f.name, hints[f.name], f.default, f.metadata.get("help", "")) for f in dataclasses.fields(cls)]
+    settings = []
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+        if name in ("self", "shape", "num_classes") or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            continue
+        hint = typing.get_type_hints(cls.__init__).get(name, typing.Any)
+        settings.append((name, hint, parameter.default, ""))
+    return settings
+
+
+def _parser(classes):
+    """(parser, its keys) for the chosen classes."""
+    parser = jsonargparse.ArgumentParser(
+        prog="python -m fedmpi.train", add_help=False, exit_on_error=False, description=__doc__.split("\n")[0]
+    )
+    keys = {}
+    group = parser.add_argument_group("the run")
+    for name, hint, default, text in _settings_of(Run):
+        group.add_argument(f"--{name}", type=hint, default=default, help=text)
+        keys[name] = (hint, default)
+    for kind, cls in classes.items():
+        title = f"{kind}: {command_name(cls)}" if cls else f"{kind}: the task's own"
+        group = parser.add_argument_group(f"{title} (--{kind} NAME chooses another; --list {kind}s)")
+        for name, hint, default, text in _settings_of(cls) if cls else ():
+            default = None if default is inspect.Parameter.empty else default
+            group.add_argument(f"--{kind}.{name}", type=hint, default=default, help=text)
+            keys[f"{kind}.{name}"] = (hint, default)
+    group = parser.add_argument_group("and")
+    for flag, text in FLAGS.items():
+        group.add_argument(f"--{flag}", action="store_true", help=text)
+    return parser, keys
+
+
+def _check_keys(words, keys, classes):
+    for key, _ in words:
+        if key in keys or key in CHOICES:
+            continue
+        kind, _, inner = key.partition(".")
+        if kind in CHOICES and inner:
+            cls = classes[kind]
+            if cls is None:
+                raise UserError(f"unknown setting {key}: choose the {kind} by name first (--{kind} NAME)")
+            known_here = [k.partition(".")[2] for k in keys if k.startswith(f"{kind}.")]
+            raise UserError(
+                f"unknown setting {key}: {kind} {command_name(cls)} has {', '.join(known_here) or 'no settings'}"
+                f"{nearest(inner, known_here)}"
+            )
+        every = [*keys, *CHOICES, *FLAGS]
+        raise UserError(f"unknown setting {key}{nearest(key, every)}; --help lists them")
+
+
+def _parse(parser, words, keys):
+    """key -> typed value."""
+    chosen = {key: text for key, text in words if key not in CHOICES}
+    for key, text in chosen.items():
+        try:
+            parser.parse_args([f"--{key}={text}"])
+        except (jsonargparse.ArgumentError, TypeError, ValueError, SystemExit):
+            hint = keys[key][0]
+            wanted = getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint)
+            raise UserError(f"{key} = {text}: expected {wanted.replace(' | None', ' or null')}") from None
+    namespace = parser.parse_args([f"--{key}={text}" for key, text in chosen.items()])
+    return {key: namespace[key] for key in keys}
+
+
+def _build(classes, values):
+    def of(kind):
+        return {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{kind}.")}
+
+    run = Run(**{k: v for k, v in values.items() if "." not in k})
+    if run.data_dir is None and os.environ.get("FEDMPI_DATA"):
+        run = dataclasses.replace(run, data_dir=os.environ["FEDMPI_DATA"])
+    task = classes["task"](**of("task"))
+    if not task.has_model and classes["model"]:
+        raise UserError(f"task {command_name(classes['task'])} has no choice of model: leave --model out")
+    resolved = dataclasses.asdict(run)
+    for kind, cls in classes.items():
+        if cls is not None and (task.has_model or kind in ("algorithm", "task")):
+            resolved[kind] = {"name": _spelled(kind, cls), **of(kind)}
+    return Config(
+        run=run,
+        algorithm=classes["algorithm"](**of("algorithm")),
+        task=task,
+        model_class=classes["model"],
+        model_settings=of("model"),
+        partition=classes["partition"](**of("partition")) if task.has_model else None,
+        resolved=resolved,
+    )
+
+
+def _spelled(kind, cls):
+    """How a settings file names a class: by its short name if it is one of ours."""
+    package, base, _ = CHOICES[kind]
+    ours = known(package, base)
+    return command_name(cls) if ours.get(command_name(cls)) is cls else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _list(what):
+    kinds = {f"{kind}s": kind for kind in CHOICES}
+    kind = kinds.get(what if what.endswith("s") else f"{what}s")
+    if kind is None:
+        raise UserError(f"--list {what}: expected one of {', '.join(kinds)}{nearest(what, kinds)}")
+    package, base, _ = CHOICES[kind]
+    rows = [(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in known(package, base).items()]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

@@ -1,0 +1,45 @@
+"""Which of a client's samples the t-th minibatch holds."""
+
+import numpy as np
+import torch
+
+from fedmpi.oracles import FIRST, WHOLE
+from fedmpi.streams import generator
+
+
+class EpochSampler:
+    """Minibatches of a client: each pass over its data in a new random order, without replacement.
+
+    The last minibatch of a pass holds what is left. Any number of draw can be asked for at any
+    time: the order of pass e is the stream (seed, "order", client, e).
+
+    Args:
+        num_samples: of the client, >= 1.
+        batch_size: b; a client with fewer samples uses all of them in every step.
+        first_batch_size: B, drawn once without replacement; capped at num_samples.
+        seed: of the run. client: the client's number.
+        device: where the indices are to be.
+    """
+
+    def __init__(self, num_samples, batch_size, first_batch_size, seed, client, device="cpu"):
+        self._num_samples, self._batch_size = num_samples, min(batch_size, num_samples)
+        self._first_batch_size = min(first_batch_size, num_samples)
+        self._seed, self._client, self._device = seed, client, device
+        self.batches_per_pass = -(-num_samples // self._batch_size)
+        self._pass, self._order = None, None
+
+    def __call__(self, number):
+        """[b] int64 indices of draw `number`: 0, 1, 2, ..., FIRST or WHOLE."""
+        if number == WHOLE:
+            return self._to_device(np.arange(self._num_samples))
+        if number == FIRST:
+            order = generator(self._seed, "first batch", self._client).permutation(self._num_samples)
+            return self._to_device(order[: self._first_batch_size])
+        which, position = divmod(number, self.batches_per_pass)
+        if which != self._pass:
+            order = generator(self._seed, "order", self._client, which).permutation(self._num_samples)
+            self._pass, self._order = which, self._to_device(order)
+        return self._order[position * self._batch_size : (position + 1) * self._batch_size]
+
+    def _to_device(self, indices):
+        return torch.from_numpy(indices).to(self._device)

@@ -1,0 +1,96 @@
+"""What happened in a run: the run folder, a line a round, and what the user sees."""
+
+import json
+import pathlib
+import sys
+
+import yaml
+from tqdm import tqdm
+
+from fedmpi.errors import UserError
+
+
+class Recorder:
+    """The record of one run, kept by rank 0.
+
+    Args:
+        out: folder of the run folders; made if missing.
+        name: of the run folder, or None for `prefix` and a number.
+        prefix: beginning of that name.
+        settings: nested dict, written to settings.yaml.
+        num_rounds: of the run, for the progress bar.
+
+    Raises:
+        UserError: if the folder exists or cannot be written.
+    """
+
+    def __init__(self, out, name, prefix, settings, num_rounds):
+        self.folder = _make_folder(pathlib.Path(out), name, prefix)
+        try:
+            (self.folder / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+            self._lines = open(self.folder / "metrics.jsonl", "w", encoding="utf-8")  # noqa: SIM115  closed by `close`
+        except OSError as error:
+            raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
+        self._num_rounds = num_rounds
+        self._bar = None
+
+    def begin(self):
+        """Show that training begins."""
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=self._num_rounds, unit="round", dynamic_ncols=True)
+
+    def round(self, record, metrics):
+        """Write one round: a dict of numbers with "round", and the dict of metrics if it was evaluated."""
+        self._lines.write(json.dumps({**record, **metrics}) + "\n")
+        self._lines.flush()
+        text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        if self._bar is not None:
+            self._bar.update()
+            if text:
+                self._bar.set_postfix_str(text)
+        elif text:
+            print(f"round {record['round']}/{self._num_rounds}: {text}", flush=True)
+
+    def close(self):
+        """End the progress bar and the file."""
+        if self._bar is not None:
+            self._bar.close()
+        self._lines.close()
+
+
+def _make_folder(out, name, prefix):
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if name is not None:
+            folder = out / name
+            folder.mkdir(exist_ok=False)
+            return folder
+        number = 1
+        while True:
+            folder = out / f"{prefix}-{number:03d}"
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+    except FileExistsError as error:
+        raise UserError(f"run folder {error.filename}: exists already; choose another --name or --out") from None
+    except OSError as error:
+        raise UserError(
+            f"run folder {error.filename}: cannot be made: {error.strerror}; choose another --out"
+        ) from None
+
+
+def table(rows):
+    """Two columns as text: [(name, value), ...]."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def readable_bytes(count):
+    """A number of bytes with its unit, like "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,74 @@
+"""Finding a class by its name on the command line or by its dotted path; there is no table to edit."""
+
+import importlib
+import inspect
+import pkgutil
+
+from fedmpi.errors import UserError
+from fedmpi.settings import nearest
+
+
+def command_name(cls):
+    """The name of a class on the command line: its own `name` or its class name in lower case."""
+    return vars(cls).get("name") or cls.__name__.lower()
+
+
+def known(package, base):
+    """Name -> class of every subclass of `base` defined in the modules of `package`.
+
+    Args:
+        package: an imported package, for example `fedmpi.algorithms`.
+        base: the base class; it is not listed itself.
+    """
+    found = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        for cls in vars(module).values():
+            is_ours = inspect.isclass(cls) and cls.__module__ == module.__name__
+            if is_ours and issubclass(cls, base) and cls is not base and not cls.__name__.startswith("_"):
+                found[command_name(cls)] = cls
+    return dict(sorted(found.items()))
+
+
+def find(kind, name, package, base):
+    """The class that the user means by `name`.
+
+    Args:
+        kind: what it is, for the message ("algorithm").
+        name: a name as `known` lists it ("fafed"; case and "-" for "_" do not matter), or the
+            dotted path of a subclass of `base` that can be imported ("mypackage.MyAlgorithm").
+        package, base: see `known`.
+
+    Raises:
+        UserError: one line with the known names and the nearest.
+    """
+    classes = known(package, base)
+    plain = name.lower().replace("-", "_")
+    if plain in classes:
+        return classes[plain]
+    if "." in name:
+        return _import(kind, name, base)
+    raise UserError(
+        f"unknown {kind} '{name}'{nearest(plain, classes)}; known: {', '.join(classes)}; "
+        f"or the dotted path of your own, like mypackage.MyClass"
+    )
+
+
+def find_model(name):
+    """The model class of that name or dotted path; see `find`."""
+    from torch import nn
+
+    import fedmpi.models
+
+    return find("model", name, fedmpi.models, nn.Module)
+
+
+def _import(kind, path, base):
+    module_name, _, class_name = path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{kind} '{path}': cannot be imported: {error}") from None
+    if not (inspect.isclass(cls) and issubclass(cls, base)):
+        raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}")
+    return cls

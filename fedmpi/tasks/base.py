@@ -1,0 +1,114 @@
+"""What every task answers to the client's oracle and to the training loop."""
+
+import dataclasses
+import inspect
+
+import torch
+
+from fedmpi.errors import UserError
+from fedmpi.settings import check
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where in the federation this rank stands.
+
+    Attributes:
+        num_clients: N. clients: the numbers of this rank's clients.
+        rank, num_ranks: of the link. seed: of the run.
+        data_dir: folder of the data files, or None.
+        device, dtype: of inputs and rows.
+    """
+
+    num_clients: int
+    clients: range
+    rank: int
+    num_ranks: int
+    seed: int
+    data_dir: str | None
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Base of all tasks; the settings of a task are its fields, the rest of it comes with `load`.
+
+    Attributes:
+        has_model: whether the user chooses model and partition for it.
+    """
+
+    has_model = True
+
+    def __post_init__(self):
+        check(self, "task.")
+
+    def load(self, place, partition):
+        """Read what this rank's clients train on.
+
+        Args:
+            place: a `Place`. partition: a `fedmpi.data.partition.Partition`, or None.
+
+        Returns:
+            the loaded task: an object with the methods of `LoadedTask`.
+
+        Raises:
+            UserError: if the data are not there or not as they should be.
+        """
+        raise NotImplementedError
+
+
+class LoadedTask:
+    """A task with this rank's data in memory.
+
+    Attributes:
+        shape, num_classes: of the inputs and labels, for models; default_model: a model's name.
+        goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
+    """
+
+    default_model = None
+    goal = ("train_loss", -1)
+
+    def build_model(self, model_class, model_settings):
+        """The module to train, on the CPU in float32; called under the run's model seed."""
+        offered = {"shape": self.shape, "num_classes": self.num_classes}
+        taken = inspect.signature(model_class).parameters
+        return model_class(**{k: v for k, v in offered.items() if k in taken}, **model_settings)
+
+    def try_out(self, module, client):
+        """See that the module takes the task's data, by one loss on one sample.
+
+        Raises:
+            UserError: with the module's own words, if it does not.
+        """
+        sample = torch.zeros(1, dtype=torch.int64, device=next(module.parameters()).device)
+        module.eval()
+        try:
+            with torch.no_grad():
+                self.loss(module, self.batch(client, sample))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise UserError(
+                f"model {type(module).__name__} does not work on inputs of shape {list(self.shape)} "
+                f"with {self.num_classes} classes: {' '.join(str(error).split())}"
+            ) from error
+
+    def num_samples(self, client):
+        """Number of training samples of one of this rank's clients."""
+        raise NotImplementedError
+
+    def batch(self, client, indices):
+        """The minibatch of a client's samples at int64 `indices`, on the device, ready for `loss`."""
+        raise NotImplementedError
+
+    def loss(self, module, batch):
+        """Mean loss of `module` over the samples of a batch: a 0-d tensor."""
+        raise NotImplementedError
+
+    def evaluate(self, module, link):
+        """Metrics of `module` over all ranks' data, as name -> float. Collective on the link.
+
+        "train_loss" is the objective that the papers plot: the mean of f_i over the clients.
+        "test_loss" and the task's own metrics come from the test set. Called without gradients and
+        in evaluation mode.
+        """
+        raise NotImplementedError

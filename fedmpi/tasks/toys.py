@@ -1,0 +1,114 @@
+"""Problems with known answers."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmpi.errors import UserError
+from fedmpi.settings import setting
+from fedmpi.streams import generator
+from fedmpi.tasks.base import LoadedTask, Task
+
+
+class Point(nn.Module):
+    """A model that is nothing but its parameter vector `x`.
+
+    Args:
+        x0: [dim] list or array, the starting point.
+    """
+
+    def __init__(self, x0):
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor(x0))
+
+    def forward(self):
+        """The point itself."""
+        return self.x
+
+
+@dataclasses.dataclass(frozen=True)
+class CounterExample(Task):
+    """Three clients in one dimension on which naive adaptive averaging walks away from the minimum.
+
+    f_1 = 3x² and f_2 = f_3 = -x² for |x| <= 1, continued linearly outside with the same slope; their
+    mean is x²/3, continued linearly, with the minimum 0. Metric: distance = |x|.
+
+    Source: the FAFED paper, Theorem 1 (with the constant -3 that makes f_1 continuous).
+    """
+
+    x0: float = setting(10.0, "the common starting point")
+
+    has_model = False
+
+    def load(self, place, partition):
+        if place.num_clients != 3:
+            raise UserError(f"clients = {place.num_clients}: task counterexample has 3 clients, use --clients 3")
+        return _LoadedToy(place, [self.x0], self._loss, distance_to=np.zeros(1))
+
+    def _loss(self, client, x):
+        scale = 3 if client == 0 else -1
+        inside = x.clamp(-1, 1)
+        return (scale * (inside**2 + 2 * (x - inside).abs())).sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class Quadratic(Task):
+    """Strongly convex quadratics f_i(x) = ½ (x - b_i)ᵀ H_i (x - b_i) whose common minimum is known.
+
+    H_i is diagonal with entries in [1, 1 + heterogeneity], b_i is normal with that deviation, so 0
+    makes the clients equal. Gradients are exact. Metric: distance = ‖x - x*‖.
+    """
+
+    dim: int = setting(10, "number of variables", least=1)
+    heterogeneity: float = setting(1.0, "how unlike the clients are", least=0)
+
+    has_model = False
+
+    def load(self, place, partition):
+        curvature, centre = [], []
+        for client in range(place.num_clients):
+            draw = generator(place.seed, "quadratic", client)
+            curvature.append(1 + self.heterogeneity * draw.random(self.dim))
+            centre.append(self.heterogeneity * draw.standard_normal(self.dim))
+        curvature, centre = np.array(curvature), np.array(centre)
+        minimum = (curvature * centre).sum(0) / curvature.sum(0)
+        h = torch.tensor(curvature, dtype=place.dtype, device=place.device)
+        b = torch.tensor(centre, dtype=place.dtype, device=place.device)
+
+        def loss(client, x):
+            return 0.5 * (h[client] * (x - b[client]) ** 2).sum()
+
+        return _LoadedToy(place, np.ones(self.dim, dtype=np.float32), loss, distance_to=minimum)
+
+
+class _LoadedToy(LoadedTask):
+    """A task whose clients' losses are functions of the point; every sample is the same."""
+
+    goal = ("distance", -1)
+
+    def __init__(self, place, x0, loss, distance_to):
+        self._place, self._x0, self._loss, self._minimum = place, x0, loss, distance_to
+
+    def build_model(self, model_class, model_settings):
+        return Point(self._x0)
+
+    def try_out(self, module, client):
+        """Nothing to see: the module is ours."""
+
+    def num_samples(self, client):
+        return 1
+
+    def batch(self, client, indices):
+        return client
+
+    def loss(self, module, batch):
+        return self._loss(batch, module())
+
+    def evaluate(self, module, link):
+        point = module()
+        mine = sum(self._loss(client, point).item() for client in self._place.clients)
+        total = link.gather(np.array([mine]))[:, 0].sum()
+        distance = np.linalg.norm(point.double().cpu().numpy() - self._minimum)
+        return {"train_loss": total / self._place.num_clients, "distance": float(distance)}

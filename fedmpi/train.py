@@ -1,0 +1,26 @@
+"""Train a model over silos: ``mpirun -np 4 python -m fedmpi.train``; ``--help`` lists the settings."""
+
+import sys
+
+from fedmpi.main import run_program
+
+
+def _run(arguments, link):
+    from fedmpi.config import read_command_line
+    from fedmpi.training import together, train
+
+    config = together(link, lambda: read_command_line(arguments))
+    if isinstance(config, str):
+        if link.rank == 0:
+            print(config)
+        return
+    train(config, link)
+
+
+def main(arguments=None):
+    """Entry point; `arguments` default to those of the process."""
+    run_program(_run, sys.argv[1:] if arguments is None else arguments)
+
+
+if __name__ == "__main__":
+    main()

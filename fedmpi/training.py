@@ -1,0 +1,261 @@
+"""One training run: from settings to a trained model in a run folder."""
+
+import functools
+import math
+import time
+
+import numpy as np
+import torch
+
+from fedmpi.checkpoint import save_model
+from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
+from fedmpi.comm.mpi import check_launch
+from fedmpi.data.sampler import EpochSampler
+from fedmpi.errors import Diverged, UserError
+from fedmpi.federation import Federation, draw_participants, spread
+from fedmpi.oracles import AutogradOracle
+from fedmpi.recorder import Recorder, readable_bytes, table
+from fedmpi.registry import command_name, find_model
+from fedmpi.streams import derive, generator
+from fedmpi.tasks.base import Place
+from fedmpi.vectors import FlatModule
+
+
+def together(link, action):
+    """Do something that may meet a user's error on some ranks only, and let all ranks agree on it.
+
+    Collective on the link; `action` itself must not be.
+
+    Raises:
+        UserError: on every rank if on any; with text only on the lowest rank that met one.
+    """
+    result, error = None, None
+    try:
+        result = action()
+    except UserError as met:
+        error = met
+    failing = link.first_failing(error is not None)
+    if failing is None:
+        return result
+    raise UserError(str(error) if failing == link.rank else "")
+
+
+def train(config, link):
+    """Train as the settings say; rank 0 records, prints and saves. Collective on the link.
+
+    Args:
+        config: a `Config`. link: an `MPILink`.
+
+    Returns:
+        the run folder on rank 0, None elsewhere.
+
+    Raises:
+        UserError: on every rank alike (see `together`), before any training.
+        Diverged: on every rank alike, if a loss is not finite.
+    """
+    together(link, lambda: check_launch(link, config.run.ranks))
+    if config.run.tune_malloc:
+        keep_freed_memory()
+    torch.set_num_threads(config.run.threads or share_of_cores(link))
+    training = together(link, lambda: _Training(config, link))
+    training.assemble()
+    recorder = together(link, training.make_recorder)
+    try:
+        return training.run(recorder)
+    finally:
+        if recorder is not None:
+            recorder.close()
+
+
+class _Training:
+    """What `train` needs at hand: the loaded task, the model, the federation, the result."""
+
+    def __init__(self, config, link):
+        """Load everything that this rank can load alone; not collective."""
+        self.config, self.link = config, link
+        run = config.run
+        num_clients = run.clients or link.size
+        self.place = Place(
+            num_clients=num_clients,
+            clients=spread(num_clients, link.size)[link.rank],
+            rank=link.rank,
+            num_ranks=link.size,
+            seed=run.seed,
+            data_dir=run.data_dir,
+            device=pick_device(run.device, link.local_rank),
+            dtype=getattr(torch, run.dtype),
+        )
+        self.task = config.task.load(self.place, config.partition)
+        model_class = config.model_class
+        if model_class is None and config.task.has_model:
+            model_class = find_model(self.task.default_model)
+        torch.manual_seed(derive(run.seed, "model"))
+        module = self.task.build_model(model_class, config.model_settings).to(self.place.device, self.place.dtype)
+        self.flat = FlatModule(module, channels_last=run.channels_last)
+        self.task.try_out(module, self.place.clients[0])
+
+    def assemble(self):
+        """Join the ranks' clients into a federation. Collective."""
+        run, place, link = self.config.run, self.place, self.link
+        mine = np.array([self.task.num_samples(client) for client in place.clients], dtype=np.float64)
+        num_samples = link.concatenate(mine)
+        batches = -(-num_samples // run.batch_size)
+        if run.local_epochs is not None:
+            steps = np.maximum(1, np.round(run.local_epochs * batches)).astype(int).tolist()
+        else:
+            steps = [run.local_steps] * place.num_clients
+        self.num_rounds = run.rounds
+        if run.epochs is not None:
+            self.num_rounds = max(1, math.ceil(run.epochs * batches.max() / max(steps)))
+        rows = torch.zeros(2, self.flat.dim, dtype=place.dtype, device=place.device)
+        self.federation = Federation(
+            self.config.algorithm,
+            link,
+            {client: functools.partial(self._oracle, client, rows) for client in place.clients},
+            place.num_clients,
+            self.flat.x,
+            self.flat.buffers,
+            steps.__getitem__,
+            participants=functools.partial(draw_participants, place.num_clients, run.participation, run.seed),
+            weights=num_samples.tolist() if run.weighting == "samples" else None,
+            seed=run.seed,
+            segments=self.flat.segments,
+        )
+
+    def _oracle(self, client, rows, state):
+        run = self.config.run
+        sampler = EpochSampler(
+            self.task.num_samples(client),
+            run.batch_size,
+            run.first_batch_size or run.batch_size,
+            run.seed,
+            client,
+            self.place.device,
+        )
+        return AutogradOracle(
+            self.flat,
+            self.task,
+            client,
+            sampler,
+            run.seed,
+            rows,
+            state.work_buffers,
+            clip_norm=run.clip_norm,
+            weight_decay=run.weight_decay,
+        )
+
+    def make_recorder(self):
+        """The recorder on rank 0, None elsewhere."""
+        if self.link.rank != 0:
+            return None
+        prefix = command_name(type(self.config.algorithm))
+        data = getattr(self.config.task, "data", command_name(type(self.config.task)))
+        stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
+        return Recorder(
+            self.config.run.out, self.config.run.name, f"{prefix}-{stem}", self.config.resolved, self.num_rounds
+        )
+
+    def run(self, recorder):
+        """Start, rounds, evaluations, result."""
+        run, federation = self.config.run, self.federation
+        every = run.eval_every or max(1, self.num_rounds // 20)
+        chosen = int(generator(run.seed, "output").integers(1, self.num_rounds + 1))
+        kept = _Kept(run.output, chosen, self.task.goal)
+        evaluation_seconds, began = 0.0, time.perf_counter()
+        metrics = {}
+        if recorder:
+            recorder.begin()
+        federation.start()
+        for number in range(1, self.num_rounds + 1):
+            loss = federation.run_round()
+            evaluated = {}
+            if number % every == 0 or number == self.num_rounds:
+                before = time.perf_counter()
+                evaluated = metrics = self._evaluate(number)
+                evaluation_seconds += time.perf_counter() - before
+            kept.see(number, federation, evaluated)
+            if recorder:
+                record = {
+                    "round": number,
+                    "iteration": federation.server.iteration,
+                    "loss": loss,
+                    "seconds": time.perf_counter() - began,
+                    "local_seconds": federation.seconds["local"],
+                    "communication_seconds": federation.seconds["communication"],
+                    "evaluation_seconds": evaluation_seconds,
+                    "bytes": self.link.traffic.nbytes,
+                }
+                recorder.round(record, evaluated)
+        gradients = int(self.link.gather([sum(c.oracle.num_gradients for c in federation.clients)]).sum())
+        if recorder is None:
+            return None
+        recorder.close()
+        x, buffers, which = kept.result(federation)
+        rows = {**federation.state.averaged_rows(), **federation.state.server_rows(), "x": x}
+        save_model(recorder.folder, self.flat.named_values(x, buffers), rows)
+        print(self._table(record, metrics, gradients, which, recorder.folder), flush=True)
+        return recorder.folder
+
+    @torch.no_grad()
+    def _evaluate(self, number):
+        """Metrics of the averaged model. Collective."""
+        self.flat.point_at(self.federation.server.x, self.federation.state.buffers)
+        self.flat.module.eval()
+        metrics = self.task.evaluate(self.flat.module, self.link)
+        if not math.isfinite(metrics["train_loss"]):
+            loss = metrics["train_loss"]
+            raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _table(self, record, metrics, gradients, which, folder):
+        place, seconds = self.place, record["seconds"]
+
+        def share(part):
+            return f"{part:.2f} s ({100 * part / seconds:.0f} %)"
+
+        communications = self.link.traffic.collectives
+        return table(
+            [
+                ("algorithm", command_name(type(self.config.algorithm))),
+                ("clients", f"{place.num_clients} on {self.link.size} ranks"),
+                ("each rank", f"{torch.get_num_threads()} threads, {place.device}"),
+                ("parameters", f"{self.flat.dim:,}"),
+                ("rounds", f"{record['round']} ({record['iteration']} local steps, {gradients:,} gradients in all)"),
+                *((name.replace("_", " "), f"{value:.4f}") for name, value in metrics.items()),
+                ("local steps", share(record["local_seconds"])),
+                ("communication", share(record["communication_seconds"])),
+                ("evaluation", share(record["evaluation_seconds"])),
+                ("in all", f"{seconds:.2f} s"),
+                ("sent per client", f"{readable_bytes(record['bytes'])} in {communications} Allreduces"),
+                ("result", f"{which}, in {folder}"),
+            ]
+        )
+
+
+class _Kept:
+    """The iterate that is the result: the last, the best seen, or that of a round drawn beforehand."""
+
+    def __init__(self, rule, chosen_round, goal):
+        self._rule, self._chosen, (self._metric, self._sign) = rule, chosen_round, goal
+        self._x, self._round, self._best = None, None, -math.inf
+
+    def see(self, number, federation, metrics):
+        """Look at the model after round `number`."""
+        if self._rule == "uniform":
+            wanted = number == self._chosen
+        elif self._rule == "best":
+            value = self._sign * metrics.get(self._metric, math.nan)
+            wanted = value > self._best
+            self._best = max(self._best, value) if wanted else self._best
+        else:
+            wanted = False
+        if wanted:
+            self._x, self._buffers = federation.server.x.clone(), federation.state.buffers.clone()
+            self._round = number
+
+    def result(self, federation):
+        """(x, buffers, words that say which)."""
+        if self._round is None:
+            return federation.server.x, federation.state.buffers, "last iterate"
+        how = "best by " + self._metric if self._rule == "best" else "drawn uniformly"
+        return self._x, self._buffers, f"iterate of round {self._round} ({how})"
