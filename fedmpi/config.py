@@ -59,6 +59,11 @@ class Run:
     device: str = setting("auto", "auto (a GPU per rank if there are any), cpu, cuda or cuda:NUMBER")
     threads: int | None = setting(None, "CPU threads per rank; default: cores of the node / its ranks", least=1)
     ranks: int | None = setting(None, "how many ranks were started; a different number is an error", least=1)
+    transport: str = setting(
+        "auto",
+        "how ranks sum: allreduce (MPI's own), shared (the node's shared memory), auto (shared where it gains)",
+        among=("auto", "allreduce", "shared"),
+    )
     channels_last: bool = setting(True, "keep convolution weights in channels-last order")
     tune_malloc: bool = setting(True, "let malloc keep freed memory, which saves page faults")
 
@@ -201,10 +206,10 @@ def _choose(group, name):
 
 
 def _settings_of(cls):
-    """[(name, type, default, help)] of what a user can set of a class."""
+    """[(name, type, default, help with the allowed words)] of what a user can set of a class."""
     if dataclasses.is_dataclass(cls):
         hints = typing.get_type_hints(cls)
-        return [(f.name, hints[f.name], f.default, f.metadata.get("help", "")) for f in dataclasses.fields(cls)]
+        return [(f.name, hints[f.name], f.default, _help(f)) for f in dataclasses.fields(cls)]
     settings = []
     for name, parameter in inspect.signature(cls.__init__).parameters.items():
         if name in ("self", "shape", "num_classes") or parameter.kind in (
@@ -217,22 +222,29 @@ def _settings_of(cls):
     return settings
 
 
+def _help(field):
+    text, among = field.metadata.get("help", ""), field.metadata.get("among")
+    return f"{text} [{' | '.join(among)}]" if among else text
+
+
 def _parser(classes):
     """(parser, its keys) for the chosen classes."""
     parser = jsonargparse.ArgumentParser(
-        prog="python -m fedmpi.train", add_help=False, exit_on_error=False, description=__doc__.split("\n")[0]
+        usage="mpirun -np RANKS python -m fedmpi.train [--SETTING VALUE ...] (hyphens may stand for underscores)",
+        add_help=False,
+        exit_on_error=False,
     )
     keys = {}
     group = parser.add_argument_group("the run")
     for name, hint, default, text in _settings_of(Run):
-        group.add_argument(f"--{name}", type=hint, default=default, help=text)
+        group.add_argument(f"--{name}", type=hint, default=default, help=text, metavar="VALUE")
         keys[name] = (hint, default)
     for kind, cls in classes.items():
         title = f"{kind}: {command_name(cls)}" if cls else f"{kind}: the task's own"
         group = parser.add_argument_group(f"{title} (--{kind} NAME chooses another; --list {kind}s)")
         for name, hint, default, text in _settings_of(cls) if cls else ():
             default = None if default is inspect.Parameter.empty else default
-            group.add_argument(f"--{kind}.{name}", type=hint, default=default, help=text)
+            group.add_argument(f"--{kind}.{name}", type=hint, default=default, help=text, metavar="VALUE")
             keys[f"{kind}.{name}"] = (hint, default)
     group = parser.add_argument_group("and")
     for flag, text in FLAGS.items():

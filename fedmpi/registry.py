@@ -49,7 +49,7 @@ def find(kind, name, package, base):
     if "." in name:
         return _import(kind, name, base)
     raise UserError(
-        f"unknown {kind} '{name}'{nearest(plain, classes)}; known: {', '.join(classes)}; "
+        f"unknown {kind} '{name}'{nearest(plain, classes)}; known: {', '.join(classes)}, "
         f"or the dotted path of your own, like mypackage.MyClass"
     )
 

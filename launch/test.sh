@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Install fedmpi with its test tools and run the whole test suite: first in one process, then the
+# tests of tests/mpi on 1 to 4 ranks.  Arguments go to pytest:  ./launch/test.sh -k simulate
+set -euo pipefail
+. "$(dirname "$0")/environment.sh"
+set_up dev
+cd "$here"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+# pytest ends with 5 where the arguments left no test; that is no failure of a part.
+part() { "$@" || { code=$?; [ $code -eq 5 ] || exit $code; }; }
+
+say "style"
+ruff check .
+ruff format --check .
+
+for ranks in 1 2 3 4; do
+    say "tests/mpi on $ranks ranks"
+    part timeout --kill-after=10 300 "${mpirun[@]}" -np $ranks python -m pytest --with-mpi -q tests/mpi "$@"
+done
+
+say "tests in one process; where they need ranks they start mpirun themselves"
+part python -m pytest tests --ignore tests/mpi "$@"

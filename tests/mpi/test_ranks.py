@@ -1,0 +1,137 @@
+"""What must hold on any number of ranks; launch/test.sh runs this on 1, 2, 3 and 4."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from fedmpi import simulate
+from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
+from fedmpi.errors import Diverged
+from fedmpi.federation import Federation, spread
+from fedmpi.oracles import FunctionOracle
+from fedmpi.streams import generator
+
+pytestmark = pytest.mark.mpi
+
+DIM = 7
+
+
+def gradient(client, x, sample):
+    """Noisy gradient of a quadratic whose minimum differs between the clients."""
+    noise = generator(1, "test", client, sample).standard_normal(x.numel())
+    return (1 + client) * (x.double().numpy() - client) + 0.1 * noise
+
+
+def run(link, algorithm, num_clients, rounds=4, local_steps=3, dtype=torch.float64, participants=None, oracle=FunctionOracle):
+    """This rank's part of a federation that has run `rounds` rounds."""
+    mine = spread(num_clients, link.size)[link.rank]
+    x0 = torch.linspace(-1, 1, DIM, dtype=dtype)
+    oracles = {client: lambda state, client=client: oracle(gradient, client) for client in mine}
+    federation = Federation(
+        algorithm, link, oracles, num_clients, x0, x0.new_empty(0), local_steps, participants=participants, poison=True
+    )
+    federation.start()
+    for _ in range(rounds):
+        federation.run_round()
+    return federation
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 3, 1000, 100_003])
+def test_sum_is_numpys_and_the_same_everywhere(link, dtype, size):
+    everyone = [generator(0, "sum", rank, size).standard_normal(size) for rank in range(link.size)]
+    block = torch.tensor(everyone[link.rank], dtype=dtype)
+    link.sum(block)
+    np.testing.assert_allclose(
+        block.numpy(), np.sum(everyone, axis=0), rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6
+    )
+    first = block.numpy().copy()
+    MPI.COMM_WORLD.Bcast(first)
+    assert first.tobytes() == block.numpy().tobytes()
+
+
+def test_gather_and_concatenate(link):
+    np.testing.assert_array_equal(link.gather([link.rank, 5]), [[rank, 5] for rank in range(link.size)])
+    mine = np.full(link.rank, float(link.rank))  # rank 0 has nothing
+    expected = [rank for rank in range(link.size) for _ in range(rank)]
+    np.testing.assert_array_equal(link.concatenate(mine), expected)
+
+
+def test_first_failing(link):
+    assert link.first_failing(False) is None
+    assert link.first_failing(link.rank == link.size - 1) == link.size - 1
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(step_size=0.05), FedAvg(server_step_size=0.5), FAFED(), NaiveAdaptiveFedAvg()])
+@pytest.mark.parametrize("num_clients", [4, 5, 9])
+@pytest.mark.parametrize("participants", [None, lambda r: [r % 4, 3 - r % 2]], ids=["all", "two"])
+def test_ranks_do_what_one_process_does(link, algorithm, num_clients, participants):
+    federation = run(link, algorithm, num_clients, participants=participants)
+    last = simulate(
+        algorithm, gradient, np.linspace(-1, 1, DIM), num_clients, rounds=4, local_steps=3, participants=participants
+    )[-1]["rows"]
+    for name, row in federation.state.averaged_rows().items():
+        np.testing.assert_allclose(row.numpy(), last[name][0], rtol=1e-12, atol=1e-13, err_msg=name)
+    for client in federation.clients:
+        for name in algorithm.client_rows:
+            np.testing.assert_allclose(getattr(client, name).numpy(), last[name][client.index], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_server_is_the_same_bytes_on_every_rank_and_twice(link, dtype):
+    def bits():
+        federation = run(link, FAFED(), 4, rounds=5, dtype=dtype)
+        rows = {**federation.state.averaged_rows(), **federation.state.server_rows()}
+        return torch.cat(list(rows.values())).numpy().tobytes()
+
+    first = bits()
+    assert bits() == first
+    on_rank_0 = np.frombuffer(first, dtype=np.uint8).copy()
+    MPI.COMM_WORLD.Bcast(on_rank_0)
+    assert on_rank_0.tobytes() == first
+
+
+@pytest.mark.parametrize("num_clients", [4, 8])
+def test_one_allreduce_of_three_vectors_a_round(link, num_clients):
+    federation = run(link, FAFED(), num_clients, rounds=0, dtype=torch.float32)
+    assert (link.traffic.collectives, link.traffic.nbytes) == (1, 2 * DIM * 4)  # m and v at the start
+    for _ in range(3):
+        federation.run_round()
+    assert (link.traffic.collectives, link.traffic.nbytes) == (4, 2 * DIM * 4 + 3 * 3 * DIM * 4)
+    assert link.traffic.largest == 3 * DIM * 4
+
+
+def test_absent_clients_do_no_gradient_work(link):
+    federation = run(link, FedAvg(), 4, rounds=3, local_steps=2, participants=lambda r: [1])
+    for client in federation.clients:
+        assert client.oracle.num_gradients == (6 if client.index == 1 else 0)
+        assert client.oracle.num_draws == (6 if client.index == 1 else 0)
+
+
+class LossyOracle(FunctionOracle):
+    """Client 3's loss is not a number from its second step on."""
+
+    def take_losses(self):
+        return (float("nan") if self._client == 3 and self.num_draws > 1 else 1.0), 1
+
+
+def test_a_loss_that_is_not_a_number_stops_every_rank(link):
+    with pytest.raises(Diverged, match="the loss of client 3 on rank"):
+        run(link, FedAvg(), 4, rounds=2, oracle=LossyOracle)
+
+
+def test_weights_weigh(link):
+    weights = [1.0, 2.0, 3.0, 4.0]
+    mine = spread(4, link.size)[link.rank]
+    x0 = torch.zeros(DIM, dtype=torch.float64)
+    oracles = {
+        client: functools.partial(lambda client, state: FunctionOracle(lambda c, x, s: 0 * x - c, client), client)
+        for client in mine
+    }
+    federation = Federation(FedAvg(step_size=1.0), link, oracles, 4, x0, x0.new_empty(0), 1, weights=weights)
+    federation.start()
+    federation.run_round()
+    np.testing.assert_allclose(federation.server.x.numpy(), np.average([0, 1, 2, 3], weights=weights))

@@ -1,0 +1,32 @@
+"""A model that fails in training on one rank only, in the ways that jobs fail."""
+
+import os
+import signal
+import sys
+
+from mpi4py import MPI
+
+from fedmpi.models.mlp import MLP
+
+
+class Faulty(MLP):
+    """An MLP that fails at its fifth training step on rank `rank`, as `kind` says."""
+
+    def __init__(self, shape, num_classes, kind: str = "exception", rank: int = 1):
+        super().__init__(shape, num_classes, hidden=10)
+        self._kind, self._is_here, self._steps = kind, MPI.COMM_WORLD.rank == rank, 0
+
+    def forward(self, inputs):
+        scores = super().forward(inputs)
+        self._steps += self.training
+        if not self._is_here or self._steps < 5:
+            return scores
+        if self._kind == "exception":
+            raise RuntimeError("the silo is on fire")
+        if self._kind == "exit":
+            sys.exit(3)
+        if self._kind == "exit0":
+            sys.exit(0)
+        if self._kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return scores * float("nan")

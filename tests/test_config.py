@@ -1,0 +1,105 @@
+"""Settings from files and the command line."""
+
+import pytest
+import yaml
+
+from fedmpi.config import Config, read_command_line
+from fedmpi.errors import UserError
+
+
+def read(*words):
+    settings = read_command_line([str(word) for word in words])
+    assert isinstance(settings, Config)
+    return settings
+
+
+def test_defaults():
+    config = read()
+    assert type(config.algorithm).__name__ == "FAFED"
+    assert config.task.data == "digits"
+    assert type(config.partition).__name__ == "Even"
+    assert config.model_class is None
+
+
+def test_command_line_goes_before_the_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("rounds: 7\nalgorithm: {name: fedavg, step_size: 0.5}\nmodel: mlp\n")
+    config = read("--config", file, "--rounds", 8, "--model.hidden", 12)
+    assert (config.run.rounds, config.algorithm.step_size) == (8, 0.5)
+    assert config.model_settings["hidden"] == 12
+    file.write_text("algorithm: fedavg\n")
+    assert type(read("--config", file).algorithm).__name__ == "FedAvg"
+
+
+def test_toml(tmp_path):
+    pytest.importorskip("tomllib")
+    file = tmp_path / "run.toml"
+    file.write_text('rounds = 7\n[algorithm]\nname = "fedavg"\nstep_size = 0.5\n')
+    assert read("--config", file).algorithm.step_size == 0.5
+
+
+def test_a_class_keeps_its_own_defaults():
+    """Choosing another class must not carry values of the default class over."""
+    assert read("--algorithm", "fedavg").algorithm.step_size == 0.1
+    assert read().algorithm.step_size == 0.003
+
+
+def test_printed_settings_can_be_read_back(tmp_path):
+    words = ("--algorithm", "FedAvg", "--algorithm.step_size", "1e-3", "--partition", "halves", "--epochs", "2.5")
+    printed = read_command_line([*words, "--print_config"])
+    file = tmp_path / "run.yaml"
+    file.write_text(printed)
+    assert read_command_line(["--config", str(file), "--print_config"]) == printed
+    assert read("--config", file).resolved == read(*words).resolved
+    assert yaml.safe_load(printed)["algorithm"]["name"] == "fedavg"
+
+
+def test_names_with_hyphens_and_any_case():
+    config = read("--algorithm", "Naive-Adaptive-FedAvg", "--local-steps=3")
+    assert type(config.algorithm).__name__ == "NaiveAdaptiveFedAvg"
+    assert config.run.local_steps == 3
+
+
+def test_a_class_by_its_dotted_path():
+    config = read("--algorithm", "fedmpi.algorithms.fedavg.FedAvg", "--model", "faulty.Faulty", "--model.kind", "nan")
+    assert type(config.algorithm).__name__ == "FedAvg"
+    assert config.model_settings == {"kind": "nan", "rank": 1}
+    assert config.resolved["model"]["name"] == "faulty.Faulty"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.hidden", "5"], "unknown setting model.hidden: choose the model by name first"),
+        (["--algorithm", "fedmpi.algorithms.fedavg.Nothing"], "cannot be imported"),
+        (["--algorithm", "fedmpi.models.mlp.MLP"], "expected a subclass of fedmpi.algorithms.base.Algorithm"),
+        (["rounds", "5"], "'rounds': expected an option"),
+        (["--rounds"], "--rounds: expected a value after it"),
+        (["--list", "nothing"], "expected one of algorithms"),
+        (["--task", "quadratic", "--model", "mlp"], "task quadratic has no choice of model"),
+        (["--epochs", "0"], "epochs = 0.0: expected a number > 0"),
+        (["--tune-malloc", "perhaps"], "tune_malloc = perhaps: expected bool"),
+    ],
+)
+def test_messages(words, message):
+    with pytest.raises(UserError) as error:
+        read_command_line(words)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["- 1\n- 2\n", "rounds: [", "5"])
+def test_files_that_are_no_settings(tmp_path, content):
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"run\.yaml"):
+        read_command_line(["--config", str(file)])
+
+
+def test_help_and_lists():
+    text = read_command_line(["--algorithm", "fedavg", "--help"])
+    assert "--algorithm.server_step_size" in text
+    assert "η_g" in text
+    assert "q, local steps between two averages" in text
+    assert "fafed" in read_command_line(["--list", "algorithms"])
+    assert "even" in read_command_line(["--list", "partitions"])

@@ -1,0 +1,93 @@
+"""A job that fails ends: at once, with a non-zero exit code and one line that names rank and client."""
+
+import re
+import time
+
+import pytest
+from conftest import train
+
+SHORT = ("--rounds", 50, "--model", "faulty.Faulty")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("exception", r"error on rank 1, client 1: RuntimeError: the silo is on fire"),
+        ("exit", r"error on rank 1, client 1: sys.exit\(3\) was called"),
+        ("exit0", r"error on rank 1, client 1: sys.exit\(0\) was called"),
+        ("nan", r"in round 0: the loss of client 1 on rank 1 is nan"),
+    ],
+)
+def test_a_failing_rank_ends_the_job(tmp_path, any_mpi, kind, message):
+    began = time.monotonic()
+    ended = train(3, tmp_path, *SHORT, "--model.kind", kind, mpi=any_mpi, timeout=60)
+    assert ended.returncode != 0
+    assert re.search(message, ended.stderr), ended.stderr
+    assert ended.stderr.count("fedmpi: error") == 1
+    assert "Traceback" not in ended.stderr
+    assert not list(tmp_path.glob("*/model.pt"))  # no result that looks like success
+    # importing torch on three ranks takes several seconds of a busy machine; the failure itself must not
+    assert time.monotonic() - began < 50
+
+
+def test_a_killed_rank_ends_the_job(tmp_path, any_mpi):
+    assert train(3, tmp_path, *SHORT, "--model.kind", "kill", mpi=any_mpi, timeout=60).returncode != 0
+
+
+def test_traceback_shows_where(tmp_path):
+    ended = train(2, tmp_path, *SHORT, "--traceback")
+    assert "the silo is on fire" in ended.stderr
+    assert "faulty.py" in ended.stderr
+
+
+def test_rank_and_client_differ_where_a_rank_has_several(tmp_path):
+    ended = train(2, tmp_path, *SHORT, "--clients", 5, "--model.kind", "nan")
+    assert "the loss of client 2 on rank 1 is nan" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--algorithm", "fafedd"], "unknown algorithm 'fafedd'; did you mean 'fafed'?; known: "),
+        (["--task.data", "nonsense"], "task.data = nonsense: unknown; expected digits"),
+        (["--task.data", "nonsense", "--data-dir", "."], "no file nonsense.h5"),
+        (["--task.data", "missing.h5"], "no file missing.h5"),
+        (["--algorithm.stepsize", "1"], "unknown setting algorithm.stepsize: algorithm fafed has "),
+        (["--algorithm.stepsize", "1"], "did you mean 'step_size'?"),
+        (["--round", "1"], "unknown setting round; did you mean 'rounds'?"),
+        (["--local-steps", "0"], "local_steps = 0: expected a number >= 1"),
+        (["--rounds", "many"], "rounds = many: expected int"),
+        (["--algorithm.step_size", "-0.1"], "algorithm.step_size = -0.1: expected a number > 0"),
+        (["--algorithm.step_size", ".nan"], "algorithm.step_size = nan: expected a number > 0"),
+        (["--clients", "2000"], "clients = 2000: expected at most one per training sample"),
+        (["--clients", "1"], "clients = 1: expected at least one client per rank, and 2 ranks were started"),
+        (["--ranks", "3"], "ranks = 3: but 2 ranks found each other"),
+        (["--device", "tpu"], "device = tpu: "),
+        (["--config", "none.yaml"], "--config none.yaml: cannot be read"),
+        (["--partition", "halves", "--clients", "3"], "clients = 3: expected an even number for partition halves"),
+        (["--task", "counterexample"], "clients = 2: task counterexample has 3 clients"),
+        (["--model", "fashion_cnn"], "model fashion_cnn takes images of at least 10x10 pixels"),
+        (["--dtype", "float16"], "dtype = float16: expected one of float32, float64"),
+    ],
+)
+def test_wrong_input_gives_one_line(tmp_path, settings, message):
+    ended = train(2, tmp_path, *settings)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: error: ")]
+    assert len(lines) == 1, ended.stderr
+    assert message in lines[0]
+    assert ended.returncode == 2
+    assert not list(tmp_path.iterdir())  # before any work starts
+
+
+def test_run_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = train(2, tmp_path / "file", "--rounds", 1)
+    assert ended.returncode == 2
+    assert re.search(r"fedmpi: error: run folder .*file.*: ", ended.stderr), ended.stderr
+
+
+def test_run_folder_that_exists(tmp_path):
+    (tmp_path / "mine").mkdir()
+    ended = train(2, tmp_path, "--name", "mine")
+    assert ended.returncode == 2
+    assert "exists already; choose another --name or --out" in ended.stderr
