@@ -32,6 +32,7 @@ class Client(_Holder):
         self.num_steps = 0
         self.step_index = 0
         self.iteration = 0
+        self.round_index = -1
         self.was_absent = False
 
     @property
@@ -54,5 +55,7 @@ class Server(_Holder):
         self.segments = segments
         self.num_clients = num_clients
         self.num_participants = num_clients
+        self.participation = 1.0
+        self.num_steps = 0
         self.round_index = -1
         self.iteration = 0

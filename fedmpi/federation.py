@@ -59,6 +59,7 @@ class Federation:
         x0, buffers0: [dim] and [num_buffers] initial model, the same on every rank.
         local_steps: q, or `local_steps(client) -> int` where clients differ.
         participants: `participants(round_index) -> clients` of a round; None: all.
+        chosen: `chosen(round_index) -> client` that works where only one does; None: drawn uniformly.
         weights: a number > 0 per client, its weight in every average; None: all alike.
         observe: called as `observe(federation, round_index, step, client)` after the start, after
             every local step of a client, and after every round's last average (step None).
@@ -77,6 +78,7 @@ class Federation:
         buffers0,
         local_steps,
         participants=None,
+        chosen=None,
         weights=None,
         observe=None,
         poison=False,
@@ -104,6 +106,7 @@ class Federation:
         self._local_steps = local_steps if callable(local_steps) else lambda client: local_steps
         self._nominal_steps = max(self._local_steps(c) for c in range(num_clients))
         self._participants = participants or (lambda round_index: range(num_clients))
+        self._chosen = chosen
         self._weights = weights or [1] * num_clients
         self._observe = observe or (lambda *args: None)
         self._seed = seed
@@ -122,6 +125,9 @@ class Federation:
                 self.state.begin_turn(position, True, slice(0, 0))
                 self.algorithm.start(client, self.server_seen_by_clients, client.oracle)
             self.algorithm.server_start(self.server)
+        for position, client in enumerate(self.clients):
+            self.state.begin_turn(position, True, slice(0, 0))
+            self.algorithm.client_start(client, self.server_seen_by_clients)
         self._observe(self, -1, None, None)
 
     def run_round(self):
@@ -134,11 +140,15 @@ class Federation:
             Diverged: on every rank alike, if a loss is not finite anywhere; before it is averaged.
         """
         participants = [int(c) for c in self._participants(self.round_index)]
+        weight = sum(self._weights[c] for c in participants)
         for seen in (self.server, self.server_seen_by_clients):
             seen.round_index = self.round_index
             seen.iteration = (self.round_index + 1) * self._nominal_steps
             seen.num_participants = len(participants)
+            seen.participation = weight / sum(self._weights)
+            seen.num_steps = sum(self._weights[c] * self._local_steps(c) for c in participants) / weight
         for client in self.clients:
+            client.round_index = self.round_index
             client.was_absent = client.index not in self._present
         losses = [
             self._exchange(exchange, participants, first_in_round=number == 0)
@@ -153,8 +163,8 @@ class Federation:
         """Let the workers work, then average their rows. Collective on the link."""
         begun = time.perf_counter()
         workers = list(participants)
-        if exchange.workers is not None:
-            workers = exchange.workers(workers, generator(self._seed, "workers", self.round_index))
+        if exchange.alone:
+            workers = [self._choose(workers)]
         region = self.state.region(exchange.rows)
         loss_sum, num_losses, worked, bad_client = 0.0, 0, 0, -1
         for position, client in enumerate(self.clients):
@@ -177,6 +187,12 @@ class Federation:
         if exchange.then is not None:
             exchange.then(self.server)
         return loss
+
+    def _choose(self, participants):
+        """The one client that works in an exchange where only one does; every rank draws the same."""
+        if self._chosen is not None:
+            return int(self._chosen(self.round_index))
+        return int(generator(self._seed, "alone", self.round_index).choice(participants))
 
     def _work(self, exchange, client):
         """One client's turn: its local steps, or what the exchange asks for instead."""

@@ -2,7 +2,8 @@
 
 An algorithm draws a sample, `xi = oracle.draw()`, and asks for gradients on it at any vectors. A
 sample fixes the minibatch and the model's random stream (dropout masks), so two gradients on the
-same sample differ only by the point.
+same sample differ only by the point. The vectors that an oracle returns are the algorithm's to
+overwrite, until its next call.
 """
 
 import dataclasses

@@ -10,7 +10,18 @@ from fedmpi.federation import Federation
 from fedmpi.oracles import FunctionOracle
 
 
-def simulate(algorithm, gradient, x0, num_clients=3, rounds=4, local_steps=2, participants=None, dtype=torch.float64):
+def simulate(
+    algorithm,
+    gradient,
+    x0,
+    num_clients=3,
+    rounds=4,
+    local_steps=2,
+    participants=None,
+    chosen=None,
+    segments=None,
+    dtype=torch.float64,
+):
     """Run an algorithm on given gradients and return everything it did.
 
     The loop is the one of the real run (`fedmpi.federation`); only the oracle and the link differ.
@@ -21,8 +32,11 @@ def simulate(algorithm, gradient, x0, num_clients=3, rounds=4, local_steps=2, pa
             client's earlier draws; the initial batch is sample -1. A method that compares two
             gradients calls it twice with the same sample.
         x0: [dim] the common starting point: a tensor, an array or a list.
-        num_clients: N. rounds: number of rounds. local_steps: q.
+        num_clients: N. rounds: number of rounds. local_steps: q, or `local_steps(client) -> int`.
         participants: `participants(round_index) -> clients` that take part; None: all.
+        chosen: `chosen(round_index) -> client` that works alone in methods that draw one (CE-LSGD);
+            None: drawn uniformly from the round's participants.
+        segments: slices of x that layer-wise methods (Fed-LAMB) scale one by one; None: one layer.
         dtype: of every row.
 
     Returns:
@@ -43,8 +57,10 @@ def simulate(algorithm, gradient, x0, num_clients=3, rounds=4, local_steps=2, pa
         x0.new_empty(0),
         local_steps,
         participants=participants,
+        chosen=chosen,
         observe=recorder,
         poison=True,
+        segments=segments,
     )
     federation.start()
     for _ in range(rounds):

@@ -19,6 +19,9 @@ class FAFED(Algorithm):
     Invariant: mean x_{t+1} = mean x_t - η mean m_t / A_t at every t, averaged or not.
     Special cases: A = 1 for ever is STEM; one client with q = 1 is adaptive STORM; β = 1 keeps A_0.
 
+    adaptive_matrix: the paper allows any A_t that all clients share. "global" and "adagrad_norm" put
+    ‖g‖² in the place of g²; their v holds one number in every coordinate, and AdaGrad-Norm sums.
+
     The last local step of a round does not move: the server moves for everybody, with the new A
     (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the client's own iterate and is
     never averaged.
@@ -26,8 +29,14 @@ class FAFED(Algorithm):
 
     step_size: float = setting(0.003, "η_t, step size of every move", above=0)
     fresh_weight: float = setting(0.1, "α_t, weight of the fresh gradient in m", least=0, most=1)
+    fresh_weight_scale: float | None = setting(None, "c: α_{t+1} = min(1, c η_t²) instead", above=0)
     second_moment_decay: float = setting(0.9, "β, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(0.01, "ρ, added to the root of the averaged second moment", above=0)
+    adaptive_matrix: str = setting(
+        "diagonal",
+        "v: every coordinate's second moment; global: one number, of ‖g‖²; adagrad_norm: the sum of ‖g‖²",
+        among=("diagonal", "global", "adagrad_norm"),
+    )
     first_step: str = setting(
         "plain", "the move of line 3: plain (as printed) or divided by A_0", among=("plain", "adaptive")
     )
@@ -40,6 +49,7 @@ class FAFED(Algorithm):
         1.0, "factor of the gradient at x_{t-1}; the public image script has 0.95", least=0
     )
 
+    clock = "iteration"
     exchanged = ("x", "m", "v")
     exchanged_at_start = ("m", "v")
     server_rows = ("A",)
@@ -49,16 +59,16 @@ class FAFED(Algorithm):
         """Lines 1-2: m_i = ∇f_i(x_0; B_0), v_i = its square; both will be averaged."""
         g = oracle.gradient(client.x, oracle.draw_first())
         client.m.copy_(g)
-        torch.mul(g, g, out=client.v)
+        client.v.copy_(self._square(g))
         client.x_prev.copy_(client.x)
 
     def server_start(self, server):
         """Lines 2-3: A_0 = √v̄_0 + ρ, x_1 = x_0 - η_0 m̄_0 (without A_0, as printed)."""
         self._refresh(server)
         if self.first_step == "adaptive":
-            server.x.addcdiv_(server.m, server.A, value=-self.step_size)
+            server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
         else:
-            server.x.add_(server.m, alpha=-self.step_size)
+            server.x.add_(server.m, alpha=-self.eta(server))
 
     def download(self, client, server):
         """A client that sat out has no iterate of the step before: it begins as if at rest."""
@@ -69,18 +79,24 @@ class FAFED(Algorithm):
         """Lines 5-7 and 14: estimate with two gradients on the same sample, then move."""
         g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
         # m_i <- g + (1 - α)(m_i - g⁻)
-        client.m.sub_(g_prev, alpha=self.prev_grad_scale).mul_(1 - self.fresh_weight).add_(g)
-        # v_i <- β v_i + (1 - β) g²
-        client.v.mul_(self.second_moment_decay).addcmul_(g, g, value=1 - self.second_moment_decay)
+        client.m.sub_(g_prev, alpha=self.prev_grad_scale).mul_(1 - self.alpha(client)).add_(g)
+        if self.adaptive_matrix == "adagrad_norm":
+            client.v.add_(self._square(g))
+        else:
+            client.v.lerp_(self._square(g), 1 - self.second_moment_decay)  # v_i <- β v_i + (1 - β) g²
         client.x_prev.copy_(client.x)
         if not client.is_last_step or self.sync_order == "code":
-            client.x.addcdiv_(client.m, server.A, value=-self.step_size)
+            client.x.addcdiv_(client.m, server.A, value=-self.eta(client))
 
     def server_step(self, server):
         """Lines 10-12: v̄, then A, then x̄ - η m̄ / A."""
         self._refresh(server)
         if self.sync_order == "paper":
-            server.x.addcdiv_(server.m, server.A, value=-self.step_size)
+            server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
+
+    def _square(self, g):
+        """g² per coordinate, overwriting g; or ‖g‖², so that every coordinate of v holds the same."""
+        return g.square_() if self.adaptive_matrix == "diagonal" else torch.dot(g, g)
 
     def _refresh(self, server):
         """A = √v̄ + ρ: the root of the average; ρ is added after the root."""

@@ -14,6 +14,8 @@ class FedAvg(Algorithm):
     Data", AISTATS 2017, Algorithm 1, with uniform weights as in the five papers that fedmpi follows.
     Paper to code: w_k -> client.x; w -> server.x; η -> step_size; η_g -> server_step_size.
     Special cases: one local step is minibatch SGD on the union of the batches; one client is SGD.
+
+    The momentum papers write the server step as x <- x - γ mean(x - x_i) / (ηK): γ is η_g ηK.
     """
 
     step_size: float = setting(0.1, "η, step size of the local SGD steps", above=0)
@@ -26,15 +28,36 @@ class FedAvg(Algorithm):
     def local_step(self, client, server, oracle):
         """x_i <- x_i - η ∇f_i(x_i; ξ)."""
         g = oracle.gradient(client.x, oracle.draw())
-        client.x.add_(g, alpha=-self.step_size)
+        client.x.add_(g, alpha=-self.eta(client))
 
     def server_start(self, server):
         """Remember where the first round starts."""
-        if self.server_step_size != 1:
+        if "x_start" in self.server_rows:
             server.x_start.copy_(server.x)
 
     def server_step(self, server):
         """x <- x + η_g (mean(x_i) - x)."""
-        if self.server_step_size != 1:
+        if "x_start" in self.server_rows:
             server.x_start.lerp_(server.x, self.server_step_size)
             server.x.copy_(server.x_start)
+
+
+@dataclasses.dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg whose clients are pulled back to where the round started.
+
+    Source: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2.
+    Paper to code: w_k -> client.x; w^t -> server.x_start; η -> step_size; μ -> proximal_weight.
+    Special case: μ = 0 is FedAvg.
+    Differs from the paper: K local SGD steps instead of an inexact inner solve to accuracy γ.
+    """
+
+    proximal_weight: float = setting(0.01, "μ, weight of ½ ‖x_i - x‖² in the clients' objective", least=0)
+
+    server_rows = ("x_start",)  # x at the start of the round
+
+    def local_step(self, client, server, oracle):
+        """x_i <- x_i - η (∇f_i(x_i; ξ) + μ (x_i - x))."""
+        g = oracle.gradient(client.x, oracle.draw())
+        g.add_(client.x, alpha=self.proximal_weight).sub_(server.x_start, alpha=self.proximal_weight)
+        client.x.add_(g, alpha=-self.eta(client))

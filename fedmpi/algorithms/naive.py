@@ -25,6 +25,7 @@ class NaiveAdaptiveFedAvg(Algorithm):
     second_moment_decay: float = setting(0.9, "β, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(1e-8, "ε, added to the root of the second moment; the paper has 0", least=0)
 
+    clock = "iteration"
     client_rows = ("v",)
     scratch = ("denominator",)
 
@@ -34,5 +35,5 @@ class NaiveAdaptiveFedAvg(Algorithm):
         client.v.mul_(self.second_moment_decay).addcmul_(g, g, value=1 - self.second_moment_decay)
         torch.sqrt(client.v, out=client.denominator).add_(self.epsilon)
         if self.epsilon == 0:
-            client.denominator.masked_fill_(client.denominator == 0, 1)  # g is 0 there too: 0/0 := 0
-        client.x.addcdiv_(g, client.denominator, value=-self.step_size)
+            torch.threshold_(client.denominator, 0, 1)  # 0 becomes 1; g is 0 there too: 0/0 := 0
+        client.x.addcdiv_(g, client.denominator, value=-self.eta(client))

@@ -1,0 +1,100 @@
+"""Local AMSGrad, also called Fed-AMS: adaptive clients that share the denominator."""
+
+import dataclasses
+
+import torch
+
+from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalAMSGrad(Algorithm):
+    """Adam's moments on every client, its own for ever; one shared v̂, the largest average of the v_i.
+
+    Not FedAMS, whose adaptive step is the server's.
+
+    Source: Chen, Li, Li, "Toward Communication Efficient Adaptive Gradient Method", FODS 2020,
+    Algorithm 3.
+    Paper to code: x_{t,i} -> client.x; m_{t,i}, v_{t,i} -> client.m, client.v; v̂ -> server.v_hat;
+    α -> step_size; β1 -> momentum; β2 -> second_moment_decay; ε (of v̂_0) -> v0.
+    Invariant: v̂ is the same on all clients and never decreases.
+    Special case: one client with one local step is AMSGrad without bias correction.
+    Differs from the paper: v0 is by default the mean square of one initial gradient, because v̂ stays
+    at v0 for the whole first round: with 1e-8 its steps would be α m 10⁴.
+
+    The last local step of a round waits for the new v̂ (refresh = "before"): two averages a round.
+    """
+
+    name = "local_amsgrad"
+
+    step_size: float = setting(0.01, "α, step size", above=0)
+    momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
+    second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, most=1)
+    v0: float | None = setting(
+        None, "v̂ and v_i at the start; default: mean of the clients' squared initial gradients, at least 1e-8", above=0
+    )
+    refresh: str = setting(
+        "before", "v̂ is renewed before (the paper) or after the last step of a round", among=("before", "after")
+    )
+
+    exchanged = ("v_mean", "x")
+    server_rows = ("v_hat",)
+    client_rows = ("m", "v")
+    scratch = ("denominator",)
+    downlink = ("x", "v_hat")
+
+    @property
+    def exchanged_at_start(self):
+        return ("v_mean",) if self.v0 is None else ()
+
+    def exchanges(self):
+        """v and then x; both at once where the last step does not wait for v̂."""
+        if self.refresh == "after":
+            return (Exchange(("v_mean", "x"), then=self.refresh_v_hat),)
+        return (
+            Exchange(("v_mean",), then=self.refresh_v_hat),
+            Exchange(("x",), work=self.last_move),
+        )
+
+    def start(self, client, server, oracle):
+        """The square of an initial gradient, if v0 is not given."""
+        if self.v0 is None:
+            g = oracle.gradient(client.x, oracle.draw_first())
+            torch.mul(g, g, out=client.v_mean)
+
+    def server_start(self, server):
+        """v̂ = v0."""
+        if self.v0 is None:
+            torch.clamp(server.v_mean, min=1e-8, out=server.v_hat)
+        else:
+            server.v_hat.fill_(self.v0)
+
+    def client_start(self, client, server):
+        """m_i = 0, v_i = v0."""
+        client.v.copy_(server.v_hat)
+
+    def download(self, client, server):
+        """√v̂, frozen in the round."""
+        torch.sqrt(server.v_hat, out=client.denominator)
+
+    def local_step(self, client, server, oracle):
+        """m_i and v_i as Adam's, then x_i <- x_i - α m_i / √v̂."""
+        g = oracle.gradient(client.x, oracle.draw())
+        client.m.lerp_(g, 1 - self.momentum)
+        client.v.lerp_(g.square_(), 1 - self.second_moment_decay)
+        if not client.is_last_step or self.refresh == "after":
+            client.x.addcdiv_(client.m, client.denominator, value=-self.eta(client))
+
+    def upload(self, client, server, oracle):
+        """A copy of v_i is averaged; v_i itself stays the client's own."""
+        client.v_mean.copy_(client.v)
+
+    def refresh_v_hat(self, server):
+        """v̂ <- max(v̂, mean(v_i))."""
+        torch.maximum(server.v_hat, server.v_mean, out=server.v_hat)
+
+    def last_move(self, client, server, oracle):
+        """x_i <- x_i - α m_i / √v̂ with the new v̂."""
+        torch.sqrt(server.v_hat, out=client.denominator)
+        client.x.addcdiv_(client.m, client.denominator, value=-self.eta(client))

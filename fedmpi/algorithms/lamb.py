@@ -1,0 +1,68 @@
+"""Fed-LAMB: adaptive in every coordinate and in every layer."""
+
+import dataclasses
+
+import torch
+
+from fedmpi.algorithms.base import Algorithm
+from fedmpi.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class FedLAMB(Algorithm):
+    """Local AMSGrad whose step in each layer is as long as α times the layer's own norm.
+
+    Source: Karimi, Li, Li, "Layerwise and Dimensionwise Locally Adaptive Optimization", arXiv:2110.00532
+    (2021), Algorithm 1, with φ(z) = z; a layer is a parameter tensor (weight and bias apart).
+    Paper to code: θ_i -> client.x; m, v -> client.m, client.v; v̂ -> server.v_hat; α_r -> step_size;
+    β1 -> momentum; β2 -> second_moment_decay; λ -> layer_decay; ε -> epsilon.
+    Invariant: every local step moves each layer by α times its norm (both norms > 0).
+    Special case: with ratio 1 and λ = 0 it is Local AMSGrad with m restarted and bias-corrected, and
+    v_i = v̂, in each round.
+    Differs from the paper: the gradient of local step t is taken at θ^(t-1), not θ^0; m̂ does not
+    overwrite m; v, which starts from v̂ and not from 0, has no bias correction; the denominator has
+    the v̂ of the round's start; v̂ averages over the participants; a layer of norm 0 moves by α u.
+    """
+
+    name = "fed_lamb"
+
+    step_size: float = setting(0.01, "α_r, step size: length of a layer's step over the layer's norm", above=0)
+    momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
+    second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, most=1)
+    epsilon: float = setting(1e-8, "ε, added to the root of v̂; also v̂ before the first round", above=0)
+    layer_decay: float = setting(0.0, "λ, weight decay inside a layer's direction", least=0)
+
+    exchanged = ("x", "v")
+    server_rows = ("v_hat",)
+    scratch = ("m", "denominator")
+    downlink = ("x", "v_hat")
+
+    def server_start(self, server):
+        """v̂ = ε."""
+        server.v_hat.fill_(self.epsilon)
+
+    def download(self, client, server):
+        """Line 6: m = 0, v = v̂."""
+        client.m.zero_()
+        client.v.copy_(server.v_hat)
+        torch.sqrt(server.v_hat, out=client.denominator).add_(self.epsilon)
+
+    def local_step(self, client, server, oracle):
+        """Lines 8-13: p = m̂ / (√v̂ + ε), then θ^ℓ <- θ^ℓ - α ‖θ^ℓ‖ u / ‖u‖ with u = p^ℓ + λ θ^ℓ."""
+        g = oracle.gradient(client.x, oracle.draw())
+        client.m.lerp_(g, 1 - self.momentum)
+        client.v.lerp_(g.square_(), 1 - self.second_moment_decay)
+        u = torch.div(client.m, client.denominator, out=g)
+        u.div_(1 - self.momentum ** (client.step_index + 1)).add_(client.x, alpha=self.layer_decay)
+        for layer in server.segments:
+            u[layer].mul_(self.ratio(client.x[layer], u[layer]))
+        client.x.add_(u, alpha=-self.eta(client))
+
+    def ratio(self, x, u):
+        """‖θ^ℓ‖ / ‖u‖, or 1 where a norm is 0; a 0-d tensor."""
+        x_norm, u_norm = torch.linalg.vector_norm(x), torch.linalg.vector_norm(u)
+        return torch.where((x_norm > 0) & (u_norm > 0), x_norm / u_norm, 1.0)
+
+    def server_step(self, server):
+        """Lines 15-16: θ̄ = mean(θ_i), v̂ <- max(v̂, mean(v_i))."""
+        torch.maximum(server.v_hat, server.v, out=server.v_hat)
