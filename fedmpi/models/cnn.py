@@ -1,4 +1,7 @@
-"""The convolutional networks of the FAFED paper (its Tables 3 and 4)."""
+"""The convolutional networks of the papers, for 28x28 and 32x32 images.
+
+With num_classes=1 a network has one output, the score of two-class problems.
+"""
 
 import torch
 from torch import nn
@@ -16,11 +19,19 @@ def _fafed_initialise(module):
 
 def _flat_size(convolutions, shape):
     """Number of features that `convolutions` make of one image of `shape` [channels, height, width]."""
+    convolutions.eval()  # batch norm has no statistics of one image
     with torch.no_grad():
-        return convolutions(torch.zeros(1, *shape)).numel()
+        size = convolutions(torch.zeros(1, *shape)).numel()
+    convolutions.train()
+    return size
 
 
-def _require_image(name, shape, smallest):
+def require_image(name, shape, smallest):
+    """See that `shape` is [channels, height, width] with sides of at least `smallest` pixels.
+
+    Raises:
+        UserError: if it is not.
+    """
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise UserError(f"model {name} takes images of at least {smallest}x{smallest} pixels, not {list(shape)}")
 
@@ -28,7 +39,8 @@ def _require_image(name, shape, smallest):
 class FashionCNN(nn.Sequential):
     """The FAFED paper's network for Fashion-MNIST: 26,620 parameters for 28x28 images and 10 classes.
 
-    conv 3x3x5 tanh, pool 2, conv 3x3x10 tanh, pool 2, fc 100 tanh, fc num_classes.
+    conv 3x3x5 tanh, pool 2, conv 3x3x10 tanh, pool 2, fc 100 tanh, fc num_classes. With one output
+    (deep AUC) 25,711 parameters.
 
     Args:
         shape: [channels, height, width]. num_classes: number of outputs.
@@ -39,7 +51,7 @@ class FashionCNN(nn.Sequential):
     name = "fashion_cnn"
 
     def __init__(self, shape, num_classes):
-        _require_image(self.name, shape, 10)
+        require_image(self.name, shape, 10)
         convolutions = nn.Sequential(
             nn.Conv2d(shape[0], 5, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(5, 10, 3), nn.Tanh(), nn.MaxPool2d(2)
         )
@@ -67,7 +79,7 @@ class MnistCNN(nn.Sequential):
     name = "mnist_cnn"
 
     def __init__(self, shape, num_classes):
-        _require_image(self.name, shape, 16)
+        require_image(self.name, shape, 16)
         convolutions = nn.Sequential(
             nn.Conv2d(shape[0], 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)
         )
@@ -79,3 +91,112 @@ class MnistCNN(nn.Sequential):
             nn.Linear(500, num_classes),
         )
         _fafed_initialise(self)
+
+
+class CifarCNN(nn.Sequential):
+    """The FAFED paper's network for CIFAR-10: 581,866 parameters for 32x32 images and 10 classes.
+
+    conv 3x3x16, 32, 64 (padding 1), each ReLU and pool 2; fc 512 ReLU, fc 64 ReLU, fc num_classes.
+    With one output (deep AUC) 581,281 parameters; with hidden = 0 the layer of 512 is left out: the
+    three convolutional and two fully connected layers of the Fed-LAMB paper.
+
+    Args:
+        shape: [channels, height, width]. num_classes: number of outputs.
+        hidden: width of the first fully connected layer; 0 leaves it out.
+
+    Source: FAFED, Table 5; the framework's own initialisation, as in the public code.
+    """
+
+    name = "cifar_cnn"
+
+    def __init__(self, shape, num_classes, hidden: int = 512):
+        require_image(self.name, shape, 8)
+        widths = (shape[0], 16, 32, 64)
+        convolutions = nn.Sequential()
+        for before, after in zip(widths, widths[1:]):
+            convolutions.extend([nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)])
+        features = _flat_size(convolutions, shape)
+        wide = [nn.Linear(features, hidden), nn.ReLU()] if hidden else []
+        super().__init__(
+            *convolutions,
+            nn.Flatten(),
+            *wide,
+            nn.Linear(hidden or features, 64),
+            nn.ReLU(),
+            nn.Linear(64, num_classes),
+        )
+
+
+class LambCNN(nn.Sequential):
+    """The Fed-LAMB paper's network for MNIST: 21,840 parameters for 28x28 images and 10 classes.
+
+    conv 5x5x10, pool 2, ReLU, conv 5x5x20, channel dropout, pool 2, ReLU, fc 50 ReLU, dropout, fc num_classes.
+
+    Args:
+        shape: [channels, height, width]. num_classes: number of outputs.
+        dropout: probability of dropping a channel or a hidden unit in training, in [0, 1).
+    """
+
+    name = "lamb_cnn"
+
+    def __init__(self, shape, num_classes, dropout: float = 0.5):
+        require_image(self.name, shape, 16)
+        convolutions = nn.Sequential(
+            nn.Conv2d(shape[0], 10, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(10, 20, 5),
+            nn.Dropout2d(dropout),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+        )
+        super().__init__(
+            *convolutions,
+            nn.Flatten(),
+            nn.Linear(_flat_size(convolutions, shape), 50),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(50, num_classes),
+        )
+
+
+class AttackedCNN(nn.Sequential):
+    """The classifier that the FAFedZO paper attacks: 312,586 parameters for 28x28 images and 10 classes.
+
+    conv 3x3 w, w, pool 2, 2w, 2w, pool 2 (each with batch norm and ReLU, no padding), fc h ReLU
+    dropout, fc h ReLU, fc num_classes. For CIFAR-10 width = 64, hidden = 256: 1,148,746 parameters.
+
+    Args:
+        shape: [channels, height, width]. num_classes: number of outputs.
+        width: w, channels of the first two convolutions. hidden: h.
+        dropout: probability of dropping a hidden unit in training, in [0, 1).
+
+    Source: ZO; the public FedZO code.
+    """
+
+    name = "attacked_cnn"
+
+    def __init__(self, shape, num_classes, width: int = 32, hidden: int = 200, dropout: float = 0.5):
+        require_image(self.name, shape, 16)
+        convolutions = nn.Sequential(
+            *_normalised(shape[0], width),
+            *_normalised(width, width),
+            nn.MaxPool2d(2),
+            *_normalised(width, 2 * width),
+            *_normalised(2 * width, 2 * width),
+            nn.MaxPool2d(2),
+        )
+        super().__init__(
+            *convolutions,
+            nn.Flatten(),
+            nn.Linear(_flat_size(convolutions, shape), hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, num_classes),
+        )
+
+
+def _normalised(before, after):
+    return nn.Conv2d(before, after, 3), nn.BatchNorm2d(after), nn.ReLU()

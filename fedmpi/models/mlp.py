@@ -4,25 +4,28 @@ import math
 
 from torch import nn
 
+from fedmpi.errors import UserError
+
 
 class MLP(nn.Sequential):
-    """Two fully connected layers with ReLU and dropout between them.
+    """Fully connected layers with ReLU, and dropout behind each hidden one.
 
-    With 784 inputs and hidden = 200 it is the MLP 784-200-10 of the Fed-LAMB paper (159,010
-    parameters; dropout 0.5 there).
+    hidden = 200: for MNIST it is the MLP 784-200-10 of the Fed-LAMB paper (dropout 0.5 there) and
+    the two-layer net of the momentum paper (159,010 parameters); for CIFAR-10 with hidden_layers = 2
+    the latter's three-layer MLP 3072-200-200-10 (656,810).
 
     Args:
         shape: of one input; flattened.
         num_classes: number of outputs.
-        hidden: width of the hidden layer.
+        hidden: width of the hidden layers. hidden_layers: their number.
         dropout: probability of dropping a hidden unit in training, in [0, 1).
     """
 
-    def __init__(self, shape, num_classes, hidden: int = 200, dropout: float = 0.0):
-        super().__init__(
-            nn.Flatten(),
-            nn.Linear(math.prod(shape), hidden),
-            nn.ReLU(),
-            *([nn.Dropout(dropout)] if dropout else []),
-            nn.Linear(hidden, num_classes),
-        )
+    def __init__(self, shape, num_classes, hidden: int = 200, dropout: float = 0.0, hidden_layers: int = 1):
+        if hidden < 1 or hidden_layers < 1:
+            raise UserError(f"model mlp: hidden = {hidden}, hidden_layers = {hidden_layers}: expected numbers >= 1")
+        layers, width = [], math.prod(shape)
+        for _ in range(hidden_layers):
+            layers += [nn.Linear(width, hidden), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+            width = hidden
+        super().__init__(nn.Flatten(), *layers, nn.Linear(width, num_classes))

@@ -70,10 +70,17 @@ class LoadedTask:
     goal = ("train_loss", -1)
 
     def build_model(self, model_class, model_settings):
-        """The module to train, on the CPU in float32; called under the run's model seed."""
+        """The module to train, on the CPU in float32; called under the run's model seed.
+
+        Raises:
+            UserError: with the model's own words, if it does not take its settings.
+        """
         offered = {"shape": self.shape, "num_classes": self.num_classes}
         taken = inspect.signature(model_class).parameters
-        return model_class(**{k: v for k, v in offered.items() if k in taken}, **model_settings)
+        try:
+            return model_class(**{k: v for k, v in offered.items() if k in taken}, **model_settings)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"model {model_class.__name__}: {' '.join(str(error).split())}") from error
 
     def try_out(self, module, client):
         """See that the module takes the task's data, by one loss on one sample.
