@@ -1,5 +1,6 @@
 """The link over MPI: the only module that talks to mpi4py, on buffers only (nothing is pickled)."""
 
+import math
 import os
 import time
 
@@ -115,6 +116,24 @@ class MPILink:
         self._wait(self.comm.Iallgatherv(mine, [everyone, counts]))
         self.traffic.other_bytes += mine.nbytes
         return everyone
+
+    def exchange(self, rows, wanted):
+        """[m, ...] the rows that the others have for this rank, in rank order. Collective.
+
+        Args:
+            rows: [n, ...] array of this rank; dtype and shape of a row are the same on every rank.
+            wanted: for each rank the indices into `rows` of what goes to it, in the order it is sent.
+        """
+        counts = [len(indices) for indices in wanted]
+        come = self.gather(counts)[:, self.rank].astype(int)
+        sent = rows[np.concatenate(wanted)]
+        received = np.empty((come.sum(), *rows.shape[1:]), rows.dtype)
+        # Counted in rows: the number of bytes may exceed MPI's 32 bits.
+        row = MPI.BYTE.Create_contiguous(rows.dtype.itemsize * math.prod(rows.shape[1:])).Commit()
+        self._wait(self.comm.Ialltoallv([sent, counts, row], [received, come, row]))
+        row.Free()
+        self.traffic.other_bytes += sent.nbytes
+        return received
 
     def _count_cores(self):
         """Number of cores that any rank of this node may use. Collective on the node."""
