@@ -1,0 +1,528 @@
+"""Every algorithm once more, in float64 numpy, as its paper's listing: all clients in one array.
+
+Written from the equations and not from `fedmpi.algorithms`, so that the two check each other. A
+function is named like the algorithm on the command line and takes
+
+    f          the clients' gradients, a `Clients`
+    x          [dim] the starting point
+    rounds     number of rounds
+    K          [num_clients] local steps of each client in a round; all alike in the iteration methods
+    S          S(round) -> the sorted list of participants
+    ...        hyper-parameters by the names of the settings; step_size is a number or a function of t
+
+and yields {row: value} after the start, after every local step, and after every communication. Rows
+of all clients are [num_clients, dim]: x, m, v, ... of an absent client are what everybody received.
+"""
+
+import numpy as np
+
+
+class Clients:
+    """Gradients of all clients on their own samples.
+
+    Args:
+        gradient: gradient(client, x, sample) -> [dim]. num_clients: N.
+    """
+
+    def __init__(self, gradient, num_clients):
+        self.gradient, self.num = gradient, num_clients
+        self.draws = np.zeros(num_clients, int)
+
+    def draw(self, here):
+        """A fresh sample for every client of `here`; the others' counters stand still."""
+        xi = {i: self.draws[i] for i in here}
+        self.draws[list(here)] += 1
+        return xi
+
+    def __call__(self, here, x, xi):
+        """[len(here), dim]: gradients of those clients at x, one row each or one point for all."""
+        x = np.asarray(x)
+        return np.array([self.gradient(i, x[i] if x.ndim == 2 else x, xi[i]) for i in here])
+
+    def first(self, x):
+        """[num_clients, dim]: gradients at x on the initial batches (sample -1)."""
+        return self(range(self.num), x, [-1] * self.num)
+
+
+def everywhere(x, f):
+    """x for every client."""
+    return np.tile(x, (f.num, 1))
+
+
+def steps(here, K):
+    """(k, the clients that make local step k), for k = 0, 1, ..."""
+    for k in range(max(K[i] for i in here)):
+        yield k, [i for i in here if k < K[i]]
+
+
+def at(step_size, t):
+    """The step size at time t."""
+    return step_size(t) if callable(step_size) else step_size
+
+
+# --- local SGD and its relatives --------------------------------------------------------------------
+
+
+def fedavg(f, x, rounds, K, S, step_size, server_step_size=1.0):
+    yield {"x": everywhere(x, f)}
+    for r in range(rounds):
+        x_i = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            x_i[here] = x_i[here] - at(step_size, r) * f(here, x_i, f.draw(here))
+            yield {"x": x_i}
+        x = x + server_step_size * (x_i[S(r)].mean(0) - x)
+        yield {"x": everywhere(x, f)}
+
+
+def fedprox(f, x, rounds, K, S, step_size, proximal_weight, server_step_size=1.0):
+    yield {"x": everywhere(x, f)}
+    for r in range(rounds):
+        x_i = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            g = f(here, x_i, f.draw(here)) + proximal_weight * (x_i[here] - x)
+            x_i[here] = x_i[here] - at(step_size, r) * g
+            yield {"x": x_i}
+        x = x + server_step_size * (x_i[S(r)].mean(0) - x)
+        yield {"x": everywhere(x, f)}
+
+
+def scaffold(f, x, rounds, K, S, step_size, server_step_size=1.0, option="II", c0="zero"):
+    c_i = f.first(x) if c0 == "gradient" else np.zeros((f.num, x.size))
+    c = c_i.mean(0)
+    yield {"x": everywhere(x, f), "c_i": c_i, "c": c}
+    for r in range(rounds):
+        y = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            y[here] = y[here] - at(step_size, r) * (f(here, y, f.draw(here)) - c_i[here] + c)
+            yield {"x": y, "c_i": c_i, "c": c}
+        c_new = c_i.copy()
+        for i in S(r):
+            if option == "I":
+                c_new[i] = f.gradient(i, x, -1)
+            else:
+                c_new[i] = c_i[i] - c + (x - y[i]) / (K[i] * at(step_size, r))
+        x = x + server_step_size * (y[S(r)].mean(0) - x)
+        c = c + (c_new - c_i).sum(0) / f.num
+        c_i = c_new
+        yield {"x": everywhere(x, f), "c_i": c_i, "c": c}
+
+
+def naive_adaptive_fedavg(f, x, rounds, K, S, step_size, second_moment_decay, epsilon):
+    beta, q = second_moment_decay, K[0]
+    x_i, v = everywhere(x, f), np.zeros((f.num, x.size))
+    yield {"x": x_i, "v": v}
+    for t in range(1, rounds * q + 1):
+        here = S((t - 1) // q)
+        g = f(here, x_i, f.draw(here))
+        v[here] = beta * v[here] + (1 - beta) * g**2
+        root = np.sqrt(v[here]) + epsilon
+        x_i[here] = x_i[here] - at(step_size, t) * np.divide(g, root, out=np.zeros_like(g), where=root > 0)
+        yield {"x": x_i, "v": v}
+        if t % q == 0:
+            x_i = everywhere(x_i[here].mean(0), f)
+            yield {"x": x_i, "v": v}
+
+
+# --- recursive momentum -----------------------------------------------------------------------------
+
+
+def alpha(t, fresh_weight, fresh_weight_scale, step_size):
+    if fresh_weight_scale is None:
+        return fresh_weight
+    return min(1.0, fresh_weight_scale * at(step_size, t - 1) ** 2)
+
+
+def stem(f, x, rounds, K, S, step_size, fresh_weight=None, fresh_weight_scale=None):
+    q = K[0]
+    d = everywhere(f.first(x).mean(0), f)
+    x_prev, x_i = everywhere(x, f), everywhere(x, f) - at(step_size, 0) * d
+    yield {"x": x_i, "x_prev": x_prev, "d": d}
+    present = range(f.num)
+    for t in range(1, rounds * q + 1):
+        here = S((t - 1) // q)
+        if (t - 1) % q == 0:  # a block begins: who was not in the one before starts at rest
+            for i in here:
+                if i not in present:
+                    x_prev[i] = x_i[i]
+            present = here
+        eta, a = at(step_size, t), alpha(t, fresh_weight, fresh_weight_scale, step_size)
+        xi = f.draw(here)
+        d[here] = f(here, x_i, xi) + (1 - a) * (d[here] - f(here, x_prev, xi))
+        x_prev[here] = x_i[here]
+        if t % q:
+            x_i[here] = x_i[here] - eta * d[here]
+            yield {"x": x_i, "x_prev": x_prev, "d": d}
+        else:
+            yield {"x": x_i, "x_prev": x_prev, "d": d}
+            d = everywhere(d[here].mean(0), f)
+            x_i = everywhere(x_i[here].mean(0), f) - eta * d
+            yield {"x": x_i, "x_prev": x_prev, "d": d}
+
+
+def fafed(
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    second_moment_decay,
+    epsilon,
+    fresh_weight=None,
+    fresh_weight_scale=None,
+    first_step="plain",
+    sync_order="paper",
+    prev_grad_scale=1.0,
+    adaptive_matrix="diagonal",
+):
+    beta, rho, q = second_moment_decay, epsilon, K[0]
+
+    def square(g):
+        if adaptive_matrix == "diagonal":
+            return g**2
+        return np.tile((g**2).sum(1, keepdims=True), (1, g.shape[1]))
+
+    g = f.first(x)
+    m, v = everywhere(g.mean(0), f), everywhere(square(g).mean(0), f)
+    A = np.sqrt(v[0]) + rho
+    x_prev = everywhere(x, f)
+    x_i = x_prev - at(step_size, 0) * (m / A if first_step == "adaptive" else m)
+    yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
+    present = range(f.num)
+    for t in range(1, rounds * q + 1):
+        here = S((t - 1) // q)
+        if (t - 1) % q == 0:
+            for i in here:
+                if i not in present:
+                    x_prev[i] = x_i[i]
+            present = here
+        eta, a = at(step_size, t), alpha(t, fresh_weight, fresh_weight_scale, step_size)
+        xi = f.draw(here)
+        g, g_prev = f(here, x_i, xi), f(here, x_prev, xi)
+        m[here] = g + (1 - a) * (m[here] - prev_grad_scale * g_prev)
+        if adaptive_matrix == "adagrad_norm":
+            v[here] = v[here] + square(g)
+        else:
+            v[here] = beta * v[here] + (1 - beta) * square(g)
+        x_prev[here] = x_i[here]
+        if t % q or sync_order == "code":
+            x_i[here] = x_i[here] - eta * m[here] / A
+        yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
+        if t % q == 0:
+            v, m, x_i = (everywhere(z[here].mean(0), f) for z in (v, m, x_i))
+            A = np.sqrt(v[0]) + rho
+            if sync_order == "paper":
+                x_i = x_i - eta * m / A
+            yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
+
+
+# --- adaptive servers -------------------------------------------------------------------------------
+
+
+def fedopt(f, x, rounds, K, S, step_size, momentum, v, new_v, move):
+    """What follows has this in common: Δ of local SGD, m, v, then a move of the server."""
+    m = np.zeros(x.size)
+    yield {"x": everywhere(x, f), "m": m, "v": v}
+    for r in range(rounds):
+        x_i = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            x_i[here] = x_i[here] - at(step_size, r) * f(here, x_i, f.draw(here))
+            yield {"x": x_i, "m": m, "v": v}
+        delta = (x_i[S(r)] - x).mean(0)
+        m = momentum * m + (1 - momentum) * delta
+        v = new_v(v, delta)
+        x = x + move(r, m, v)
+        yield {"x": everywhere(x, f), "m": m, "v": v}
+
+
+def fedadam(
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    server_step_size,
+    momentum,
+    second_moment_decay,
+    epsilon,
+    v0=None,
+    bias_correction=False,
+):
+    beta2, tau = second_moment_decay, epsilon
+
+    def move(r, m, v):
+        rate = server_step_size
+        if bias_correction:
+            rate = rate * np.sqrt(1 - beta2 ** (r + 1)) / (1 - momentum ** (r + 1))
+        return rate * m / (np.sqrt(v) + tau)
+
+    v = np.full(x.size, tau**2 if v0 is None else v0)
+    yield from fedopt(
+        f, x, rounds, K, S, step_size, momentum, v, lambda v, delta: beta2 * v + (1 - beta2) * delta**2, move
+    )
+
+
+def fedyogi(f, x, rounds, K, S, step_size, server_step_size, momentum, second_moment_decay, epsilon):
+    def new_v(v, delta):
+        return np.maximum(0, v - (1 - second_moment_decay) * delta**2 * np.sign(v - delta**2))
+
+    def move(r, m, v):
+        return server_step_size * m / (np.sqrt(v) + epsilon)
+
+    yield from fedopt(f, x, rounds, K, S, step_size, momentum, np.full(x.size, epsilon**2), new_v, move)
+
+
+def fedadagrad(f, x, rounds, K, S, step_size, server_step_size, momentum, epsilon):
+    def move(r, m, v):
+        return server_step_size * m / (np.sqrt(v) + epsilon)
+
+    v = np.full(x.size, epsilon**2)
+    yield from fedopt(f, x, rounds, K, S, step_size, momentum, v, lambda v, delta: v + delta**2, move)
+
+
+def fedams(
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    server_step_size,
+    momentum,
+    second_moment_decay,
+    epsilon,
+    option=1,
+    bias_correction=False,
+    v0=0.0,
+):
+    beta1, beta2 = momentum, second_moment_decay
+    v_hat = np.full(x.size, v0)
+
+    def move(r, m, v):
+        nonlocal v_hat
+        v_hat = np.maximum(v_hat, v)
+        if option == 1:
+            v_hat = np.maximum(v_hat, epsilon)
+        root = np.sqrt(v_hat)
+        if bias_correction:
+            m, root = m / (1 - beta1 ** (r + 1)), root / np.sqrt(1 - beta2 ** (r + 1))
+        return server_step_size * m / (root if option == 1 else root + epsilon)
+
+    def new_v(v, delta):
+        return beta2 * v + (1 - beta2) * delta**2
+
+    for rows in fedopt(f, x, rounds, K, S, step_size, momentum, np.zeros(x.size), new_v, move):
+        yield {**rows, "v_hat": v_hat}
+
+
+# --- adaptive clients -------------------------------------------------------------------------------
+
+
+def mimeadam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, lite=False):
+    beta1, beta2 = momentum, second_moment_decay
+    m, v = np.zeros(x.size), np.zeros(x.size)
+    yield {"x": everywhere(x, f), "m": m, "v": v}
+    for r in range(rounds):
+        c = np.mean([f.gradient(i, x, -1) for i in S(r)], axis=0)
+        y = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            xi = f.draw(here)
+            g = f(here, y, xi)
+            if not lite:
+                g = g - f(here, x, xi) + c
+            y[here] = y[here] - at(step_size, r) * (beta1 * m + (1 - beta1) * g) / (np.sqrt(v) + epsilon)
+            yield {"x": y, "m": m, "v": v}
+        x = y[S(r)].mean(0)
+        m, v = beta1 * m + (1 - beta1) * c, beta2 * v + (1 - beta2) * c**2
+        yield {"x": everywhere(x, f), "m": m, "v": v}
+
+
+def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, v0=None, refresh="before"):
+    beta1, beta2 = momentum, second_moment_decay
+    v_hat = np.maximum(1e-8, (f.first(x) ** 2).mean(0)) if v0 is None else np.full(x.size, v0)
+    m, v = np.zeros((f.num, x.size)), everywhere(v_hat, f)
+    yield {"x": everywhere(x, f), "m": m, "v": v, "v_hat": v_hat}
+    for r in range(rounds):
+        x_i, a = everywhere(x, f), at(step_size, r)
+        for k, here in steps(S(r), K):
+            g = f(here, x_i, f.draw(here))
+            m[here] = beta1 * m[here] + (1 - beta1) * g
+            v[here] = beta2 * v[here] + (1 - beta2) * g**2
+            for i in here:
+                if k < K[i] - 1 or refresh == "after":
+                    x_i[i] = x_i[i] - a * m[i] / np.sqrt(v_hat)
+            yield {"x": x_i, "m": m, "v": v, "v_hat": v_hat}
+        v_hat = np.maximum(v_hat, v[S(r)].mean(0))
+        if refresh == "before":
+            x_i = x_i - a * m / np.sqrt(v_hat)
+        x = x_i[S(r)].mean(0)
+        yield {"x": everywhere(x, f), "m": m, "v": v, "v_hat": v_hat}
+
+
+def fed_lamb(
+    f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, layer_decay=0.0, segments=(slice(None),)
+):
+    beta1, beta2 = momentum, second_moment_decay
+    v_hat = np.full(x.size, epsilon)
+    yield {"x": everywhere(x, f), "v_hat": v_hat}
+    for r in range(rounds):
+        theta, m, v = everywhere(x, f), np.zeros((f.num, x.size)), everywhere(v_hat, f)
+        for k, here in steps(S(r), K):
+            g = f(here, theta, f.draw(here))
+            m[here] = beta1 * m[here] + (1 - beta1) * g
+            v[here] = beta2 * v[here] + (1 - beta2) * g**2
+            for i in here:
+                p = m[i] / (1 - beta1 ** (k + 1)) / (np.sqrt(v_hat) + epsilon)
+                u = p + layer_decay * theta[i]
+                for layer in segments:
+                    length, norm = np.linalg.norm(theta[i, layer]), np.linalg.norm(u[layer])
+                    ratio = length / norm if length > 0 and norm > 0 else 1.0
+                    theta[i, layer] -= at(step_size, r) * ratio * u[layer]
+            yield {"x": theta, "v_hat": v_hat}
+        x, v_hat = theta[S(r)].mean(0), np.maximum(v_hat, v[S(r)].mean(0))
+        yield {"x": everywhere(x, f), "v_hat": v_hat}
+
+
+# --- momentum of the server, followed by the clients ------------------------------------------------
+
+
+def mean_steps(S, K):
+    return np.mean([K[i] for i in S])
+
+
+def fedavg_m(f, x, rounds, K, S, step_size, fresh_weight, server_step_size=None, form="original"):
+    beta = fresh_weight
+    g = np.zeros(x.size)
+    yield {"x": everywhere(x, f), "g": g}
+    for r in range(rounds):
+        eta = at(step_size, r)
+        gamma = server_step_size or eta * mean_steps(S(r), K)
+        x_i = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            fresh = f(here, x_i, f.draw(here))
+            if form == "original":
+                x_i[here] = x_i[here] - eta * (beta * fresh + (1 - beta) * g)
+            else:
+                x_i[here] = x_i[here] - eta * (fresh + (1 - beta) * g)
+            yield {"x": x_i, "g": g}
+        g = (x - x_i[S(r)]).mean(0) / (eta * mean_steps(S(r), K))
+        x = x - gamma * g
+        yield {"x": everywhere(x, f), "g": g}
+
+
+def fedavg_m_vr(f, x, rounds, K, S, step_size, fresh_weight, server_step_size=None):
+    beta = fresh_weight
+    g, x_prev = f.first(x).mean(0), x
+    yield {"x": everywhere(x, f), "g": everywhere(g, f), "x_prev": x_prev}
+    for r in range(rounds):
+        eta = at(step_size, r)
+        gamma = server_step_size or eta * mean_steps(S(r), K)
+        x_i = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            xi = f.draw(here)
+            g_i = f(here, x_i, xi) + (1 - beta) * (g - f(here, x_prev, xi))
+            x_i[here] = x_i[here] - eta * g_i
+            yield {"x": x_i, "g": everywhere(g, f), "x_prev": x_prev}
+        g = (x - x_i[S(r)]).mean(0) / (eta * mean_steps(S(r), K))
+        x_prev, x = x, x - gamma * g
+        yield {"x": everywhere(x, f), "g": everywhere(g, f), "x_prev": x_prev}
+
+
+def scaffold_m(f, x, rounds, K, S, step_size, fresh_weight, server_step_size=None, form="original", c0="gradient"):
+    beta = fresh_weight
+    c_i = f.first(x) if c0 == "gradient" else np.zeros((f.num, x.size))
+    c, g = c_i.mean(0), np.zeros(x.size)
+    yield {"x": everywhere(x, f), "g": g, "c_i": c_i, "c": c}
+    for r in range(rounds):
+        eta = at(step_size, r)
+        gamma = server_step_size or eta * mean_steps(S(r), K)
+        x_i, c_new = everywhere(x, f), c_i.copy()
+        c_new[S(r)] = 0
+        for _, here in steps(S(r), K):
+            fresh = f(here, x_i, f.draw(here))
+            for i, gradient in zip(here, fresh):
+                c_new[i] += gradient / K[i]
+            corrected = fresh - c_i[here] + c
+            if form == "original":
+                x_i[here] = x_i[here] - eta * (beta * corrected + (1 - beta) * g)
+            else:
+                x_i[here] = x_i[here] - eta * (corrected + (1 - beta) * g)
+            yield {"x": x_i, "g": g, "c_i": c_i, "c": c}
+        g = (x - x_i[S(r)]).mean(0) / (eta * mean_steps(S(r), K))
+        x = x - gamma * g
+        c = c + (c_new - c_i).sum(0) / f.num
+        c_i = c_new
+        yield {"x": everywhere(x, f), "g": g, "c_i": c_i, "c": c}
+
+
+def scaffold_m_vr(f, x, rounds, K, S, step_size, fresh_weight, server_step_size=None, c0="gradient"):
+    beta = fresh_weight
+    c_i = f.first(x) if c0 == "gradient" else np.zeros((f.num, x.size))
+    c = g = c_i.mean(0)
+    x_prev = x
+    yield {"x": everywhere(x, f), "g": g, "c_i": c_i, "c": c, "x_prev": x_prev}
+    for r in range(rounds):
+        eta = at(step_size, r)
+        gamma = server_step_size or eta * mean_steps(S(r), K)
+        x_i, c_new = everywhere(x, f), c_i.copy()
+        c_new[S(r)] = 0
+        for _, here in steps(S(r), K):
+            xi = f.draw(here)
+            fresh = f(here, x_i, xi)
+            for i, gradient in zip(here, fresh):
+                c_new[i] += gradient / K[i]
+            g_i = fresh - beta * (c_i[here] - c) + (1 - beta) * (g - f(here, x_prev, xi))
+            x_i[here] = x_i[here] - eta * g_i
+            yield {"x": x_i, "g": g, "c_i": c_i, "c": c, "x_prev": x_prev}
+        g = (x - x_i[S(r)]).mean(0) / (eta * mean_steps(S(r), K))
+        x_prev, x = x, x - gamma * g
+        c = c + (c_new - c_i).sum(0) / f.num
+        c_i = c_new
+        yield {"x": everywhere(x, f), "g": g, "c_i": c_i, "c": c, "x_prev": x_prev}
+
+
+# --- minibatches at one point -----------------------------------------------------------------------
+
+
+def storm_estimate(f, x, x_prev, g, K, here, beta):
+    """(1/SK) Σ [∇f_i(x; ξ) + (1-β)(g - ∇f_i(x_prev; ξ))]."""
+    terms = np.zeros((f.num, x.size))
+    for _, those in steps(here, K):
+        xi = f.draw(those)
+        difference = f(those, x, xi) + (1 - beta) * (g - f(those, x_prev, xi))
+        for i, term in zip(those, difference):
+            terms[i] += term / K[i]
+    return terms[here].mean(0)
+
+
+def mb_storm(f, x, rounds, K, S, step_size=None, fresh_weight=None, server_step_size=None):
+    x_prev, g = x, f.first(x).mean(0)
+    yield {"x": x, "x_prev": x_prev, "g": everywhere(g, f)}
+    for r in range(rounds):
+        g = storm_estimate(f, x, x_prev, g, K, S(r), fresh_weight)
+        gamma = server_step_size or at(step_size, r) * mean_steps(S(r), K)
+        for _ in range(max(K[i] for i in S(r))):
+            yield {"x": x, "x_prev": x_prev}
+        x_prev, x = x, x - gamma * g
+        yield {"x": x, "x_prev": x_prev, "g": everywhere(g, f)}
+
+
+def ce_lsgd(f, x, rounds, K, S, step_size, fresh_weight, chosen, local="one"):
+    x_prev, g = x, f.first(x).mean(0)
+    yield {"x": everywhere(x, f), "x_prev": x_prev, "g": everywhere(g, f)}
+    for r in range(rounds):
+        g = storm_estimate(f, x, x_prev, g, K, S(r), fresh_weight)
+        for _ in range(max(K[i] for i in S(r))):
+            yield {"x": everywhere(x, f), "x_prev": x_prev}
+        ends = []
+        for j in [chosen(r)] if local == "one" else S(r):
+            w, u = x, g
+            for k in range(K[j]):
+                w_prev, w = w, w - at(step_size, r) * u
+                if k < K[j] - 1:
+                    zeta = f.draw([j])[j]
+                    u = u + f.gradient(j, w, zeta) - f.gradient(j, w_prev, zeta)
+            ends.append(w)
+        x_prev, x = x, np.mean(ends, axis=0)
+        yield {"x": everywhere(x, f), "x_prev": x_prev, "g": everywhere(g, f)}

@@ -1,0 +1,461 @@
+"""What every algorithm must do: equal its plain twin of `reference.py`, keep the rules, allocate nothing."""
+
+import functools
+import inspect
+import math
+import threading
+
+import numpy as np
+import pytest
+import reference
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fedmpi.algorithms
+from fedmpi import simulate
+from fedmpi.algorithms import (
+    CELSGD,
+    FAFED,
+    MBSTORM,
+    SCAFFOLD,
+    SCAFFOLDM,
+    SCAFFOLDMVR,
+    STEM,
+    Algorithm,
+    FedAdagrad,
+    FedAdam,
+    FedAMS,
+    FedAvg,
+    FedAvgM,
+    FedAvgMVR,
+    FedLAMB,
+    FedProx,
+    FedYogi,
+    LocalAMSGrad,
+    MimeAdam,
+    NaiveAdaptiveFedAvg,
+)
+from fedmpi.comm.link import SoloLink
+from fedmpi.errors import UserError
+from fedmpi.federation import Federation
+from fedmpi.oracles import FunctionOracle
+from fedmpi.registry import command_name, known
+
+DIM = 5
+LAYERS = [slice(0, 2), slice(2, 3), slice(3, 5)]
+X0 = np.array([1.0, -0.5, 0.0, 2.0, 0.3])
+
+
+def gradient(client, x, sample):
+    """Clients with curvatures and minima of their own; samples scale, shift and bend the gradient."""
+    x = np.asarray(x)
+    i = np.arange(DIM)
+    curvature = 1 + 0.5 * np.cos(client + i)
+    noise = np.sin(3 * sample + 2 * client + i)
+    return (curvature + 0.3 * noise) * (x - 0.5 * client + 0.2 * i) + 0.2 * np.sin(x + sample) + 0.1 * noise
+
+
+# (class, settings that the twin has too), every option of every class at least once
+CASES = [
+    (FedAvg, {"step_size": 0.1}),
+    (FedAvg, {"step_size": 0.1, "server_step_size": 0.7}),
+    (FedProx, {"step_size": 0.1, "proximal_weight": 0.5}),
+    (FedProx, {"step_size": 0.1, "proximal_weight": 0.5, "server_step_size": 1.5}),
+    (SCAFFOLD, {"step_size": 0.1}),
+    (SCAFFOLD, {"step_size": 0.1, "server_step_size": 0.7, "c0": "gradient"}),
+    (SCAFFOLD, {"step_size": 0.1, "option": "I"}),
+    (STEM, {"step_size": 0.1, "fresh_weight": 0.3}),
+    (STEM, {"step_size": 0.1, "fresh_weight_scale": 40.0}),
+    (NaiveAdaptiveFedAvg, {"step_size": 0.1, "second_moment_decay": 0.8, "epsilon": 1e-8}),
+    (NaiveAdaptiveFedAvg, {"step_size": 0.1, "second_moment_decay": 0.8, "epsilon": 0.0}),
+    (FAFED, {"step_size": 0.1, "fresh_weight": 0.3, "second_moment_decay": 0.6, "epsilon": 0.05}),
+    (FAFED, {"step_size": 0.1, "fresh_weight_scale": 40.0, "second_moment_decay": 0.6, "epsilon": 0.05}),
+    *(
+        (FAFED, {"step_size": 0.1, "fresh_weight": 0.3, "second_moment_decay": 0.6, "epsilon": 0.05, **option})
+        for option in (
+            {"first_step": "adaptive"},
+            {"sync_order": "code"},
+            {"prev_grad_scale": 0.95},
+            {"adaptive_matrix": "global"},
+            {"adaptive_matrix": "adagrad_norm"},
+        )
+    ),
+    *(
+        (FedAdam, {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.7, "epsilon": 0.01, **option})
+        for option in (
+            {"second_moment_decay": 0.8},
+            {"second_moment_decay": 0.8, "bias_correction": True},
+            {"second_moment_decay": 0.8, "v0": 0.0},
+        )
+    ),
+    (
+        FedYogi,
+        {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.7, "second_moment_decay": 0.6, "epsilon": 0.1},
+    ),
+    (FedAdagrad, {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.3, "epsilon": 0.01}),
+    *(
+        (
+            FedAMS,
+            {
+                "step_size": 0.1,
+                "server_step_size": 0.2,
+                "momentum": 0.7,
+                "second_moment_decay": 0.4,
+                "epsilon": 0.01,
+                **option,
+            },
+        )
+        for option in (
+            {},
+            {"option": 2},
+            {"bias_correction": True},
+            {"bias_correction": True, "option": 2},
+            {"bias_correction": True, "epsilon": 0.0, "v0": 1e-3},
+        )
+    ),
+    (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3}),
+    (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3, "lite": True}),
+    (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8}),
+    (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "v0": 0.3}),
+    (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "refresh": "after"}),
+    (FedLAMB, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 1e-3}),
+    (FedLAMB, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 1e-3, "layer_decay": 0.1}),
+    (FedAvgM, {"step_size": 0.1, "fresh_weight": 0.3}),
+    (FedAvgM, {"step_size": 0.1, "fresh_weight": 0.3, "server_step_size": 0.15}),
+    (FedAvgM, {"step_size": 0.03, "fresh_weight": 0.3, "server_step_size": 0.05, "form": "reparameterised"}),
+    (FedAvgMVR, {"step_size": 0.1, "fresh_weight": 0.3}),
+    (FedAvgMVR, {"step_size": 0.1, "fresh_weight": 0.3, "server_step_size": 0.15}),
+    (SCAFFOLDM, {"step_size": 0.1, "fresh_weight": 0.3}),
+    (SCAFFOLDM, {"step_size": 0.1, "fresh_weight": 0.3, "server_step_size": 0.15, "c0": "zero"}),
+    (SCAFFOLDM, {"step_size": 0.03, "fresh_weight": 0.3, "form": "reparameterised"}),
+    (SCAFFOLDMVR, {"step_size": 0.1, "fresh_weight": 0.3}),
+    (SCAFFOLDMVR, {"step_size": 0.1, "fresh_weight": 0.3, "server_step_size": 0.15, "c0": "zero"}),
+    (MBSTORM, {"step_size": 0.1, "fresh_weight": 0.3}),
+    (MBSTORM, {"step_size": 0.1, "fresh_weight": 0.3, "server_step_size": 0.15}),
+    (CELSGD, {"step_size": 0.1, "fresh_weight": 0.3}),
+    (CELSGD, {"step_size": 0.1, "fresh_weight": 0.3, "local": "all"}),
+]
+EVERY_CASE = pytest.mark.parametrize(
+    ("cls", "settings"),
+    CASES,
+    ids=lambda value: command_name(value) if inspect.isclass(value) else "-".join(map(str, value.values())),
+)
+EVERY_CLASS = list(known(fedmpi.algorithms, Algorithm).values())
+
+# num_clients, local steps, rounds, participants of each round
+FULL = (3, 2, 6, lambda r: [0, 1, 2])
+PARTIAL = (3, 2, 7, lambda r: [[0, 2], [1], [1, 2], [0, 2], [0], [0, 1, 2], [2]][r])
+LONGER = (3, 3, 4, lambda r: [[0, 1, 2], [1, 2], [0, 1], [0, 2]][r])
+ALONE = (1, 2, 6, lambda r: [0])
+
+
+def chosen(round_index):
+    """Any participant of `round_index` in each of the settings above."""
+    return [2, 1, 1, 0, 0, 2, 2][round_index]
+
+
+def twin_of(cls):
+    return getattr(reference, command_name(cls))
+
+
+def run_twin(cls, settings, num_clients, local_steps, rounds, participants, drawn=chosen):
+    """The twin's trace: a list of {row: array}, each entry a copy."""
+    extra = {}
+    if cls is CELSGD:
+        extra["chosen"] = drawn
+    if cls is FedLAMB:
+        extra["segments"] = LAYERS
+    clients = reference.Clients(gradient, num_clients)
+    K = local_steps if isinstance(local_steps, list) else [local_steps] * num_clients
+    trace = twin_of(cls)(clients, X0, rounds, K, participants, **settings, **extra)
+    return [{name: np.array(value) for name, value in rows.items()} for rows in trace], clients
+
+
+def run_ours(algorithm, num_clients, local_steps, rounds, participants, drawn=chosen):
+    if isinstance(local_steps, list):
+        local_steps = local_steps.__getitem__
+    return simulate(
+        algorithm,
+        gradient,
+        X0,
+        num_clients,
+        rounds,
+        local_steps,
+        participants=participants,
+        chosen=drawn,
+        segments=LAYERS,
+    )
+
+
+def assert_same(trace, twin):
+    """Every row that the twin knows, at every moment, to 1e-12 of the row's size."""
+    assert len(trace) == len(twin)
+    for record, expected in zip(trace, twin):
+        for name, value in expected.items():
+            np.testing.assert_allclose(
+                record["rows"][name],
+                value,
+                rtol=1e-12,
+                atol=1e-12 * np.abs(value).max(),
+                err_msg=f"{name} in round {record['round']}, step {record['step']}",
+            )
+
+
+@pytest.mark.parametrize("setup", [FULL, PARTIAL, LONGER, ALONE], ids=["full", "partial", "longer", "alone"])
+@EVERY_CASE
+def test_trace_equals_the_reference(cls, settings, setup):
+    drawn = (lambda r: 0) if setup is ALONE else (lambda r: setup[3](r)[-1])
+    twin, _ = run_twin(cls, settings, *setup, drawn=drawn)
+    assert_same(run_ours(cls(**settings), *setup, drawn=drawn), twin)
+
+
+# Round methods let every client have its own number of local steps.
+@pytest.mark.parametrize("participants", [FULL[3], lambda r: [[0, 1], [1, 2], [2], [0, 2]][r]], ids=["full", "partial"])
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [(c, s) for c, s in CASES if c.clock == "round_index"],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_clients_with_step_counts_of_their_own(cls, settings, participants):
+    setup = (3, [2, 4, 1], 4, participants)
+    twin, _ = run_twin(cls, settings, *setup, drawn=lambda r: participants(r)[0])
+    trace = run_ours(cls(**settings), *setup, drawn=lambda r: participants(r)[0])
+    after, expected = [], []
+    for r in range(4):
+        after.append([record for record in trace if record["round"] == r and record["step"] is None])
+    twin = iter(twin[1:])
+    for r in range(4):
+        *_, last = [next(twin) for _ in range(max([2, 4, 1][i] for i in participants(r)) + 1)]
+        expected.append(last)
+    assert_same([a for (a,) in after], expected)
+
+
+SCHEDULES = {
+    "cube_root": (
+        {"schedule_offset": 2.0, "schedule_rate": 3.0, "schedule_plateau": 6.0},
+        lambda t: max(2.0 + 3.0 * t, 6.0) ** (-1 / 3),
+    ),
+    "step": ({"schedule_period": 2, "schedule_factor": 0.5}, lambda t: 0.5 ** (t // 2)),
+    "cosine": (
+        {"schedule_period": 4, "schedule_factor": 0.2},
+        lambda t: 0.2 + 0.8 * (1 + math.cos(math.pi * min(t, 4) / 4)) / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@EVERY_CASE
+def test_schedules(cls, settings, schedule, every):
+    fields, factor = SCHEDULES[schedule]
+    scheduled = {**settings, "step_size": lambda t: settings["step_size"] * factor(t // every)}
+    twin, _ = run_twin(cls, scheduled, 3, 2, 6, FULL[3])
+    algorithm = cls(**settings, schedule=schedule, schedule_every=every, **fields)
+    assert_same(run_ours(algorithm, 3, 2, 6, FULL[3]), twin)
+
+
+def test_every_class_has_its_twin_and_a_case():
+    names = {command_name(cls) for cls in EVERY_CLASS}
+    twins = {name for name, f in vars(reference).items() if inspect.isgeneratorfunction(f)}
+    assert names == twins - {"steps", "fedopt"}
+    assert {command_name(cls) for cls, _ in CASES} == names
+    assert set(EVERY_CLASS) == {getattr(fedmpi.algorithms, n) for n in fedmpi.algorithms.__all__} - {
+        Algorithm,
+        fedmpi.algorithms.Exchange,
+    }
+
+
+@EVERY_CASE
+def test_every_setting_has_a_range_and_a_help_text(cls, settings):
+    import dataclasses
+
+    for field in dataclasses.fields(cls):
+        assert field.metadata.get("help"), field.name
+    with pytest.raises(UserError, match="step_size"):
+        cls(**{**settings, "step_size": -1.0})
+    with pytest.raises(UserError, match="schedule"):
+        cls(**settings, schedule="cubic")
+
+
+def test_settings_that_do_not_go_together():
+    with pytest.raises(UserError, match="epsilon"):
+        FedAMS(epsilon=0.0)
+    for cls in (FedAdam, FedAMS):
+        with pytest.raises(UserError, match="second_moment_decay"):
+            cls(bias_correction=True, second_moment_decay=1.0)
+    for cls in (FedAvgM, SCAFFOLDM):
+        with pytest.raises(UserError, match="fresh_weight"):
+            cls(form="reparameterised", fresh_weight=0.0)
+
+
+@EVERY_CASE
+def test_absent_clients_keep_their_state_and_draw_nothing(cls, settings):
+    num_clients, local_steps, rounds, participants = PARTIAL
+    asked = []
+
+    def spy(client, x, sample):
+        asked.append(client)
+        return gradient(client, x, sample)
+
+    algorithm = cls(**settings)
+    before = None
+    trace = simulate(
+        algorithm,
+        spy,
+        X0,
+        rounds=rounds,
+        local_steps=local_steps,
+        participants=participants,
+        chosen=lambda r: participants(r)[-1],
+    )
+    for record in trace:
+        if record["step"] is not None or before is None:
+            before = before or record
+            continue
+        absent = set(range(num_clients)) - set(participants(record["round"]))
+        for client in absent:
+            for name in algorithm.client_rows:
+                np.testing.assert_array_equal(record["rows"][name][client], before["rows"][name][client])
+        for name in algorithm.exchanged:
+            np.testing.assert_array_equal(record["rows"][name], np.tile(record["rows"][name][0], (num_clients, 1)))
+        before = record
+    only_start = asked.copy()
+    asked.clear()
+    simulate(algorithm, spy, X0, rounds=3, participants=lambda r: [1], chosen=lambda r: 1)
+    in_start = num_clients if algorithm.exchanged_at_start else 0
+    assert set(asked[in_start:]) == {1}
+    assert set(only_start) == {0, 1, 2}
+
+
+class ThreadLink(SoloLink):
+    """Ranks as threads of this process: sums over them in the order of ranks."""
+
+    def __init__(self, rank, shared):
+        super().__init__()
+        self.rank, self.size, self._shared = rank, len(shared["values"]), shared
+
+    def _gather(self, value):
+        self._shared["values"][self.rank] = value
+        self._shared["barrier"].wait(timeout=30)
+        values = list(self._shared["values"])
+        self._shared["barrier"].wait(timeout=30)
+        return values
+
+    def sum(self, block):
+        super().sum(block)
+        first, *others = self._gather(block.clone())
+        total = first.clone()
+        for other in others:
+            total.add_(other)
+        block.copy_(total)
+
+    def gather(self, values):
+        return np.stack(self._gather(np.array(values)))
+
+
+@pytest.mark.parametrize("setup", [FULL, PARTIAL], ids=["full", "partial"])
+@EVERY_CASE
+def test_one_client_per_rank_equals_the_reference_and_ranks_agree(cls, settings, setup):
+    """Clients that work in the averaged memory itself, as under mpirun."""
+    num_clients, local_steps, rounds, participants = setup
+    shared = {"values": [None] * num_clients, "barrier": threading.Barrier(num_clients)}
+    seen, errors = [[] for _ in range(num_clients)], []
+
+    def rank(index):
+        try:
+            federation = Federation(
+                cls(**settings),
+                ThreadLink(index, shared),
+                {index: lambda state: FunctionOracle(gradient, index)},
+                num_clients,
+                torch.tensor(X0),
+                torch.empty(0, dtype=torch.float64),
+                local_steps,
+                participants=participants,
+                chosen=lambda r: participants(r)[-1],
+                poison=True,
+                segments=LAYERS,
+            )
+
+            def look():
+                rows = {**federation.state.averaged_rows(), **federation.state.server_rows()}
+                seen[index].append({name: row.numpy().copy() for name, row in rows.items()})
+
+            federation.start()
+            look()
+            for _ in range(rounds):
+                federation.run_round()
+                look()
+        except BaseException as error:
+            errors.append(error)
+            shared["barrier"].abort()
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    for other in seen[1:]:
+        for mine, theirs in zip(seen[0], other):
+            for name in mine:
+                np.testing.assert_array_equal(mine[name], theirs[name], err_msg=f"server.{name} differs between ranks")
+    twin, _ = run_twin(cls, settings, *setup, drawn=lambda r: participants(r)[-1])
+    for mine, expected in zip(seen[0], twin[:: local_steps + 1]):
+        x = expected["x"]
+        np.testing.assert_allclose(mine["x"], x[0] if x.ndim == 2 else x, rtol=1e-12, atol=1e-12 * np.abs(x).max())
+
+
+class BigTensors(TorchDispatchMode):
+    """Counts operations whose output is new memory of at least `dim` elements."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim, self.found = dim, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        known_memory = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in (*args, *(kwargs or {}).values())
+            if isinstance(tensor, torch.Tensor)
+        }
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            is_big = isinstance(tensor, torch.Tensor) and tensor.numel() >= self.dim
+            if is_big and tensor.untyped_storage().data_ptr() not in known_memory:
+                self.found.append(str(function))
+        return result
+
+
+class QuietOracle(FunctionOracle):
+    """Gradients of ½ h ‖x - b‖² in rows that exist already."""
+
+    def __init__(self, client, dim):
+        super().__init__(None, client)
+        self._rows = torch.zeros(2, dim, dtype=torch.float64)
+        self._next = 0
+
+    def gradient(self, z, xi):
+        self._next = 1 - self._next
+        return torch.mul(z, 1.0 + 0.1 * xi, out=self._rows[self._next]).sub_(self._client)
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+@EVERY_CASE
+def test_nothing_as_long_as_the_model_is_allocated_after_the_first_round(cls, settings, num_clients):
+    dim = 1000
+    federation = Federation(
+        cls(**settings),
+        SoloLink(),
+        {index: functools.partial(lambda index, state: QuietOracle(index, dim), index) for index in range(num_clients)},
+        num_clients,
+        torch.ones(dim, dtype=torch.float64),
+        torch.empty(0, dtype=torch.float64),
+        3,
+        segments=[slice(0, 0 + dim // 2), slice(dim // 2, dim)],
+    )
+    federation.start()
+    federation.run_round()
+    with BigTensors(dim // 2) as big:
+        federation.run_round()
+    assert big.found == []
