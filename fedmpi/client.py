@@ -1,5 +1,7 @@
 """One silo, and the server that all silos hold alike, as an algorithm sees them."""
 
+from fedmpi.errors import UserError
+
 
 class _Holder:
     """Rows as attributes, with an error for a missing name that says where rows come from."""
@@ -48,14 +50,34 @@ class Server(_Holder):
         rows: name -> [dim] tensor.
         num_clients: N.
         segments: slices of the parameter tensors in a [dim] row.
+        dim: length of a row. ascent: the slice of a row in which a min-max problem ascends, or None.
     """
 
-    def __init__(self, rows, num_clients, segments):
+    def __init__(self, rows, num_clients, segments, dim, ascent=None):
         super().__init__(rows)
         self.segments = segments
+        self.primal, self.dual = blocks(dim, ascent)
         self.num_clients = num_clients
         self.num_participants = num_clients
         self.participation = 1.0
         self.num_steps = 0
         self.round_index = -1
         self.iteration = 0
+
+
+def blocks(dim, ascent):
+    """(primal, dual): the slices of a [dim] row in which a problem descends, and those in which it ascends.
+
+    Args:
+        ascent: a slice of the row, or None in a minimisation.
+
+    Raises:
+        UserError: if the slice has a step or holds nothing.
+    """
+    if ascent is None:
+        return (slice(0, dim),), ()
+    start, stop, step = ascent.indices(dim)
+    if step != 1 or start >= stop:
+        raise UserError(f"ascent = {ascent}: expected a slice without a step that holds some of the {dim} variables")
+    around = (slice(0, start), slice(stop, dim))
+    return tuple(block for block in around if block.start < block.stop), (slice(start, stop),)

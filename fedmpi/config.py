@@ -1,6 +1,6 @@
 """The settings of a run: typed dataclasses, a YAML or TOML file, and the command line.
 
-Five groups: the run itself, and one choice each of algorithm, task, model and partition. A choice is
+Six groups: the run itself, and one choice each of algorithm, task, oracle, model and partition. A choice is
 a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 0.01``, or in a file
 
     algorithm: {name: fafed, step_size: 0.01}     # or just  algorithm: fafed
@@ -20,10 +20,12 @@ from torch import nn
 import fedmpi.algorithms
 import fedmpi.data.partition
 import fedmpi.models
+import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.data.partition import Partition
 from fedmpi.errors import UserError
+from fedmpi.oracles import OracleKind
 from fedmpi.registry import command_name, find, known
 from fedmpi.settings import check, nearest, setting
 from fedmpi.tasks.base import Task
@@ -31,7 +33,7 @@ from fedmpi.tasks.base import Task
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What is not a matter of algorithm, task, model or partition."""
+    """What is not a matter of algorithm, task, oracle, model or partition."""
 
     rounds: int = setting(100, "communication rounds", least=1)
     epochs: float | None = setting(None, "passes over the clients' data, instead of --rounds", above=0)
@@ -76,7 +78,7 @@ class Config:
     """A run as resolved: everything needed to repeat it.
 
     Attributes:
-        run: a `Run`. algorithm: an `Algorithm`. task: a `Task`.
+        run: a `Run`. algorithm: an `Algorithm`. task: a `Task`. oracle: an `OracleKind`.
         model_class, model_settings: a `torch.nn.Module` class and its keyword arguments; None and
             {} where the task's default model or no model is meant.
         partition: a `Partition`, or None where the task has none.
@@ -86,6 +88,7 @@ class Config:
     run: Run
     algorithm: Algorithm
     task: Task
+    oracle: OracleKind
     model_class: type | None
     model_settings: dict
     partition: Partition | None
@@ -96,15 +99,16 @@ class Config:
 CHOICES = {
     "algorithm": (fedmpi.algorithms, Algorithm, "fafed"),
     "task": (fedmpi.tasks, Task, "classification"),
+    "oracle": (fedmpi.oracles, OracleKind, "autograd"),
     "model": (fedmpi.models, nn.Module, None),
     "partition": (fedmpi.data, Partition, "even"),
 }
 FLAGS = {
     "config": "PATH: settings from a YAML or TOML file; the command line goes first",
     "print_config": "print the settings as resolved, in the form of a file, and end",
-    "list": "WHAT: print the known algorithms, tasks, models or partitions, and end",
+    "list": "WHAT: print the known algorithms, tasks, oracles, models or partitions, and end",
     "traceback": "show where an error arose",
-    "help": "this text, for the chosen algorithm, task, model and partition",
+    "help": "this text, for the chosen algorithm, task, oracle, model and partition",
 }
 
 
@@ -125,7 +129,9 @@ def read_command_line(arguments):
         return _list(flags["list"])
     file_words = _file_words(flags["config"]) if "config" in flags else []
     words = file_words + words
-    classes = {group: _choose(group, _last_value(words, group)) for group in CHOICES}
+    classes = {}
+    for group in CHOICES:
+        classes[group] = _choose(group, _last_value(words, group), classes)
     parser, keys = _parser(classes)
     if "help" in flags:
         return parser.format_help()
@@ -197,11 +203,16 @@ def _last_value(words, key):
     return values[-1] if values else None
 
 
-def _choose(group, name):
-    """The class chosen for a group, or None where the task decides (a model that is not named)."""
+def _choose(group, name, chosen):
+    """The class chosen for a group, or None where the task decides (a model that is not named).
+
+    Where the user names none, a task or an algorithm chosen before may name its own: the black-box
+    attack comes with the two-point oracle, the AUC task with its partition.
+    """
     package, base, default = CHOICES[group]
     if name in (None, "null"):
-        name = default
+        wishes = [getattr(cls, group, None) for cls in (chosen.get("task"), chosen.get("algorithm"))]
+        name = next((wish for wish in wishes if isinstance(wish, str)), default)
     return None if name is None else find(group, name, package, base)
 
 
@@ -292,19 +303,22 @@ def _build(classes, values):
     if run.data_dir is None and os.environ.get("FEDMPI_DATA"):
         run = dataclasses.replace(run, data_dir=os.environ["FEDMPI_DATA"])
     task = classes["task"](**of("task"))
+    has_partition = task.has_model if task.has_partition is None else task.has_partition
     if not task.has_model and classes["model"]:
         raise UserError(f"task {command_name(classes['task'])} has no choice of model: leave --model out")
     resolved = dataclasses.asdict(run)
     for kind, cls in classes.items():
-        if cls is not None and (task.has_model or kind in ("algorithm", "task")):
+        has_it = {"model": task.has_model, "partition": has_partition}.get(kind, True)
+        if cls is not None and has_it:
             resolved[kind] = {"name": _spelled(kind, cls), **of(kind)}
     return Config(
         run=run,
         algorithm=classes["algorithm"](**of("algorithm")),
         task=task,
+        oracle=classes["oracle"](**of("oracle")),
         model_class=classes["model"],
         model_settings=of("model"),
-        partition=classes["partition"](**of("partition")) if task.has_model else None,
+        partition=classes["partition"](**of("partition")) if has_partition else None,
         resolved=resolved,
     )
 

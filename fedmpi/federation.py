@@ -66,6 +66,7 @@ class Federation:
         poison: see `RankState`.
         seed: of the run; what ranks draw alike comes from it.
         segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
+        ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Federation:
         poison=False,
         seed=0,
         segments=None,
+        ascent=None,
     ):
         self.algorithm, self.link = algorithm, link
         self.state = RankState(
@@ -95,8 +97,8 @@ class Federation:
                 f"{type(algorithm).__name__} has no row 'x', the model: name it in exchanged or server_rows"
             )
         segments = segments or [slice(0, x0.numel())]
-        self.server = Server({**averaged, **kept}, num_clients, segments)
-        self.server_seen_by_clients = Server(kept, num_clients, segments)
+        self.server = Server({**averaged, **kept}, num_clients, segments, x0.numel(), ascent)
+        self.server_seen_by_clients = Server(kept, num_clients, segments, x0.numel(), ascent)
         self.clients = [
             Client(index, self.state.client_rows(position), make(self.state))
             for position, (index, make) in enumerate(oracles.items())

@@ -6,14 +6,15 @@ import numpy as np
 import torch
 
 from fedmpi.comm.link import SoloLink
+from fedmpi.errors import UserError
 from fedmpi.federation import Federation
-from fedmpi.oracles import FunctionOracle
+from fedmpi.oracles import FunctionOracle, LossFunctionOracle
 
 
 def simulate(
     algorithm,
-    gradient,
-    x0,
+    gradient=None,
+    x0=None,
     num_clients=3,
     rounds=4,
     local_steps=2,
@@ -21,8 +22,14 @@ def simulate(
     chosen=None,
     segments=None,
     dtype=torch.float64,
+    *,
+    ascent=None,
+    ascent_scale=1.0,
+    loss=None,
+    directions=None,
+    smoothing=1e-3,
 ):
-    """Run an algorithm on given gradients and return everything it did.
+    """Run an algorithm on given gradients, or on given losses, and return everything it did.
 
     The loop is the one of the real run (`fedmpi.federation`); only the oracle and the link differ.
 
@@ -38,6 +45,12 @@ def simulate(
             None: drawn uniformly from the round's participants.
         segments: slices of x that layer-wise methods (Fed-LAMB) scale one by one; None: one layer.
         dtype: of every row.
+        ascent: the slice of x in which a min-max problem ascends, ``slice(d1, None)`` for
+            x = (θ, w) with θ of length d1; `gradient` returns the plain gradient of F. None: a
+            minimisation. ascent_scale: factor of that block's gradient.
+        loss, directions: instead of `gradient`, `loss(client, x, sample) -> number` and
+            `directions(client, sample) -> [b2, dim]`, used as they are: gradients are then two-point
+            estimates with the radius `smoothing` (μ). Both points of a pair use the same directions.
 
     Returns:
         list of records (dicts): one after the start (round -1), one after every local step, one
@@ -45,13 +58,19 @@ def simulate(
         from 0 and is None after a start or a communication; `rows` maps each row's name to a numpy
         array: a client's exchanged and kept rows as [num_clients, dim], the server's own as [dim].
         During a round the exchanged rows of absent clients are those the round began with.
+
+    Raises:
+        UserError: if x0 is missing, or neither `gradient` nor `loss` with `directions` is given.
     """
+    if x0 is None:
+        raise UserError("simulate: expected x0, the starting point")
+    make_oracle = _oracle_of(gradient, loss, directions, smoothing, ascent, ascent_scale)
     x0 = torch.as_tensor(np.asarray(x0), dtype=dtype).reshape(-1)
     recorder = _Recorder(algorithm, num_clients, local_steps)
     federation = Federation(
         algorithm,
         SoloLink(),
-        {index: functools.partial(_oracle, gradient, index) for index in range(num_clients)},
+        {index: functools.partial(make_oracle, index) for index in range(num_clients)},
         num_clients,
         x0,
         x0.new_empty(0),
@@ -61,6 +80,7 @@ def simulate(
         observe=recorder,
         poison=True,
         segments=segments,
+        ascent=ascent,
     )
     federation.start()
     for _ in range(rounds):
@@ -68,8 +88,15 @@ def simulate(
     return recorder.trace
 
 
-def _oracle(gradient, index, state):
-    return FunctionOracle(gradient, index)
+def _oracle_of(gradient, loss, directions, smoothing, ascent, ascent_scale):
+    """`make(index, state) -> oracle` of a client, on gradients or on losses."""
+    if gradient is not None and loss is None and directions is None:
+        return lambda index, state: FunctionOracle(gradient, index, ascent, ascent_scale)
+    if gradient is not None or loss is None or directions is None:
+        raise UserError("simulate: expected either gradient, or loss and directions")
+    if not smoothing > 0:
+        raise UserError(f"simulate: smoothing = {smoothing}: expected a number > 0 (μ)")
+    return lambda index, state: LossFunctionOracle(loss, directions, index, smoothing, ascent, ascent_scale)
 
 
 class _Recorder:

@@ -13,7 +13,6 @@ from fedmpi.comm.mpi import check_launch
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation import Federation, draw_participants, spread
-from fedmpi.oracles import AutogradOracle
 from fedmpi.recorder import Recorder, readable_bytes, table
 from fedmpi.registry import command_name, find_model
 from fedmpi.streams import derive, generator
@@ -107,11 +106,11 @@ class _Training:
         self.num_rounds = run.rounds
         if run.epochs is not None:
             self.num_rounds = max(1, math.ceil(run.epochs * batches.max() / max(steps)))
-        rows = torch.zeros(2, self.flat.dim, dtype=place.dtype, device=place.device)
+        workspace = self.config.oracle.workspace(self.flat.x)
         self.federation = Federation(
             self.config.algorithm,
             link,
-            {client: functools.partial(self._oracle, client, rows) for client in place.clients},
+            {client: functools.partial(self._oracle, client, workspace) for client in place.clients},
             place.num_clients,
             self.flat.x,
             self.flat.buffers,
@@ -120,9 +119,10 @@ class _Training:
             weights=num_samples.tolist() if run.weighting == "samples" else None,
             seed=run.seed,
             segments=self.flat.segments,
+            ascent=self.task.ascent(self.flat),
         )
 
-    def _oracle(self, client, rows, state):
+    def _oracle(self, client, workspace, state):
         run = self.config.run
         sampler = EpochSampler(
             self.task.num_samples(client),
@@ -132,16 +132,18 @@ class _Training:
             client,
             self.place.device,
         )
-        return AutogradOracle(
+        return self.config.oracle.make(
             self.flat,
             self.task,
             client,
             sampler,
             run.seed,
-            rows,
+            workspace,
             state.work_buffers,
             clip_norm=run.clip_norm,
             weight_decay=run.weight_decay,
+            ascent=self.task.ascent(self.flat),
+            ascent_scale=self.task.ascent_scale,
         )
 
     def make_recorder(self):
@@ -193,6 +195,7 @@ class _Training:
         x, buffers, which = kept.result(federation)
         rows = {**federation.state.averaged_rows(), **federation.state.server_rows(), "x": x}
         save_model(recorder.folder, self.flat.named_values(x, buffers), rows)
+        self.task.write_result(self.flat.module, recorder.folder)
         print(self._table(record, metrics, gradients, which, recorder.folder), flush=True)
         return recorder.folder
 

@@ -82,6 +82,18 @@ class FlatModule:
                 owner._buffers[key] = buffers[offset : offset + size].view(shape)
                 offset += size
 
+    def named_views(self, vector, buffers):
+        """Name -> view of the parameters in `vector` [dim] and of the float buffers in `buffers`.
+
+        The module itself stays as it is: this is for `torch.func.functional_call`.
+        """
+        values = dict(zip(self.names, self.views(vector)))
+        if self._buffers:
+            sizes = [math.prod(shape) for _, _, _, shape in self._buffers]
+            pieces = buffers.split(sizes)
+            values.update({name: p.view(shape) for (_, _, name, shape), p in zip(self._buffers, pieces)})
+        return values
+
     def named_values(self, vector, buffers):
         """Name -> tensor (views) of all parameters at `vector` and all buffers at `buffers`.
 

@@ -68,9 +68,12 @@ class Algorithm:
         server.num_clients N; server.num_participants: |S| of this round.
         server.participation: the participants' share in the weight of all clients, |S| / N.
         server.segments    slices of the model's parameter tensors in a row, for layer-wise methods.
+        server.primal, server.dual: slices of a row in which a min-max problem descends and ascends
+            (all of it and none in a minimisation). Gradients have the dual's sign turned already.
 
     Besides the rows, a class may declare
         clock: what t of the step-size schedule counts, "iteration" (local steps) or "round_index".
+        oracle: the kind of oracle that it is made for (`fedmpi.oracles`), if the user names none.
         downlink: the rows that a server would have to send for a round, where that is not what was
             exchanged: clients can recover some rows, and read others that only the server changes.
 
@@ -90,6 +93,7 @@ class Algorithm:
     schedule_period: int = setting(100, "step: t between two drops; cosine: t at its end", least=1)
     schedule_factor: float = setting(0.1, "step: of every drop; cosine: last step size / first", least=0, most=1)
 
+    oracle: ClassVar[str | None] = None
     clock: ClassVar[str] = "round_index"
     downlink: ClassVar[tuple[str, ...] | None] = None
     exchanged: ClassVar[tuple[str, ...]] = ("x",)

@@ -35,10 +35,15 @@ class Task:
     """Base of all tasks; the settings of a task are its fields, the rest of it comes with `load`.
 
     Attributes:
-        has_model: whether the user chooses model and partition for it.
+        has_model: whether the user chooses the model. has_partition: whether there are data to split;
+            None: where there is a model.
+        partition, oracle: the names of those that it takes if the user names none; None: the usual.
     """
 
     has_model = True
+    has_partition = None
+    partition = None
+    oracle = None
 
     def __post_init__(self):
         check(self, "task.")
@@ -64,10 +69,12 @@ class LoadedTask:
     Attributes:
         shape, num_classes: of the inputs and labels, for models; default_model: a model's name.
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
+        ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
     """
 
     default_model = None
     goal = ("train_loss", -1)
+    ascent_scale = 1.0
 
     def build_model(self, model_class, model_settings):
         """The module to train, on the CPU in float32; called under the run's model seed.
@@ -99,6 +106,10 @@ class LoadedTask:
                 f"with {self.num_classes} classes: {' '.join(str(error).split())}"
             ) from error
 
+    def ascent(self, flat):
+        """The slice of the flat vector in which the problem ascends (min-max); None: it only descends."""
+        return None
+
     def num_samples(self, client):
         """Number of training samples of one of this rank's clients."""
         raise NotImplementedError
@@ -119,3 +130,6 @@ class LoadedTask:
         in evaluation mode.
         """
         raise NotImplementedError
+
+    def write_result(self, module, folder):
+        """Write what the task has to show of the resulting module into the run folder; on rank 0 only."""

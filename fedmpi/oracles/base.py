@@ -1,16 +1,11 @@
-"""How a client answers "the gradient of f_i at z on sample ξ".
+"""What the oracles of a task's module have in common: samples, the loss account, the ascent block."""
 
-An algorithm draws a sample, `xi = oracle.draw()`, and asks for gradients on it at any vectors. A
-sample fixes the minibatch and the model's random stream (dropout masks), so two gradients on the
-same sample differ only by the point. The vectors that an oracle returns are the algorithm's to
-overwrite, until its next call.
-"""
-
+import contextlib
 import dataclasses
 
-import numpy as np
 import torch
 
+from fedmpi.settings import check
 from fedmpi.streams import derive
 
 FIRST = -1  # the number of the initial, larger batch among a client's samples
@@ -26,8 +21,24 @@ class Sample:
     noise: int
 
 
-class AutogradOracle:
-    """Gradients of a task's loss on one client's data, by automatic differentiation.
+@dataclasses.dataclass(frozen=True)
+class OracleKind:
+    """Base of the ways to come to a gradient; its settings are its fields."""
+
+    def __post_init__(self):
+        check(self, "oracle.")
+
+    def workspace(self, x):
+        """Vectors like `x` [dim] that all oracles of a rank share: clients work in turn."""
+        raise NotImplementedError
+
+    def make(self, flat, task, client, sampler, seed, workspace, buffers, **options):
+        """The oracle of one client; see `ModuleOracle`."""
+        raise NotImplementedError
+
+
+class ModuleOracle:
+    """Gradients of a task's loss on one client's data; subclasses say how a gradient is found.
 
     Args:
         flat: the `FlatModule`, shared by the clients of a rank.
@@ -39,12 +50,29 @@ class AutogradOracle:
         rows: [2, dim] where gradients are put; may be shared by the clients of a rank.
         buffers: the vector that holds the working client's float buffers.
         clip_norm: largest norm of a gradient, or None. weight_decay: times z, added after clipping.
+        ascent: the slice of a row in which the problem ascends, or None.
+        ascent_scale: times the gradient of that block: its step size over that of the rest, where
+            the algorithm has one step size for all.
     """
 
-    def __init__(self, flat, task, client, sampler, seed, rows, buffers, clip_norm=None, weight_decay=0.0):
+    def __init__(
+        self,
+        flat,
+        task,
+        client,
+        sampler,
+        seed,
+        rows,
+        buffers,
+        clip_norm=None,
+        weight_decay=0.0,
+        ascent=None,
+        ascent_scale=1.0,
+    ):
         self._flat, self._task, self._client, self._sampler, self._seed = flat, task, client, sampler, seed
         self._rows, self._buffers = rows, buffers
         self._clip_norm, self._weight_decay = clip_norm, weight_decay
+        self._ascent, self._ascent_scale = ascent, ascent_scale
         self.num_draws = 0
         self.num_gradients = 0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=rows.device)
@@ -71,16 +99,12 @@ class AutogradOracle:
     def gradient_pair(self, z, z_prev, xi):
         """(∇f_i(z; ξ), ∇f_i(z_prev; ξ)), two [dim] rows that stay valid until the next call.
 
-        Both see the same minibatch and the same dropout masks; only the first moves the running
+        Both see the same minibatch, dropout masks and directions; only the first moves the running
         statistics of batch-norm layers and counts as training loss.
         """
         g = self._gradient(z, xi, self._rows[0])
-        saved = [(buffer, buffer.clone()) for buffer in self._flat.module.buffers()]
-        loss_sum, num_losses = self._loss_sum.clone(), self._num_losses
-        g_prev = self._gradient(z_prev, xi, self._rows[1])
-        self._loss_sum, self._num_losses = loss_sum, num_losses
-        for buffer, value in saved:
-            buffer.copy_(value)
+        with self._unrecorded():
+            g_prev = self._gradient(z_prev, xi, self._rows[1])
         return g, g_prev
 
     def take_losses(self):
@@ -96,19 +120,42 @@ class AutogradOracle:
         return Sample(number, batch, derive(self._seed, "noise", self._client, number))
 
     def _gradient(self, z, xi, out):
-        self._flat.point_at(z, self._buffers)
+        """Fill `out` with the gradient that the algorithm sees."""
         self._flat.module.train()
-        seed_noise(xi.noise, z.device)
-        loss = self._task.loss(self._flat.module, xi.batch)
-        self._loss_sum += loss.detach()
+        self._loss_sum += self._evaluate(z, xi, out)
         self._num_losses += 1
         self.num_gradients += 1
-        self._flat.flatten(torch.autograd.grad(loss, self._flat.parameters), out=out)
+        turn_round(out, self._ascent, self._ascent_scale)
         if self._clip_norm is not None:
             out.mul_((self._clip_norm / torch.linalg.vector_norm(out)).clamp(max=1))
         if self._weight_decay:
             out.add_(z, alpha=self._weight_decay)
         return out
+
+    def _evaluate(self, z, xi, out):
+        """Put ∇F_i(z; ξ) into `out` and return F_i(z; ξ) without a graph."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _unrecorded(self):
+        """What happens inside leaves no trace in the loss account and the module's buffers."""
+        counters = [b for b in self._flat.module.buffers() if not b.is_floating_point()]
+        saved = [(vector, vector.clone()) for vector in (self._loss_sum, self._buffers, *counters)]
+        num_losses = self._num_losses
+        yield
+        self._num_losses = num_losses
+        for vector, value in saved:
+            vector.copy_(value)
+
+
+def turn_round(gradient, ascent, scale=1.0):
+    """Change the sign of the ascent block of a gradient, in place: descending there is ascending.
+
+    Args:
+        gradient: [dim]. ascent: a slice of it, or None. scale: further factor of the block.
+    """
+    if ascent is not None:
+        gradient[ascent].mul_(-scale)
 
 
 def seed_noise(seed, device):
@@ -117,44 +164,3 @@ def seed_noise(seed, device):
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
-
-
-class FunctionOracle:
-    """Gradients by calling a function; what `fedmpi.simulate` gives to algorithms.
-
-    Args:
-        gradient: `gradient(client, x, sample) -> vector`; x is a [dim] tensor.
-        client: the client's number.
-    """
-
-    def __init__(self, gradient, client):
-        self._gradient_of, self._client = gradient, client
-        self.num_draws = 0
-        self.num_gradients = 0
-
-    def draw(self):
-        """The next sample: the number of draws before it."""
-        self.num_draws += 1
-        return self.num_draws - 1
-
-    def draw_first(self):
-        """The initial batch: sample -1."""
-        return FIRST
-
-    def whole(self):
-        """All data of this client; sample -1 like the initial batch."""
-        return FIRST
-
-    def gradient(self, z, xi):
-        """The function's value at z as a new [dim] tensor of z's dtype."""
-        self.num_gradients += 1
-        value = self._gradient_of(self._client, z.clone(), xi)
-        return torch.as_tensor(np.asarray(value), dtype=z.dtype).reshape(z.shape).clone()
-
-    def gradient_pair(self, z, z_prev, xi):
-        """The values at two vectors on the same sample."""
-        return self.gradient(z, xi), self.gradient(z_prev, xi)
-
-    def take_losses(self):
-        """No losses are known here."""
-        return 0.0, 0

@@ -1,0 +1,79 @@
+"""Oracles on plain functions: what `fedmpi.simulate` gives to algorithms."""
+
+import numpy as np
+import torch
+
+from fedmpi.oracles.base import FIRST, turn_round
+from fedmpi.oracles.two_point import add_estimate
+
+
+class FunctionOracle:
+    """Gradients by calling a function.
+
+    Args:
+        gradient: `gradient(client, x, sample) -> vector`; x is a [dim] tensor.
+        client: the client's number.
+        ascent: the slice of x in which the problem ascends, or None. ascent_scale: see `ModuleOracle`.
+    """
+
+    def __init__(self, gradient, client, ascent=None, ascent_scale=1.0):
+        self._gradient_of, self._client = gradient, client
+        self._ascent, self._ascent_scale = ascent, ascent_scale
+        self.num_draws = 0
+        self.num_gradients = 0
+
+    def draw(self):
+        """The next sample: the number of draws before it."""
+        self.num_draws += 1
+        return self.num_draws - 1
+
+    def draw_first(self):
+        """The initial batch: sample -1."""
+        return FIRST
+
+    def whole(self):
+        """All data of this client; sample -1 like the initial batch."""
+        return FIRST
+
+    def gradient(self, z, xi):
+        """The gradient at z as a new [dim] tensor of z's dtype, its ascent block turned round."""
+        self.num_gradients += 1
+        g = self._evaluate(z, xi)
+        turn_round(g, self._ascent, self._ascent_scale)
+        return g
+
+    def gradient_pair(self, z, z_prev, xi):
+        """The values at two vectors on the same sample."""
+        return self.gradient(z, xi), self.gradient(z_prev, xi)
+
+    def take_losses(self):
+        """No losses are known here."""
+        return 0.0, 0
+
+    def _evaluate(self, z, xi):
+        value = self._gradient_of(self._client, z.clone(), xi)
+        return torch.as_tensor(np.asarray(value), dtype=z.dtype).reshape(z.shape).clone()
+
+
+class LossFunctionOracle(FunctionOracle):
+    """Two-point estimates by calling a loss function at perturbed points.
+
+    Args:
+        loss: `loss(client, x, sample) -> number`; x is a [dim] tensor.
+        directions: `directions(client, sample) -> [b2, dim]`, used as they are.
+        client: the client's number. smoothing: μ.
+        ascent, ascent_scale: see `FunctionOracle`.
+    """
+
+    def __init__(self, loss, directions, client, smoothing, ascent=None, ascent_scale=1.0):
+        super().__init__(None, client, ascent, ascent_scale)
+        self._loss, self._directions, self._smoothing = loss, directions, smoothing
+
+    def _evaluate(self, z, xi):
+        v = torch.as_tensor(np.asarray(self._directions(self._client, xi)), dtype=z.dtype).reshape(-1, z.numel())
+        base = self._loss_at(z, xi)
+        losses = torch.stack([self._loss_at(z + self._smoothing * direction, xi) for direction in v])
+        return add_estimate(torch.zeros_like(z), losses - base, v, self._smoothing, len(v))
+
+    def _loss_at(self, z, xi):
+        return torch.as_tensor(self._loss(self._client, z.clone(), xi), dtype=z.dtype).reshape(())

@@ -1,0 +1,167 @@
+"""Zeroth-order gradients: from values of the loss alone, at nearby points on the same sample."""
+
+import dataclasses
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
+from fedmpi.settings import setting
+from fedmpi.streams import derive
+
+
+def add_estimate(out, differences, directions, smoothing, num_directions):
+    """out += d / (μ b2) Σ_n [F(z + μ v_n) - F(z)] v_n, the two-point estimate of ∇F(z).
+
+    The factor d is that of directions on the unit sphere, where E v vᵀ = I / d.
+
+    Args:
+        out: [d]. differences: [n] of the losses. directions: [n, d], some or all of them.
+        smoothing: μ > 0. num_directions: b2 of the whole estimate.
+
+    Source: Fang et al., "Communication-Efficient Stochastic Zeroth-Order Optimization for Federated
+    Learning", IEEE TSP 2022; Eq. (4) of the FAFedZO paper.
+    """
+    return out.addmv_(directions.T, differences, alpha=out.numel() / (smoothing * num_directions))
+
+
+class Workspace:
+    """The vectors that the two-point oracles of a rank share, and the directions drawn last.
+
+    Args:
+        x: [dim], for length, dtype and device. num_directions: b2. at_once: how many directions lie
+            in memory at a time.
+    """
+
+    def __init__(self, x, num_directions, at_once):
+        self.num_directions, self._at_once = num_directions, min(at_once, num_directions)
+        self.rows = x.new_zeros(2, x.numel())
+        self.points = x.new_zeros(self._at_once + 1, x.numel())
+        self._directions = x.new_zeros(self._at_once, x.numel())
+        self._generator = torch.Generator(x.device)
+        self._drawn = None
+
+    def directions(self, noise):
+        """Directions of the stream (noise, "directions"), a few at a time, each uniform on the unit sphere.
+
+        The same `noise` gives the same directions; drawn again only if others came in between.
+        """
+        for first in range(0, self.num_directions, self._at_once):
+            v = self._directions[: min(self._at_once, self.num_directions - first)]
+            if self._drawn != (noise, first):
+                v.normal_(generator=self._generator.manual_seed(derive(noise, "directions", first)))
+                v.div_(torch.linalg.vector_norm(v, dim=1, keepdim=True))
+                self._drawn = noise, first
+            yield v
+
+
+class TwoPointOracle(ModuleOracle):
+    """Gradient estimates of a task's loss from forward passes: no graph is ever built.
+
+    ∇̃f(z; ξ, V) = d/(μ b2) Σ_n [F(z + μ v_n; ξ) - F(z; ξ)] v_n. The directions V belong to the sample ξ:
+    all samples of the minibatch and both points of a pair share them, and the dropout masks too.
+
+    Args:
+        workspace: a `Workspace`, shared by the clients of a rank.
+        smoothing: μ > 0.
+        evaluation: "batched" evaluates all perturbed vectors at once by `torch.func.vmap`;
+            "one_by_one" in a loop, for modules that vmap cannot take. Both give the same numbers.
+        flat, task, client, sampler, seed, buffers, options: see `ModuleOracle`.
+    """
+
+    def __init__(
+        self, flat, task, client, sampler, seed, workspace, buffers, smoothing, evaluation="batched", **options
+    ):
+        super().__init__(flat, task, client, sampler, seed, workspace.rows, buffers, **options)
+        self._workspace, self._smoothing = workspace, smoothing
+        self._losses = {"batched": self._losses_at_once, "one_by_one": self._losses_in_turn}[evaluation]
+        self._loss_module = _LossModule(flat.module, task)
+        self.num_evaluations = 0  # forward passes on one minibatch
+
+    @torch.no_grad()
+    def _evaluate(self, z, xi, out):
+        out.zero_()
+        base, points = None, self._workspace.points
+        points[0].copy_(z)
+        for v in self._workspace.directions(xi.noise):
+            torch.add(z, v, alpha=self._smoothing, out=points[1 : len(v) + 1])
+            if base is None:
+                losses = self._losses(points[: len(v) + 1], xi)
+                base, losses = losses[0], losses[1:]
+            else:
+                with self._unrecorded():
+                    losses = self._losses(points[1 : len(v) + 1], xi)
+            add_estimate(out, losses - base, v, self._smoothing, self._workspace.num_directions)
+        return base
+
+    def _losses_at_once(self, points, xi):
+        """[n] losses at the rows of `points`; the module's buffers move as the first row alone moves them."""
+        self.num_evaluations += len(points)
+        seed_noise(xi.noise, points.device)
+        buffers = self._buffers.repeat(len(points), 1)
+
+        def loss_at(point, buffers):
+            values = self._flat.named_views(point, buffers)
+            return functional_call(self._loss_module, {f"module.{k}": v for k, v in values.items()}, (xi.batch,))
+
+        losses = vmap(loss_at, randomness="same")(points, buffers)
+        self._buffers.copy_(buffers[0])
+        return losses
+
+    def _losses_in_turn(self, points, xi):
+        """As `_losses_at_once`, by one forward pass after the other."""
+        losses = [self._loss_alone(points[0], xi)]
+        with self._unrecorded():
+            losses += [self._loss_alone(point, xi) for point in points[1:]]
+        return torch.stack(losses)
+
+    def _loss_alone(self, point, xi):
+        self.num_evaluations += 1
+        self._flat.point_at(point, self._buffers)
+        seed_noise(xi.noise, point.device)
+        return self._task.loss(self._flat.module, xi.batch)
+
+
+class _LossModule(nn.Module):
+    """A task's loss as a module around the task's module, so that `functional_call` reaches it."""
+
+    def __init__(self, module, task):
+        super().__init__()
+        self.module, self._task = module, task
+
+    def forward(self, batch):
+        return self._task.loss(self.module, batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoPoint(OracleKind):
+    """Gradients estimated from loss values at nearby points: forward passes only."""
+
+    name = "two_point"
+
+    directions: int = setting(20, "b2, random directions per gradient; their cost is b2 + 1 forward passes", least=1)
+    smoothing: float = setting(1e-3, "μ, distance of the nearby points", above=0)
+    evaluation: str = setting(
+        "batched",
+        "all nearby points in one batched pass, or one_by_one (less memory, for any module)",
+        among=("batched", "one_by_one"),
+    )
+    at_once: int = setting(32, "largest number of directions in memory at a time", least=1)
+
+    def workspace(self, x):
+        return Workspace(x, self.directions, self.at_once)
+
+    def make(self, flat, task, client, sampler, seed, workspace, buffers, **options):
+        return TwoPointOracle(
+            flat,
+            task,
+            client,
+            sampler,
+            seed,
+            workspace,
+            buffers,
+            smoothing=self.smoothing,
+            evaluation=self.evaluation,
+            **options,
+        )
