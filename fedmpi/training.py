@@ -10,7 +10,6 @@ import torch
 from fedmpi.checkpoint import save_model
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.mpi import check_launch
-from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation import Federation, draw_participants, spread
 from fedmpi.recorder import Recorder, readable_bytes, table
@@ -23,7 +22,7 @@ from fedmpi.vectors import FlatModule
 def together(link, action):
     """Do something that may meet a user's error on some ranks only, and let all ranks agree on it.
 
-    Collective on the link; `action` itself must not be.
+    Collective on the link; if `action` itself is, it must fail on all ranks alike.
 
     Raises:
         UserError: on every rank if on any; with text only on the lowest rank that met one.
@@ -57,6 +56,8 @@ def train(config, link):
         keep_freed_memory()
     torch.set_num_threads(config.run.threads or share_of_cores(link))
     training = together(link, lambda: _Training(config, link))
+    together(link, lambda: training.task.meet(link))
+    together(link, training.build)
     training.assemble()
     recorder = together(link, training.make_recorder)
     try:
@@ -85,6 +86,10 @@ class _Training:
             dtype=getattr(torch, run.dtype),
         )
         self.task = config.task.load(self.place, config.partition)
+
+    def build(self):
+        """Make the model, and see that it takes the data; not collective."""
+        config, run = self.config, self.config.run
         model_class = config.model_class
         if model_class is None and config.task.has_model:
             model_class = find_model(self.task.default_model)
@@ -98,7 +103,7 @@ class _Training:
         run, place, link = self.config.run, self.place, self.link
         mine = np.array([self.task.num_samples(client) for client in place.clients], dtype=np.float64)
         num_samples = link.concatenate(mine)
-        batches = -(-num_samples // run.batch_size)
+        batches = link.concatenate([self._sampler(client).batches_per_pass for client in place.clients])
         if run.local_epochs is not None:
             steps = np.maximum(1, np.round(run.local_epochs * batches)).astype(int).tolist()
         else:
@@ -124,19 +129,11 @@ class _Training:
 
     def _oracle(self, client, workspace, state):
         run = self.config.run
-        sampler = EpochSampler(
-            self.task.num_samples(client),
-            run.batch_size,
-            run.first_batch_size or run.batch_size,
-            run.seed,
-            client,
-            self.place.device,
-        )
         return self.config.oracle.make(
             self.flat,
             self.task,
             client,
-            sampler,
+            self._sampler(client),
             run.seed,
             workspace,
             state.work_buffers,
@@ -145,6 +142,11 @@ class _Training:
             ascent=self.task.ascent(self.flat),
             ascent_scale=self.task.ascent_scale,
         )
+
+    def _sampler(self, client):
+        run = self.config.run
+        first = run.first_batch_size or run.batch_size
+        return self.task.sampler(client, run.batch_size, first, run.seed, self.place.device)
 
     def make_recorder(self):
         """The recorder on rank 0, None elsewhere."""
@@ -166,6 +168,7 @@ class _Training:
         evaluation_seconds, began = 0.0, time.perf_counter()
         metrics = {}
         if recorder:
+            self.task.write_split(recorder.folder)
             recorder.begin()
         federation.start()
         for number in range(1, self.num_rounds + 1):

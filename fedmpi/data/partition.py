@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import h5py
 import numpy as np
 
 from fedmpi.errors import UserError
@@ -309,3 +310,21 @@ def even_sizes(num_samples, num_clients):
     """[num_clients] sizes that differ by at most one, the larger ones first."""
     small, num_large = divmod(num_samples, num_clients)
     return [small + 1] * num_large + [small] * (num_clients - num_large)
+
+
+def write_partition(path, parts, data):
+    """Write who has which samples: HDF5 with one data set of row numbers per client.
+
+    Args:
+        path: of the file to make. parts: one index array per client. data: name of the data set.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    try:
+        with h5py.File(path, "w") as file:
+            file.attrs["data"] = data
+            for client, part in enumerate(parts):
+                file[f"client_{client}"] = part
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None

@@ -1,5 +1,6 @@
 """Where samples come from: HDF5 files, and the handwritten digits that scikit-learn ships."""
 
+import contextlib
 import dataclasses
 import pathlib
 
@@ -8,14 +9,17 @@ import numpy as np
 
 from fedmpi.errors import UserError
 
-# name -> (mean, std) of pixel/255, as in the public FAFED code.
+# name -> (mean, std) of pixel/255 per channel: the public FAFED code; Tiny-ImageNet as usual; digits measured.
 NORMALISATION = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion_mnist": ((0.2860,), (0.3529,)),
     "cifar10": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    "tiny_imagenet": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
     "digits": ((0.3059,), (0.3763,)),
 }
-NUM_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "digits": 10}
+NUM_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "tiny_imagenet": 200, "digits": 10}
+SPLITS = ("train", "test")
+ROWS_AT_ONCE = 1000  # of a file that is not chunked
 
 
 @dataclasses.dataclass
@@ -23,10 +27,13 @@ class Source:
     """A labelled data set of which any rows can be read.
 
     Attributes:
-        name: for messages.
+        name: of the data set, by which a task finds its default model.
         labels: split -> [n] int64, all labels of "train" and "test".
-        shape: of one sample. num_classes: labels are 0..num_classes-1.
+        shape: of one sample; dtype: of its values.
+        num_classes: labels are 0..num_classes-1; classes_declared: whether the data set says so, or
+            it is only the largest label seen.
         mean, std: per channel, of pixel/255 for uint8 samples, of the values themselves otherwise.
+        rows_at_once: samples that can only be read together (a chunk of the file).
     """
 
     name: str
@@ -35,10 +42,19 @@ class Source:
     num_classes: int
     mean: tuple
     std: tuple
+    dtype: np.dtype = np.dtype(np.uint8)
+    classes_declared: bool = True
+    rows_at_once: int = 1
 
     def read(self, split, indices):
         """[len(indices), *shape] samples of "train" or "test" in the order of sorted `indices`."""
         raise NotImplementedError
+
+    def column(self, name):
+        """[n] values of the training samples: "labels", or a column that the file has besides."""
+        if name == "labels":
+            return self.labels["train"]
+        raise UserError(f"{self.name}: has no column train/{name} to split by")
 
 
 def open_source(name, data_dir):
@@ -51,8 +67,15 @@ def open_source(name, data_dir):
     Raises:
         UserError: if there is no such file, or it is not what it should be.
     """
-    if name == "digits":
-        return DigitsSource()
+    return DigitsSource() if name == "digits" else HDF5Source(find_file(name, data_dir))
+
+
+def find_file(name, data_dir):
+    """The path of a data set's file; see `open_source`.
+
+    Raises:
+        UserError: if there is none, with what is there.
+    """
     is_path = name.endswith((".h5", ".hdf5"))
     if not is_path and data_dir is None:
         raise UserError(
@@ -64,14 +87,61 @@ def open_source(name, data_dir):
         folder = path.parent
         there = ", ".join(sorted(p.stem for p in folder.glob("*.h5"))) if folder.is_dir() else "no such folder"
         raise UserError(f"task.data = {name}: no file {path} (in {folder}: {there or 'no .h5 file'}; or use digits)")
+    return path
+
+
+def names_silos(name):
+    """Whether a data set's name means one file per client: 'silo_{client}.h5'."""
+    return "{client" in name
+
+
+def open_silo(name, client):
+    """Open the file of one client, 'silo_{client}.h5'; also '{client:03d}'.
+
+    Raises:
+        UserError: if the pattern is none, there is no such file, or it is not what it should be.
+    """
+    try:
+        path = name.format(client=client)
+    except (KeyError, IndexError, ValueError, AttributeError):
+        raise UserError(f"task.data = {name}: expected {{client}} as the only words in braces") from None
+    if not pathlib.Path(path).is_file():
+        raise UserError(f"task.data = {name}: client {client} has no file {path}")
     return HDF5Source(path)
+
+
+@contextlib.contextmanager
+def readable(path):
+    """An open HDF5 file; whatever is wrong with its bytes while it is read is one line.
+
+    Raises:
+        UserError: if the file is not HDF5, is cut short or holds bytes that HDF5 cannot make sense of.
+    """
+    try:
+        with h5py.File(path) as file:
+            yield file
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError) as error:
+        raise UserError(f"{path}: cannot be read as HDF5: {' '.join(str(error).split())}") from None
+
+
+def data_sets(file):
+    """[(path inside the file, data set)] of everything that an open HDF5 file holds."""
+    found = []
+
+    def look(name, item):
+        if isinstance(item, h5py.Dataset):
+            found.append((name, item))
+
+    file.visititems(look)
+    return found
 
 
 class HDF5Source(Source):
     """An HDF5 file with train/images, train/labels, test/images and test/labels.
 
     images: [n, ...] uint8 or float; labels: [n] integers from 0. Optional attributes of the file:
-    num_classes, and mean and std per channel for the normalisation.
+    dataset (a name), num_classes, and mean and std per channel for the normalisation. Optional
+    columns train/<name> [n] to split by.
 
     Raises:
         UserError: if the file is not HDF5, lacks a data set, or labels and images do not agree.
@@ -79,57 +149,79 @@ class HDF5Source(Source):
 
     def __init__(self, path):
         self.path = pathlib.Path(path)
-        try:
-            with h5py.File(self.path) as file:
-                self._check(file)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be read as HDF5: {error}") from None
-
-    def _check(self, file):
-        for key in ("train/images", "train/labels", "test/images", "test/labels"):
-            if not isinstance(file.get(key), h5py.Dataset):
-                held = sorted(f"{g}/{k}" for g in file for k in (file[g] if isinstance(file[g], h5py.Group) else ()))
-                raise UserError(f"{self.path}: lacks the data set {key}; it holds {', '.join(held) or 'nothing'}")
-        self.name = self.path.stem
-        self.shape = tuple(file["train/images"].shape[1:])
-        self.labels = {}
-        known = NUM_CLASSES.get(self.name, file.attrs.get("num_classes"))
-        for split in ("train", "test"):
-            images, labels = file[f"{split}/images"], file[f"{split}/labels"]
-            if images.ndim < 2 or images.dtype not in (np.uint8, np.float16, np.float32, np.float64):
-                given = f"{split}/images is {images.dtype}{list(images.shape)}"
-                raise UserError(f"{self.path}: {given}: expected uint8 or float [n, ...]")
-            if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images) or len(labels) == 0:
-                given = f"{split}/labels is {labels.dtype}{list(labels.shape)}"
-                raise UserError(f"{self.path}: {given}: expected integers [{len(images)}], one per image, at least one")
-            if tuple(images.shape[1:]) != self.shape:
-                raise UserError(f"{self.path}: test/images differ in shape from train/images {list(self.shape)}")
-            self.labels[split] = labels[:].astype(np.int64)
-        self.num_classes = int(known) if known is not None else int(self.labels["train"].max()) + 1
+        with readable(self.path) as file:
+            for split in SPLITS:
+                self._check_split(file, split)
+            train = file["train/images"]
+            self.shape, self.dtype = tuple(train.shape[1:]), train.dtype
+            if file["test/images"].shape[1:] != self.shape or file["test/images"].dtype != self.dtype:
+                self._refuse(
+                    "test/images", file["test/images"], f"the shape and type of train/images, {list(self.shape)}"
+                )
+            self.rows_at_once = train.chunks[0] if train.chunks else ROWS_AT_ONCE
+            self.labels = {split: file[f"{split}/labels"][:].astype(np.int64) for split in SPLITS}
+            self._read_attributes(file)
         for split, labels in self.labels.items():
             outside = labels[(labels < 0) | (labels >= self.num_classes)]
             if len(outside):
                 raise UserError(f"{self.path}: {split}/labels holds {outside[0]}: expected 0..{self.num_classes - 1}")
+
+    def _check_split(self, file, split):
+        for key in (f"{split}/images", f"{split}/labels"):
+            if not isinstance(file.get(key), h5py.Dataset):
+                held = ", ".join(name for name, _ in data_sets(file)) or "nothing"
+                raise UserError(f"{self.path}: lacks the data set {key}; it holds {held}")
+        images, labels = file[f"{split}/images"], file[f"{split}/labels"]
+        if (
+            images.ndim < 2
+            or images.dtype not in (np.uint8, np.float16, np.float32, np.float64)
+            or 0 in images.shape[1:]
+        ):
+            self._refuse(f"{split}/images", images, "uint8 or float [n, ...]")
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images) or len(labels) == 0:
+            self._refuse(f"{split}/labels", labels, f"integers [{len(images)}], one per image, at least one")
+
+    def _refuse(self, key, dataset, expected):
+        raise UserError(f"{self.path}: {key} is {dataset.dtype}{list(dataset.shape)}: expected {expected}")
+
+    def _read_attributes(self, file):
+        self.name = str(file.attrs.get("dataset", self.path.stem))
+        declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes"))
+        self.classes_declared = declared is not None
+        seen = max(int(labels.max()) for labels in self.labels.values()) + 1
+        self.num_classes = int(declared) if self.classes_declared else max(seen, 1)
         mean, std = NORMALISATION.get(self.name, ((0.0,), (1.0,)))
-        self.mean = tuple(np.atleast_1d(file.attrs.get("mean", mean)).tolist())
-        self.std = tuple(np.atleast_1d(file.attrs.get("std", std)).tolist())
+        self.mean = tuple(np.atleast_1d(file.attrs.get("mean", mean)).astype(float).tolist())
+        self.std = tuple(np.atleast_1d(file.attrs.get("std", std)).astype(float).tolist())
+
+    def column(self, name):
+        if name == "labels":
+            return self.labels["train"]
+        with readable(self.path) as file:
+            column = file.get(f"train/{name}")
+            if not isinstance(column, h5py.Dataset) or column.shape != (len(self.labels["train"]),):
+                others = ", ".join(sorted(set(file["train"]) - {"images"}))
+                raise UserError(
+                    f"{self.path}: has no column train/{name} with one value per sample; train holds {others}"
+                )
+            return column[:]
 
     def read(self, split, indices):
         """Rows `indices` (sorted), reading the file piece by piece: memory for them and one piece."""
-        with h5py.File(self.path) as file:
+        with readable(self.path) as file:
             images = file[f"{split}/images"]
             rows = np.empty((len(indices), *self.shape), dtype=images.dtype)
-            piece = images.chunks[0] if images.chunks else 1024
             begin = 0
             while begin < len(indices):
-                start = indices[begin] // piece * piece
-                end = int(np.searchsorted(indices, start + piece))
+                start = indices[begin] // self.rows_at_once * self.rows_at_once
+                end = int(np.searchsorted(indices, start + self.rows_at_once))
                 wanted = indices[begin:end]
-                try:
-                    rows[begin:end] = images[wanted[0] : wanted[-1] + 1][wanted - wanted[0]]
-                except OSError as error:
-                    raise UserError(f"{self.path}: {split}/images cannot be read: {error}") from None
+                piece = images[wanted[0] : wanted[-1] + 1]
+                rows[begin:end] = piece if len(piece) == len(wanted) else piece[wanted - wanted[0]]
                 begin = end
+        if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+            bad = indices[~np.isfinite(rows.reshape(len(rows), -1)).all(1)][0]
+            raise UserError(f"{self.path}: {split}/images holds a value that is not finite in sample {bad}")
         return rows
 
 
@@ -143,14 +235,9 @@ class DigitsSource(Source):
         is_test = np.arange(len(digits.target)) % 5 == 4
         pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
         self._images = {"train": pixels[~is_test], "test": pixels[is_test]}
-        super().__init__(
-            name="digits",
-            labels={"train": digits.target[~is_test], "test": digits.target[is_test]},
-            shape=(8, 8),
-            num_classes=10,
-            mean=NORMALISATION["digits"][0],
-            std=NORMALISATION["digits"][1],
-        )
+        mean, std = NORMALISATION["digits"]
+        labels = {"train": digits.target[~is_test], "test": digits.target[is_test]}
+        super().__init__("digits", labels, shape=(8, 8), num_classes=10, mean=mean, std=std)
 
     def read(self, split, indices):
         return self._images[split][indices]

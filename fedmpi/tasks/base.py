@@ -5,6 +5,7 @@ import inspect
 
 import torch
 
+from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError
 from fedmpi.settings import check
 
@@ -109,6 +110,20 @@ class LoadedTask:
     def ascent(self, flat):
         """The slice of the flat vector in which the problem ascends (min-max); None: it only descends."""
         return None
+
+    def meet(self, link):
+        """What the ranks must tell each other before a model can be built. Collective on the link.
+
+        Raises:
+            UserError: on every rank or on none.
+        """
+
+    def write_split(self, folder):
+        """Write into the run folder who has which samples; on rank 0 only."""
+
+    def sampler(self, client, batch_size, first_batch_size, seed, device):
+        """Which samples the draws of one of this rank's clients hold; see `EpochSampler`."""
+        return EpochSampler(self.num_samples(client), batch_size, first_batch_size, seed, client, device)
 
     def num_samples(self, client):
         """Number of training samples of one of this rank's clients."""

@@ -3,91 +3,128 @@
 import dataclasses
 
 import numpy as np
-import torch
 from torch.nn import functional
 
-from fedmpi.data.source import open_source
+from fedmpi.data.partition import Even, write_partition
+from fedmpi.data.rows import ClientRows
+from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
+from fedmpi.data.source import names_silos, open_silo, open_source
+from fedmpi.errors import UserError
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
 
-EVALUATION_BATCH = 1000  # samples; larger ones gain nothing and cost memory
+DEFAULT_MODELS = {
+    "mnist": "mnist_cnn",
+    "fashion_mnist": "fashion_cnn",
+    "cifar10": "cifar_cnn",
+    "tiny_imagenet": "resnet18",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Classification(Task):
     """Train a classifier on a labelled data set that is split over the clients."""
 
-    data: str = setting("digits", "data set: digits (embedded), a name in --data-dir, or a path ending in .h5")
+    data: str = setting(
+        "digits",
+        "data set: digits (embedded), a name in --data-dir, a path ending in .h5, "
+        "or one file per client like silo_{client}.h5; --data for short",
+    )
+    mean: tuple[float, ...] | None = setting(None, "per channel, of pixel/255, like [0.5]; default: the data set's")
+    std: tuple[float, ...] | None = setting(None, "per channel, of pixel/255, like [0.5]; default: the data set's")
+    crop_padding: int = setting(0, "pad training images by this many black pixels and crop at random", least=0)
+    flip: bool = setting(False, "mirror training images left to right at random")
 
     def load(self, place, partition):
-        source = open_source(self.data, place.data_dir)
-        parts = partition(source.labels["train"], place.num_clients, place.seed)
-        num_test = len(source.labels["test"])
-        edges = [num_test * rank // place.num_ranks for rank in (place.rank, place.rank + 1)]
-        return LoadedClassification(
-            source,
-            {client: Samples.read(source, "train", parts[client], place) for client in place.clients},
-            Samples.read(source, "test", np.arange(*edges), place),
-            place.num_clients,
-        )
+        load = _load_silos if names_silos(self.data) else _load_shared
+        sources, parts, rows, tests = load(self.data, place, partition)
+        return LoadedClassification(self, place, sources, parts, rows, tests)
 
 
-class Samples:
-    """Rows of a data set in memory as they are in the file (uint8 images stay bytes).
+def _load_shared(data, place, partition):
+    """One file that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
+    source = open_source(data, place.data_dir)
+    parts = partition(source.column(partition.column), place.num_clients, place.seed)
+    rows = ClientRows(source, parts, place.clients, place.rank, place.num_ranks)
+    num_test = len(source.labels["test"])
+    edges = [num_test * rank // place.num_ranks for rank in (place.rank, place.rank + 1)]
+    return dict.fromkeys(place.clients, source), parts, rows, [(source, np.arange(*edges))]
 
-    Args:
-        rows: [n, ...] tensor; images are [n, height, width] or [n, height, width, channels].
-        labels: [n] int64 tensor.
-        scale, shift: 0-d or [channels]; an input is row * scale + shift.
-    """
 
-    def __init__(self, rows, labels, scale, shift):
-        self._rows, self._labels, self._scale, self._shift = rows, labels, scale, shift
-        self.num = len(labels)
+def _load_silos(data, place, partition):
+    """One file per client, of which a rank opens those of its own clients only."""
+    if partition != Even():
+        name = type(partition).__name__.lower()
+        raise UserError(f"partition {name}: silo files {data} are split already: leave --partition out")
+    sources = {client: open_silo(data, client) for client in place.clients}
+    everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
+    rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
+    tests = [(source, np.arange(len(source.labels["test"]))) for source in sources.values()]
+    return sources, everything, _Ready(rows), tests
 
-    @classmethod
-    def read(cls, source, split, indices, place):
-        """The samples of a source at sorted `indices`, on the place's device."""
-        rows = torch.from_numpy(source.read(split, indices))
-        per_value = 255.0 if rows.dtype == torch.uint8 else 1.0
-        mean, std = (torch.tensor(values, dtype=place.dtype).squeeze() for values in (source.mean, source.std))
-        labels = torch.from_numpy(source.labels[split][indices])
-        moved = [t.to(place.device) for t in (rows, labels, 1 / (per_value * std), -mean / std)]
-        return cls(*moved)
 
-    def at(self, indices):
-        """(inputs, labels) at int64 `indices`: gathered as bytes, then scaled; images channels first."""
-        inputs = self._rows.index_select(0, indices).to(self._scale.dtype).mul_(self._scale).add_(self._shift)
-        if inputs.dim() == 3:
-            inputs = inputs.unsqueeze(1)
-        elif inputs.dim() == 4:
-            inputs = inputs.permute(0, 3, 1, 2)  # in memory channels last, as convolutions like it
-        return inputs, self._labels.index_select(0, indices)
+class _Ready:
+    """Rows that need nobody else."""
 
-    def all(self):
-        """(inputs, labels) of all samples, in batches."""
-        for start in range(0, self.num, EVALUATION_BATCH):
-            indices = torch.arange(start, min(start + EVALUATION_BATCH, self.num), device=self._labels.device)
-            yield self.at(indices)
+    def __init__(self, rows):
+        self._rows = rows
+
+    def collect(self, link):
+        return self._rows
 
 
 class LoadedClassification(LoadedTask):
-    """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy."""
+    """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy.
+
+    Args:
+        settings: a `Classification`. place: a `Place`.
+        sources: client -> `Source` of each client of this rank.
+        parts: client -> indices, of all clients of the federation where they share a file.
+        rows: `rows.collect(link)` gives client -> [n, ...] array.
+        tests: [(source, indices)] of this rank's share of the test set.
+    """
 
     goal = ("accuracy", 1)
 
-    def __init__(self, source, train, test, num_clients):
-        self._train, self._test, self._num_clients = train, test, num_clients
-        self.num_classes = source.num_classes
-        channels_first = (1, *source.shape) if len(source.shape) == 2 else (source.shape[-1], *source.shape[:-1])
-        self.shape = channels_first if len(source.shape) > 1 else source.shape
-        self.default_model = {"mnist": "mnist_cnn", "fashion_mnist": "fashion_cnn"}.get(source.name, "mlp")
+    def __init__(self, settings, place, sources, parts, rows, tests):
+        source = sources[place.clients[0]]
+        self._settings, self._place, self._parts, self._rows = settings, place, parts, rows
+        self._labels = {client: own.labels["train"][parts[client]] for client, own in sources.items()}
+        self._is_shared = not names_silos(settings.data)
+        self._normalisation = (settings.mean or source.mean, settings.std or source.std)
+        self._augmentation = None
+        if settings.crop_padding or settings.flip:
+            self._augmentation = Augmentation(settings.crop_padding, settings.flip)
+        self._check(source)
+        self._facts = [_facts(own) for own in sources.values()]
+        self.num_classes = max(own.num_classes for own in sources.values())
+        self.shape = input_shape(source.shape)
+        self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
+        self._tests = [
+            Samples.of(own.read("test", at), own.labels["test"][at], *self._normalisation, place) for own, at in tests
+        ]
+
+    def _check(self, source):
+        if self._augmentation and len(source.shape) < 2:
+            raise UserError(f"task.crop_padding and task.flip: expected images, and samples are {list(source.shape)}")
+        own = self._settings.mean is not None or self._settings.std is not None
+        check_normalisation(*self._normalisation, source.shape, "task." if own else f"{source.name}: attribute ")
+
+    def meet(self, link):
+        _expect_alike(link, self._facts, self._settings.data)
+        self.num_classes = int(link.gather([self.num_classes]).max())
+        rows = self._rows.collect(link)
+        self._train = {
+            client: Samples.of(rows[client], self._labels[client], *self._normalisation, self._place)
+            for client in self._place.clients
+        }
+        self._rows = self._labels = None
 
     def num_samples(self, client):
         return self._train[client].num
 
     def batch(self, client, indices):
-        return self._train[client].at(indices)
+        return self._train[client].at(indices, self._augmentation)
 
     def loss(self, module, batch):
         inputs, labels = batch
@@ -95,13 +132,37 @@ class LoadedClassification(LoadedTask):
 
     def evaluate(self, module, link):
         objective = sum(_sums(module, samples)[0] / samples.num for samples in self._train.values())
-        test_loss, correct = _sums(module, self._test)
-        total = link.gather(np.array([objective, test_loss, correct, self._test.num])).sum(0)
+        test = np.sum([_sums(module, samples) for samples in self._tests], axis=0)
+        num_test = sum(samples.num for samples in self._tests)
+        total = link.gather(np.array([objective, *test, num_test])).sum(0)
         return {
-            "train_loss": total[0] / self._num_clients,
+            "train_loss": total[0] / self._place.num_clients,
             "test_loss": total[1] / total[3],
             "accuracy": total[2] / total[3],
         }
+
+    def write_split(self, folder):
+        if self._is_shared:
+            write_partition(folder / "partition.h5", self._parts, self._settings.data)
+
+
+def _facts(source):
+    """What must be alike in the files of all clients, as one line of text."""
+    classes = f", {source.num_classes} classes" if source.classes_declared else ""
+    return f"{source.dtype} samples {list(source.shape)}{classes}, mean {list(source.mean)}, std {list(source.std)}"
+
+
+def _expect_alike(link, facts, data):
+    """See that all clients' facts are the same text. Collective on the link.
+
+    Raises:
+        UserError: on every rank alike, with the first client that differs from client 0.
+    """
+    mine = "".join(f"{line}\n" for line in facts).encode()
+    lines = link.concatenate(list(mine)).astype(np.uint8).tobytes().decode().splitlines()
+    for client, line in enumerate(lines):
+        if line != lines[0]:
+            raise UserError(f"{data}: client {client} has {line}; client 0 has {lines[0]}: expected them alike")
 
 
 def _sums(module, samples):

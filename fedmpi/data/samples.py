@@ -1,0 +1,110 @@
+"""Samples in memory as they are in the file; batches made of them on the device."""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from fedmpi.errors import UserError
+
+EVALUATION_BATCH = 1000  # samples; larger ones gain nothing and cost memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """Random shifts and mirror images, for the whole batch at once.
+
+    It draws from torch's generator of the rows' device, which the oracle seeds for every sample: the
+    two gradients of a pair see one and the same batch.
+
+    Attributes:
+        crop_padding: an image is padded by this many black pixels and cropped at random to its size.
+        flip: whether to mirror an image left to right, one in two.
+    """
+
+    crop_padding: int
+    flip: bool
+
+    def gather(self, rows, indices):
+        """[b, height, width, ...] the rows at `indices` [b], shifted and mirrored."""
+        height, width = rows.shape[1:3]
+        ys = torch.arange(height, device=rows.device).expand(len(indices), -1)  # [b, height]
+        xs = torch.arange(width, device=rows.device).expand(len(indices), -1)  # [b, width]
+        if self.crop_padding:
+            low, high = -self.crop_padding, self.crop_padding + 1
+            shifts = torch.randint(low, high, (2, len(indices), 1), device=rows.device)
+            ys, xs = ys + shifts[0], xs + shifts[1]
+        if self.flip:
+            xs = torch.where(torch.rand(len(indices), 1, device=rows.device) < 0.5, width - 1 - xs, xs)
+        lines = indices[:, None] * height + ys.clamp(0, height - 1)  # [b, height]
+        pixels = lines[:, :, None] * width + xs.clamp(0, width - 1)[:, None, :]  # [b, height, width]
+        inside = ((ys >= 0) & (ys < height))[:, :, None] & ((xs >= 0) & (xs < width))[:, None, :]
+        images = rows.flatten(0, 2).index_select(0, pixels.flatten()).view(len(indices), *rows.shape[1:])
+        return images.mul_(inside if rows.dim() == 3 else inside[..., None])
+
+
+class Samples:
+    """Rows of a data set in memory as they are in the file (uint8 images stay bytes).
+
+    Args:
+        rows: [n, ...] tensor; images are [n, height, width] or [n, height, width, channels].
+        labels: [n] int64 tensor.
+        scale, shift: 0-d or [channels]; an input is row * scale + shift.
+    """
+
+    def __init__(self, rows, labels, scale, shift):
+        self._rows, self._labels, self._scale, self._shift = rows, labels, scale, shift
+        self.num = len(labels)
+
+    @classmethod
+    def of(cls, rows, labels, mean, std, place):
+        """Samples on the place's device from arrays; an input is (value - mean) / std, bytes count as value/255."""
+        rows = torch.from_numpy(rows)
+        per_value = 255.0 if rows.dtype == torch.uint8 else 1.0
+        mean, std = (torch.tensor(values, dtype=place.dtype).squeeze() for values in (mean, std))
+        moved = [t.to(place.device) for t in (rows, torch.from_numpy(labels), 1 / (per_value * std), -mean / std)]
+        return cls(*moved)
+
+    @classmethod
+    def read(cls, source, split, indices, place):
+        """The samples of a source at sorted `indices`, with the source's own normalisation."""
+        rows, labels = source.read(split, indices), source.labels[split][indices]
+        return cls.of(rows, labels, source.mean, source.std, place)
+
+    def at(self, indices, augmentation=None):
+        """(inputs, labels) at int64 `indices`: gathered as bytes, then scaled; images channels first."""
+        rows = augmentation.gather(self._rows, indices) if augmentation else self._rows.index_select(0, indices)
+        inputs = rows.to(self._scale.dtype).mul_(self._scale).add_(self._shift)
+        if inputs.dim() == 3:
+            inputs = inputs.unsqueeze(1)
+        elif inputs.dim() == 4:
+            inputs = inputs.permute(0, 3, 1, 2)  # in memory channels last, as convolutions like it
+        return inputs, self._labels.index_select(0, indices)
+
+    def all(self):
+        """(inputs, labels) of all samples, in batches, as they are."""
+        for start in range(0, self.num, EVALUATION_BATCH):
+            indices = torch.arange(start, min(start + EVALUATION_BATCH, self.num), device=self._labels.device)
+            yield self.at(indices)
+
+
+def input_shape(shape):
+    """[channels, height, width] of an image of `shape`, as models see it; a feature vector stays as it is."""
+    if len(shape) == 2:
+        return (1, *shape)
+    return (shape[-1], *shape[:-1]) if len(shape) > 2 else shape
+
+
+def check_normalisation(mean, std, shape, where):
+    """See that mean and std fit samples of `shape`: one number, or one per channel; std > 0.
+
+    Raises:
+        UserError: one line that begins with `where`.
+    """
+    channels = shape[-1] if len(shape) != 2 else 1
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
+            wanted = "1" if channels == 1 else f"1 or {channels}"
+            raise UserError(
+                f"{where}{name} = {list(values)}: expected {wanted} numbers{' > 0' if name == 'std' else ''}"
+            )
