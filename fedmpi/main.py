@@ -4,13 +4,13 @@ import sys
 import traceback
 
 from fedmpi.comm.mpi import MPILink
-from fedmpi.errors import Diverged, UserError
+from fedmpi.errors import AgreedUserError, Diverged, UserError
 
 
 def run_program(program, arguments):
     """Run `program(arguments, link)` and end the process with the right exit code.
 
-    Errors that all ranks meet alike end them in order: `UserError` with exit code 2, `Diverged`
+    Errors that all ranks meet alike end them in order: `AgreedUserError` with exit code 2, `Diverged`
     with 1. Anything else that ends one rank, also `sys.exit` inside a user's model, aborts the
     whole job with one line that names rank and client: the other ranks may be waiting for this one
     inside a collective and would wait for ever. ``--traceback`` among the arguments adds where.
@@ -19,7 +19,7 @@ def run_program(program, arguments):
     show = "--traceback" in arguments
     try:
         program(arguments, link)
-    except UserError as error:
+    except AgreedUserError as error:
         _end_in_order(link, str(error), error if show else None, code=2)
     except Diverged as error:
         _end_in_order(link, str(error) if link.rank == 0 else "", None, code=1)
@@ -40,14 +40,16 @@ def _end_at_once(link, error, show):
     client = getattr(error, "fedmpi_client", None)
     where = f"rank {link.rank}" + ("" if client is None else f", client {client}")
     code = 1
-    if isinstance(error, SystemExit):
+    if isinstance(error, UserError):
+        what, code = str(error), 2
+    elif isinstance(error, SystemExit):
         what = f"sys.exit({error.code!r}) was called"
         code = error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1
     else:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if show:
         traceback.print_exception(error)
-    else:
+    elif code == 1:
         what += " (--traceback shows where)"
     print(f"fedmpi: error on {where}: {what}", file=sys.stderr, flush=True)
     link.abort(code)

@@ -10,7 +10,7 @@ import torch
 from fedmpi.checkpoint import save_model
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.mpi import check_launch
-from fedmpi.errors import Diverged, UserError
+from fedmpi.errors import AgreedUserError, Diverged, UserError
 from fedmpi.federation import Federation, draw_participants, spread
 from fedmpi.recorder import Recorder, readable_bytes, table
 from fedmpi.registry import command_name, find_model
@@ -25,7 +25,7 @@ def together(link, action):
     Collective on the link; if `action` itself is, it must fail on all ranks alike.
 
     Raises:
-        UserError: on every rank if on any; with text only on the lowest rank that met one.
+        AgreedUserError: on every rank if on any; with text only on the lowest rank that met one.
     """
     result, error = None, None
     try:
@@ -35,7 +35,7 @@ def together(link, action):
     failing = link.first_failing(error is not None)
     if failing is None:
         return result
-    raise UserError(str(error) if failing == link.rank else "")
+    raise AgreedUserError(str(error) if failing == link.rank else "") from error
 
 
 def train(config, link):
@@ -48,7 +48,8 @@ def train(config, link):
         the run folder on rank 0, None elsewhere.
 
     Raises:
-        UserError: on every rank alike (see `together`), before any training.
+        AgreedUserError: on every rank alike (see `together`), before any training or if the result
+            cannot be written.
         Diverged: on every rank alike, if a loss is not finite.
     """
     together(link, lambda: check_launch(link, config.run.ranks))
@@ -192,15 +193,22 @@ class _Training:
                 }
                 recorder.round(record, evaluated)
         gradients = int(self.link.gather([sum(c.oracle.num_gradients for c in federation.clients)]).sum())
+        x, buffers, which = kept.result(federation)
+        together(self.link, lambda: self._save(recorder, x, buffers))
         if recorder is None:
             return None
         recorder.close()
-        x, buffers, which = kept.result(federation)
-        rows = {**federation.state.averaged_rows(), **federation.state.server_rows(), "x": x}
-        save_model(recorder.folder, self.flat.named_values(x, buffers), rows)
-        self.task.write_result(self.flat.module, recorder.folder)
         print(self._table(record, metrics, gradients, which, recorder.folder), flush=True)
         return recorder.folder
+
+    def _save(self, recorder, x, buffers):
+        """Write the resulting model; on rank 0."""
+        if recorder is None:
+            return
+        state = self.federation.state
+        rows = {**state.averaged_rows(), **state.server_rows(), "x": x}
+        save_model(recorder.folder, self.flat.named_values(x, buffers), rows)
+        self.task.write_result(self.flat.module, recorder.folder)
 
     @torch.no_grad()
     def _evaluate(self, number):

@@ -1,0 +1,116 @@
+"""The autograd oracle: the right gradient, the same noise for both of a pair, statistics moved once."""
+
+import dataclasses
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedmpi.data.sampler import EpochSampler
+from fedmpi.oracles import FIRST, WHOLE, AutogradOracle
+from fedmpi.vectors import FlatModule
+
+INPUTS, LABELS = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
+
+
+class Rows:
+    """The least of a task: rows and labels in memory."""
+
+    def batch(self, client, indices):
+        return INPUTS[indices], LABELS[indices]
+
+    def loss(self, module, batch):
+        return functional.cross_entropy(module(batch[0]), batch[1])
+
+
+def make(module, batch_size=5, **settings):
+    flat = FlatModule(module)
+    sampler = EpochSampler(20, batch_size, 8, seed=0, client=0)
+    rows = torch.zeros(2, flat.dim)
+    return flat, AutogradOracle(flat, Rows(), 0, sampler, 0, rows, flat.buffers, **settings)
+
+
+def linear():
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def expected_gradient(module, inputs, labels):
+    """By plain PyTorch, on a copy of nothing but the module itself."""
+    loss = functional.cross_entropy(module(inputs), labels)
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+
+
+def test_gradient_at_any_vector_is_pytorchs():
+    flat, oracle = make(linear())
+    for _ in range(3):
+        z = torch.randn(flat.dim)
+        sample = oracle.draw()
+        found = oracle.gradient(z, sample).clone()
+        flat.point_at(z)
+        torch.testing.assert_close(found, expected_gradient(flat.module, *sample.batch))
+
+
+def test_a_pass_draws_every_sample_once_and_the_first_batch_is_apart():
+    _, oracle = make(linear(), batch_size=6)
+    sampler = oracle._sampler
+    drawn = [sampler(t) for t in range(8)]
+    for first in (0, 4):
+        assert sorted(torch.cat(drawn[first : first + 4]).tolist()) == list(range(20))
+    assert [len(d) for d in drawn[:4]] == [6, 6, 6, 2]
+    assert not torch.equal(drawn[0], drawn[4])
+    assert len(sampler(FIRST)) == 8
+    assert sampler(WHOLE).tolist() == list(range(20))
+    assert torch.equal(sampler(1), drawn[1])  # any draw at any time
+
+
+def test_a_pair_sees_the_same_dropout_mask():
+    module = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3))
+    flat, oracle = make(module)
+    for _ in range(3):
+        g, g_prev = oracle.gradient_pair(flat.x, flat.x.clone(), oracle.draw())
+        assert torch.equal(g, g_prev)
+    sample = oracle.draw()
+    torch.manual_seed(123)  # what others do to the global stream does not matter
+    first = oracle.gradient(flat.x, sample).clone()
+    torch.randn(7)
+    assert torch.equal(oracle.gradient(flat.x, sample), first)
+    other_noise = dataclasses.replace(sample, noise=oracle.draw().noise)
+    assert not torch.equal(oracle.gradient(flat.x, other_noise), first)
+
+
+def test_a_pair_moves_batch_norm_statistics_once():
+    def statistics(evaluate):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+        flat, oracle = make(module)
+        evaluate(flat, oracle, oracle.draw())
+        return flat.buffers.clone(), module[1].num_batches_tracked.item()
+
+    once, count = statistics(lambda flat, oracle, xi: oracle.gradient(flat.x, xi))
+    pair, pair_count = statistics(lambda flat, oracle, xi: oracle.gradient_pair(flat.x, flat.x + 1, xi))
+    assert torch.equal(once, pair)
+    assert count == pair_count == 1
+
+
+def test_losses_are_those_of_the_first_of_a_pair():
+    flat, oracle = make(linear())
+    sample = oracle.draw()
+    oracle.gradient_pair(flat.x, flat.x + 10, sample)
+    flat.point_at(flat.x)
+    with torch.no_grad():
+        loss = functional.cross_entropy(flat.module(sample.batch[0]), sample.batch[1]).item()
+    total, number = oracle.take_losses()
+    assert number == 1
+    assert abs(total - loss) < 1e-6
+    assert oracle.take_losses() == (0.0, 0)
+    assert oracle.num_gradients == 2
+
+
+def test_clipping_comes_before_weight_decay_and_leaves_small_gradients_alone():
+    flat, plain = make(linear())
+    z = torch.randn(flat.dim)
+    g = plain.gradient(z, plain.draw()).clone()
+    norm = torch.linalg.vector_norm(g)
+    for clip_norm, factor in ((norm / 2, 0.5), (norm * 2, 1.0)):
+        _, oracle = make(linear(), clip_norm=float(clip_norm), weight_decay=0.1)
+        torch.testing.assert_close(oracle.gradient(z, oracle.draw()), factor * g + 0.1 * z)
