@@ -103,6 +103,7 @@ CHOICES = {
     "model": (fedmpi.models, nn.Module, None),
     "partition": (fedmpi.data, Partition, "even"),
 }
+SHORT = {"data": "task.data"}  # what may be written for what
 FLAGS = {
     "config": "PATH: settings from a YAML or TOML file; the command line goes first",
     "print_config": "print the settings as resolved, in the form of a file, and end",
@@ -128,7 +129,7 @@ def read_command_line(arguments):
     if "list" in flags:
         return _list(flags["list"])
     file_words = _file_words(flags["config"]) if "config" in flags else []
-    words = file_words + words
+    words = [(SHORT.get(key, key), text) for key, text in file_words + words]
     classes = {}
     for group in CHOICES:
         classes[group] = _choose(group, _last_value(words, group), classes)
@@ -277,7 +278,7 @@ def _check_keys(words, keys, classes):
                 f"unknown setting {key}: {kind} {command_name(cls)} has {', '.join(known_here) or 'no settings'}"
                 f"{nearest(inner, known_here)}"
             )
-        every = [*keys, *CHOICES, *FLAGS]
+        every = [*keys, *CHOICES, *FLAGS, *SHORT]
         raise UserError(f"unknown setting {key}{nearest(key, every)}; --help lists them")
 
 

@@ -22,6 +22,8 @@ def known(package, base):
     """
     found = {}
     for info in pkgutil.iter_modules(package.__path__):
+        if info.name.startswith("_"):
+            continue  # an entry point
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         for cls in vars(module).values():
             is_ours = inspect.isclass(cls) and cls.__module__ == module.__name__
