@@ -116,6 +116,8 @@ class ModuleOracle:
 
     def _sample(self, number):
         indices = self._sampler(number)
+        # The batch is made once, so both gradients of a pair see the same crops and flips.
+        seed_noise(derive(self._seed, "augmentation", self._client, number), self._rows.device)
         batch = self._task.batch(self._client, indices)
         return Sample(number, batch, derive(self._seed, "noise", self._client, number))
 
