@@ -89,7 +89,7 @@ class Federation:
     ):
         self.algorithm, self.link = algorithm, link
         self.state = RankState(
-            algorithm, x0.numel(), buffers0.numel(), len(oracles), x0.dtype, x0.device, poison=poison
+            algorithm, x0.numel(), buffers0.numel(), len(oracles), x0.dtype, x0.device, poison, link.allocate
         )
         averaged, kept = self.state.averaged_rows(), self.state.server_rows()
         if "x" not in {**averaged, **kept}:
@@ -182,8 +182,7 @@ class Federation:
         worked_until = time.perf_counter()
         loss = self._agree_on_loss(loss_sum, num_losses, bad_client)
         summed = self.state.sum(region, worked)
-        self.link.sum(summed)
-        self.state.take_average(region, summed, sum(self._weights[client] for client in workers))
+        self.link.average(summed, sum(self._weights[client] for client in workers), out=self.state.block[region])
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
         if exchange.then is not None:

@@ -19,6 +19,7 @@ def run_program(program, arguments):
     show = "--traceback" in arguments
     try:
         program(arguments, link)
+        link.close()
     except AgreedUserError as error:
         _end_in_order(link, str(error), error if show else None, code=2)
     except Diverged as error:
@@ -33,6 +34,7 @@ def _end_in_order(link, text, error, code):
             traceback.print_exception(error)
         print(f"fedmpi: error: {text}", file=sys.stderr, flush=True)
     link.barrier()  # so that no launcher kills the rank that still has to print
+    link.close()
     sys.exit(code)
 
 

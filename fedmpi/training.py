@@ -56,6 +56,7 @@ def train(config, link):
     if config.run.tune_malloc:
         keep_freed_memory()
     torch.set_num_threads(config.run.threads or share_of_cores(link))
+    link.transport = config.run.transport
     training = together(link, lambda: _Training(config, link))
     together(link, lambda: training.task.meet(link))
     together(link, training.build)
@@ -237,7 +238,7 @@ class _Training:
                 ("rounds", f"{record['round']} ({record['iteration']} local steps, {gradients:,} gradients in all)"),
                 *((name.replace("_", " "), f"{value:.4f}") for name, value in metrics.items()),
                 ("local steps", share(record["local_seconds"])),
-                ("communication", share(record["communication_seconds"])),
+                ("communication", f"{share(record['communication_seconds'])}, {self.link.used}"),
                 ("evaluation", share(record["evaluation_seconds"])),
                 ("in all", f"{seconds:.2f} s"),
                 ("sent per client", f"{readable_bytes(record['bytes'])} in {communications} Allreduces"),

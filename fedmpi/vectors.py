@@ -1,5 +1,6 @@
 """Flat buffers: a module's parameters as views of one vector, a rank's state as rows of one matrix."""
 
+import functools
 import itertools
 import math
 
@@ -106,8 +107,8 @@ class FlatModule:
 class RankState:
     """The vectors of one rank: its clients' rows, the replicated server's rows, and the exchanged block.
 
-    With one client on the rank everything is one allocation and the exchanged rows exist once: the
-    client works in them, the Allreduce averages them in place, and they are the server's rows then.
+    With one client on the rank the exchanged rows exist once: the client works in them, they are
+    averaged in place, and they are the server's rows then.
     With several clients they share one set of working rows (a client owns it during its turn), their
     sum gathers in further blocks, and the averages lie in one more; memory for exchanged and scratch
     rows grows with the logarithm of the number of clients only.
@@ -118,30 +119,31 @@ class RankState:
         num_local: clients of this rank.
         dtype, device: of every row.
         poison: fill scratch rows with NaN at every turn, so that nobody relies on their past.
+        allocate: `allocate(numel, dtype, device) -> [numel]` zeros for the block to be summed over
+            the ranks: a link's, which knows the memory where that is cheapest; None: any memory.
     """
 
-    def __init__(self, algorithm, dim, num_buffers, num_local, dtype, device="cpu", poison=False):
+    def __init__(self, algorithm, dim, num_buffers, num_local, dtype, device="cpu", poison=False, allocate=None):
         self.dim = dim
         self._exchanged, self._scratch = algorithm.exchanged, algorithm.scratch
         self._poison = poison
         self._block_size = len(self._exchanged) * dim + num_buffers
         kept, scratch = len(algorithm.client_rows), len(self._scratch)
-        own_kept = kept if num_local == 1 else 0
-        work = torch.zeros(self._block_size + (scratch + own_kept) * dim, dtype=dtype, device=device)
-        self._work = work[: self._block_size]
-        self._scratch_rows = work[self._block_size :].view(-1, dim)[:scratch]
-        if num_local == 1:
-            self._kept = work[self._block_size :].view(1, -1, dim)[:, scratch:]
-            self.block = self._work
-            self._sums = self._work[None]
-        else:
-            self._kept = work.new_zeros(num_local, kept, dim)
-            self.block = torch.zeros_like(self._work)
-            self._sums = work.new_zeros(num_local.bit_length(), self._block_size)
-            several = len(algorithm.exchanges()) > 1
-            self._later = torch.zeros(num_local, self._block_size, dtype=dtype, device=device) if several else None
+        zeros = functools.partial(torch.zeros, dtype=dtype, device=device)
+        self._outgoing = (allocate or torch.zeros)(self._block_size, dtype=dtype, device=device)
+        self._scratch_rows = zeros(scratch, dim)
+        self._kept = zeros(num_local, kept, dim)
         self._shared = num_local > 1
-        self._server = work.new_zeros(len(algorithm.server_rows), dim)
+        if self._shared:
+            self._work = zeros(self._block_size)
+            self.block = zeros(self._block_size)
+            # _sums[l]: the sum of 2^l clients; the last is the whole sum if all of them take part
+            self._sums = [*zeros(num_local.bit_length() - 1, self._block_size), self._outgoing]
+            several = len(algorithm.exchanges()) > 1
+            self._later = zeros(num_local, self._block_size) if several else None
+        else:
+            self._work = self.block = self._outgoing
+        self._server = zeros(len(algorithm.server_rows), dim)
         self._server_names, self._kept_names = algorithm.server_rows, algorithm.client_rows
 
     def server_rows(self):
@@ -204,32 +206,30 @@ class RankState:
             return
         # Pairwise, like a binary counter: level l holds the sum of 2^l clients. Where clients are
         # placed in powers of two, the sum is then the same tree as a reduction over ranks builds.
-        level = 0
-        while turn >> level & 1:
-            mine = mine.add_(self._sums[level, region])
-            level += 1
-        self._sums[level, region].copy_(mine)
+        level = (turn ^ (turn + 1)).bit_length() - 1  # where the sum of this and earlier clients goes
+        for full in range(level - 1):
+            mine.add_(self._sums[full][region])
+        if level == 0:
+            self._sums[0][region].copy_(mine)
+        else:
+            torch.add(mine, self._sums[level - 1][region], out=self._sums[level][region])
         if self._later is not None:
             self._later[position, region.stop :].copy_(self._work[region.stop :])
 
     def sum(self, region, num_turns):
         """The contiguous vector to be summed over the ranks, after `num_turns` clients' turns."""
+        outgoing = self._outgoing[region]
         if num_turns == 0:
-            return self._sums[0, region].zero_()
+            return outgoing.zero_()
         if not self._shared:
-            return self._sums[0, region]
+            return outgoing
         levels = [level for level in range(len(self._sums)) if num_turns >> level & 1]
-        total = self._sums[levels[0], region]
+        total = self._sums[levels[0]][region]
         for level in levels[1:]:
-            total = self._sums[level, region].add_(total)
-        return total
-
-    def take_average(self, region, summed, divisor):
-        """Turn what `sum` gave, by now summed over the ranks, into the server's averages."""
-        if self._shared:
-            torch.div(summed, divisor, out=self.block[region])
-        elif divisor != 1:
-            summed.div_(divisor)
+            total = self._sums[level][region].add_(total)
+        if levels[-1] != len(self._sums) - 1:
+            outgoing.copy_(total)
+        return outgoing
 
     def _named_block(self, block):
         rows = block[: len(self._exchanged) * self.dim].view(-1, self.dim)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import torch
 
 
 @dataclasses.dataclass
@@ -36,10 +37,27 @@ class SoloLink:
     def __init__(self):
         self.traffic = Traffic()
 
+    def allocate(self, numel, dtype, device="cpu"):
+        """[numel] zeros."""
+        return torch.zeros(numel, dtype=dtype, device=device)
+
     def sum(self, block):
         """The sum over one rank is what is there."""
         self.traffic.add(block.numel() * block.element_size())
 
+    def average(self, block, divisor, out):
+        """out = block / divisor; `out` may be `block`."""
+        self.sum(block)
+        divide(block, divisor, out)
+
     def gather(self, values):
         """[1, n] from [n]."""
         return np.array(values)[None]
+
+
+def divide(block, divisor, out):
+    """out = block / divisor with as few passes over the memory as that takes."""
+    if divisor != 1:
+        torch.div(block, divisor, out=out)
+    elif out.data_ptr() != block.data_ptr():
+        out.copy_(block)

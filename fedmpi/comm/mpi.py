@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 
 import mpi4py
@@ -13,12 +14,15 @@ mpi4py.rc.thread_level = "funneled"  # progress bars have a thread; only the mai
 from mpi4py import MPI  # noqa: E402  (initialises MPI)
 
 from fedmpi.comm.host import usable_cores  # noqa: E402
-from fedmpi.comm.link import Traffic  # noqa: E402
+from fedmpi.comm.link import Traffic, divide  # noqa: E402
+from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread  # noqa: E402
 from fedmpi.errors import UserError  # noqa: E402
 
 # How a rank waits on a crowded node: yields first, which costs others nothing, then naps (seconds).
 LOOKS_BEFORE_NAPS, SHORTEST_NAP, LONGEST_NAP = 100, 1e-5, 2e-3
-LARGEST_CALL = 1 << 30  # elements of one Allreduce; MPI-3 counts are 32-bit
+PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
+LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit
+SMALLEST_WINDOW = 64 << 10  # bytes; below, two barriers on the node cost more than plain Allreduce
 
 # What the launchers of MPICH-likes, Open MPI and SLURM's PMI tell each process about its job.
 LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -27,60 +31,173 @@ LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 class MPILink:
     """Sums over the ranks of a communicator.
 
+    Two transports: MPI's own in-place Allreduce, and the node's shared memory. There the block that
+    is to be summed lies in a window, so that each rank of the node sums one slice of everybody's
+    block where it is, without a copy or a message; between nodes, the owners of a slice Allreduce it.
+    The order of summation on a node is fixed: pairwise in rank order.
+
     Args:
         comm: an mpi4py intracommunicator; COMM_WORLD if None.
         cuda_aware: whether MPI may read and write GPU memory; otherwise GPU buffers are staged
             through pinned host memory.
+        transport: of the blocks allocated from now on, see `allocate`; may be set later.
+        colour: ranks of one machine with different colours count as on different nodes (for tests).
 
     Attributes:
         rank, size: in `comm`; local_rank, local_size: among the ranks of this node.
         crowded: whether this node has more ranks than cores; collective calls then sleep while waiting
             for ranks that still work.
         traffic: the account of this rank's collectives.
+        used: words for how the last block was summed.
     """
 
-    def __init__(self, comm=None, cuda_aware=False):
+    def __init__(self, comm=None, cuda_aware=False, transport="auto", colour=None):
         self.comm = comm or MPI.COMM_WORLD
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        cores = self._count_cores()
+        self.crowded = self.node.size > cores
+        if colour is not None:
+            machine, self.node = self.node, self.node.Split(colour)
+            machine.Free()
         self.local_rank, self.local_size = self.node.rank, self.node.size
-        self.usable_cores = self._count_cores()
-        self.crowded = self.local_size > self.usable_cores
+        self.usable_cores = cores
         self.cuda_aware = cuda_aware
+        self.transport = transport
         self.traffic = Traffic()
+        self.used = "nothing to sum" if self.size == 1 else "Allreduce"
+        sizes = self.gather([self.local_size])[:, 0].astype(int)
+        self._smallest_node = int(sizes.min())
+        self._num_nodes = round(sum(1 / sizes))
+        self._windows = []
+        self._slice_owners = None  # communicator of the ranks that sum the same slice, one per node
         self._staging = None
 
-    def sum(self, block):
-        """Sum a contiguous 1-d tensor over all ranks, in place. Collective.
+    def allocate(self, numel, dtype, device="cpu"):
+        """[numel] zeros for a block that will be summed; valid until `close`. Collective.
 
-        Every rank gets the same bits: MPI reduces once and distributes the result.
+        Under the transport "shared" they lie in the node's window; under "auto" if they are on the
+        CPU, no node has a single rank only, and the block is large enough to gain. Where a node has
+        no room for the window, all ranks take plain memory and Allreduce, and rank 0 says so.
+
+        Raises:
+            UserError: on every rank, if the transport is "shared" and the device is not the CPU.
+        """
+        on_cpu = torch.device(device).type == "cpu"
+        if self.transport == "shared" and not on_cpu:
+            raise UserError(f"transport = shared: needs rows on the CPU, and they are on {device}; use auto")
+        large = numel * dtype.itemsize >= SMALLEST_WINDOW
+        wanted = self.transport == "shared" or (
+            self.transport == "auto" and on_cpu and large and self._smallest_node > 1
+        )
+        if wanted and self.size > 1 and numel > 0:
+            window = self._open_window(numel, dtype)
+            if window is not None:
+                return window.mine
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def _open_window(self, numel, dtype):
+        window, reason = None, ""
+        try:
+            window = NodeWindow(self.node, numel, dtype)
+        except NoWindow as error:
+            reason = str(error)
+        failing = self.first_failing(window is None)
+        if failing is None:
+            if self._slice_owners is None and self._num_nodes > 1:
+                owns = self.local_rank < self._smallest_node
+                self._slice_owners = self.comm.Split(self.local_rank if owns else MPI.UNDEFINED)
+            self._windows.append(window)
+            return window
+        if window is not None:
+            window.free()
+        if failing == self.rank:
+            print(f"fedmpi: no shared window, using Allreduce: {reason}", file=sys.stderr, flush=True)
+        return None
+
+    def close(self):
+        """Free what `allocate` gave, and the communicators; the link is of no use then. Collective."""
+        for window in reversed(self._windows):
+            window.free()
+        self._windows = []
+        for comm in (self._slice_owners, self.node):
+            if comm:
+                comm.Free()
+
+    def sum(self, block):
+        """Sum a contiguous 1-d tensor over all ranks, in place; see `average`. Collective."""
+        self.average(block, 1, block)
+
+    def average(self, block, divisor, out):
+        """out = (sum of `block` over all ranks) / divisor. Collective.
+
+        Every rank gets the same bits. In the account it is one Allreduce of the block, whatever the
+        transport does.
 
         Args:
-            block: [n] float32 or float64, the same n and dtype on every rank.
+            block: [n] float32 or float64, contiguous, the same n and dtype on every rank; part of
+                what `allocate` gave, or any other memory (then by plain Allreduce). Used up.
+            divisor: a number, the same on every rank.
+            out: [n]; may be `block` itself.
         """
         self.traffic.add(block.numel() * block.element_size())
         if self.size == 1:
+            divide(block, divisor, out)
             return
+        for window in self._windows:
+            offset = window.offset(block)
+            if offset is not None:
+                self._sum_in_window(window, offset, offset + block.numel(), divisor)
+                divide(block, 1, out)
+                return
+        self.used = "Allreduce"
         if block.device.type == "cpu" or self.cuda_aware:
             if block.device.type != "cpu":
                 torch.cuda.synchronize(block.device)  # MPI does not know of the stream that fills it
             self._allreduce(block)
-            return
-        if self._staging is None or self._staging.numel() < block.numel() or self._staging.dtype != block.dtype:
-            self._staging = torch.empty(block.numel(), dtype=block.dtype, pin_memory=True)
-        staged = self._staging[: block.numel()]
-        staged.copy_(block)
-        self._allreduce(staged)
-        block.copy_(staged, non_blocking=True)
+        else:
+            if self._staging is None or self._staging.numel() < block.numel() or self._staging.dtype != block.dtype:
+                self._staging = torch.empty(block.numel(), dtype=block.dtype, pin_memory=True)
+            staged = self._staging[: block.numel()]
+            staged.copy_(block)
+            self._allreduce(staged)
+            block.copy_(staged, non_blocking=True)
+        divide(block, divisor, out)
 
-    def _allreduce(self, block):
-        for piece in block.split(LARGEST_CALL):
+    def _sum_in_window(self, window, start, stop, divisor):
+        """Sum and divide [start, stop) of all ranks' vectors of a window, for all ranks."""
+        slices = window.slices(start, stop, self._smallest_node)
+        mine = slices[self.local_rank] if self.local_rank < len(slices) else None
+        self._meet(window)  # all blocks are complete
+
+        def finish(parts):
+            divide_and_spread(parts, divisor)
+
+        if mine is not None and self._num_nodes == 1:
+            window.reduce(mine, finish)
+            self.used = "shared memory"
+        elif mine is not None:
+            window.reduce(mine)
+            self._allreduce(window.vectors[0][mine], self._slice_owners)
+            finish([vector[mine] for vector in window.vectors])
+            self.used = f"shared memory, Allreduce between {self._num_nodes} nodes"
+        self._meet(window)  # all slices are complete
+
+    def _meet(self, window):
+        window.sync()
+        self._wait(self.node.Ibarrier())
+        window.sync()
+
+    def _allreduce(self, block, comm=None):
+        comm = comm or self.comm
+        on_cpu = block.device.type == "cpu"
+        for piece in block.split(PIECE // block.element_size() if on_cpu else LARGEST_CALL):
             # mpi4py takes numpy arrays by the buffer protocol and GPU tensors by DLPack
-            buffer = piece.numpy() if piece.device.type == "cpu" else piece
+            buffer = piece.numpy() if on_cpu else piece
             if self.crowded:
-                self._wait(self.comm.Iallreduce(MPI.IN_PLACE, buffer))
+                self._wait(comm.Iallreduce(MPI.IN_PLACE, buffer))
             else:
-                self.comm.Allreduce(MPI.IN_PLACE, buffer)
+                comm.Allreduce(MPI.IN_PLACE, buffer)
 
     def gather(self, values):
         """[size, n] float64: every rank's [n] `values`, in rank order. Collective."""

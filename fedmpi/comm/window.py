@@ -1,0 +1,119 @@
+"""Memory that the ranks of a node share, and sums over it without messages."""
+
+import mmap
+import os
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
+CACHE_LINE = 64  # bytes; slices of two ranks never meet in one
+STRIP = 65536  # elements of each vector that pass through the cache at once, per thread
+
+
+class NoWindow(Exception):
+    """The node's shared memory does not hold the block."""
+
+
+class NodeWindow:
+    """One vector per rank of a node, each of them readable and writable by all ranks.
+
+    Collective on `node`, also where it fails: all ranks raise or none.
+
+    Args:
+        node: communicator of ranks that share memory.
+        numel, dtype: of every rank's vector; the same on all ranks.
+
+    Attributes:
+        vectors: [numel] each, in rank order; zeros at first. mine: this rank's own.
+
+    Raises:
+        NoWindow: if the memory is not there.
+    """
+
+    def __init__(self, node, numel, dtype):
+        self._itemsize = dtype.itemsize
+        nbytes = -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE  # no page has two owners
+        # Asked for too much, the system says yes and kills the process at the first touch.
+        if not _all_agree(node, _free_bytes() >= nbytes * node.size):
+            raise NoWindow(f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left")
+        window, reason = None, "on another rank"
+        try:
+            window = MPI.Win.Allocate_shared(nbytes, 1, comm=node)
+        except MPI.Exception as error:
+            reason = error.Get_error_string()
+        if not _all_agree(node, window is not None):
+            raise NoWindow(f"MPI_Win_allocate_shared failed: {reason}")
+        self._window = window
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self.vectors = [
+            torch.frombuffer(window.Shared_query(rank)[0], dtype=dtype, count=numel) for rank in range(node.size)
+        ]
+        self.mine = self.vectors[node.rank]
+        self.mine.zero_()  # by its owner: the first touch decides on which memory bank a page lies
+
+    def offset(self, vector):
+        """Where a contiguous vector begins in `mine`, in elements; None if it is not part of it."""
+        offset = vector.data_ptr() - self.mine.data_ptr()
+        return offset // self._itemsize if 0 <= offset < self.mine.numel() * self._itemsize else None
+
+    def slices(self, start, stop, number):
+        """[start, stop) as `number` consecutive slices whose inner edges lie on cache lines."""
+        line = CACHE_LINE // self._itemsize
+        inner = [(start + (stop - start) * part // number) // line * line for part in range(1, number)]
+        edges = [start, *(max(start, edge) for edge in inner), stop]
+        return [slice(a, b) for a, b in zip(edges, edges[1:])]
+
+    def reduce(self, where, then=None):
+        """Sum the slice `where` of all vectors into that of the first. Not collective.
+
+        Pairwise in rank order, (a0 + a1) + (a2 + a3), as `RankState` adds the clients of a rank: the
+        bits depend neither on the slices nor on who comes first. The other vectors' slices are
+        used up on the way.
+
+        Args:
+            then: called with the list of the vectors' strips after each strip of the slice, while
+                they are in the cache.
+        """
+        strip = STRIP * torch.get_num_threads()
+        for begin in range(where.start, where.stop, strip):
+            parts = [vector[begin : min(begin + strip, where.stop)] for vector in self.vectors]
+            apart = 1
+            while apart < len(parts):
+                for left in range(0, len(parts) - apart, 2 * apart):
+                    parts[left].add_(parts[left + apart])
+                apart *= 2
+            if then is not None:
+                then(parts)
+
+    def sync(self):
+        """Make this rank's writes seen and see the others'; goes with a barrier on the node."""
+        self._window.Sync()
+
+    def free(self):
+        """Give the memory back; using the vectors afterwards ends the process. Collective on the node."""
+        self.vectors, self.mine = [], None
+        self._window.Unlock_all()
+        self._window.Free()
+
+
+def divide_and_spread(parts, divisor):
+    """Divide the first of the vectors by `divisor` and copy it to the others."""
+    if divisor != 1:
+        parts[0].div_(divisor)
+    for part in parts[1:]:
+        part.copy_(parts[0])
+
+
+def _free_bytes():
+    if not os.path.isdir(SHARED_FOLDER):
+        return float("inf")  # elsewhere than on Linux; MPI says itself what is missing
+    stat = os.statvfs(SHARED_FOLDER)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _all_agree(comm, flag):
+    flags = np.array([flag], dtype=np.int8)
+    comm.Allreduce(MPI.IN_PLACE, flags, op=MPI.MIN)
+    return bool(flags[0])

@@ -1,0 +1,22 @@
+"""Open a window of 4 MiB a rank and end, in order or by an error on one rank."""
+
+import sys
+
+import torch
+
+from fedmpi.main import run_program
+
+
+def program(arguments, link):
+    link.transport = "shared"
+    block = link.allocate(1 << 20, torch.float32)
+    link.sum(block)
+    print("window open", flush=True)
+    link.barrier()
+    if arguments == ["abort"] and link.rank == 1:
+        raise ValueError("on purpose")
+    link.barrier()
+
+
+if __name__ == "__main__":
+    run_program(program, sys.argv[1:])

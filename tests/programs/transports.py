@@ -1,0 +1,99 @@
+"""Sums by both transports, compared on every rank; prints one line a case from rank 0, or fails.
+
+Arguments: the colours of the ranks, one digit each ("0011": two nodes of two ranks), or "real" for
+the nodes as they are.
+"""
+
+import itertools
+import sys
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from fedmpi.comm.mpi import MPILink
+
+SIZES = (1, 7, 1001, 150001)
+
+
+def tree(vectors):
+    """Pairwise sum in rank order."""
+    while len(vectors) > 1:
+        pairs = itertools.zip_longest(vectors[::2], vectors[1::2])
+        vectors = [a if b is None else a + b for a, b in pairs]
+    return vectors[0]
+
+
+def values(rank, numel, dtype):
+    """What a rank puts in; any rank can say it of any other."""
+    return np.random.default_rng([rank, numel]).standard_normal(numel).astype(dtype)
+
+
+def check(ok, what):
+    """Fail on all ranks if one disagrees."""
+    bad = np.array([0 if ok else 1])
+    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, bad)
+    assert bad[0] == 0, f"{what}: not so on {bad[0]} ranks"
+
+
+def same_everywhere(array):
+    """Whether this rank's array has the bits of rank 0's."""
+    theirs = array.copy()
+    MPI.COMM_WORLD.Bcast(theirs)
+    return np.array_equal(theirs.view(np.uint8), array.view(np.uint8))
+
+
+def main(colours):
+    world = MPI.COMM_WORLD
+    colour = None if colours == "real" else int(colours[world.rank])
+    shared = MPILink(transport="shared", colour=colour)
+    plain = MPILink(transport="allreduce", colour=colour)
+    one_node = colours == "real"
+    for numel, dtype, divisor in itertools.product(SIZES, (np.float32, np.float64), (1, 3)):
+        what = f"{world.size} ranks, nodes {colours}, {numel} {dtype.__name__}, divisor {divisor}"
+        everyone = [values(rank, numel, dtype) for rank in range(world.size)]
+        mine = torch.from_numpy(everyone[world.rank])
+        results = {}
+        for link in (shared, plain):
+            block = link.allocate(numel, mine.dtype)
+            check(not block.any(), f"{what}: zeros at first")
+            for _ in range(2):  # twice, so that a rank that runs ahead would be seen
+                block.copy_(mine)
+                link.average(block, divisor, block)
+            in_place, out = block.clone(), torch.full_like(mine, torch.nan)
+            block.copy_(mine)
+            link.average(block, divisor, out)
+            check(torch.equal(out, in_place), f"{what}: into other memory")
+            # a part of the block, and memory that is not the link's
+            first, last = numel // 3, numel - numel // 5
+            part = link.allocate(numel, mine.dtype)
+            part.copy_(mine)
+            link.average(part[first:last], divisor, part[first:last])
+            check(torch.equal(part[first:last], out[first:last]) or link is plain, f"{what}: a part")
+            check(torch.equal(part[:first], mine[:first]), f"{what}: before the part")
+            check(torch.equal(part[last:], mine[last:]), f"{what}: after the part")
+            foreign = mine.clone()
+            link.sum(foreign)
+            check(np.allclose(foreign.numpy(), sum(everyone), rtol=1e-4, atol=1e-5), f"{what}: foreign memory")
+            results[link.transport] = out.numpy()
+            check(same_everywhere(out.numpy()), f"{what}: the same bits everywhere")
+        tolerance = 1e-5 if dtype is np.float32 else 1e-13
+        scale = np.abs(everyone).sum(0)
+        check((np.abs(results["shared"] - results["allreduce"]) <= tolerance * scale).all(), f"{what}: equal")
+        if one_node:
+            expected = tree(everyone) / dtype(divisor) if divisor != 1 else tree(everyone)
+            check(np.array_equal(results["shared"], expected), f"{what}: pairwise in rank order")
+        if world.rank == 0:
+            print("equal:", what)
+    check(plain.traffic.collectives == 5 * len(SIZES) * 4, "the account: one collective a sum")
+    counts = [(link.traffic.collectives, link.traffic.nbytes) for link in (shared, plain)]
+    check(counts[0] == counts[1], "the account: the same for both transports")
+    shared.close()
+    plain.close()
+    if world.rank == 0:
+        print("done")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1])

@@ -1,0 +1,85 @@
+"""The two transports give the same sums, on any number of ranks and nodes, and leave nothing behind."""
+
+import os
+import pathlib
+
+import h5py
+import numpy as np
+import pytest
+from conftest import start, train
+
+SHARED = pathlib.Path("/dev/shm")
+CASES = [(1, "real"), (2, "real"), (3, "real"), (3, "011"), (4, "0011"), (5, "real"), (5, "01010")]
+
+
+def result(out):
+    """[dim] x of the run whose folder lies in `out`."""
+    (folder,) = out.iterdir()
+    with h5py.File(folder / "model.h5") as file:
+        return file["rows/x"][:]
+
+
+def said(done, name):
+    """The value beside `name` in the closing table."""
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(None, 1) for line in done.stdout.splitlines() if line.strip()]
+    return next(words[1] for words in lines if words[0] == name)
+
+
+@pytest.mark.parametrize(("ranks", "colours"), CASES)
+def test_sums_agree(ranks, colours):
+    done = start(ranks, "-m", "transports", colours, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "done"
+    assert done.stdout.count("equal:") == 16
+
+
+def test_sums_agree_under_another_mpi(any_mpi):
+    done = start(2, "-m", "transports", "real", mpi=any_mpi, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("ranks", "clients", "participation"), [(2, 4, 1), (3, 5, 0.6)])
+def test_training_does_not_depend_on_the_transport(tmp_path, ranks, clients, participation):
+    runs = {}
+    for transport, words in {"allreduce": "Allreduce", "auto": "shared memory"}.items():  # 3 rows are above 64 KiB
+        done = train(
+            ranks, tmp_path / transport, "--rounds", 4, "--clients", clients, "--participation", participation,
+            "--transport", transport, timeout=60,
+        )  # fmt: skip
+        assert said(done, "communication").endswith(f", {words}")
+        assert "5 Allreduces" in said(done, "sent")  # the start and four rounds
+        runs[transport] = result(tmp_path / transport)
+    np.testing.assert_allclose(runs["auto"], runs["allreduce"], rtol=1e-5, atol=1e-6)
+
+
+def test_small_blocks_take_allreduce(tmp_path):
+    done = train(2, tmp_path, "--task", "quadratic", "--rounds", 2, timeout=60)
+    assert said(done, "communication").endswith(", Allreduce")
+
+
+def test_one_rank_sums_nothing(tmp_path):
+    done = train(1, tmp_path, "--rounds", 2, "--clients", 2, "--transport", "shared", timeout=60)
+    assert said(done, "communication").endswith(", nothing to sum")
+
+
+def test_no_room_for_a_window(tmp_path):
+    """One rank finds the shared memory full: all of them take Allreduce, and one line says so."""
+    done = start(2, "-m", "no_window", "--rounds", 2, "--out", tmp_path, timeout=60)
+    assert said(done, "communication").endswith(", Allreduce")
+    lines = [line for line in done.stderr.splitlines() if "no shared window" in line]
+    assert len(lines) == 1, done.stderr
+    assert "using Allreduce" in lines[0]
+    assert "/dev/shm" in lines[0]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no /dev/shm here")
+@pytest.mark.parametrize("end", ["in_order", "abort"])
+def test_nothing_is_left_in_shared_memory(tmp_path, end):
+    before = set(os.listdir(SHARED))
+    done = start(2, "-m", "leaves_window", end, timeout=60)
+    assert done.stdout.count("window open") == 2, done.stderr
+    assert (done.returncode == 0) == (end == "in_order")
+    # On an abort MPICH itself leaves about 1 MiB a rank; the window would be 8 MiB.
+    left = set(os.listdir(SHARED)) - before
+    assert not {name for name in left if (SHARED / name).stat().st_size >= 8 << 20}
