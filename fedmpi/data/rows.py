@@ -2,7 +2,7 @@
 
 import numpy as np
 
-READ_AGAIN = 2  # times that the file may be read in all before the ranks rather exchange rows
+MOST_READ = 1.25  # times that the ranks may read the file in all before they rather exchange rows
 
 
 class ClientRows:
@@ -20,7 +20,7 @@ class ClientRows:
     def __init__(self, source, parts, clients, rank, num_ranks):
         self._parts, self._clients, self._num_rows = parts, clients, len(source.labels["train"])
         self._num_ranks, self._chunk = num_ranks, source.rows_at_once
-        self._is_direct = num_ranks == 1 or self._chunks_touched() <= READ_AGAIN * self._num_chunks
+        self._is_direct = num_ranks == 1 or self._chunks_touched() <= MOST_READ * self._num_chunks
         if self._is_direct:
             self._rows = {client: source.read("train", parts[client]) for client in clients}
         else:
@@ -32,8 +32,11 @@ class ClientRows:
         return -(-self._num_rows // self._chunk)
 
     def _chunks_touched(self):
-        """How many chunks would be unpacked if every client read its own part."""
-        return sum(len(np.unique(part // self._chunk)) for part in self._parts)
+        """How many chunks would be unpacked if every client read its own part.
+
+        Less one per client: where parts are blocks, neighbours share the chunk at their edge.
+        """
+        return sum(len(np.unique(part // self._chunk)) - 1 for part in self._parts) + 1
 
     def _piece(self, rank):
         """(begin, end) of the rows that a rank reads for all: whole chunks."""

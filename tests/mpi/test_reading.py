@@ -1,0 +1,124 @@
+"""Ranks that share one file read it about once together, however the parts lie in it."""
+
+import os
+import pathlib
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from fedmpi.data.partition import IID, Even, Shared
+from fedmpi.data.rows import ClientRows
+from fedmpi.data.source import HDF5Source
+from fedmpi.errors import UserError
+from fedmpi.federation import spread
+from fedmpi.tasks.base import Place
+from fedmpi.tasks.classification import Classification
+
+pytestmark = pytest.mark.mpi
+
+NUM, CHUNK = 6_000, 200
+IO = pathlib.Path("/proc/self/io")
+
+
+def write(path, num_train=NUM, shape=(16, 16), **attributes):
+    """A data set of random images in gzip chunks, every image the number of its row in its first bytes."""
+    draw = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for split, num in (("train", num_train), ("test", 100)):
+            images = draw.integers(0, 256, (num, *shape), dtype=np.uint8)
+            images.reshape(num, -1)[:, :2] = np.arange(num, dtype=np.uint16).view(np.uint8).reshape(num, 2)
+            file.create_dataset(f"{split}/images", data=images, chunks=(min(CHUNK, num), *shape), compression="gzip")
+            file[f"{split}/labels"] = np.arange(num) % 10
+        file.attrs.update(attributes)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One folder for all ranks of a run."""
+    name = np.zeros(4096, dtype=np.uint8)
+    if MPI.COMM_WORLD.rank == 0:
+        path = os.fsencode(tmp_path_factory.mktemp("data"))
+        name[: len(path)] = np.frombuffer(path, np.uint8)
+        write(pathlib.Path(os.fsdecode(path)) / "shared.h5")
+    MPI.COMM_WORLD.Bcast(name)
+    return pathlib.Path(os.fsdecode(name.tobytes().rstrip(b"\0")))
+
+
+def bytes_read():
+    """Bytes that this process has read from files so far."""
+    return int(IO.read_text().split()[1])
+
+
+@pytest.mark.parametrize("partition", [Even(), IID(), Shared()], ids=str)
+@pytest.mark.parametrize("num_clients", [4, 7])
+def test_every_client_gets_its_rows(link, folder, partition, num_clients):
+    source = HDF5Source(folder / "shared.h5")
+    parts = partition(source.labels["train"], num_clients, seed=3)
+    rows = ClientRows(source, parts, spread(num_clients, link.size)[link.rank], link.rank, link.size).collect(link)
+    assert list(rows) == list(spread(num_clients, link.size)[link.rank])
+    for client, mine in rows.items():
+        assert np.array_equal(mine, source.read("train", parts[client]))
+
+
+@pytest.mark.skipif(not IO.exists(), reason="no /proc/self/io: bytes read cannot be counted")
+@pytest.mark.parametrize("partition", [Even(), IID()], ids=str)
+def test_bytes_read_and_memory_are_the_ranks_share(link, folder, partition):
+    path = folder / "shared.h5"
+    source = HDF5Source(path)
+    parts = partition(source.labels["train"], link.size, seed=3)
+    before = bytes_read()
+    reader = ClientRows(source, parts, range(link.rank, link.rank + 1), link.rank, link.size)
+    read = bytes_read() - before
+    held = reader._rows.nbytes if isinstance(reader._rows, np.ndarray) else reader._rows[link.rank].nbytes
+    rows = reader.collect(link)
+    share, chunk = 1 / link.size, CHUNK / NUM
+    # 20 kB: HDF5's own tables and the edges of a read
+    assert read < (share + 2 * chunk) * path.stat().st_size + 20_000
+    assert held <= (share + 2 * chunk) * NUM * 256
+    assert rows[link.rank].nbytes == len(parts[link.rank]) * 256
+
+
+def place(link, num_clients=None):
+    num_clients = num_clients or link.size
+    clients = spread(num_clients, link.size)[link.rank]
+    return Place(num_clients, clients, link.rank, link.size, 0, None, torch.device("cpu"), torch.float32)
+
+
+def silos(link, folder, name, facts):
+    """Every rank writes the files of its own clients, in a folder of its own."""
+    own = folder / f"{name}-{link.rank}"
+    own.mkdir(exist_ok=True)
+    for client in place(link).clients:
+        write(own / f"silo_{client}.h5", **facts(client))
+    return Classification(data=str(own / "silo_{client}.h5"))
+
+
+def test_a_rank_opens_its_own_silo_files_only(link, folder):
+    task = silos(link, folder, "own", lambda client: {"num_train": 300 + client})
+    loaded = task.load(place(link), Even())
+    loaded.meet(link)
+    assert loaded.num_samples(link.rank) == 300 + link.rank and loaded.num_classes == 10
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (
+            lambda client: {"shape": (16, 16) if client else (8, 8)},
+            r"client 1 has uint8 samples \[16, 16\].*client 0 has",
+        ),
+        (lambda client: {"mean": [0.1 * client]}, "client 1 has .*mean"),
+        (lambda client: {"num_classes": 10 + client}, "client 1 has .*11 classes"),
+    ],
+    ids=["shape", "mean", "classes"],
+)
+def test_silo_files_that_differ_are_one_line_on_every_rank(link, folder, facts, message):
+    if link.size == 1:
+        pytest.skip("needs two silos")
+    loaded = silos(link, folder, "differ", lambda client: {"num_train": 300, **facts(client)}).load(place(link), Even())
+    with pytest.raises(UserError, match=message):
+        loaded.meet(link)
