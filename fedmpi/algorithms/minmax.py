@@ -1,0 +1,292 @@
+"""Min-max problems: clients descend in θ and ascend in w.
+
+The vector x holds both, (θ, w); `server.primal` and `server.dual` say which part is which. The
+oracle has turned the sign of the ascent (`fedmpi.oracles`): a "gradient" here is (∇_θ f_i, -∇_w f_i),
+and moving against it descends in θ and ascends in w. What is left for the algorithms are the step
+sizes and momentum weights of each block.
+"""
+
+import dataclasses
+
+import torch
+
+from fedmpi.algorithms.base import Algorithm
+from fedmpi.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class _MinMax(Algorithm):
+    """Step sizes of the two blocks."""
+
+    step_size: float = setting(0.05, "η_θ, step size of the descent", above=0)
+    dual_step_size: float | None = setting(None, "η_w, step size of the ascent; default: step_size", above=0)
+
+    clock = "iteration"
+
+    def _move(self, x, direction, clock, server):
+        """θ <- θ - η_θ D, w <- w - η_w E, for the direction (D, E) whose dual part points downwards."""
+        for block, eta in self._etas(clock, server):
+            x[block].add_(direction[block], alpha=-eta)
+
+    def _etas(self, clock, server):
+        """(block, its step size of the moment) for every block."""
+        eta = self.eta(clock)
+        dual = eta if self.dual_step_size is None else eta * (self.dual_step_size / self.step_size)
+        return _by_block(server, eta, dual)
+
+
+def _by_block(server, primal, dual):
+    """[(block, `primal` or `dual`), ...] over the blocks of x; a dual of None is as the primal."""
+    dual = primal if dual is None else dual
+    return [(block, primal) for block in server.primal] + [(block, dual) for block in server.dual]
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSGDA(_MinMax):
+    """Local SGDA: q steps of simultaneous descent and ascent on every client, then the average.
+
+    Source: Sharma, Panda, Joshi, Varshney, "Federated Minimax Optimization: Improved Convergence
+    Analyses and Algorithms", ICML 2022, Algorithm 1.
+    Paper to code: (x_t^i, y_t^i) -> client.x; η_x, η_y -> step_size, dual_step_size; τ -> q.
+    Special cases: q = 1 is centralised SGDA on the union of the batches; without a dual block it is
+    FedAvg.
+    """
+
+    name = "local_sgda"
+
+    def local_step(self, client, server, oracle):
+        """θ_i <- θ_i - η_θ ∇_θ f_i, w_i <- w_i + η_w ∇_w f_i, both gradients at the same point."""
+        self._move(client.x, oracle.gradient(client.x, oracle.draw()), client, server)
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentumLocalSGDA(_MinMax):
+    """Local SGDA along momentum directions, which are averaged with the variables.
+
+    Source: Sharma, Panda, Joshi, Varshney, ICML 2022, Algorithm 2.
+    Paper to code: (x_t^i, y_t^i) -> client.x; (d_x, d_y) -> client.D; η_x, η_y -> step_size,
+    dual_step_size; β_x, β_y -> fresh_weight, dual_fresh_weight; α_t -> time_step (κ in the AUC
+    paper, which has 1); τ -> q.
+    Special case: β = κ = 1 is Local SGDA up to and including the first average, each step on the
+    sample before; afterwards it differs, because the kept gradients were taken before the average.
+
+    The initial directions, on the batch B_0, are not averaged: the first local step begins with them.
+    """
+
+    name = "momentum_local_sgda"
+
+    fresh_weight: float = setting(0.1, "β_θ, weight of the fresh gradient in the descent direction", least=0, most=1)
+    dual_fresh_weight: float | None = setting(
+        None, "β_w, the same of the ascent direction; default: fresh_weight", least=0, most=1
+    )
+    time_step: float = setting(1.0, "κ, factor of both step sizes and both weights", above=0, most=1)
+
+    exchanged = ("x", "D")
+
+    def local_step(self, client, server, oracle):
+        """Move along D_i, then D_i <- (1 - βκ) D_i + βκ ∇f_i at the new point."""
+        if client.iteration == 1:
+            client.D.copy_(oracle.gradient(client.x, oracle.draw_first()))
+        for block, eta in self._etas(client, server):
+            client.x[block].add_(client.D[block], alpha=-self.time_step * eta)
+        g = oracle.gradient(client.x, oracle.draw())
+        for block, weight in _by_block(server, self.fresh_weight, self.dual_fresh_weight):
+            client.D[block].lerp_(g[block], self.time_step * weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class FMGDA(_MinMax):
+    """Descent and ascent along variance-reduced directions, averaged with the variables every q steps.
+
+    Source: "On the Convergence of Federated Deep AUC Maximization", Algorithm 1 (FMSGDA in its tables).
+    Paper to code: (θ_{t,i}, w_{t,i}) -> client.x; (θ_{t-1,i}, w_{t-1,i}) -> client.x_prev;
+    (u_i, v_i) -> client.D; ĉη_t, cη_t -> step_size, dual_step_size; α_t, β_t -> fresh_weight,
+    dual_fresh_weight.
+    Invariant: with full batches the mean of D_i is the mean of ∇f_i(x_i) after every estimate.
+    Special cases: α = β = 1 is Local SGDA on the samples B_0, ξ_1, ξ_2, ...; without a dual block and
+    with q = 1 it is STEM.
+
+    A local step here is an estimate, then a move: the paper's loop, whose iteration t moves, averages
+    if q divides t, and then estimates, cut at its averages. So the first local step of all estimates
+    on the initial batch B_0 (which is not averaged), later rounds begin with an estimate at the
+    average, and a round ends with move number q, 2q, ... and the average. The mean of the moved
+    points is the paper's mean(x_j) - η mean(D_j). x_prev is the client's own and never averaged.
+    """
+
+    fresh_weight: float = setting(0.1, "α, weight of the fresh gradient in the descent direction", least=0, most=1)
+    dual_fresh_weight: float | None = setting(
+        None, "β, the same of the ascent direction; default: fresh_weight", least=0, most=1
+    )
+
+    exchanged = ("x", "D")
+    client_rows = ("x_prev",)
+
+    def download(self, client, server):
+        """A client that sat out has no iterate of the step before: it begins as if at rest."""
+        if client.was_absent:
+            client.x_prev.copy_(client.x)
+
+    def local_step(self, client, server, oracle):
+        """D_i <- g + (1 - α)(D_i - g⁻), both gradients on the same sample; then the move along D_i."""
+        if client.iteration == 1:
+            client.D.copy_(oracle.gradient(client.x, oracle.draw_first()))
+        else:
+            g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
+            for block, weight in _by_block(server, self.fresh_weight, self.dual_fresh_weight):
+                client.D[block].sub_(g_prev[block]).mul_(1 - weight).add_(g[block])
+        client.x_prev.copy_(client.x)
+        self._move(client.x, client.D, client, server)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Staged(_MinMax):
+    """Stages of falling step size, in each of which θ is pulled to where the stage began."""
+
+    prox_weight: float = setting(0.002, "1/γ, weight of ½ ‖θ - θ_ref‖² in the clients' objective", least=0)
+    stage_rounds: int | None = setting(None, "T_s / I, rounds in a stage; default: one stage for ever", least=1)
+    step_decay: float = setting(3.0, "η_s / η_{s+1}, fall of the step sizes from stage to stage", least=1)
+    stage_output: str = setting(
+        "last",
+        "θ that the next stage starts from: the last, as in the public codes, or the average over the stage's "
+        "local steps, as in the paper (which sends one more vector per round)",
+        among=("last", "average"),
+    )
+
+    @property
+    def exchanged(self):
+        return ("x", "x_mean") if self.stage_output == "average" else ("x",)  # x_mean: over the round's steps
+
+    @property
+    def server_rows(self):
+        return ("x_ref", "x_sum") if self.stage_output == "average" else ("x_ref",)  # x_sum: over the stage
+
+    def eta(self, clock):
+        """The step size of the stage."""
+        stage = 0 if self.stage_rounds is None else max(clock.round_index, 0) // self.stage_rounds
+        return super().eta(clock) / self.step_decay**stage
+
+    def server_start(self, server):
+        """θ_ref of the first stage is θ_0."""
+        server.x_ref.copy_(server.x)
+
+    def download(self, client, server):
+        """Begin the mean over the round's steps."""
+        if self.stage_output == "average":
+            client.x_mean.zero_()
+
+    def _pull(self, client, server):
+        """θ_i <- θ_i - η (θ_i - θ_ref) / γ."""
+        for block in server.primal:
+            client.x[block].lerp_(server.x_ref[block], self.eta(client) * self.prox_weight)
+
+    def _add_to_mean(self, client):
+        """Count the point in the mean over the round's steps."""
+        if self.stage_output == "average":
+            client.x_mean.add_(client.x, alpha=1 / client.num_steps)
+
+    def _end_round(self, server):
+        """At the end of a stage: where the next one starts, which is also its θ_ref; w goes on as it is."""
+        if self.stage_output == "average":
+            server.x_sum.add_(server.x_mean)
+        if self.stage_rounds is None or (server.round_index + 1) % self.stage_rounds:
+            return
+        if self.stage_output == "average":
+            for block in server.primal:
+                torch.div(server.x_sum[block], self.stage_rounds, out=server.x[block])
+            server.x_sum.zero_()
+        server.x_ref.copy_(server.x)
+
+
+@dataclasses.dataclass(frozen=True)
+class CODA(_Staged):
+    """Local SGDA in stages, with a proximal term that holds θ near where its stage began.
+
+    Source: Guo, Liu, Yuan, Shen, Liu, Yang, "Communication-Efficient Distributed Stochastic AUC
+    Maximization with Deep Neural Networks", ICML 2020, Algorithms 1 and 2.
+    Paper to code: (v, α) -> client.x; v_0 of a stage -> server.x_ref; η_s -> step_size (and
+    dual_step_size, if it is to differ); γ -> 1 / prox_weight; I -> q; T_s / I -> stage_rounds.
+    Special cases: one stage without the proximal term is Local SGDA; the closed form of the step is
+    the explicit one where 1/γ = 0.
+    Differs from the paper: a stage ends with its last point unless stage_output is average, and w
+    goes on instead of being set anew (public codes).
+    """
+
+    prox: str = setting(
+        "explicit",
+        "the proximal step: explicit, -η (θ - θ_ref)/γ, or closed, the exact minimiser (paper)",
+        among=("explicit", "closed"),
+    )
+
+    def local_step(self, client, server, oracle):
+        """θ_i <- θ_i - η (∇_θ f_i + (θ_i - θ_ref)/γ), w_i <- w_i + η ∇_w f_i."""
+        g = oracle.gradient(client.x, oracle.draw())
+        if self.prox == "explicit":
+            self._pull(client, server)
+            self._move(client.x, g, client, server)
+        else:
+            self._move(client.x, g, client, server)
+            self._pull_exactly(client, server)
+        self._add_to_mean(client)
+
+    def server_step(self, server):
+        """Take up the average; perhaps a stage ends."""
+        self._end_round(server)
+
+    def _pull_exactly(self, client, server):
+        """θ_i <- (θ_i + (η/γ) θ_ref) / (1 + η/γ): (θ_i/η + θ_ref/γ - ∇) / (1/η + 1/γ), once moved by -η ∇."""
+        weight = self.eta(client) * self.prox_weight
+        for block in server.primal:
+            client.x[block].add_(server.x_ref[block], alpha=weight).div_(1 + weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class CODASCA(_Staged):
+    """CODA whose drift is cancelled by control variates of both variables.
+
+    Source: Yuan, Guo, Xu, Ying, Yang, "Federated Deep AUC Maximization for Heterogeneous Data with a
+    Constant Communication Complexity", ICML 2021, Algorithms 1 and 2.
+    Paper to code: (v, α) -> client.x; its value at the round's start -> server.x_start; (c_v, c_α),
+    (c_v^i, c_α^i) -> server.c, client.c_i, whose dual part has the sign of -∇_w like every gradient
+    here; η_l -> step_size (and dual_step_size); η_g -> server_step_size; I -> q.
+    Invariant: c is the mean of c_i over all clients after every round.
+    Special case: identical clients on identical samples are CODA, because c_i = c.
+    """
+
+    server_step_size: float = setting(1.0, "η_g, how far the server moves to the average", above=0)
+
+    client_rows = ("c_i",)
+
+    @property
+    def exchanged(self):
+        return ("x", "delta_c", *super().exchanged[1:])
+
+    @property
+    def server_rows(self):
+        return ("c", "x_start", *super().server_rows)
+
+    def server_start(self, server):
+        """Both references are x_0; c and c_i begin at 0."""
+        super().server_start(server)
+        server.x_start.copy_(server.x)
+
+    def local_step(self, client, server, oracle):
+        """CODA's explicit step along ∇f_i - c_i + c."""
+        g = oracle.gradient(client.x, oracle.draw()).sub_(client.c_i).add_(server.c)
+        self._pull(client, server)
+        self._move(client.x, g, client, server)
+        self._add_to_mean(client)
+
+    def upload(self, client, server, oracle):
+        """c_i⁺ - c_i = -c + (x - x_i) / (I η_l), with each block's own rate; c_i moves at once."""
+        torch.sub(server.x_start, client.x, out=client.delta_c)
+        for block, eta in self._etas(client, server):
+            client.delta_c[block].div_(client.num_steps * eta)
+        client.delta_c.sub_(server.c)
+        client.c_i.add_(client.delta_c)
+
+    def server_step(self, server):
+        """x <- x + η_g (mean(x_i) - x), c <- c + (|S|/N) mean(c_i⁺ - c_i); perhaps a stage ends."""
+        torch.lerp(server.x_start, server.x, self.server_step_size, out=server.x)
+        server.c.add_(server.delta_c, alpha=server.participation)
+        self._end_round(server)
+        server.x_start.copy_(server.x)

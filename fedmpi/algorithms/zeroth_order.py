@@ -1,0 +1,40 @@
+"""Methods that see values of the loss only: first-order methods on the two-point oracle."""
+
+import dataclasses
+
+from fedmpi.algorithms.fafed import FAFED
+from fedmpi.algorithms.fedavg import FedAvg
+from fedmpi.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class FedZO(FedAvg):
+    """FedAvg on two-point estimates: q zeroth-order steps on every client, then the average.
+
+    Source: Fang, Yu, Jiang, Shi, Jones, Zhou, "Communication-Efficient Stochastic Zeroth-Order
+    Optimization for Federated Learning", IEEE TSP 2022, Algorithm 1.
+    Paper to code: x_i -> client.x; η -> step_size; H -> q, the local steps of a round; μ, b2 ->
+    smoothing and directions of the oracle; b1 -> batch_size.
+    Special case: with d orthonormal directions and linear losses it is FedAvg.
+    """
+
+    oracle = "two_point"
+
+
+@dataclasses.dataclass(frozen=True)
+class FAFedZO(FAFED):
+    """FAFED on two-point estimates; both of a pair share minibatch and directions.
+
+    Source: Lu, Gao, Zhang, Xu, "FAFedZO: Faster Zero-Order Adaptive Federated Learning Algorithm",
+    2025, Algorithm 1.
+    Paper to code: Ξ -> client.x; n, ι -> client.m, client.v; K_t -> server.A; χ_t -> fresh_weight;
+    ϱ -> second_moment_decay; ρ -> epsilon; p (or E) -> q, the local steps of a round; μ, b2 ->
+    smoothing and directions of the oracle; b1 -> batch_size.
+    Special case: with d orthonormal directions and linear losses it is FAFED.
+    Differs from the paper: line 8 is overwritten before it is used, and lines 17-19 restate line 14;
+    the average is applied once.
+    """
+
+    step_size: float = setting(0.01, "η_t, step size of every move", above=0)
+
+    oracle = "two_point"

@@ -1,0 +1,261 @@
+"""The min-max algorithms against independent transcriptions, and the special cases that they promise."""
+
+import functools
+
+import numpy as np
+import pytest
+import reference_minmax as reference
+
+import fedmpi
+from fedmpi.algorithms import FAFED, STEM, FedAvg
+from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLocalSGDA
+from fedmpi.errors import UserError
+
+N, D1, D = 3, 3, 5
+ASCENT = slice(D1, None)
+
+
+class Saddles:
+    """f_i(θ, w) = ½ θᵀ A_i θ + θᵀ B_i w - ½ wᵀ C_i w + b_iᵀ θ + c_iᵀ w, strongly convex-concave.
+
+    `gradient` adds noise that belongs to (client, sample), a shift and a tilt, so that a pair on one
+    sample differs from a pair on two.
+    """
+
+    def __init__(self, seed=0, alike=False, noise=0.3):
+        draw = np.random.default_rng(seed)
+
+        def positive(k):
+            root = draw.normal(size=(k, k))
+            return root @ root.T / k + np.eye(k)
+
+        self.H, self.b = np.zeros((N, D, D)), np.zeros((N, D))
+        for i in range(N):
+            if alike and i:
+                self.H[i], self.b[i] = self.H[0], self.b[0]
+                continue
+            coupling = draw.normal(size=(D1, D - D1))
+            self.H[i] = np.block([[positive(D1), coupling], [coupling.T, -positive(D - D1)]])
+            self.b[i] = draw.normal(size=D)
+        self.noise, self.alike = noise, alike
+
+    def __call__(self, client, z, sample):
+        z = np.asarray(z, float)
+        g = self.H[client] @ z + self.b[client]
+        draw = np.random.default_rng([0 if self.alike else client, sample + 10])
+        return g + self.noise * (draw.normal(size=D) + draw.normal(size=D) * z)
+
+    def saddle(self):
+        return np.linalg.solve(self.H.mean(0), -self.b.mean(0))
+
+
+NOISY = Saddles()
+Z0 = np.random.default_rng(5).normal(size=D)
+
+
+def some(round_index):
+    """Two of three clients, another pair in every round."""
+    return [c for c in range(N) if c != (2 * round_index + 1) % 3]
+
+
+def averages(trace, row="x"):
+    """The row after the start and after every communication, one for all clients."""
+    rests = [r["rows"][row] for r in trace if r["step"] is None]
+    for rows in rests[1:]:
+        assert (rows == rows[0]).all()
+    return [rows[0] for rows in rests]
+
+
+def steps(trace, row="x"):
+    return [r["rows"][row] for r in trace if r["step"] is not None]
+
+
+def run(algorithm, gradient=NOISY, rounds=4, q=2, participants=None, ascent=ASCENT, **more):
+    return fedmpi.simulate(algorithm, gradient, Z0, N, rounds, q, participants, ascent=ascent, **more)
+
+
+def assert_same(found, expected, tolerance=1e-12):
+    assert len(found) == len(expected)
+    for f, e in zip(found, expected):
+        np.testing.assert_allclose(f, e, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("q", [2, 3])
+@pytest.mark.parametrize("active", [None, some], ids=["all", "some"])
+class TestAgainstTranscriptions:
+    def test_local_sgda(self, q, active):
+        found = run(LocalSGDA(step_size=0.05, dual_step_size=0.02), q=q, participants=active)
+        assert_same(averages(found), reference.local_sgda(NOISY, Z0, D1, N, 4, q, 0.05, 0.02, active))
+
+    def test_fmgda(self, q, active):
+        algorithm = FMGDA(step_size=0.05, dual_step_size=0.02, fresh_weight=0.3, dual_fresh_weight=0.6)
+        found = run(algorithm, q=q, participants=active)
+        assert_same(averages(found), reference.fmgda(NOISY, Z0, D1, N, 4, q, 0.05, 0.02, 0.3, 0.6, active))
+
+    @pytest.mark.parametrize("closed", [False, True])
+    @pytest.mark.parametrize("average", [False, True])
+    def test_coda(self, q, active, closed, average):
+        algorithm = CODA(
+            step_size=0.06,
+            dual_step_size=0.03,
+            prox_weight=0.4,
+            stage_rounds=2,
+            step_decay=2.0,
+            prox="closed" if closed else "explicit",
+            stage_output="average" if average else "last",
+        )
+        found = run(algorithm, rounds=6, q=q, participants=active)
+        expected = reference.coda(NOISY, Z0, D1, N, 3, 2, q, 0.06, 0.03, 0.4, 2.0, closed, average, active)
+        assert_same(averages(found), expected)
+
+    def test_codasca(self, q, active):
+        algorithm = CODASCA(
+            step_size=0.06, dual_step_size=0.03, prox_weight=0.4, stage_rounds=2, step_decay=2.0, server_step_size=0.7
+        )
+        found, controls = run(algorithm, rounds=6, q=q, participants=active), []
+        expected = reference.codasca(NOISY, Z0, D1, N, 3, 2, q, 0.06, 0.03, 0.4, 2.0, 0.7, active, controls)
+        assert_same(averages(found), expected)
+        rests = [r["rows"] for r in found if r["step"] is None][1:]
+        for rows, (c_theta, c_w, C_theta, C_w) in zip(rests, controls):
+            assert_same([rows["c_i"], rows["c"]], [np.hstack([c_theta, -c_w]), np.hstack([C_theta, -C_w])], 1e-11)
+
+
+@pytest.mark.parametrize("q", [2, 3])
+def test_momentum_local_sgda_against_its_transcription(q):
+    algorithm = MomentumLocalSGDA(
+        step_size=0.05, dual_step_size=0.02, fresh_weight=0.3, dual_fresh_weight=0.6, time_step=0.8
+    )
+    expected = reference.momentum_local_sgda(NOISY, Z0, D1, N, 4, q, 0.05, 0.02, 0.3, 0.6, 0.8)
+    assert_same(averages(run(algorithm, q=q)), expected)
+
+
+def test_dual_weight_and_step_default_to_the_primal_ones():
+    both = FMGDA(step_size=0.05, dual_step_size=0.05, fresh_weight=0.3, dual_fresh_weight=0.3)
+    assert_same(averages(run(both)), averages(run(FMGDA(step_size=0.05, fresh_weight=0.3))))
+
+
+def test_sign_and_step_of_each_block():
+    """One step of SGDA from z: down along ∇_θ with η_θ, up along ∇_w with η_w; also a block in the middle."""
+    g = NOISY(0, Z0, 0)
+    for ascent in (slice(3, None), slice(0, 2), slice(1, 3), slice(-1, None)):
+        rate = np.full(D, -0.1)
+        rate[ascent] = 0.004
+        found = fedmpi.simulate(LocalSGDA(0.1, 0.004), NOISY, Z0, 1, rounds=1, local_steps=1, ascent=ascent)
+        assert_same([averages(found)[1]], [Z0 + rate * g])
+
+
+def test_an_ascent_block_must_hold_something():
+    for wrong in (slice(D, None), slice(2, 1), slice(0, 4, 2)):
+        with pytest.raises(UserError, match="ascent"):
+            run(LocalSGDA(), ascent=wrong)
+
+
+def test_24_local_sgda_with_one_step_is_centralised_sgda():
+    z, expected = Z0, [Z0]
+    for t in range(5):
+        g = np.mean([NOISY(i, z, t) for i in range(N)], axis=0)
+        z = np.concatenate([z[:D1] - 0.05 * g[:D1], z[D1:] + 0.02 * g[D1:]])
+        expected.append(z)
+    assert_same(averages(run(LocalSGDA(step_size=0.05, dual_step_size=0.02), rounds=5, q=1)), expected)
+
+
+@pytest.mark.parametrize("prox", ["explicit", "closed"])
+def test_24_coda_in_one_stage_without_prox_is_local_sgda(prox):
+    coda = run(CODA(step_size=0.05, prox_weight=0, prox=prox), q=3)
+    sgda = run(LocalSGDA(step_size=0.05), q=3)
+    assert_same(averages(coda) + steps(coda), averages(sgda) + steps(sgda))
+
+
+@pytest.mark.parametrize("stage_rounds", [None, 2])
+def test_24_codasca_on_identical_clients_is_coda(stage_rounds):
+    alike, settings = Saddles(alike=True), {"step_size": 0.05, "prox_weight": 0.3, "stage_rounds": stage_rounds}
+    coda, codasca = (run(cls(**settings), alike, rounds=5) for cls in (CODA, CODASCA))
+    assert_same(averages(codasca) + steps(codasca), averages(coda) + steps(coda))
+
+
+def test_24_codasca_keeps_c_the_mean_of_all_c_i():
+    found = run(CODASCA(step_size=0.05), rounds=6, participants=some)
+    rests = [r["rows"] for r in found if r["step"] is None]
+    for s, (before, after) in enumerate(zip(rests, rests[1:])):
+        np.testing.assert_allclose(after["c"], after["c_i"].mean(0), atol=1e-13)
+        for absent in set(range(N)) - set(some(s)):
+            assert (after["c_i"][absent] == before["c_i"][absent]).all()
+
+
+def test_24_codasca_finds_the_saddle_where_local_sgda_is_biased():
+    exact = Saddles(noise=0)
+    last = functools.partial(run, gradient=exact, rounds=400, q=4)
+    saddle = exact.saddle()
+    assert np.abs(averages(last(CODASCA(step_size=0.05, prox_weight=0)))[-1] - saddle).max() < 1e-9
+    assert np.abs(averages(last(LocalSGDA(step_size=0.05)))[-1] - saddle).max() > 1e-2
+
+
+@pytest.mark.parametrize("q", [1, 2, 3])
+def test_25_fmgda_without_momentum_is_local_sgda_on_shifted_samples(q):
+    """Every client, every step: Local SGDA on the samples B_0, ξ_1, ξ_2, ..., which simulate numbers -1, 0, 1, ..."""
+
+    def shifted(client, z, sample):
+        return NOISY(client, z, sample - 1)
+
+    settings = {"step_size": 0.05, "dual_step_size": 0.02}
+    fmgda = run(FMGDA(fresh_weight=1, **settings), q=q)
+    sgda = run(LocalSGDA(**settings), shifted, q=q)
+    assert_same(averages(fmgda) + steps(fmgda), averages(sgda) + steps(sgda))
+
+
+def test_26_fmgda_without_dual_and_one_step_is_stem_one_round_ahead():
+    fmgda = run(FMGDA(step_size=0.05, fresh_weight=0.3), q=1, rounds=6, ascent=None)
+    stem = run(STEM(step_size=0.05, fresh_weight=0.3), q=1, rounds=5, ascent=None)
+    assert_same(averages(fmgda)[1:], averages(stem))
+
+
+def test_26_fmgda_with_more_steps_differs_from_stem():
+    fmgda = run(FMGDA(step_size=0.05, fresh_weight=0.3), q=2, ascent=None)
+    stem = run(STEM(step_size=0.05, fresh_weight=0.3), q=2, ascent=None)
+    assert np.abs(averages(fmgda)[1] - averages(stem)[1]).max() > 1e-3
+
+
+def test_27_momentum_local_sgda_without_momentum_is_local_sgda_until_the_first_average():
+    def shifted(client, z, sample):
+        return NOISY(client, z, sample - 1)
+
+    momentum = run(MomentumLocalSGDA(step_size=0.05, fresh_weight=1), q=3, rounds=3)
+    plain = run(LocalSGDA(step_size=0.05), shifted, q=3, rounds=3)
+    assert_same(averages(momentum)[:2] + steps(momentum)[:3], averages(plain)[:2] + steps(plain)[:3])
+    assert np.abs(averages(momentum)[2] - averages(plain)[2]).max() > 1e-3
+
+
+def test_fmgda_with_full_batches_keeps_the_mean_of_d_the_mean_gradient():
+    """Test 6 of the list for FMGDA: only where x_prev is the client's own and the pair shares its sample."""
+    exact = Saddles(noise=0)
+    found = run(FMGDA(step_size=0.05, fresh_weight=0.2), exact, q=3, rounds=3)
+    points = None
+    for record in found:
+        if record["step"] is None:
+            points = record["rows"]["x"]
+            continue
+        g = np.mean([exact(i, points[i], 0) for i in range(N)], axis=0)
+        g[ASCENT] *= -1
+        np.testing.assert_allclose(record["rows"]["D"].mean(0), g, atol=1e-12)
+        points = record["rows"]["x"]
+
+
+def test_minimisation_algorithms_run_on_a_saddle():
+    """FedAvg is Local SGDA with equal steps, with a scale too; FAFED comes near the saddle."""
+    assert_same(averages(run(FedAvg(step_size=0.05))), averages(run(LocalSGDA(step_size=0.05))))
+    scaled = run(FedAvg(step_size=0.05), ascent_scale=0.2)
+    assert_same(averages(scaled), averages(run(LocalSGDA(step_size=0.05, dual_step_size=0.01))))
+    exact = Saddles(noise=0)
+    reached = averages(run(FAFED(step_size=0.02), exact, rounds=400))[-1]
+    assert np.abs(reached - exact.saddle()).max() < 0.1 * np.abs(Z0 - exact.saddle()).max()
+
+
+def test_absent_clients_draw_nothing():
+    asked = []
+
+    def gradient(client, z, sample):
+        asked.append((client, sample))
+        return NOISY(client, z, sample)
+
+    run(FMGDA(), gradient, rounds=2, q=2, participants=lambda s: [s])
+    assert set(asked) == {(0, -1), (0, 0), (1, 0), (1, 1)}
