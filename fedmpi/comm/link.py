@@ -54,6 +54,14 @@ class SoloLink:
         """[1, n] from [n]."""
         return np.array(values)[None]
 
+    def concatenate(self, values):
+        """What is there, as float64."""
+        return np.array(values, dtype=np.float64)
+
+    def exchange(self, rows, wanted):
+        """The rows that this rank wants of itself."""
+        return rows[wanted[0]]
+
 
 def divide(block, divisor, out):
     """out = block / divisor with as few passes over the memory as that takes."""

@@ -1,0 +1,219 @@
+"""Broken data: one clear line before any training, never a traceback."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import train
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedmpi.data.partition import Column, Dirichlet, Even
+from fedmpi.data.source import HDF5Source, open_silo, open_source
+from fedmpi.errors import UserError
+from fedmpi.tasks.base import Place
+from fedmpi.tasks.classification import Classification
+
+IMAGES, LABELS = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 3
+
+
+def write(path, attributes=(), **changes):
+    """A good small data set, with data sets changed (a name with __ for /) or left out (None)."""
+    content = {"train/images": IMAGES, "train/labels": LABELS, "test/images": IMAGES[:20], "test/labels": LABELS[:20]}
+    content |= {key.replace("__", "/"): value for key, value in changes.items()}
+    with h5py.File(path, "w") as file:
+        for key, value in content.items():
+            if value is not None:
+                chunks = (10, *value.shape[1:]) if key.endswith("images") and value.ndim > 1 and value.size else None
+                file.create_dataset(key, data=value, chunks=chunks, compression="gzip" if chunks else None)
+        file.attrs.update(attributes)
+    return path
+
+
+def load(data, num_clients=2, partition=None, **task):
+    """What one rank alone does before training."""
+    place = Place(num_clients, range(num_clients), 0, 1, 0, None, torch.device("cpu"), torch.float32)
+    return Classification(data=str(data), **task).load(place, partition or Even())
+
+
+def one_line(error):
+    text = str(error.value)
+    assert "\n" not in text and len(text) > 10
+    return text
+
+
+def with_value(array, value):
+    array = array.astype(np.float32) if isinstance(value, float) else array.copy()
+    array.flat[-1] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("changes", "attributes", "message"),
+    [
+        (
+            {"train__images": None},
+            {},
+            "lacks the data set train/images; it holds test/images, test/labels, train/labels",
+        ),
+        ({"test__images": None, "test__labels": None}, {}, "lacks the data set test/images"),
+        ({"train__labels": LABELS[:-1]}, {}, r"train/labels is int64\[59\]: expected integers \[60\], one per image"),
+        ({"train__labels": LABELS.astype(float)}, {}, r"train/labels is float64\[60\]: expected integers"),
+        ({"train__labels": LABELS[:, None]}, {}, r"train/labels is int64\[60, 1\]: expected integers"),
+        ({"train__labels": with_value(LABELS, -1)}, {}, r"train/labels holds -1: expected 0..2"),
+        ({"train__labels": with_value(LABELS, 7)}, {"num_classes": 3}, "train/labels holds 7: expected 0..2"),
+        ({"test__labels": with_value(LABELS[:20], 99)}, {"num_classes": 10}, "test/labels holds 99: expected 0..9"),
+        ({"train__images": IMAGES.astype(np.int32)}, {}, r"train/images is int32\[60, 8, 8\]: expected uint8 or float"),
+        ({"train__images": np.zeros(60, np.uint8)}, {}, r"train/images is uint8\[60\]: expected uint8 or float"),
+        ({"train__images": np.zeros((60, 0), np.uint8)}, {}, r"train/images is uint8\[60, 0\]: expected"),
+        (
+            {"test__images": IMAGES[:20, :5]},
+            {},
+            r"test/images is uint8\[20, 5, 8\]: expected the shape and type of train",
+        ),
+        ({"test__images": IMAGES[:20].astype(float)}, {}, r"test/images is float64.*: expected the shape and type of"),
+        ({"train__images": IMAGES[:0], "train__labels": LABELS[:0]}, {}, r"train/labels is int64\[0\].*at least one"),
+        ({}, {"std": [0.0]}, r"attribute std = \[0.0\]: expected 1 numbers > 0"),
+        ({}, {"mean": [0.1, 0.2]}, r"attribute mean = \[0.1, 0.2\]: expected 1 numbers"),
+        ({}, {"mean": "grey"}, "cannot be read as HDF5|attribute mean"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_not_as_it_should_be(tmp_path, changes, attributes, message):
+    path = write(tmp_path / "data.h5", attributes, **changes)
+    with pytest.raises(UserError, match=message) as error:
+        load(path)
+    assert "data" in one_line(error)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite(tmp_path, value):
+    images = with_value(IMAGES, value)
+    path = write(tmp_path / "data.h5", train__images=images, test__images=IMAGES[:20].astype(np.float32))
+    with pytest.raises(UserError, match="train/images holds a value that is not finite in sample 59"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("partition", "num_clients", "message"),
+    [
+        (Even(), 61, "clients = 61: expected at most one per training sample, 60"),
+        (Dirichlet(min_samples=31), 2, "client 0 of 2 with 30 samples: expected at least 31"),
+        (Column(by="writer"), 2, "has no column train/writer with one value per sample; train holds labels"),
+    ],
+    ids=str,
+)
+def test_a_split_that_cannot_be(tmp_path, partition, num_clients, message):
+    with pytest.raises(UserError, match=message) as error:
+        load(write(tmp_path / "data.h5"), num_clients, partition)
+    one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"std": (0.0,)}, r"task.std = \[0.0\]: expected 1 numbers > 0"),
+        ({"mean": (1.0, 2.0)}, r"task.mean = \[1.0, 2.0\]: expected 1 numbers"),
+        ({"crop_padding": -1}, "task.crop_padding = -1: expected a number >= 0"),
+    ],
+)
+def test_settings_that_do_not_fit(tmp_path, settings, message):
+    with pytest.raises(UserError, match=message):
+        load(write(tmp_path / "data.h5"), **settings)
+
+
+def test_feature_vectors_cannot_be_cropped(tmp_path):
+    flat = np.zeros((60, 5), np.float32)
+    path = write(tmp_path / "data.h5", train__images=flat, test__images=flat[:20])
+    with pytest.raises(UserError, match=r"expected images, and samples are \[5\]"):
+        load(path, flip=True)
+
+
+def test_silo_files(tmp_path):
+    write(tmp_path / "silo_0.h5")
+    pattern = str(tmp_path / "silo_{client}.h5")
+    with pytest.raises(UserError, match="client 1 has no file .*silo_1.h5"):
+        load(pattern)
+    with pytest.raises(UserError, match="partition dirichlet: silo files .* are split already"):
+        load(pattern, partition=Dirichlet())
+    with pytest.raises(UserError, match="expected {client} as the only words in braces"):
+        open_silo("silo_{client}_{rank}.h5", 0)
+    assert open_silo(str(tmp_path / "silo_{client:01d}.h5"), 0).num_classes == 3
+
+
+def test_no_file_and_no_hdf5(tmp_path):
+    (tmp_path / "text.h5").write_text("not HDF5")
+    (tmp_path / "folder.h5").mkdir()
+    for name, message in (
+        ("text", "cannot be read as HDF5"),
+        ("folder", "no file"),
+        ("none", "no file .*or use digits"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            open_source(name, tmp_path)
+        one_line(error)
+
+
+def try_everything(path):
+    """Open a file and read all of it: it is good, or it is a user's error."""
+    try:
+        source = HDF5Source(path)
+        for split in ("train", "test"):
+            source.read(split, np.arange(len(source.labels[split])))
+    except UserError as error:
+        assert "\n" not in str(error)
+        return False
+    return True
+
+
+@given(content=st.binary(max_size=2000))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_bytes(tmp_path, content):
+    path = tmp_path / "random.h5"
+    path.write_bytes(content)
+    assert not try_everything(path)
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + content)  # behind the signature of HDF5
+    assert not try_everything(path)
+
+
+def test_truncated_files(tmp_path):
+    whole = write(tmp_path / "whole.h5").read_bytes()
+    for share in np.linspace(0, 1, 60, endpoint=False):
+        path = tmp_path / "cut.h5"
+        path.write_bytes(whole[: int(share * len(whole))])
+        assert not try_everything(path)
+
+
+def test_corrupt_chunks_are_noticed(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, IMAGES.shape, dtype=np.uint8)
+    path = write(tmp_path / "data.h5", train__images=noise)
+    content = bytearray(path.read_bytes())
+    with h5py.File(path) as file:
+        chunk = file["train/images"].id.get_chunk_info(3)
+    for offset in range(chunk.byte_offset + 20, chunk.byte_offset + 40):
+        content[offset] ^= 0x55
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="data.h5: cannot be read as HDF5"):
+        load(path)
+
+
+@given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=30))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_flipped_bytes(tmp_path, flips):
+    """Anywhere in the file: it is read, or it is a user's error."""
+    content = bytearray(write(tmp_path / "flipped.h5").read_bytes())
+    for position, change in flips:
+        content[position % len(content)] ^= change
+    (tmp_path / "flipped.h5").write_bytes(content)
+    try_everything(tmp_path / "flipped.h5")
+
+
+def test_training_on_broken_files_ends_with_one_line(tmp_path):
+    """Also where only one rank meets it: the others do not wait."""
+    write(tmp_path / "silo_0.h5")
+    (tmp_path / "silo_1.h5").write_bytes((tmp_path / "silo_0.h5").read_bytes()[:3000])
+    ended = train(2, tmp_path / "runs", "--data", tmp_path / "silo_{client}.h5", timeout=60)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: error: ")]
+    assert len(lines) == 1 and "silo_1.h5: cannot be read as HDF5" in lines[0]
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert not (tmp_path / "runs").exists()

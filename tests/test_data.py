@@ -1,0 +1,178 @@
+"""Reading, normalising and augmenting samples; the split in the run folder; the order of minibatches."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import train
+
+from fedmpi.comm.link import SoloLink
+from fedmpi.data.partition import IID, Even
+from fedmpi.data.sampler import EpochSampler
+from fedmpi.data.samples import Augmentation, Samples
+from fedmpi.data.source import HDF5Source, open_source
+from fedmpi.oracles import AutogradOracle, seed_noise
+from fedmpi.tasks.base import Place
+from fedmpi.tasks.classification import Classification
+from fedmpi.vectors import FlatModule
+
+
+def place(num_clients=1, dtype=torch.float32):
+    return Place(num_clients, range(num_clients), 0, 1, 0, None, torch.device("cpu"), dtype)
+
+
+def write(path, images, attributes=(), **columns):
+    with h5py.File(path, "w") as file:
+        for split in ("train", "test"):
+            file[f"{split}/images"], file[f"{split}/labels"] = images, np.arange(len(images)) % 2
+        for name, values in columns.items():
+            file[f"train/{name}"] = values
+        file.attrs.update(attributes)
+    return path
+
+
+@pytest.mark.parametrize("chunks", [None, 7])
+@pytest.mark.parametrize("indices", [[0], [3, 4, 5], [0, 6, 7, 13, 14, 29], list(range(30)), []], ids=str)
+def test_any_rows_can_be_read(tmp_path, chunks, indices):
+    images = np.random.default_rng(0).integers(0, 256, (30, 4, 4), dtype=np.uint8)
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        for split in ("train", "test"):
+            file.create_dataset(f"{split}/images", data=images, chunks=chunks and (chunks, 4, 4))
+            file[f"{split}/labels"] = np.zeros(30, np.uint8)
+    read = HDF5Source(tmp_path / "data.h5").read("train", np.array(indices, dtype=np.int64))
+    assert np.array_equal(read, images[indices])
+
+
+def test_attributes_of_the_file(tmp_path):
+    attributes = {"dataset": "mnist", "mean": 0.5, "std": [0.25], "num_classes": 5}
+    source = HDF5Source(write(tmp_path / "mine.h5", np.zeros((4, 2, 2), np.uint8), attributes))
+    assert (source.name, source.mean, source.std, source.num_classes) == ("mnist", (0.5,), (0.25,), 10)
+    source = HDF5Source(write(tmp_path / "mine.h5", np.zeros((4, 2, 2)), {"num_classes": 5}))
+    assert (source.name, source.mean, source.num_classes, source.classes_declared) == ("mine", (0.0,), 5, True)
+
+
+def test_columns(tmp_path):
+    path = write(tmp_path / "mine.h5", np.zeros((4, 2, 2)), site=["a", "b", "a", "c"], age=[3, 1, 2, 4])
+    source = HDF5Source(path)
+    assert source.column("site").tolist() == [b"a", b"b", b"a", b"c"]
+    assert source.column("age").tolist() == [3, 1, 2, 4]
+    assert source.column("labels").tolist() == [0, 1, 0, 1]
+
+
+def test_inputs_are_normalised_and_channels_first():
+    colours = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 1.0)
+    inputs, labels = Samples.of(colours, np.array([1, 0]), mean, std, place(dtype=torch.float64)).at(
+        torch.tensor([1, 0])
+    )
+    expected = (colours[[1, 0]] / 255 - np.array(mean)) / np.array(std)
+    np.testing.assert_allclose(inputs.numpy(), expected.transpose(0, 3, 1, 2))
+    assert labels.tolist() == [0, 1]
+    features = Samples.of(np.array([[3.0, 4.0]]), np.array([0]), (1.0,), (2.0,), place(dtype=torch.float64))
+    assert features.at(torch.tensor([0]))[0].tolist() == [[1.0, 1.5]]
+
+
+def plainly_augmented(image, padding, shift, mirrored):
+    """One image as the words say: pad, crop, mirror."""
+    image = image[:, ::-1] if mirrored else image
+    padded = np.pad(image, [(padding, padding), (padding, padding)] + [(0, 0)] * (image.ndim - 2))
+    y, x = shift
+    return padded[y : y + image.shape[0], x : x + image.shape[1]]
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3)])
+@pytest.mark.parametrize(("padding", "flip"), [(2, True), (2, False), (0, True), (9, False)])
+def test_augmented_images_are_crops_and_mirror_images(shape, padding, flip):
+    rows = np.random.default_rng(0).integers(1, 256, (10, *shape), dtype=np.uint8)
+    torch.manual_seed(0)
+    batch = Augmentation(padding, flip).gather(torch.from_numpy(rows), torch.arange(10).repeat(20)).numpy()
+    seen = set()
+    for number, image in enumerate(batch):
+        ways = [
+            (y, x, mirrored)
+            for y in range(2 * padding + 1)
+            for x in range(2 * padding + 1)
+            for mirrored in ([False, True] if flip else [False])
+            if np.array_equal(image, plainly_augmented(rows[number % 10], padding, (y, x), mirrored))
+        ]
+        assert ways
+        seen.update(ways)
+    assert len(seen) >= min(150, (2 * padding + 1) ** 2 * (1 + flip)) * 0.7  # and all of them occur
+    assert batch.dtype == np.uint8
+
+
+def test_both_gradients_of_a_pair_see_one_augmentation_and_evaluation_sees_none(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+    task = Classification(data=str(write(tmp_path / "data.h5", images)), crop_padding=3, flip=True)
+    loaded = task.load(place(), Even())
+    loaded.meet(SoloLink())
+    flat = FlatModule(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2)))
+    rows = torch.zeros(2, flat.dim)
+
+    def oracle(seed=0):
+        return AutogradOracle(flat, loaded, 0, loaded.sampler(0, 10, 10, 0, "cpu"), seed, rows, flat.buffers)
+
+    first = oracle()
+    xi = first.draw()
+    g, g_prev = first.gradient_pair(flat.x, flat.x.clone(), xi)
+    assert torch.equal(g, g_prev)
+    torch.rand(7)  # what others draw from torch's generator does not matter
+    again = oracle().draw()
+    assert torch.equal(xi.batch[0], again.batch[0])
+    assert not torch.equal(xi.batch[0], first.draw().batch[0])
+    assert not torch.equal(xi.batch[0], oracle(seed=1).draw().batch[0])
+    plain = torch.from_numpy(images).float() / 255
+    assert torch.allclose(torch.cat([inputs for inputs, _ in loaded._train[0].all()]).squeeze(1), plain)
+    assert torch.allclose(torch.cat([inputs for inputs, _ in loaded._tests[0].all()]).squeeze(1), plain)
+
+
+def test_shuffled_parts_are_the_rows_of_the_partition(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (40, 3, 3), dtype=np.uint8)
+    loaded = Classification(data=str(write(tmp_path / "data.h5", images))).load(place(3), IID())
+    loaded.meet(SoloLink())
+    loaded.write_split(tmp_path)
+    with h5py.File(tmp_path / "partition.h5") as file:
+        for client in range(3):
+            part = file[f"client_{client}"][:]
+            inputs, labels = loaded.batch(client, torch.arange(len(part)))
+            np.testing.assert_allclose(inputs[:, 0].numpy() * 255, images[part], rtol=1e-6)
+            assert labels.tolist() == (part % 2).tolist()
+        assert sum(len(file[name]) for name in file) == 40
+
+
+def test_the_split_is_saved_with_the_run(tmp_path):
+    ended = train(2, tmp_path, "--data", "digits", "--partition", "dirichlet", "--rounds", 1, "--name", "it")
+    assert ended.returncode == 0, ended.stderr
+    with h5py.File(tmp_path / "it" / "partition.h5") as file:
+        parts = [file["client_0"][:], file["client_1"][:]]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1438))
+
+
+def test_silo_files_train(tmp_path):
+    source = open_source("digits", None)
+    for client, part in enumerate(np.array_split(np.arange(1438), 3)):
+        with h5py.File(tmp_path / f"silo_{client}.h5", "w") as file:
+            file["train/images"], file["train/labels"] = source.read("train", part), source.labels["train"][part]
+            file["test/images"], file["test/labels"] = (
+                source.read("test", part[:50] // 5),
+                source.labels["test"][part[:50] // 5],
+            )
+    ended = train(2, tmp_path, "--data", tmp_path / "silo_{client}.h5", "--clients", 3, "--rounds", 30, "--name", "it")
+    assert ended.returncode == 0, ended.stderr
+    assert not (tmp_path / "it" / "partition.h5").exists()
+    assert float(ended.stdout.split("accuracy ")[-1].split()[0]) > 0.6
+
+
+@pytest.mark.parametrize("num_samples", [1, 7, 20])
+def test_a_pass_is_every_sample_once(num_samples):
+    sampler = EpochSampler(num_samples, 6, 6, seed=0, client=3)
+    for first in (0, sampler.batches_per_pass):
+        drawn = torch.cat([sampler(first + number) for number in range(sampler.batches_per_pass)])
+        assert sorted(drawn.tolist()) == list(range(num_samples))
+
+
+def test_seeding_is_the_streams_own():
+    seed_noise(5, torch.device("cpu"))
+    first = torch.rand(3)
+    seed_noise(5, torch.device("cpu"))
+    assert torch.equal(first, torch.rand(3))
