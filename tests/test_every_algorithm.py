@@ -1,5 +1,6 @@
 """What every algorithm must do: equal its plain twin of `reference.py`, keep the rules, allocate nothing."""
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -268,8 +269,6 @@ def test_every_class_has_its_twin_and_a_case():
 
 @EVERY_CASE
 def test_every_setting_has_a_range_and_a_help_text(cls, settings):
-    import dataclasses
-
     for field in dataclasses.fields(cls):
         assert field.metadata.get("help"), field.name
     with pytest.raises(UserError, match="step_size"):
