@@ -114,6 +114,7 @@ class Federation:
         self._seed = seed
         self._present = set(range(num_clients))  # who took part in the previous round
         self.round_index = 0
+        self.num_gradients = 0  # evaluated so far by all clients together, on every rank alike
         self.seconds = {"local": 0.0, "communication": 0.0}
 
     def start(self):
@@ -218,9 +219,14 @@ class Federation:
         algorithm.upload(client, server, client.oracle)
 
     def _agree_on_loss(self, loss_sum, num_losses, bad_client):
-        """Mean loss over all clients; Diverged on every rank if one client's is not finite."""
-        everywhere = self.link.gather(np.array([loss_sum, num_losses, bad_client], dtype=np.float64))
-        for rank, (total, _, client) in enumerate(everywhere):
+        """Mean loss over all clients; Diverged on every rank if one client's is not finite.
+
+        The ranks also add up here how many gradients they have evaluated: it costs no message of its own.
+        """
+        gradients = sum(client.oracle.num_gradients for client in self.clients)
+        everywhere = self.link.gather(np.array([loss_sum, num_losses, bad_client, gradients], dtype=np.float64))
+        self.num_gradients = int(everywhere[:, 3].sum())
+        for rank, (total, _, client, _) in enumerate(everywhere):
             if client >= 0:
                 moment = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
                 raise Diverged(

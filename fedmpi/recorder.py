@@ -51,6 +51,10 @@ class Recorder:
         elif text:
             print(f"round {record['round']}/{self._num_rounds}: {text}", flush=True)
 
+    def diverged(self, why):
+        """Note in the run folder that the run ended without a result, and why: one line."""
+        (self.folder / "diverged.txt").write_text(why + "\n", encoding="utf-8")
+
     def close(self):
         """End the progress bar and the file."""
         if self._bar is not None:

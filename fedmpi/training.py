@@ -64,6 +64,10 @@ def train(config, link):
     recorder = together(link, training.make_recorder)
     try:
         return training.run(recorder)
+    except Diverged as error:
+        if recorder is not None:
+            recorder.diverged(str(error))
+        raise
     finally:
         if recorder is not None:
             recorder.close()
@@ -191,15 +195,15 @@ class _Training:
                     "communication_seconds": federation.seconds["communication"],
                     "evaluation_seconds": evaluation_seconds,
                     "bytes": self.link.traffic.nbytes,
+                    "gradients": federation.num_gradients,
                 }
                 recorder.round(record, evaluated)
-        gradients = int(self.link.gather([sum(c.oracle.num_gradients for c in federation.clients)]).sum())
         x, buffers, which = kept.result(federation)
         together(self.link, lambda: self._save(recorder, x, buffers))
         if recorder is None:
             return None
         recorder.close()
-        print(self._table(record, metrics, gradients, which, recorder.folder), flush=True)
+        print(self._table(record, metrics, which, recorder.folder), flush=True)
         return recorder.folder
 
     def _save(self, recorder, x, buffers):
@@ -222,8 +226,8 @@ class _Training:
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
         return {name: float(value) for name, value in metrics.items()}
 
-    def _table(self, record, metrics, gradients, which, folder):
-        place, seconds = self.place, record["seconds"]
+    def _table(self, record, metrics, which, folder):
+        place, seconds, gradients = self.place, record["seconds"], record["gradients"]
 
         def share(part):
             return f"{part:.2f} s ({100 * part / seconds:.0f} %)"
