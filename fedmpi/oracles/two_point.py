@@ -43,14 +43,16 @@ class Workspace:
         self._drawn = None
 
     def directions(self, noise):
-        """Directions of the stream (noise, "directions"), a few at a time, each uniform on the unit sphere.
+        """The b2 directions of `noise`, a few at a time, each uniform on the unit sphere.
 
-        The same `noise` gives the same directions; drawn again only if others came in between.
+        Direction n is the stream (noise, "direction", n), whatever lies in memory at a time; they
+        are drawn again only if others came in between.
         """
         for first in range(0, self.num_directions, self._at_once):
             v = self._directions[: min(self._at_once, self.num_directions - first)]
             if self._drawn != (noise, first):
-                v.normal_(generator=self._generator.manual_seed(derive(noise, "directions", first)))
+                for number, direction in enumerate(v, first):
+                    direction.normal_(generator=self._generator.manual_seed(derive(noise, "direction", number)))
                 v.div_(torch.linalg.vector_norm(v, dim=1, keepdim=True))
                 self._drawn = noise, first
             yield v
@@ -66,7 +68,8 @@ class TwoPointOracle(ModuleOracle):
         workspace: a `Workspace`, shared by the clients of a rank.
         smoothing: μ > 0.
         evaluation: "batched" evaluates all perturbed vectors at once by `torch.func.vmap`;
-            "one_by_one" in a loop, for modules that vmap cannot take. Both give the same numbers.
+            "one_by_one" in a loop, for modules that vmap cannot take. Both give the same numbers, but
+            may draw another dropout mask where images lie in channels-last order.
         flat, task, client, sampler, seed, buffers, options: see `ModuleOracle`.
     """
 
@@ -81,40 +84,40 @@ class TwoPointOracle(ModuleOracle):
 
     @torch.no_grad()
     def _evaluate(self, z, xi, out):
+        self._move_statistics(z, xi)
         out.zero_()
         base, points = None, self._workspace.points
         points[0].copy_(z)
         for v in self._workspace.directions(xi.noise):
             torch.add(z, v, alpha=self._smoothing, out=points[1 : len(v) + 1])
-            if base is None:
-                losses = self._losses(points[: len(v) + 1], xi)
-                base, losses = losses[0], losses[1:]
+            if base is None:  # z goes with the first directions: the same kernels, the same dropout masks
+                base, losses = self._losses(points[: len(v) + 1], xi).tensor_split([1])
             else:
-                with self._unrecorded():
-                    losses = self._losses(points[1 : len(v) + 1], xi)
+                losses = self._losses(points[1 : len(v) + 1], xi)
             add_estimate(out, losses - base, v, self._smoothing, self._workspace.num_directions)
-        return base
+        return base[0]
+
+    def _move_statistics(self, z, xi):
+        """Move the running statistics of batch-norm layers, if any, by a forward pass of their own."""
+        if self._buffers.numel():
+            self._loss_alone(z, xi)
 
     def _losses_at_once(self, points, xi):
-        """[n] losses at the rows of `points`; the module's buffers move as the first row alone moves them."""
+        """[n] losses at the rows of `points`, by one batched forward pass."""
         self.num_evaluations += len(points)
         seed_noise(xi.noise, points.device)
-        buffers = self._buffers.repeat(len(points), 1)
 
         def loss_at(point, buffers):
             values = self._flat.named_views(point, buffers)
             return functional_call(self._loss_module, {f"module.{k}": v for k, v in values.items()}, (xi.batch,))
 
-        losses = vmap(loss_at, randomness="same")(points, buffers)
-        self._buffers.copy_(buffers[0])
-        return losses
+        with self._unrecorded():
+            return vmap(loss_at, randomness="same")(points, self._buffers.repeat(len(points), 1))
 
     def _losses_in_turn(self, points, xi):
-        """As `_losses_at_once`, by one forward pass after the other."""
-        losses = [self._loss_alone(points[0], xi)]
+        """[n] losses at the rows of `points`, by one forward pass after the other."""
         with self._unrecorded():
-            losses += [self._loss_alone(point, xi) for point in points[1:]]
-        return torch.stack(losses)
+            return torch.stack([self._loss_alone(point, xi) for point in points])
 
     def _loss_alone(self, point, xi):
         self.num_evaluations += 1
