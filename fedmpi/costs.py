@@ -1,0 +1,215 @@
+"""What each algorithm costs: measured on a toy of one variable, where a vector is one number.
+
+A round of two clients is run with oracles that count gradients and a link that counts what is summed,
+so the table says what the classes do and cannot fall behind them. Only two things are taken from a
+class's word: `downlink` (what a server would send, fedmpi's replicated server sends nothing) and the
+paper, which its docstring names.
+"""
+
+import dataclasses
+import re
+
+import torch
+
+import fedmpi.algorithms
+from fedmpi.algorithms.base import Algorithm
+from fedmpi.comm.link import SoloLink
+from fedmpi.federation import Federation
+from fedmpi.oracles import FunctionOracle
+from fedmpi.registry import command_name, known
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Costs per client and round, vectors in units of the model's length d.
+
+    Attributes:
+        name: of the algorithm on the command line. paper: authors and year.
+        up, down: vectors that a client sends to, and gets from, a server.
+        up_alone, down_alone: further ones of the single client that is drawn, where one is.
+        allreduces: vectors in each Allreduce of a round; at_start: in that before the first round.
+        gradients_per_step: by each local step. estimates: whether these are two-point estimates.
+        passes: gradients of a client's whole data per round.
+        gradients_alone: further ones of the drawn client per local step; it saves as many in the
+            last step.
+        private: names of the vectors that a client keeps for itself from round to round.
+        client_memory: vectors that a client works with, private, exchanged, scratch and gradients.
+        server_memory: further vectors that every rank holds of the server's state.
+    """
+
+    name: str
+    paper: str
+    up: int
+    down: int
+    up_alone: int
+    down_alone: int
+    allreduces: tuple[int, ...]
+    at_start: int
+    gradients_per_step: int
+    estimates: bool
+    passes: int
+    gradients_alone: int
+    private: tuple[str, ...]
+    client_memory: int
+    server_memory: int
+
+
+def cost(algorithm):
+    """The `Cost` of an algorithm: a class, with its default settings, or an instance."""
+    algorithm = algorithm() if isinstance(algorithm, type) else algorithm
+    short, long = _measure(algorithm, 3), _measure(algorithm, 4)
+    exchanges = algorithm.exchanges()
+    first_alone = next((number for number, exchange in enumerate(exchanges) if exchange.alone), len(exchanges))
+    shared = [len(exchange.rows) for exchange in exchanges[:first_alone]]
+    rows = [name for exchange in exchanges for name in exchange.rows]
+    alone = sum(long.allreduces) - sum(shared)
+    return Cost(
+        name=command_name(type(algorithm)),
+        paper=_paper(type(algorithm)),
+        up=sum(long.allreduces) - alone,
+        down=len(rows if algorithm.downlink is None else algorithm.downlink),
+        up_alone=alone,
+        down_alone=sum(shared) if alone else 0,
+        allreduces=tuple(long.allreduces),
+        at_start=long.at_start,
+        gradients_per_step=long.gradients[1] - short.gradients[1],
+        estimates=algorithm.oracle == "two_point",
+        passes=long.passes[1],
+        gradients_alone=long.gradients[0] - short.gradients[0] - (long.gradients[1] - short.gradients[1]),
+        private=algorithm.client_rows,
+        client_memory=len(algorithm.exchanged)
+        + len(algorithm.client_rows)
+        + len(algorithm.scratch)
+        + max(long.points_per_sample),
+        server_memory=len(algorithm.server_rows),
+    )
+
+
+def table():
+    """The costs of all algorithms as text, a line each."""
+    costs = [cost(cls) for cls in known(fedmpi.algorithms, Algorithm).values()]
+    header = ("algorithm", "paper", "up", "down", "Allreduce", "gradients", "client", "server", "keeps")
+    lines = [header, *(_line(c) for c in costs)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    return "\n".join(
+        [
+            *rows,
+            "",
+            "Per client and round, in vectors of the model's length d. up, down: to and from a server (fedmpi's",
+            "is replicated: what moves is the Allreduce). gradients: per local step. client: vectors that a",
+            "client works with, its gradients included; server: further ones that every rank keeps alike;",
+            "keeps: a client's private vectors. drawn: further costs of the one client that is drawn (its",
+            "further gradients: in all local steps but the last).",
+        ]
+    )
+
+
+def _line(c):
+    def plus(number, alone):
+        return f"{number} (+{alone} drawn)" if alone else str(number)
+
+    kind = " estimates" if c.estimates else ""
+    passes = f" + {c.passes} full pass a round" if c.passes else ""
+    return (
+        c.name,
+        c.paper,
+        plus(c.up, c.up_alone),
+        plus(c.down, c.down_alone),
+        " + ".join("d" if number == 1 else f"{number}d" for number in c.allreduces),
+        plus(c.gradients_per_step, c.gradients_alone) + kind + passes,
+        str(c.client_memory),
+        str(c.server_memory),
+        ", ".join(c.private) or "-",
+    )
+
+
+def _paper(cls):
+    """'Authors year' from the docstring's line Source: Authors, "Title", ..., year."""
+    source = re.search(r"Source:\s*(.*?)\n\s*\n|Source:\s*(.*)", cls.__doc__ or "", re.DOTALL)
+    if source is None:
+        return "-"
+    text = " ".join(next(part for part in source.groups() if part).split())
+    if text.startswith('"'):  # a title without authors
+        return text.split('"')[1][:21] + "..."
+    authors = re.split(r', "| et al\.', text)[0].split(", ")
+    year = re.search(r"\b(19|20)\d\d\b(?!\.)", text)
+    short = authors[0] if len(authors) == 1 and " et al." not in text else f"{authors[0]} et al."
+    return f"{short} {year[0]}" if year else short
+
+
+class _CountingOracle(FunctionOracle):
+    """Gradients of ½ x², counted by what they are asked for."""
+
+    def __init__(self, client):
+        super().__init__(None, client)
+        self.gradients, self.passes, self.points = 0, 0, 1
+
+    def draw_first(self):
+        return "first"
+
+    def whole(self):
+        return "whole"
+
+    def gradient(self, z, xi):
+        if xi == "whole":
+            self.passes += 1
+        elif xi != "first":
+            self.gradients += 1
+        return z.clone()
+
+    def gradient_pair(self, z, z_prev, xi):
+        self.points = 2
+        return super().gradient_pair(z, z_prev, xi)
+
+
+class _CountingLink(SoloLink):
+    """Remembers the length of every vector summed."""
+
+    def __init__(self):
+        super().__init__()
+        self.lengths = []
+
+    def sum(self, block):
+        super().sum(block)
+        self.lengths.append(block.numel())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """What a run of one round took; lists have an entry per client, the drawn one first."""
+
+    allreduces: list
+    at_start: int
+    gradients: list
+    passes: list
+    points_per_sample: list
+
+
+def _measure(algorithm, local_steps):
+    """Run the start and one round of two clients on one variable."""
+    link = _CountingLink()
+    oracles = [_CountingOracle(client) for client in range(2)]
+    federation = Federation(
+        algorithm,
+        link,
+        {client: lambda state, oracle=oracle: oracle for client, oracle in enumerate(oracles)},
+        2,
+        torch.ones(1, dtype=torch.float64),
+        torch.empty(0, dtype=torch.float64),
+        local_steps,
+        chosen=lambda round_index: 0,
+    )
+    federation.start()
+    at_start = sum(link.lengths)
+    link.lengths.clear()
+    for oracle in oracles:
+        oracle.gradients = oracle.passes = 0
+    federation.run_round()
+    return _Measured(
+        allreduces=link.lengths,
+        at_start=at_start,
+        gradients=[oracle.gradients for oracle in oracles],
+        passes=[oracle.passes for oracle in oracles],
+        points_per_sample=[oracle.points for oracle in oracles],
+    )
