@@ -22,6 +22,7 @@ import fedmpi.data.partition
 import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
+from fedmpi import costs
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.data.partition import Partition
 from fedmpi.errors import UserError
@@ -336,6 +337,8 @@ def _list(what):
     kind = kinds.get(what if what.endswith("s") else f"{what}s")
     if kind is None:
         raise UserError(f"--list {what}: expected one of {', '.join(kinds)}{nearest(what, kinds)}")
+    if kind == "algorithm":
+        return costs.table()
     package, base, _ = CHOICES[kind]
     rows = [(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in known(package, base).items()]
     width = max(len(name) for name, _ in rows)
