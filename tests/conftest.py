@@ -41,7 +41,9 @@ def start(ranks, *words, mpi="default", timeout=120, env=None):
     variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
     path = os.pathsep.join([str(PROGRAMS), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables, **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=environment, stdin=subprocess.DEVNULL
+    )
 
 
 def train(ranks, out, *settings, **options):

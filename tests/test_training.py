@@ -138,7 +138,17 @@ def test_real_images(tmp_path, data_dir, data):
 @pytest.mark.slow
 def test_fashion_mnist_reaches_085_in_20_epochs(tmp_path, data_dir):
     ended = train(
-        4, tmp_path, "--task.data", "fashion_mnist", "--data-dir", data_dir, "--epochs", 20, "--name", "it", timeout=3000
+        4,
+        tmp_path,
+        "--task.data",
+        "fashion_mnist",
+        "--data-dir",
+        data_dir,
+        "--epochs",
+        20,
+        "--name",
+        "it",
+        timeout=3000,
     )
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in (tmp_path / "it" / "metrics.jsonl").read_text().splitlines()]

@@ -10,7 +10,12 @@ from fedmpi.vectors import FlatModule, RankState
 
 def network():
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5), nn.Linear(5, 3, bias=False)
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 36, 5),
+        nn.Linear(5, 3, bias=False),
     )
 
 

@@ -25,7 +25,9 @@ def gradient(client, x, sample):
     return (1 + client) * (x.double().numpy() - client) + 0.1 * noise
 
 
-def run(link, algorithm, num_clients, rounds=4, local_steps=3, dtype=torch.float64, participants=None, oracle=FunctionOracle):
+def run(
+    link, algorithm, num_clients, rounds=4, local_steps=3, dtype=torch.float64, participants=None, oracle=FunctionOracle
+):
     """This rank's part of a federation that has run `rounds` rounds."""
     mine = spread(num_clients, link.size)[link.rank]
     x0 = torch.linspace(-1, 1, DIM, dtype=dtype)
@@ -65,7 +67,9 @@ def test_first_failing(link):
     assert link.first_failing(link.rank == link.size - 1) == link.size - 1
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(step_size=0.05), FedAvg(server_step_size=0.5), FAFED(), NaiveAdaptiveFedAvg()])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(step_size=0.05), FedAvg(server_step_size=0.5), FAFED(), NaiveAdaptiveFedAvg()]
+)
 @pytest.mark.parametrize("num_clients", [4, 5, 9])
 @pytest.mark.parametrize("participants", [None, lambda r: [r % 4, 3 - r % 2]], ids=["all", "two"])
 def test_ranks_do_what_one_process_does(link, algorithm, num_clients, participants):
