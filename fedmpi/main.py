@@ -3,7 +3,7 @@
 import sys
 import traceback
 
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.errors import AgreedUserError, Diverged, UserError
 
 
@@ -15,7 +15,7 @@ def run_program(program, arguments):
     whole job with one line that names rank and client: the other ranks may be waiting for this one
     inside a collective and would wait for ever. ``--traceback`` among the arguments adds where.
     """
-    link = MPILink()
+    link = MPILink(cuda_aware=cuda_aware_by_environment())
     show = "--traceback" in arguments
     try:
         program(arguments, link)
