@@ -1,0 +1,169 @@
+"""Data sets: make their files, look into them, see and write splits.
+
+python -m fedmpi.data list
+python -m fedmpi.data prepare NAME [--from PATH]
+python -m fedmpi.data show FILE
+python -m fedmpi.data partition DATA [--plot FILE.png] [--write 'silo_{client}.h5'] [settings of the training]
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+
+import numpy as np
+
+from fedmpi.data.download import checksum
+from fedmpi.data.official import OFFICIAL
+from fedmpi.data.prepare import prepare
+from fedmpi.data.source import SPLITS, data_sets, find_file, names_silos, open_source, readable
+from fedmpi.errors import UserError
+
+WIDEST_TABLE = 20  # classes; of more only the totals are printed
+LONGEST_TABLE = 50  # clients
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line like all others."""
+
+    def error(self, message):
+        raise UserError(f"{message} ({self.prog} --help)")
+
+
+def _parser():
+    parser = _Parser(
+        prog="python -m fedmpi.data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    folder = {"default": os.environ.get("FEDMPI_DATA") or ".", "help": "folder of the data files (FEDMPI_DATA)"}
+    one = commands.add_parser("list", help="the known data sets, and which are here")
+    one.add_argument("--data-dir", **folder)
+    one = commands.add_parser("prepare", help="make the HDF5 file of a data set")
+    one.add_argument("name", help=f"{', '.join(OFFICIAL)}, or a name for your own data")
+    one.add_argument("--data-dir", **folder)
+    one.add_argument(
+        "--from", dest="origin", help="official files, or your own: x.npz, x.csv, folder of images or texts"
+    )
+    one.add_argument("--mirror", help="URL of a folder that holds the official files, instead of their own place")
+    one.add_argument("--force", action="store_true", help="make the file again if it is there")
+    one.add_argument("--test-share", type=float, default=0.2, help="of one's own data where they are not split (0.2)")
+    one.add_argument("--seed", type=int, default=0, help="of the choice of that share")
+    one.add_argument("--label", help="CSV: column of the label (the last)")
+    one.add_argument("--size", type=int, help="images: bring them to this many pixels a side")
+    one = commands.add_parser("show", help="what a data file holds")
+    one.add_argument("file", help="path of a file, or name of one in --data-dir")
+    one.add_argument("--data-dir", **folder)
+    one = commands.add_parser("partition", help="who would hold what", add_help=False)
+    one.add_argument("data", help="data set, as for training")
+    one.add_argument("--plot", metavar="FILE", help="draw clients by classes")
+    one.add_argument("--write", metavar="PATTERN", help="write one file per client, like 'silo_{client}.h5'")
+    return parser
+
+
+def _list(options):
+    for name, official in OFFICIAL.items():
+        path = pathlib.Path(options.data_dir) / f"{name}.h5"
+        here = f"{path} ({path.stat().st_size:,} bytes)" if path.is_file() else "not here"
+        print(f"{name:<14} {official.about}\n{'':<14} {here}")
+    print(f"{'digits':<14} 1,438 + 359 handwritten digits of 8x8 pixels, 10 classes\n{'':<14} embedded in scikit-learn")
+
+
+def _prepare(options):
+    _show_file(prepare(options.name, pathlib.Path(options.data_dir), options))
+
+
+def _show(options):
+    _show_file(find_file(options.file, options.data_dir))
+
+
+def _show_file(path):
+    print(f"{path}: {path.stat().st_size:,} bytes, sha256 {checksum(path, 'sha256')}")
+    with readable(path) as file:
+        for name, value in file.attrs.items():
+            text = np.array2string(np.asarray(value), precision=4, threshold=10) if np.ndim(value) else value
+            print(f"  {name} = {text}")
+        for name, data in data_sets(file):
+            chunks = f", chunks {list(data.chunks)}, {data.compression or 'plain'}" if data.chunks else ""
+            print(f"  {name:<16} {data.dtype} {list(data.shape)}{chunks}")
+            if name.endswith("/labels") and data.ndim == 1 and data.dtype.kind in "iu" and len(data):
+                print(f"  {'':<16} per class: {_few(np.bincount(data[:].astype(np.int64)))}")
+
+
+def _few(numbers, most=20):
+    text = " ".join(map(str, numbers[:most]))
+    return text if len(numbers) <= most else f"{text} ... ({len(numbers)} classes)"
+
+
+def _partition(options, settings):
+    from fedmpi.config import read_command_line  # imports torch: only where it is needed
+
+    config = read_command_line(["--data", options.data, *settings])
+    if isinstance(config, str):
+        print(config)
+        return
+    if names_silos(options.data):
+        raise UserError(f"{options.data}: silo files are split already")
+    source = open_source(options.data, config.run.data_dir)
+    num_clients = config.run.clients or 10
+    parts = config.partition(source.column(config.partition.column), num_clients, config.run.seed)
+    _report(source, parts)
+    if options.plot:
+        from fedmpi.data.plot import counts_of, draw
+
+        draw(
+            options.plot,
+            counts_of(parts, source.labels["train"], source.num_classes),
+            f"{source.name}, {config.resolved['partition']['name']}, {num_clients} clients",
+        )
+        print(f"drawn: {options.plot}")
+    if options.write:
+        _write_silos(source, parts, options.write)
+
+
+def _report(source, parts):
+    from fedmpi.data.plot import counts_of, table
+
+    counts = counts_of(parts, source.labels["train"], source.num_classes)
+    lines = table(counts if source.num_classes <= WIDEST_TABLE else counts.sum(1, keepdims=True)).splitlines()
+    print("\n".join(lines[: LONGEST_TABLE + 1]))
+    if len(lines) > LONGEST_TABLE + 1:
+        print(f"... and {len(lines) - LONGEST_TABLE - 1} more")
+    sizes = counts.sum(1)
+    print(f"samples per client: {sizes.min()} to {sizes.max()}, {sizes.sum()} of {len(source.labels['train'])} in all")
+
+
+def _write_silos(source, parts, pattern):
+    """One file per client; the test set is dealt in turn."""
+    from fedmpi.data.prepare import write
+
+    if not names_silos(pattern):
+        raise UserError(f"--write {pattern}: expected {{client}} in the name, like silo_{{client}}.h5")
+    num_test = len(source.labels["test"])
+    for client, part in enumerate(parts):
+        rows = {"train": part, "test": np.arange(client, num_test, len(parts))}
+        splits = {f"{split}/images": source.read(split, rows[split]) for split in SPLITS}
+        splits |= {f"{split}/labels": source.labels[split][rows[split]] for split in SPLITS}
+        attributes = {"dataset": source.name, "num_classes": source.num_classes, "mean": source.mean, "std": source.std}
+        write(pathlib.Path(pattern.format(client=client)), splits, attributes)
+    print(f"written: {len(parts)} files {pattern}")
+
+
+def main(arguments=None):
+    """Entry point; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        options, rest = _parser().parse_known_args(arguments)
+        if options.command == "partition":
+            _partition(options, rest)
+        elif rest:
+            raise UserError(f"unknown option {rest[0]} (python -m fedmpi.data {options.command} --help)")
+        else:
+            {"list": _list, "prepare": _prepare, "show": _show}[options.command](options)
+    except UserError as error:
+        print(f"fedmpi: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

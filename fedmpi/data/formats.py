@@ -1,0 +1,294 @@
+"""Data sets in the forms in which people have them, read for `fedmpi.data.prepare`.
+
+Each reader returns (splits, attributes): splits is {"train/images": rows, ...} with arrays, or
+anything that has a length, shape and dtype and gives rows by slices. Nothing is unpickled.
+"""
+
+import csv
+import gzip
+import io
+import pathlib
+import struct
+import tarfile
+import zipfile
+
+import numpy as np
+
+from fedmpi.errors import UserError
+from fedmpi.streams import generator
+
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+
+
+def read_idx(path):
+    """The array of an IDX file of bytes, gzipped or not (the format of MNIST's files)."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if content[:3] != b"\0\0\x08":
+            raise UserError(f"{path}: expected an IDX file of bytes, and it begins with {content[:4].hex(' ')}")
+        shape = struct.unpack(f">{content[3]}I", content[4 : 4 + 4 * content[3]])
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+    except (OSError, EOFError, struct.error, ValueError, IndexError) as error:
+        raise UserError(f"{path}: cannot be read as IDX: {error}") from None
+
+
+def mnist_like(folder):
+    """MNIST or Fashion-MNIST from their four IDX files."""
+    splits = {}
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        for kind, ending in (("images", "images-idx3-ubyte"), ("labels", "labels-idx1-ubyte")):
+            splits[f"{split}/{kind}"] = read_idx(_one_of(folder, f"{prefix}-{ending}.gz", f"{prefix}-{ending}"))
+    return splits, {"num_classes": 10}
+
+
+def cifar10(folder):
+    """CIFAR-10 from its binary version: the tar file, its folder, or the six .bin files."""
+    names = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+    tar = folder / "cifar-10-binary.tar.gz"
+    if not tar.is_file() and (folder / "cifar-10-python.tar.gz").is_file():
+        raise UserError(
+            f"{folder / 'cifar-10-python.tar.gz'}: the Python version of CIFAR-10 is pickled and will not be read; "
+            "expected the binary version, cifar-10-binary.tar.gz"
+        )
+    if tar.is_file():
+        files = _from_tar(tar, sum(names.values(), []))
+    else:
+        inner = folder / "cifar-10-batches-bin"
+        base = inner if inner.is_dir() else folder
+        files = {name: _one_of(base, name).read_bytes() for name in sum(names.values(), [])}
+    splits = {}
+    for split, batches in names.items():
+        content = np.frombuffer(b"".join(files[name] for name in batches), np.uint8)
+        if len(content) == 0 or len(content) % 3073:
+            raise UserError(f"{folder}: {batches[0]}: expected records of 3073 bytes, a label and 32x32x3 pixels")
+        records = content.reshape(-1, 3073)
+        splits[f"{split}/labels"] = records[:, 0]
+        splits[f"{split}/images"] = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return splits, {"num_classes": 10}
+
+
+def _from_tar(path, names):
+    """Name -> bytes of members of a tar file, found by their last name."""
+    try:
+        with tarfile.open(path) as tar:
+            members = {member.name.rsplit("/", 1)[-1]: member for member in tar.getmembers() if member.isfile()}
+            missing = [name for name in names if name not in members]
+            if missing:
+                raise UserError(f"{path}: holds no {missing[0]}")
+            return {name: tar.extractfile(members[name]).read() for name in names}
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read as tar: {error}") from None
+
+
+def tiny_imagenet(folder):
+    """Tiny-ImageNet from its zip file or the folder in it; the validation images are the test set."""
+    root = _inside(folder, "tiny-imagenet-200.zip", "tiny-imagenet-200")
+    classes = _text(root / "wnids.txt").split()
+    number = {name: index for index, name in enumerate(sorted(classes))}
+    train = [
+        (file, number[name])
+        for name in sorted(classes)
+        for file in sorted((root / "train" / name / "images").iterdir(), key=lambda file: file.name)
+    ]
+    lines = [line.split("\t") for line in _text(root / "val" / "val_annotations.txt").splitlines()]
+    test = [(root / "val" / "images" / line[0], number[line[1]]) for line in lines]
+    splits = {}
+    for split, files in (("train", train), ("test", test)):
+        splits[f"{split}/images"] = Images([file for file, _ in files], colour=True, size=64)
+        splits[f"{split}/labels"] = np.array([label for _, label in files], np.uint8)
+    return splits, {"num_classes": len(classes), "class_names": sorted(classes)}
+
+
+def wikitext2(folder):
+    """WikiText-2 from its zip file, the folder in it, or three text files."""
+    return text(_inside(folder, "wikitext-2-v1.zip", "wikitext-2"))
+
+
+def text(root):
+    """A text for language modelling: {train,valid,test}.txt or wiki.*.tokens, words and lines as they are."""
+    splits = {}
+    for split in ("train", "valid", "test"):
+        found = [root / name for name in (f"wiki.{split}.tokens", f"{split}.txt") if (root / name).is_file()]
+        if not found:
+            raise UserError(f"{root}: holds neither wiki.{split}.tokens nor {split}.txt")
+        splits[f"{split}/text"] = np.frombuffer(found[0].read_bytes(), np.uint8)
+    return splits, {}
+
+
+class Images:
+    """Image files as rows: [n, size, size] grey or [n, size, size, 3] bytes, read when asked for.
+
+    Args:
+        files: paths (also inside a zip file). colour: whether rows have three channels; None: as in
+            the first file. size: side length that images are brought to; None: as they are, all alike.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, files, colour=None, size=None):
+        self._files, self._size = files, size
+        first = self._open(files[0])
+        self._mode = "L" if colour is False or (colour is None and first.mode in ("1", "L")) else "RGB"
+        self.shape = (len(files), *self._row(files[0]).shape)
+
+    def __len__(self):
+        return len(self._files)
+
+    def __getitem__(self, rows):
+        images = np.empty((len(self._files[rows]), *self.shape[1:]), np.uint8)
+        for image, file in zip(images, self._files[rows]):
+            row = self._row(file)
+            if row.shape != image.shape:
+                given = f"{row.shape[1]}x{row.shape[0]}"
+                raise UserError(f"{file}: is {given} pixels, {self._files[0]} is another size: use --size")
+            image[:] = row
+        return images
+
+    def _row(self, file):
+        image = self._open(file).convert(self._mode)
+        if self._size and image.size != (self._size, self._size):
+            image = image.resize((self._size, self._size))
+        return np.asarray(image)
+
+    @staticmethod
+    def _open(file):
+        try:
+            from PIL import Image
+        except ImportError:
+            raise UserError("images need pillow: pip install 'fedmpi[images]'") from None
+        try:
+            return Image.open(io.BytesIO(file.read_bytes()))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise UserError(f"{file}: cannot be read as an image: {error}") from None
+
+
+def image_folder(root, options):
+    """root/train/CLASS/* and root/test/CLASS/* (or val), or root/CLASS/* of which a share is for testing."""
+    if not (root / "train").is_dir():
+        files, labels, names = _by_class(root)
+        chosen = _split(labels, options)
+        files = {split: [files[row] for row in rows] for split, rows in chosen.items()}
+        labels = {split: labels[rows] for split, rows in chosen.items()}
+    else:
+        test = root / "test" if (root / "test").is_dir() else root / "val"
+        found = {"train": _by_class(root / "train"), "test": _by_class(test)}
+        files, labels, names = ({split: found[split][i] for split in found} for i in range(3))
+        if names["train"] != names["test"]:
+            raise UserError(f"{test}: expected the folders of {root / 'train'}: {', '.join(names['train'][:10])}")
+        names = names["train"]
+    train = Images(files["train"], size=options.size)
+    test = Images(files["test"], colour=len(train.shape) == 4, size=options.size)
+    splits = {"train/images": train, "test/images": test}
+    splits |= {f"{split}/labels": labels[split] for split in ("train", "test")}
+    return splits, {"num_classes": len(names), "class_names": names}
+
+
+def _by_class(root):
+    """(image files, their labels, names of the classes) of root/CLASS/*."""
+    names = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
+    files = {name: sorted(f for f in (root / name).rglob("*") if f.suffix.lower() in IMAGE_ENDINGS) for name in names}
+    names = [name for name in names if files[name]]
+    if not names:
+        raise UserError(f"{root}: expected one folder of images per class")
+    labels = np.concatenate([np.full(len(files[name]), label) for label, name in enumerate(names)])
+    return sum((files[name] for name in names), []), labels, names
+
+
+def npz(path, options):
+    """Arrays saved by numpy: x_train, y_train, x_test, y_test, or x and y of which a share is for testing."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read as npz: {' '.join(str(error).split())}") from None
+    if {"x_train", "y_train", "x_test", "y_test"} <= set(arrays):
+        splits = {f"{split}/images": arrays[f"x_{split}"] for split in ("train", "test")}
+        splits |= {f"{split}/labels": arrays[f"y_{split}"].squeeze() for split in ("train", "test")}
+    elif {"x", "y"} <= set(arrays):
+        labels = arrays["y"].squeeze()
+        if labels.ndim != 1 or len(labels) != len(arrays["x"]):
+            raise UserError(f"{path}: y is {list(arrays['y'].shape)}: expected one label per row of x")
+        splits = {}
+        for split, rows in _split(labels, options).items():
+            splits |= {f"{split}/images": arrays["x"][rows], f"{split}/labels": labels[rows]}
+    else:
+        raise UserError(f"{path}: holds {', '.join(arrays) or 'nothing'}: expected x and y, or x_train, ..., y_test")
+    return splits, {}
+
+
+def table(path, options):
+    """A CSV file with a header: numbers are features, words are columns to split by, one column the label."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            names, *rows = list(csv.reader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read as CSV with a header: {error}") from None
+    label = options.label or (names[-1] if names else "")
+    if label not in names or len(rows) < 2:
+        raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise UserError(f"{path}: line {line} has {len(row)} fields: expected {len(names)}, as in the header")
+    columns = {name: np.array(values) for name, values in zip(names, zip(*rows))}
+    classes, labels = np.unique(columns.pop(label), return_inverse=True)
+    if all(name.lstrip("-").isdigit() for name in classes):  # 0, 2, 10 in the order of numbers
+        order = np.argsort(classes.astype(int))
+        classes, labels = classes[order], np.argsort(order)[labels]
+    features, words = {}, {}
+    for name, values in columns.items():
+        try:
+            features[name] = values.astype(np.float32)
+        except ValueError:
+            words[name] = values.astype("S")
+    if not features:
+        raise UserError(f"{path}: expected at least one column of numbers besides {label}")
+    matrix = np.stack(list(features.values()), axis=1)
+    splits = {}
+    for split, chosen in _split(labels, options).items():
+        splits |= {f"{split}/images": matrix[chosen], f"{split}/labels": labels[chosen]}
+        splits |= {f"{split}/{name}": values[chosen] for name, values in words.items()}
+    return splits, {"num_classes": len(classes), "class_names": classes.tolist(), "feature_names": list(features)}
+
+
+def own(path, options):
+    """One's own data, by what the path is: .npz, .csv, a folder of texts or a folder of images."""
+    if path.suffix == ".npz":
+        return npz(path, options)
+    if path.suffix == ".csv":
+        return table(path, options)
+    if path.is_dir():
+        return text(path) if (path / "train.txt").is_file() else image_folder(path, options)
+    raise UserError(f"--from {path}: expected a folder of images or texts, or a file ending in .npz or .csv")
+
+
+def _split(labels, options):
+    """{"train": rows, "test": rows} in the order of the file; a random share is for testing."""
+    num_test = round(options.test_share * len(labels))
+    if not 0 < num_test < len(labels):
+        raise UserError(f"--test-share {options.test_share}: leaves {num_test} of {len(labels)} samples for testing")
+    order = generator(options.seed, "test share").permutation(len(labels))
+    return {"train": np.sort(order[num_test:]), "test": np.sort(order[:num_test])}
+
+
+def _one_of(folder, *names):
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise UserError(f"{folder}: holds no {' or '.join(names)}")
+
+
+def _inside(folder, archive, name):
+    """The folder `name`: in a zip file, beside it, or `folder` itself."""
+    if (folder / archive).is_file():
+        try:
+            return zipfile.Path(folder / archive) / name
+        except (zipfile.BadZipFile, OSError) as error:
+            raise UserError(f"{folder / archive}: cannot be read as zip: {error}") from None
+    return folder / name if (folder / name).is_dir() else pathlib.Path(folder)
+
+
+def _text(file):
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, KeyError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read: {error}") from None

@@ -1,0 +1,120 @@
+"""Making the one HDF5 file of a data set, from official files or one's own."""
+
+import pathlib
+
+import h5py
+import numpy as np
+
+from fedmpi.data import formats
+from fedmpi.data.download import fetch
+from fedmpi.data.official import OFFICIAL
+from fedmpi.data.source import NORMALISATION, SPLITS
+from fedmpi.errors import UserError
+
+READERS = {
+    "mnist": formats.mnist_like,
+    "fashion_mnist": formats.mnist_like,
+    "cifar10": formats.cifar10,
+    "tiny_imagenet": formats.tiny_imagenet,
+    "wikitext2": formats.wikitext2,
+}
+ROWS_PER_CHUNK, BYTES_PER_CHUNK = 1000, 16 << 20  # whichever is less; a text is one row per byte
+
+
+def prepare(name, folder, options):
+    """Write folder/NAME.h5 and return its path; what is there already stays, unless options.force.
+
+    Args:
+        name: a known data set, or a name for one's own.
+        folder: a `pathlib.Path`, made if it is not there.
+        options: `origin` (a path or None), `mirror` (a URL or None), `force`, and for one's own data
+            `test_share`, `seed`, `label`, `size`.
+
+    Raises:
+        UserError: if there is nothing to make it from, or it is not what it should be.
+    """
+    path = folder / f"{name}.h5"
+    if path.exists() and not options.force:
+        print(f"{path} is there already (--force makes it again)")
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    origin = pathlib.Path(options.origin) if options.origin else None
+    if origin is not None and not origin.exists():
+        raise UserError(f"--from {origin}: no such file or folder")
+    if name in READERS:
+        splits, attributes = READERS[name](origin or _download(name, folder / "downloads" / name, options.mirror))
+    elif origin is None:
+        raise UserError(f"prepare {name}: expected one of {', '.join(READERS)}, or --from with your own data")
+    else:
+        splits, attributes = formats.own(origin, options)
+    write(path, {**splits}, {"dataset": name, **attributes})
+    return path
+
+
+def _download(name, folder, mirror):
+    folder.mkdir(parents=True, exist_ok=True)
+    official = OFFICIAL[name]
+    base = (mirror or official.url).rstrip("/")
+    for file in official.files:
+        fetch(f"{base}/{file.name}", folder / file.name, file.md5)
+    return folder
+
+
+def write(path, splits, attributes):
+    """Write data sets and attributes of the layout; a file appears only when it is complete.
+
+    Args:
+        path: of the file. splits: name ("train/images") -> rows, see `fedmpi.data.formats`.
+        attributes: of the file; num_classes, mean and std are added where they can be told.
+
+    Raises:
+        UserError: if labels are no integers, or the file cannot be written.
+    """
+    unfinished = path.with_name(path.name + ".part")
+    for split in SPLITS:
+        labels = splits.get(f"{split}/labels")
+        if labels is not None:
+            if labels.dtype.kind not in "iu" or labels.ndim != 1:
+                raise UserError(
+                    f"{path.stem}: {split} labels are {labels.dtype}{list(labels.shape)}: expected integers [n]"
+                )
+            splits[f"{split}/labels"] = labels.astype(np.min_scalar_type(int(labels.max(initial=0))))
+    try:
+        with h5py.File(unfinished, "w") as file:
+            for name, rows in splits.items():
+                _write_rows(file, name, rows)
+            if "train/labels" in splits and "num_classes" not in attributes:
+                attributes["num_classes"] = 1 + max(int(splits[f"{split}/labels"].max()) for split in SPLITS)
+            if "train/images" in splits and attributes.get("dataset") not in NORMALISATION:
+                file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
+            for name, value in attributes.items():
+                file.attrs[name] = value
+        unfinished.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None
+
+
+def _write_rows(file, name, rows):
+    """One data set, chunk by chunk: rows may be images that are read only now."""
+    if rows.dtype.kind == "S":
+        file.create_dataset(name, data=rows)
+        return
+    row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
+    num = ROWS_PER_CHUNK if len(rows.shape) > 1 else 1 << 20
+    chunk = (max(1, min(len(rows), num, BYTES_PER_CHUNK // row_bytes)), *rows.shape[1:])
+    data = file.create_dataset(name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, compression="gzip")
+    for start in range(0, len(rows), chunk[0]):
+        data[start : start + chunk[0]] = rows[start : start + chunk[0]]
+
+
+def _mean_and_std(images):
+    """Per channel (or feature), of pixel/255 for bytes; a constant channel gets the deviation 1."""
+    axes = tuple(range(images.ndim - 1)) if images.ndim != 3 else (0, 1, 2)
+    total, squares, number = 0.0, 0.0, 0
+    for start in range(0, len(images), images.chunks[0]):
+        piece = images[start : start + images.chunks[0]].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
+        total, squares = total + piece.sum(axes), squares + (piece**2).sum(axes)
+        number += piece.size // (piece.shape[-1] if images.ndim != 3 else 1)
+    mean = total / number
+    std = np.sqrt(np.maximum(squares / number - mean**2, 0))
+    return np.atleast_1d(mean), np.atleast_1d(np.where(std > 0, std, 1.0))
