@@ -42,8 +42,12 @@ class Classification(Task):
 
 
 def _load_shared(data, place, partition):
-    """One file that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
-    source = open_source(data, place.data_dir)
+    """One file that all ranks read; see `share`."""
+    return share(open_source(data, place.data_dir), place, partition)
+
+
+def share(source, place, partition):
+    """A source that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
     parts = partition(source.column(partition.column), place.num_clients, place.seed)
     rows = ClientRows(source, parts, place.clients, place.rank, place.num_ranks)
     num_test = len(source.labels["test"])

@@ -1,0 +1,146 @@
+"""Maximisation of the area under the ROC curve, as a min-max problem."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmpi.data.imbalanced import ImbalancedBinary
+from fedmpi.data.source import open_source
+from fedmpi.errors import UserError
+from fedmpi.settings import setting
+from fedmpi.tasks.classification import Classification, LoadedClassification, share
+
+
+@dataclasses.dataclass(frozen=True)
+class DeepAUC(Classification):
+    """Train a scoring network for ROC AUC on an imbalanced binary data set, as a min-max problem.
+
+    The variables are (θ, a, b, w): the network's parameters, the mean scores of the positive and the
+    negative samples, and the dual w, which ascends. Metric: auc, of the whole test set.
+
+    Source: "On the Convergence of Federated Deep AUC Maximization", Eq. (4).
+    """
+
+    name = "auc"
+    partition = "stride"
+
+    removed_share: float = setting(0.8, "share of every negative class that is removed", least=0, below=1)
+    p: str = setting(
+        "global",
+        "share of positives in the loss: of all clients' samples, or each client's own",
+        among=("global", "local"),
+    )
+    ascent_scale: float = setting(
+        1.0, "step size of w over that of the rest, in algorithms that have one step size for all", above=0
+    )
+
+    def load(self, place, partition):
+        source = ImbalancedBinary(open_source(self.data, place.data_dir), self.removed_share, place.seed)
+        return LoadedAUC(self, place, *share(source, place, partition))
+
+
+def auc_loss(h, positive, p, a, b, w):
+    """Mean of Eq. (4) over a batch: its saddle in (a, b, w) is p(1-p)(E[(1 - h⁺ + h⁻)²] - 1).
+
+    Args:
+        h: [n] scores. positive: [n] 1 for positive samples, 0 for negative ones.
+        p: share of positives. a, b, w: numbers; a and b descend with the network, w ascends.
+    """
+    negative = 1 - positive
+    squares = (1 - p) * (h - a) ** 2 * positive + p * (h - b) ** 2 * negative
+    cross = 2 * (1 + w) * (p * h * negative - (1 - p) * h * positive)
+    return (squares + cross).mean() - p * (1 - p) * w**2
+
+
+def roc_auc(scores, positive):
+    """Area under the ROC curve: the share of (positive, negative) pairs in order; a tie counts ½.
+
+    Args:
+        scores: [n] numbers. positive: [n] whether a sample is positive; both kinds must be there.
+    """
+    positive = np.asarray(positive, dtype=bool)
+    _, place, number = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(number) - (number - 1) / 2)[place]  # from 1; equal scores share their mean rank
+    num_positive, num_negative = positive.sum(), (~positive).sum()
+    return float((ranks[positive].sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
+
+
+class Scorer(nn.Module):
+    """A network with one output, and the three further variables; w stands last.
+
+    Args:
+        net: module whose output is one number per sample, [n, 1] or [n].
+    """
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.auc = nn.ParameterDict({"a": torch.tensor(1.0), "b": torch.tensor(0.0), "w": torch.tensor(0.0)})
+
+    def forward(self, inputs):
+        """[n] the network's outputs; their sigmoids are the scores h."""
+        return self.net(inputs).view(len(inputs))
+
+
+class LoadedAUC(LoadedClassification):
+    """See `LoadedTask`. Metrics: train_loss (the mean of F_i at the current a, b and w), auc."""
+
+    goal = ("auc", 1)
+
+    def __init__(self, settings, place, *data):
+        super().__init__(settings, place, *data)
+        self.ascent_scale = settings.ascent_scale
+
+    def meet(self, link):
+        """Agree on p, the share of positives. Collective on the link."""
+        counts = {client: np.array([labels.sum(), len(labels)]) for client, labels in self._labels.items()}
+        in_all = link.gather(sum(counts.values())).sum(0)
+        super().meet(link)
+        self.num_classes = 1  # outputs of the network
+        of_client = counts if self._settings.p == "local" else dict.fromkeys(counts, in_all)
+        self._p = {client: float(positives / number) for client, (positives, number) in of_client.items()}
+        one_sided = [client for client, p in self._p.items() if not 0 < p < 1]
+        if one_sided:
+            kind = "positive" if self._p[one_sided[0]] else "negative"
+            hint = ": use --task.p global or another partition" if self._settings.p == "local" else ""
+            raise UserError(f"task.p = {self._settings.p}: client {one_sided[0]} counts only {kind} samples{hint}")
+
+    def build_model(self, model_class, model_settings):
+        return Scorer(super().build_model(model_class, model_settings))
+
+    def ascent(self, flat):
+        return flat.segments[flat.names.index("auc.w")]
+
+    def batch(self, client, indices):
+        return *super().batch(client, indices), self._p[client]
+
+    def loss(self, module, batch):
+        inputs, labels, p = batch
+        return auc_loss(torch.sigmoid(module(inputs)), labels, p, module.auc.a, module.auc.b, module.auc.w)
+
+    def evaluate(self, module, link):
+        objective = sum(self._objective(module, client) for client in self._train)
+        outputs, positive = _scored(module, self._tests)
+        return {
+            "train_loss": link.gather([objective]).sum() / self._place.num_clients,
+            "auc": roc_auc(link.concatenate(outputs), link.concatenate(positive)),
+        }
+
+    def _objective(self, module, client):
+        """F_i at the module's variables, over all samples of a client."""
+        samples, total = self._train[client], 0.0
+        for inputs, labels in samples.all():
+            total += self.loss(module, (inputs, labels, self._p[client])).item() * len(labels)
+        return total / samples.num
+
+
+def _scored(module, tests):
+    """(outputs, labels) of all of a rank's samples; the outputs are in the order of their scores."""
+    outputs, labels = [np.empty(0)], [np.empty(0)]
+    for samples in tests:
+        for inputs, positive in samples.all():
+            outputs.append(module(inputs).double().cpu().numpy())
+            labels.append(positive.cpu().numpy())
+    return np.concatenate(outputs), np.concatenate(labels)
