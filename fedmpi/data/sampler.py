@@ -43,3 +43,38 @@ class EpochSampler:
 
     def _to_device(self, indices):
         return torch.from_numpy(indices).to(self._device)
+
+
+class SequentialSampler:
+    """Minibatches of a stream, in its order: every pass reads the same pieces one after the other.
+
+    The stream is laid into columns of equal length, what is left over at its end is dropped; a
+    draw is the next `steps` positions of every column. Each has a successor in its column: the target.
+
+    Args:
+        num_positions: length of the stream, >= 2.
+        batch_size: b, number of columns; at most one per two positions.
+        first_batch_size: B, columns of the initial draw.
+        steps: positions of each column in a draw; the last draw of a pass holds what is left.
+        device: where the indices are to be.
+    """
+
+    def __init__(self, num_positions, batch_size, first_batch_size, steps, device="cpu"):
+        self._num_positions, self._steps, self._device = num_positions, steps, device
+        self._columns, self._first_columns = (min(size, num_positions // 2) for size in (batch_size, first_batch_size))
+        self._length = num_positions // self._columns - 1  # positions of a column that have a successor
+        self.batches_per_pass = -(-self._length // steps)
+
+    def __call__(self, number):
+        """[steps, b] int64 positions of draw `number`: 0, 1, 2, ..., FIRST or WHOLE."""
+        if number == WHOLE:
+            return self._positions(0, self._length, self._columns)
+        if number == FIRST:
+            length = self._num_positions // self._first_columns - 1
+            return self._positions(0, min(self._steps, length), self._first_columns)
+        begin = number % self.batches_per_pass * self._steps
+        return self._positions(begin, min(begin + self._steps, self._length), self._columns)
+
+    def _positions(self, begin, end, columns):
+        starts = torch.arange(columns, device=self._device) * (self._num_positions // columns)
+        return torch.arange(begin, end, device=self._device)[:, None] + starts

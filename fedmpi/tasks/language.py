@@ -1,0 +1,147 @@
+"""Language modelling: the next word of a text, by truncated back-propagation through time."""
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from fedmpi.data.sampler import SequentialSampler
+from fedmpi.data.source import find_file
+from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
+from fedmpi.errors import UserError
+from fedmpi.settings import setting
+from fedmpi.tasks.base import LoadedTask, Task
+
+TEST_PARTS = 20  # columns of the test text; fixed, so that the result does not depend on the ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class Language(Task):
+    """Learn to predict the next word of a text that is cut into one contiguous part per client.
+
+    A client's part is laid into --batch-size columns; a local step reads `bptt` words of each. The
+    hidden state is carried from step to step without its gradient and begins anew with each pass.
+
+    Source: the FAFED paper's experiment on WikiText-2 (b = 20, --clip-norm 0.25).
+    """
+
+    data: str = setting("wikitext2", "text: a name in --data-dir or a path ending in .h5; --data for short")
+    bptt: int = setting(35, "steps of back-propagation through time", least=1)
+    evaluation_words: int | None = setting(
+        None, "evaluate on the first so many words of each client's part and of the test text; default: all", least=40
+    )
+
+    has_partition = False
+
+    def load(self, place, partition):
+        text = Text(find_file(self.data, place.data_dir))
+        words = {split: text.words(split, place.rank, place.num_ranks) for split in ("train", "test")}
+        return LoadedLanguage(self, place, words)
+
+
+@dataclasses.dataclass
+class Piece:
+    """A minibatch: `inputs` and `targets` [steps, columns], and the hidden state before them.
+
+    Attributes:
+        end: the position in each column behind the piece. is_read: whether it was evaluated before.
+    """
+
+    client: int
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    state: object
+    end: int
+    is_read: bool = False
+
+
+class LoadedLanguage(LoadedTask):
+    """See `LoadedTask`. Metrics: train_loss, test_loss (both per word), perplexity.
+
+    A model is called as `module(inputs, state)` and returns (scores [steps, columns, words], state).
+    """
+
+    goal = ("perplexity", -1)
+    default_model = "lstm"
+
+    def __init__(self, settings, place, words):
+        self._settings, self._place, self._words = settings, place, words
+        self.shape = (settings.bptt,)
+        self._states = {}  # client -> (position in the columns, hidden state there)
+
+    def meet(self, link):
+        place = self._place
+        dictionary = agree_on_dictionary(link, self._words["train"])
+        train, test = (numbers_of(self._words.pop(split), dictionary) for split in ("train", "test"))
+        self.num_classes = len(dictionary)
+        starts = link.gather([place.clients.start, place.clients.stop]).astype(int)
+        self._train = self._deal(link, train, place.num_clients, [range(*edges) for edges in starts])
+        edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
+        self._test = self._deal(link, test, TEST_PARTS, [range(a, b) for a, b in zip(edges, edges[1:])])
+
+    def _deal(self, link, numbers, num_parts, ranges):
+        """This rank's parts of the text, part -> [n] tensor on the device. Collective."""
+        total = int(link.gather([len(numbers)]).sum())
+        if total < 2 * num_parts:
+            raise UserError(f"task.data = {self._settings.data}: {total} words are too few for {num_parts} parts")
+        parts = deal(link, numbers, num_parts, ranges)
+        return {part: torch.from_numpy(stream).to(self._place.device) for part, stream in parts.items()}
+
+    def sampler(self, client, batch_size, first_batch_size, seed, device):
+        return SequentialSampler(self.num_samples(client), batch_size, first_batch_size, self._settings.bptt, device)
+
+    def num_samples(self, client):
+        return len(self._train[client])
+
+    def batch(self, client, indices):
+        """The piece at the word positions `indices` [steps, columns] of the client's part."""
+        indices = torch.atleast_2d(indices)
+        stream, begin = self._train[client], int(indices[0, 0])
+        position, state = self._states.get(client, (0, None))
+        inputs, targets = stream[indices].long(), stream[indices + 1].long()
+        return Piece(client, inputs, targets, state if position == begin > 0 else None, begin + len(indices))
+
+    def loss(self, module, batch):
+        scores, state = module(batch.inputs, batch.state)
+        # The first evaluation of a piece carries the state on; a second one, at another vector, does not.
+        if not batch.is_read and len(batch.inputs) <= self._settings.bptt:
+            self._states[batch.client] = (batch.end, _detached(state))
+        batch.is_read = True
+        return functional.cross_entropy(scores.flatten(0, 1), batch.targets.flatten())
+
+    def evaluate(self, module, link):
+        most = self._settings.evaluation_words
+        train = [self._sum(module, [stream[:most]]) for stream in self._train.values()]
+        test = self._sum(module, [stream[: most and most // TEST_PARTS] for stream in self._test.values()])
+        objective = sum(loss / number for loss, number in train)
+        total = link.gather(np.array([objective, *test])).sum(0)
+        test_loss = total[1] / total[2]
+        perplexity = math.exp(test_loss) if test_loss < 700 else math.inf
+        return {
+            "train_loss": total[0] / self._place.num_clients,
+            "test_loss": test_loss,
+            "perplexity": perplexity,
+        }
+
+    def _sum(self, module, streams):
+        """(sum of losses, number of words) over streams, each read from an empty hidden state."""
+        loss, number = 0.0, 0
+        for stream in streams:
+            columns = max(1, min(TEST_PARTS, len(stream) // (2 * self._settings.bptt)))
+            sampler = SequentialSampler(len(stream), columns, columns, self._settings.bptt, stream.device)
+            state = None
+            for piece in map(sampler, range(sampler.batches_per_pass)):
+                scores, state = module(stream[piece].long(), state)
+                targets = stream[piece + 1].long().flatten()
+                loss += functional.cross_entropy(scores.flatten(0, 1), targets, reduction="sum").item()
+                number += targets.numel()
+        return loss, number
+
+
+def _detached(state):
+    """A hidden state, a tensor or nested tuples of them, without its graph."""
+    if isinstance(state, torch.Tensor):
+        return state.detach()
+    return None if state is None else type(state)(_detached(part) for part in state)
