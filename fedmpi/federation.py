@@ -118,7 +118,11 @@ class Federation:
         self.seconds = {"local": 0.0, "communication": 0.0}
 
     def start(self):
-        """Before round 0: the initial estimates, averaged if the algorithm exchanges any."""
+        """Before round 0: the initial estimates, averaged if the algorithm exchanges any.
+
+        The float buffers stay as they were: only some start exchanges would average them.
+        """
+        buffers = self.state.buffers.clone()
         exchange = Exchange(self.algorithm.exchanged_at_start, self.algorithm.start, self.algorithm.server_start)
         everybody = range(self.server.num_clients)
         if exchange.rows:
@@ -128,6 +132,7 @@ class Federation:
                 self.state.begin_turn(position, True, slice(0, 0))
                 self.algorithm.start(client, self.server_seen_by_clients, client.oracle)
             self.algorithm.server_start(self.server)
+        self.state.buffers.copy_(buffers)
         for position, client in enumerate(self.clients):
             self.state.begin_turn(position, True, slice(0, 0))
             self.algorithm.client_start(client, self.server_seen_by_clients)

@@ -347,57 +347,100 @@ class ThreadLink(SoloLink):
         return np.stack(self._gather(np.array(values)))
 
 
-@pytest.mark.parametrize("setup", [FULL, PARTIAL], ids=["full", "partial"])
-@EVERY_CASE
-def test_one_client_per_rank_equals_the_reference_and_ranks_agree(cls, settings, setup):
-    """Clients that work in the averaged memory itself, as under mpirun."""
+class BufferedOracle(FunctionOracle):
+    """Moves float buffers as batch-norm layers do: at the first gradient of a pair, not at the second."""
+
+    def __init__(self, client, buffers):
+        super().__init__(gradient, client)
+        self._buffers = buffers
+
+    def gradient(self, z, xi):
+        self._buffers.lerp_(z[:2] + self._client, 0.1)
+        return super().gradient(z, xi)
+
+    def gradient_pair(self, z, z_prev, xi):
+        return self.gradient(z, xi), super().gradient(z_prev, xi)
+
+
+def run_rank(algorithm, link, clients, setup, **options):
+    """The server's rows and buffers as a rank sees them after the start and after every round."""
     num_clients, local_steps, rounds, participants = setup
-    shared = {"values": [None] * num_clients, "barrier": threading.Barrier(num_clients)}
-    seen, errors = [[] for _ in range(num_clients)], []
+    federation = Federation(
+        algorithm,
+        link,
+        {client: lambda state, client=client: BufferedOracle(client, state.work_buffers) for client in clients},
+        num_clients,
+        torch.tensor(X0),
+        torch.ones(2, dtype=torch.float64),
+        local_steps,
+        participants=participants,
+        chosen=lambda r: participants(r)[-1],
+        poison=True,
+        segments=LAYERS,
+        **options,
+    )
+    seen = []
+
+    def look():
+        rows = {**federation.state.averaged_rows(), **federation.state.server_rows()}
+        rows["buffers"] = federation.state.buffers
+        seen.append({name: row.numpy().copy() for name, row in rows.items()})
+
+    federation.start()
+    look()
+    for _ in range(rounds):
+        federation.run_round()
+        look()
+    return seen, federation
+
+
+def run_one_client_per_rank(algorithm, setup, **options):
+    """What every rank sees, one after the other."""
+    shared = {"values": [None] * setup[0], "barrier": threading.Barrier(setup[0])}
+    seen, errors = [None] * setup[0], []
 
     def rank(index):
         try:
-            federation = Federation(
-                cls(**settings),
-                ThreadLink(index, shared),
-                {index: lambda state: FunctionOracle(gradient, index)},
-                num_clients,
-                torch.tensor(X0),
-                torch.empty(0, dtype=torch.float64),
-                local_steps,
-                participants=participants,
-                chosen=lambda r: participants(r)[-1],
-                poison=True,
-                segments=LAYERS,
-            )
-
-            def look():
-                rows = {**federation.state.averaged_rows(), **federation.state.server_rows()}
-                seen[index].append({name: row.numpy().copy() for name, row in rows.items()})
-
-            federation.start()
-            look()
-            for _ in range(rounds):
-                federation.run_round()
-                look()
+            seen[index], _ = run_rank(algorithm, ThreadLink(index, shared), [index], setup, **options)
         except BaseException as error:
             errors.append(error)
             shared["barrier"].abort()
 
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(num_clients)]
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(setup[0])]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors, errors
-    for other in seen[1:]:
-        for mine, theirs in zip(seen[0], other):
-            for name in mine:
-                np.testing.assert_array_equal(mine[name], theirs[name], err_msg=f"server.{name} differs between ranks")
-    twin, _ = run_twin(cls, settings, *setup, drawn=lambda r: participants(r)[-1])
-    for mine, expected in zip(seen[0], twin[:: local_steps + 1]):
-        x = expected["x"]
-        np.testing.assert_allclose(mine["x"], x[0] if x.ndim == 2 else x, rtol=1e-12, atol=1e-12 * np.abs(x).max())
+    if errors:
+        raise errors[0]
+    return seen
+
+
+@pytest.mark.parametrize("setup", [FULL, PARTIAL], ids=["full", "partial"])
+@EVERY_CASE
+def test_placing_clients_on_ranks_changes_nothing_and_ranks_agree(cls, settings, setup):
+    """Clients that work in the averaged memory itself, as under mpirun, and clients that share a rank."""
+    ranks = run_one_client_per_rank(cls(**settings), setup)
+    alone, _ = run_rank(cls(**settings), SoloLink(), range(setup[0]), setup)
+    for number, moment in enumerate(alone):
+        for name, row in moment.items():
+            for rank in ranks:
+                np.testing.assert_array_equal(rank[number][name], row, err_msg=f"{name} after {number} rounds")
+
+
+@pytest.mark.parametrize("setup", [FULL, PARTIAL], ids=["full", "partial"])
+def test_weights_of_clients(setup):
+    """c stays the weighted mean of all c_i, and FedAvg-M without momentum is FedAvg also with uneven steps."""
+    weights = [1.0, 2.0, 5.0]
+    for algorithm in (SCAFFOLD(c0="gradient"), SCAFFOLDM(), SCAFFOLDMVR()):
+        seen, federation = run_rank(algorithm, SoloLink(), range(3), setup, weights=weights)
+        mean = sum(w * client.c_i for w, client in zip(weights, federation.clients)) / sum(weights)
+        np.testing.assert_allclose(seen[-1]["c"], mean, rtol=1e-12)
+    uneven = (3, [2, 4, 1].__getitem__, *setup[2:])
+    fedavg, _ = run_rank(FedAvg(step_size=0.1), SoloLink(), range(3), uneven, weights=weights)
+    fedavg_m, _ = run_rank(FedAvgM(step_size=0.1, fresh_weight=1.0), SoloLink(), range(3), uneven, weights=weights)
+    for a, b in zip(fedavg, fedavg_m):
+        np.testing.assert_allclose(a["x"], b["x"], rtol=1e-12)
 
 
 class BigTensors(TorchDispatchMode):
