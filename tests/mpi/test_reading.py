@@ -12,6 +12,7 @@ from mpi4py import MPI
 from fedmpi.data.partition import IID, Even, Shared
 from fedmpi.data.rows import ClientRows
 from fedmpi.data.source import HDF5Source
+from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
 from fedmpi.errors import UserError
 from fedmpi.federation import spread
 from fedmpi.tasks.base import Place
@@ -122,3 +123,23 @@ def test_silo_files_that_differ_are_one_line_on_every_rank(link, folder, facts, 
     loaded = silos(link, folder, "differ", lambda client: {"num_train": 300, **facts(client)}).load(place(link), Even())
     with pytest.raises(UserError, match=message):
         loaded.meet(link)
+
+
+def test_a_text_is_read_numbered_and_dealt_by_all_ranks(link, folder):
+    path = folder / "text.h5"
+    text = " ".join(f"w{number % 97} \n" if number % 13 == 0 else f"w{number % 97}" for number in range(1000))
+    if link.rank == 0:
+        with h5py.File(path, "w") as file:
+            file["train/text"] = file["test/text"] = np.frombuffer(text.encode(), np.uint8)
+    link.barrier()
+    words = text.replace("\n", "<eos>").encode().split()
+    mine = Text(path).words("train", link.rank, link.size)
+    dictionary = agree_on_dictionary(link, mine)
+    assert list(dictionary) == [*dict.fromkeys(words), b"<unk>"]
+    ranges = spread(6, link.size)
+    parts = deal(link, numbers_of(mine, dictionary), 6, ranges)
+    assert list(parts) == list(ranges[link.rank])
+    everything = numbers_of(words, dictionary)
+    for client, part in parts.items():
+        edges = [len(words) * c // 6 for c in (client, client + 1)]
+        assert part.tolist() == everything[slice(*edges)].tolist()
