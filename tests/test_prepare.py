@@ -1,0 +1,399 @@
+"""python -m fedmpi.data: official files found or downloaded, one's own data, splits as pictures and files."""
+
+import gzip
+import hashlib
+import http.server
+import io
+import pathlib
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+from conftest import train
+
+from fedmpi.data import official
+from fedmpi.data.__main__ import main
+from fedmpi.data.official import File, Official
+from fedmpi.data.source import HDF5Source, open_source
+
+DRAW = np.random.default_rng(0)
+IMAGES = DRAW.integers(0, 256, (50, 28, 28), dtype=np.uint8)
+LABELS = np.arange(50, dtype=np.uint8) % 10
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def idx_files(folder, zipped=True):
+    """The four files of an MNIST-like data set."""
+    folder.mkdir(exist_ok=True)
+    for prefix, images, labels in (("train", IMAGES, LABELS), ("t10k", IMAGES[:20], LABELS[:20])):
+        for ending, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
+            content = idx(array)
+            path = folder / (f"{prefix}-{ending}.gz" if zipped else f"{prefix}-{ending}")
+            path.write_bytes(gzip.compress(content) if zipped else content)
+    return folder
+
+
+def run(capsys, *words):
+    """(exit code, standard output, standard error) of the command."""
+    code = main([str(word) for word in words])
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err
+    return code, output.out, output.err
+
+
+def fails(capsys, *words):
+    """The one line of an error."""
+    code, _, errors = run(capsys, *words)
+    assert code == 2 and errors.count("\n") == 1 and errors.startswith("fedmpi: error: "), errors
+    return errors
+
+
+def check_mnist_like(path):
+    with h5py.File(path) as file:
+        assert np.array_equal(file["train/images"], IMAGES) and np.array_equal(file["train/labels"], LABELS)
+        assert np.array_equal(file["test/images"], IMAGES[:20]) and np.array_equal(file["test/labels"], LABELS[:20])
+        assert file["train/labels"].dtype == np.uint8 and file["train/images"].compression == "gzip"
+    assert HDF5Source(path).num_classes == 10
+
+
+# --- official files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_idx_files(tmp_path, capsys, zipped):
+    origin = idx_files(tmp_path / "idx", zipped)
+    code, output, _ = run(capsys, "prepare", "mnist", "--from", origin, "--data-dir", tmp_path)
+    assert code == 0 and "sha256" in output and "per class: 5 5 5 5 5 5 5 5 5 5" in output
+    check_mnist_like(tmp_path / "mnist.h5")
+    before = (tmp_path / "mnist.h5").stat().st_mtime_ns
+    code, output, _ = run(capsys, "prepare", "mnist", "--from", origin, "--data-dir", tmp_path)
+    assert code == 0 and "is there already" in output and (tmp_path / "mnist.h5").stat().st_mtime_ns == before
+
+
+def cifar_records(num):
+    pixels = DRAW.integers(0, 256, (num, 3, 32, 32), dtype=np.uint8)
+    labels = DRAW.integers(0, 10, num).astype(np.uint8)
+    return np.concatenate([labels[:, None], pixels.reshape(num, -1)], axis=1).tobytes(), pixels, labels
+
+
+@pytest.mark.parametrize("in_tar", [True, False])
+def test_cifar10(tmp_path, capsys, in_tar):
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
+    batches = {name: cifar_records(4) for name in names}
+    if in_tar:
+        with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
+            for name, (content, _, _) in batches.items():
+                member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    else:
+        for name, (content, _, _) in batches.items():
+            (tmp_path / name).write_bytes(content)
+    assert run(capsys, "prepare", "cifar10", "--from", tmp_path, "--data-dir", tmp_path)[0] == 0
+    with h5py.File(tmp_path / "cifar10.h5") as file:
+        expected = np.concatenate([batches[name][1] for name in names[:5]]).transpose(0, 2, 3, 1)
+        assert np.array_equal(file["train/images"], expected)
+        assert np.array_equal(file["test/labels"], batches["test_batch.bin"][2])
+
+
+def test_the_pickled_cifar10_is_not_read(tmp_path, capsys):
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
+        content = pickle.dumps({"data": 0})
+        member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    error = fails(capsys, "prepare", "cifar10", "--from", tmp_path, "--data-dir", tmp_path)
+    assert "is pickled and will not be read; expected the binary version, cifar-10-binary.tar.gz" in error
+
+
+def image_bytes(pixels, ending="PNG"):
+    image = pytest.importorskip("PIL.Image").fromarray(pixels)
+    buffer = io.BytesIO()
+    image.save(buffer, ending)
+    return buffer.getvalue()
+
+
+def test_tiny_imagenet(tmp_path, capsys):
+    pixels = DRAW.integers(0, 256, (6, 64, 64, 3), dtype=np.uint8)
+    with zipfile.ZipFile(tmp_path / "tiny-imagenet-200.zip", "w") as file:
+        file.writestr("tiny-imagenet-200/wnids.txt", "n02\nn01\n")
+        for number in range(4):
+            name = f"n0{1 + number % 2}"
+            file.writestr(f"tiny-imagenet-200/train/{name}/images/{name}_{number}.JPEG", image_bytes(pixels[number]))
+        lines = ["val_0.JPEG\tn02\t0\t0\t1\t1", "val_1.JPEG\tn01\t0\t0\t1\t1"]
+        file.writestr("tiny-imagenet-200/val/val_annotations.txt", "\n".join(lines))
+        for number in range(2):
+            file.writestr(f"tiny-imagenet-200/val/images/val_{number}.JPEG", image_bytes(pixels[4 + number]))
+    assert run(capsys, "prepare", "tiny_imagenet", "--from", tmp_path, "--data-dir", tmp_path)[0] == 0
+    with h5py.File(tmp_path / "tiny_imagenet.h5") as file:
+        assert np.array_equal(file["train/images"], pixels[[0, 2, 1, 3]])
+        assert file["train/labels"][:].tolist() == [0, 0, 1, 1] and file["test/labels"][:].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("names", ["wiki.{}.tokens", "{}.txt"])
+def test_wikitext2(tmp_path, capsys, names):
+    for split in ("train", "valid", "test"):
+        (tmp_path / names.format(split)).write_text(f" \n = the {split} = \n", encoding="utf-8")
+    assert run(capsys, "prepare", "wikitext2", "--from", tmp_path, "--data-dir", tmp_path)[0] == 0
+    with h5py.File(tmp_path / "wikitext2.h5") as file:
+        assert file["valid/text"][:].tobytes() == b" \n = the valid = \n"
+
+
+# --- downloads, from a server of the test's own ---------------------------------------------------
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves a dict of files, with Range, and on request breaks off once."""
+
+    def __init__(self):
+        self.files, self.breaks_at, self.ranges = {}, None, []
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        content = self.server.files.get(self.path.lstrip("/"))
+        if content is None:
+            self.send_error(404)
+            return
+        wanted = self.headers.get("Range")
+        self.server.ranges.append(wanted)
+        begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        if begin >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(len(content) - begin))
+        self.end_headers()
+        end = self.server.breaks_at or len(content)
+        self.server.breaks_at = None
+        self.wfile.write(content[begin:end])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server with an MNIST-like data set, which is the official one while the test lasts."""
+    server = Server()
+    files = []
+    for path in sorted(idx_files(tmp_path / "served").iterdir()):
+        server.files[path.name] = path.read_bytes()
+        files.append(File(path.name, hashlib.md5(path.read_bytes()).hexdigest()))
+    monkeypatch.setitem(official.OFFICIAL, "mnist", Official("small", server.url, tuple(files)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_download(tmp_path, capsys, server):
+    code, output, _ = run(capsys, "prepare", "mnist", "--data-dir", tmp_path)
+    assert code == 0 and f"{server.url}train-images-idx3-ubyte.gz (" in output
+    check_mnist_like(tmp_path / "mnist.h5")
+    run(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--force")
+    assert len(server.ranges) == 4  # what is there is not fetched again
+
+
+def test_a_broken_download_goes_on(tmp_path, capsys, server):
+    server.breaks_at = 100
+    error = fails(capsys, "prepare", "mnist", "--data-dir", tmp_path)
+    assert "the connection ended after 100 of " in error and "run it again to go on" in error
+    assert not (tmp_path / "mnist.h5").exists()
+    code, output, _ = run(capsys, "prepare", "mnist", "--data-dir", tmp_path)
+    assert code == 0 and "bytes, 100 of them here" in output
+    assert server.ranges[1] == "bytes=100-"
+    check_mnist_like(tmp_path / "mnist.h5")
+
+
+def test_a_complete_part_is_recognised(tmp_path, capsys, server):
+    name = "t10k-images-idx3-ubyte.gz"
+    (tmp_path / "downloads" / "mnist").mkdir(parents=True)
+    (tmp_path / "downloads" / "mnist" / f"{name}.part").write_bytes(server.files[name])
+    assert run(capsys, "prepare", "mnist", "--data-dir", tmp_path)[0] == 0
+    check_mnist_like(tmp_path / "mnist.h5")
+
+
+def test_a_wrong_checksum(tmp_path, capsys, server):
+    server.files["t10k-images-idx3-ubyte.gz"] = b"something else"
+    error = fails(capsys, "prepare", "mnist", "--data-dir", tmp_path)
+    assert "t10k-images-idx3-ubyte.gz: the MD5 of what came is" in error and "deleted, try again" in error
+    assert not list((tmp_path / "downloads" / "mnist").glob("t10k-images*"))
+
+
+def test_a_mirror_without_the_file_and_no_network(tmp_path, capsys, server):
+    url = server.url
+    error = fails(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--mirror", f"{url}elsewhere")
+    assert "elsewhere/t10k-images-idx3-ubyte.gz: cannot be downloaded: Not Found" in error
+    nowhere = "http://127.0.0.1:1/"
+    error = fails(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--mirror", nowhere)
+    assert "cannot be downloaded: " in error and "without network, get t10k-images-idx3-ubyte.gz elsewhere" in error
+    assert "cannot be downloaded" in fails(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--mirror", "nonsense")
+
+
+# --- one's own data -------------------------------------------------------------------------------
+
+
+def test_npz(tmp_path, capsys):
+    np.savez(tmp_path / "mine.npz", x=IMAGES, y=LABELS[:, None])
+    run(capsys, "prepare", "mine", "--from", tmp_path / "mine.npz", "--data-dir", tmp_path, "--test-share", 0.3)
+    source = HDF5Source(tmp_path / "mine.h5")
+    assert {split: len(labels) for split, labels in source.labels.items()} == {"train": 35, "test": 15}
+    assert source.mean == pytest.approx((IMAGES[:].mean() / 255,), abs=0.02)
+    held = np.concatenate([source.read(split, np.arange(len(source.labels[split]))) for split in ("train", "test")])
+    assert {image.tobytes() for image in held} == {image.tobytes() for image in IMAGES}
+    np.savez(tmp_path / "split.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:7], y_test=LABELS[:7])
+    run(capsys, "prepare", "split", "--from", tmp_path / "split.npz", "--data-dir", tmp_path)
+    assert len(HDF5Source(tmp_path / "split.h5").labels["test"]) == 7
+
+
+def test_csv_trains(tmp_path, capsys):
+    lines = ["age,clinic,weight,ill"]
+    for number in range(60):
+        lines.append(
+            f"{20 + number},{'north' if number % 3 else 'south'},{50 + number / 2},{'yes' if number > 30 else 'no'}"
+        )
+    (tmp_path / "mine.csv").write_text("\n".join(lines))
+    run(capsys, "prepare", "mine", "--from", tmp_path / "mine.csv", "--data-dir", tmp_path)
+    source = HDF5Source(tmp_path / "mine.h5")
+    assert source.shape == (2,) and source.num_classes == 2 and len(source.mean) == 2
+    assert set(source.column("clinic")) == {b"north", b"south"}
+    settings = ["--data", "mine", "--data-dir", tmp_path, "--partition", "column", "--partition.by", "clinic"]
+    ended = train(2, tmp_path, *settings, "--rounds", 20, "--algorithm", "fedavg", "--algorithm.step_size", 0.1)
+    assert ended.returncode == 0, ended.stderr
+    assert float(ended.stdout.split("accuracy ")[-1].split()[0]) > 0.8
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_image_folders(tmp_path, capsys, is_split):
+    for split in ("train", "test") if is_split else ("",):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for number in range(6):
+                grey = np.full((9, 9), 40 * number, np.uint8)
+                (folder / f"{number}.png").write_bytes(image_bytes(grey))
+    code, output, errors = run(capsys, "prepare", "pets", "--from", tmp_path / "pictures", "--data-dir", tmp_path)
+    assert code == 0, errors
+    source = HDF5Source(tmp_path / "pets.h5")
+    assert source.shape == (9, 9) and source.num_classes == 2
+    assert sum(map(len, source.labels.values())) == (24 if is_split else 12)
+    (tmp_path / "pictures" / ("train/cat" if is_split else "cat") / "7.png").write_bytes(
+        image_bytes(np.zeros((5, 4), np.uint8))
+    )
+    words = ["prepare", "pets", "--from", tmp_path / "pictures", "--data-dir", tmp_path, "--force"]
+    assert "7.png: is 4x5 pixels" in fails(capsys, *words)
+    assert run(capsys, *words, "--size", 6)[0] == 0 and HDF5Source(tmp_path / "pets.h5").shape == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.npz", b"not a zip file", "x.npz: cannot be read as npz"),
+        ("x.npz", {"x": np.array([{}], dtype=object), "y": np.zeros(1)}, "x.npz: cannot be read as npz"),
+        ("x.npz", {"a": IMAGES}, "holds a: expected x and y, or x_train"),
+        ("x.npz", {"x": IMAGES, "y": LABELS[:-1]}, "y is [49]: expected one label per row of x"),
+        ("x.npz", {"x": IMAGES, "y": LABELS / 2}, "labels are float64[40]: expected integers"),
+        ("x.csv", b"a,b\n1,2\n3\n", "line 3 has 1 fields: expected 2"),
+        ("x.csv", b"a,b\nx,2\ny,3\n" * 9, "expected at least one column of numbers besides b"),
+        ("x.csv", b"\xff\xfe\x00", "cannot be read as CSV"),
+        ("x.csv", b"", "cannot be read as CSV with a header"),
+        ("x.txt", b"text", "expected a folder of images or texts, or a file ending in .npz or .csv"),
+        ("none.npz", None, "no such file or folder"),
+    ],
+    ids=str,
+)
+def test_bad_files_of_ones_own(tmp_path, capsys, name, content, message):
+    if isinstance(content, dict):
+        np.savez(tmp_path / name, **content)
+    elif content is not None:
+        (tmp_path / name).write_bytes(content)
+    error = fails(capsys, "prepare", "mine", "--from", tmp_path / name, "--data-dir", tmp_path)
+    assert message in error
+    assert not (tmp_path / "mine.h5").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prepare", "imagenet"], "prepare imagenet: expected one of mnist"),
+        (["prepare", "mnist", "--from", "{folder}"], "holds no train-images-idx3-ubyte.gz or train-images-idx3-ubyte"),
+        (["prepare", "wikitext2", "--from", "{folder}"], "holds neither wiki.train.tokens nor train.txt"),
+        (["prepare", "cifar10", "--from", "{folder}"], "holds no data_batch_1.bin"),
+        (["prepare", "mine", "--from", "{folder}"], "expected one folder of images per class"),
+        (["show", "{folder}/none.h5"], "no file "),
+        (["show"], "the following arguments are required: file"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["list", "--nonsense"], "unknown option --nonsense"),
+        (["partition", "digits", "--clients", "5000"], "clients = 5000: expected at most one per training sample"),
+        (["partition", "digits", "--partition", "dirichle"], "did you mean 'dirichlet'?"),
+        (["partition", "digits", "--write", "silo.h5"], "expected {client} in the name"),
+        (["partition", "digits", "--plot", "{folder}/none/x.png"], "cannot be written"),
+    ],
+    ids=str,
+)
+def test_bad_commands_are_one_line(tmp_path, capsys, words, message):
+    words = [word.replace("{folder}", str(tmp_path)) for word in words]
+    if words[0] == "prepare":
+        words += ["--data-dir", str(tmp_path)]
+    assert message in fails(capsys, *words)
+
+
+# --- looking at data and splits -------------------------------------------------------------------
+
+
+def test_list_and_show(tmp_path, capsys):
+    run(capsys, "prepare", "mnist", "--from", idx_files(tmp_path / "idx"), "--data-dir", tmp_path)
+    _, output, _ = run(capsys, "list", "--data-dir", tmp_path)
+    assert f"{tmp_path / 'mnist.h5'} (" in output and "wikitext2" in output and output.count("not here") == 4
+    _, output, _ = run(capsys, "show", "mnist", "--data-dir", tmp_path)
+    assert "train/images     uint8 [50, 28, 28], chunks [50, 28, 28], gzip" in output
+    assert hashlib.sha256((tmp_path / "mnist.h5").read_bytes()).hexdigest() in output
+
+
+def test_partition_draws_and_counts(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "split.png"
+    settings = ["--partition", "classes", "--partition.per_client", 2, "--clients", 5, "--plot", picture]
+    code, output, _ = run(capsys, "partition", "digits", *settings)
+    assert code == 0
+    lines = output.splitlines()
+    assert lines[0].split() == ["client", "samples", *map(str, range(10))]
+    twos, threes = np.bincount(open_source("digits", None).labels["train"])[2:4]
+    assert lines[2].split() == ["1", str(twos + threes), ".", ".", str(twos), str(threes), *"......"]
+    assert "1438 of 1438 in all" in output
+    pixels = np.asarray(pytest.importorskip("PIL.Image").open(picture).convert("RGB"))
+    assert (pixels == 255).all(-1).mean() < 0.98 and (pixels[..., 2] > pixels[..., 0] + 50).mean() > 0.01
+
+
+def test_silo_files_written_and_trained(tmp_path, capsys):
+    pattern = tmp_path / "silo_{client}.h5"
+    code, output, _ = run(capsys, "partition", "digits", "--partition", "dirichlet", "--clients", 3, "--write", pattern)
+    assert code == 0 and "written: 3 files" in output
+    sources = [HDF5Source(str(pattern).format(client=client)) for client in range(3)]
+    assert sum(len(source.labels["train"]) for source in sources) == 1438
+    assert sum(len(source.labels["test"]) for source in sources) == 359
+    assert sources[0].name == "digits"
+    ended = train(3, tmp_path, "--data", pattern, "--rounds", 20)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_module_starts():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    words = [sys.executable, "-m", "fedmpi.data", "list"]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=root, timeout=60)
+    assert ended.returncode == 0 and "fashion_mnist" in ended.stdout and not ended.stderr
