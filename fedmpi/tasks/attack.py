@@ -1,0 +1,252 @@
+"""A black-box attack: one perturbation for all images of a class, found from a classifier's answers."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import torch
+import yaml
+from torch import nn
+
+from fedmpi.data.samples import Samples, input_shape
+from fedmpi.data.source import open_source, readable
+from fedmpi.errors import UserError
+from fedmpi.registry import find_model
+from fedmpi.settings import setting
+from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.classification import DEFAULT_MODELS
+
+SHOWN = 8  # images in the picture
+
+
+@dataclasses.dataclass(frozen=True)
+class BlackBoxAttack(Task):
+    """Find one perturbation that makes a trained classifier mistake the images of a class, by asking only.
+
+    An image ϑ in [-½, ½]^d becomes ϑ' = ½ tanh(atanh(2ϑ) + Ξ), and the clients minimise the mean of
+    max{φ_y(ϑ') - max_{j≠y} φ_j(ϑ'), 0} + c ‖ϑ' - ϑ‖² over Ξ, φ the classifier's logits. The data are
+    the training images of the class that the classifier gets right. Metrics: attack_accuracy, the
+    share of such test images that it mistakes after the attack; attack_loss and distortion, the two
+    parts of the objective.
+
+    Source: the FAFedZO paper, Eq. (8); class and classifier as in the public FedZO code.
+    """
+
+    name = "attack"
+    has_model = False
+    has_partition = True
+    partition = "uneven"
+    oracle = "two_point"
+
+    classifier: str = setting("", "run folder of the classifier, like runs/NAME, from --task classification")
+    target_class: int = setting(4, "y, the class whose images are attacked", least=0)
+    distortion_weight: float = setting(1.0, "c, weight of the squared change of an image", least=0)
+    clip: float = setting(
+        0.0,
+        "keep pixels this far from black and white; 0: such pixels cannot change (1e-6 lets them)",
+        least=0,
+        most=0.1,
+    )
+
+    def load(self, place, partition):
+        classifier, source = load_classifier(self.classifier, place)
+        if self.target_class >= source.num_classes:
+            raise UserError(f"task.target_class = {self.target_class}: expected 0..{source.num_classes - 1}")
+        return LoadedAttack(self, place, partition, classifier, source)
+
+
+class Classifier(nn.Module):
+    """A trained network in evaluation mode, for images in [-½, ½]; its parameters are frozen.
+
+    Args:
+        net: the network. mean, std: per channel, the normalisation that it was trained with.
+    """
+
+    def __init__(self, net, mean, std):
+        super().__init__()
+        self.net = net.eval().requires_grad_(False)
+        self.register_buffer("_mean", torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1))
+        self.register_buffer("_std", torch.tensor(std, dtype=torch.float64).view(-1, 1, 1))
+
+    def forward(self, images):
+        """[n, num_classes] logits."""
+        return self.net((images + 0.5 - self._mean) / self._std)
+
+
+def load_classifier(folder, place):
+    """A classifier that fedmpi trained, and the data set that it was trained on.
+
+    Args:
+        folder: its run folder. place: a `Place`.
+
+    Returns:
+        (`Classifier` on the place's device, `Source`).
+
+    Raises:
+        UserError: if the folder is not that of a classification run on images.
+    """
+    if not folder:
+        raise UserError("task.classifier is missing: the run folder of a classifier, like runs/NAME")
+    folder, given = pathlib.Path(folder), f"task.classifier = {folder}"
+    try:
+        settings = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        raise UserError(f"{given}: expected a run folder with settings.yaml and model.h5") from None
+    task = settings.get("task", {}) if isinstance(settings, dict) else {}
+    if task.get("name") != "classification":
+        raise UserError(f"{given}: is a run of task {task.get('name')}: expected classification")
+    source = open_source(task["data"], place.data_dir or settings.get("data_dir"))
+    if len(source.shape) < 2:
+        raise UserError(f"{given}: was trained on samples {list(source.shape)}: expected images")
+    model = settings.get("model") or {"name": DEFAULT_MODELS.get(source.name, "mlp")}
+    model_settings = {name: value for name, value in model.items() if name != "name"}
+    net = find_model(model["name"])(shape=input_shape(source.shape), num_classes=source.num_classes, **model_settings)
+    try:
+        net.load_state_dict(_read_values(folder / "model.h5"))
+    except (RuntimeError, KeyError) as error:
+        raise UserError(f"{given}: model.h5 does not fit {model['name']}: {' '.join(str(error).split())}") from None
+    classifier = Classifier(net, task.get("mean") or source.mean, task.get("std") or source.std)
+    return classifier.to(place.device, place.dtype), source
+
+
+def _read_values(path):
+    """Name -> tensor of the model in an HDF5 file of a run folder."""
+    with readable(path) as file:
+        return {name: torch.from_numpy(np.asarray(value)) for name, value in file["model"].items()}
+
+
+class Perturbation(nn.Module):
+    """Ξ, added to an image where tanh has not yet squeezed it into [-½, ½]; 0 at the start.
+
+    Args:
+        shape: [channels, height, width] of an image.
+    """
+
+    def __init__(self, shape):
+        super().__init__()
+        self.xi = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, images, clip=0.0):
+        """ϑ' = ½ tanh(atanh(2ϑ) + Ξ); where ϑ = ±½ exactly, ϑ' = ϑ whatever Ξ is, unless clipped."""
+        return 0.5 * torch.tanh(torch.atanh((2 * images).clamp(clip - 1, 1 - clip)) + self.xi)
+
+
+class LoadedAttack(LoadedTask):
+    """See `LoadedTask` and `BlackBoxAttack`."""
+
+    goal = ("attack_accuracy", 1)
+
+    def __init__(self, settings, place, partition, classifier, source):
+        self._settings, self._place, self._partition = settings, place, partition
+        self._classifier, self._shape = classifier, input_shape(source.shape)
+        y = settings.target_class
+        others = [j for j in range(source.num_classes) if j != y]
+        self._others = torch.tensor(others, device=place.device)
+        self._train, self._test = (np.flatnonzero(source.labels[split] == y) for split in ("train", "test"))
+        self._rows = {"train": source.read("train", self._train), "test": source.read("test", self._test)}
+        # Each rank asks about its share of the images; `meet` brings the answers together.
+        self._right = {split: self._is_right(self._share(rows)) for split, rows in self._rows.items()}
+
+    def _share(self, rows):
+        edges = [len(rows) * rank // self._place.num_ranks for rank in (self._place.rank, self._place.rank + 1)]
+        return rows[slice(*edges)]
+
+    def _samples(self, rows):
+        """Images in [-½, ½]; all labels are y."""
+        labels = np.full(len(rows), self._settings.target_class)
+        return Samples.of(rows, labels, (0.5,), (1.0,), self._place)
+
+    @torch.no_grad()
+    def _is_right(self, rows):
+        """[n] whether the classifier knows these images for what they are."""
+        answers = [np.empty(0, dtype=bool)]
+        for images, labels in self._samples(rows).all():
+            answers.append((self._classifier(images).argmax(1) == labels).cpu().numpy())
+        return np.concatenate(answers)
+
+    def meet(self, link):
+        """Split the images that the classifier gets right over the clients. Collective on the link."""
+        right = link.concatenate(self._right["train"]).astype(bool)
+        num_tests = int(link.gather([self._right["test"].sum()]).sum())
+        if not right.any() or not num_tests:
+            raise UserError(
+                f"task.classifier = {self._settings.classifier}: knows no image of class "
+                f"{self._settings.target_class}: there is nothing to attack"
+            )
+        rows = self._rows["train"][right]
+        parts = self._partition(np.zeros(len(rows), dtype=np.int64), self._place.num_clients, self._place.seed)
+        self._clients = {client: self._samples(rows[parts[client]]) for client in self._place.clients}
+        self._tests = self._samples(self._share(self._rows["test"])[self._right["test"]])
+        self._rows = self._right = None
+
+    def build_model(self, model_class, model_settings):
+        return Perturbation(self._shape)
+
+    def try_out(self, module, client):
+        """Nothing to see: the module is ours."""
+
+    def num_samples(self, client):
+        return self._clients[client].num
+
+    def batch(self, client, indices):
+        images, _ = self._clients[client].at(indices)
+        return images
+
+    def loss(self, module, batch):
+        margin, distortion, _ = self._attack(module, batch)
+        return (margin + self._settings.distortion_weight * distortion).mean()
+
+    def _attack(self, module, images):
+        """Per image: by how much the classifier still prefers y (or 0), ‖ϑ' - ϑ‖², whether it is mistaken."""
+        attacked = module(images, self._settings.clip)
+        logits = self._classifier(attacked)
+        lead = logits[:, self._settings.target_class] - logits.index_select(1, self._others).amax(1)
+        return lead.clamp(min=0), (attacked - images).square().flatten(1).sum(1), lead < 0
+
+    def evaluate(self, module, link):
+        of_clients = sum(self._means(module, samples)[:2] for samples in self._clients.values())
+        mistaken = self._means(module, self._tests)[2] * self._tests.num
+        margin, distortion, mistaken, num = link.gather([*of_clients, mistaken, self._tests.num]).sum(0)
+        margin, distortion = margin / self._place.num_clients, distortion / self._place.num_clients
+        return {
+            "train_loss": margin + self._settings.distortion_weight * distortion,
+            "attack_loss": margin,
+            "distortion": distortion,
+            "attack_accuracy": mistaken / num,
+        }
+
+    def _means(self, module, samples):
+        """[3] means over all samples of what `_attack` gives."""
+        total = np.zeros(3)
+        for images, _ in samples.all():
+            total += [float(part.sum()) for part in self._attack(module, images)]
+        return total / max(1, samples.num)
+
+    @torch.no_grad()
+    def write_result(self, module, folder):
+        """Draw images before and after, each with the classifier's answer, and the perturbation: attack.png."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            print("attack.png is not drawn: matplotlib is missing (pip install 'fedmpi[plot]')", flush=True)
+            return
+        samples = self._tests if self._tests.num else self._clients[self._place.clients[0]]
+        images, _ = samples.at(torch.arange(min(SHOWN, samples.num), device=self._place.device))
+        figure = Figure(figsize=(1.2 * (len(images) + 1), 3), layout="constrained")
+        axes = figure.subplots(2, len(images) + 1, squeeze=False)
+        for row, shown in zip(axes, (images, module(images, self._settings.clip))):
+            for axis, image, answer in zip(row, shown, self._classifier(shown).argmax(1)):
+                axis.imshow(_drawable(image + 0.5), cmap="gray", vmin=0, vmax=1)
+                axis.set_title(f"{int(answer)}", fontsize=9)
+        change = module.xi.abs().max().item() or 1.0
+        axes[0, -1].imshow(_drawable(module.xi / (2 * change) + 0.5), cmap="seismic", vmin=0, vmax=1)
+        axes[0, -1].set_title(f"Ξ, |Ξ| ≤ {change:.2g}", fontsize=9)
+        for axis in axes.flat:
+            axis.set_axis_off()
+        figure.savefig(folder / "attack.png", dpi=150)
+
+
+def _drawable(image):
+    """[height, width] or [height, width, 3] array from a [channels, height, width] tensor in [0, 1]."""
+    array = image.clamp(0, 1).permute(1, 2, 0).float().cpu().numpy()
+    return array[..., 0] if array.shape[-1] == 1 else array
