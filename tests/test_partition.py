@@ -13,7 +13,6 @@ from fedmpi.data.partition import (
     Dirichlet,
     Even,
     Halves,
-    Imbalanced,
     Partition,
     Shared,
     Similarity,
@@ -70,7 +69,7 @@ def test_the_seed_alone_decides(cls):
     partition = cls(by="labels", cut=True) if cls is Column else cls()
     first, again, other = (partition(shuffled(), 20, seed) for seed in (7, 7, 8))
     assert all(np.array_equal(a, b) for a, b in zip(first, again))
-    draws = cls in (IID, Similarity, Classes, Dirichlet, Uneven, Imbalanced)
+    draws = cls in (IID, Similarity, Classes, Dirichlet, Uneven)
     assert draws != all(np.array_equal(a, b) for a, b in zip(first, other))
 
 
@@ -184,14 +183,6 @@ def test_column_keeps_groups_whole_and_balances_them():
     assert sorted(len(part) for part in parts) == [3, 4]
     with pytest.raises(UserError, match="groups in train/writer, 4"):
         Column(by="writer")(writers, 5, 0)
-
-
-def test_imbalanced_leaves_out_four_fifths_of_the_negatives():
-    labels = shuffled()
-    parts = Imbalanced()(labels, 4, 0)
-    held = np.bincount(labels[np.concatenate(parts)])
-    assert held.tolist() == [12] * 5 + [60] * 5 and len(set(np.concatenate(parts))) == held.sum()
-    assert held[5:].sum() / held.sum() == 5 / 6
 
 
 @pytest.mark.parametrize(

@@ -281,31 +281,6 @@ class Column(Partition):
         return [np.flatnonzero(client_of[which] == client) for client in range(num_clients)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Imbalanced(Partition):
-    """Few negatives: of the lower half of the classes a random share is kept, the rest is left out.
-
-    What is kept lies class after class and is dealt in turn. The upper half of the classes are the
-    positives of a two-class problem.
-
-    Source: the FMGDA paper (deep AUC), 20 % of the negatives: positives are 5/6 of what is left.
-    """
-
-    keep: float = setting(0.2, "share of the samples of each negative class that is kept", above=0, most=1)
-
-    def split(self, labels, num_clients, draw):
-        classes = np.unique(labels)
-        kept = []
-        for number, label in enumerate(classes):
-            samples = np.flatnonzero(labels == label)
-            if number < len(classes) // 2:
-                num_kept = math.floor(self.keep * len(samples) + 1e-9)  # 0.29 * 100 is a little less than 29
-                samples = np.sort(draw.permutation(samples)[:num_kept])
-            kept.append(samples)
-        kept = np.concatenate(kept)
-        return [kept[client::num_clients] for client in range(num_clients)]
-
-
 def even_sizes(num_samples, num_clients):
     """[num_clients] sizes that differ by at most one, the larger ones first."""
     small, num_large = divmod(num_samples, num_clients)
