@@ -5,5 +5,5 @@
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 set_up ""
-say "training: ${mpirun[*]} -np ${RANKS:-4} python -m fedmpi.train $*"
-exec "${mpirun[@]}" -np "${RANKS:-4}" python -m fedmpi.train "$@"
+say "training: mpirun -np ${RANKS:-4} python -m fedmpi.train $*"
+exec mpirun -np "${RANKS:-4}" python -m fedmpi.train "$@"

@@ -20,9 +20,8 @@ def _launchers():
     found = {"default": (["mpirun"], {})}
     openmpi = os.environ.get("FEDMPI_TEST_OPENMPI")
     if openmpi:
-        words = [f"{openmpi}/bin/mpirun", "--oversubscribe", "--bind-to", "none"]
         library = {"MPI4PY_LIBMPI": f"{openmpi}/lib/libmpi.so.40", "MPI4PY_MPIABI": "openmpi"}
-        found["openmpi"] = (words, library)
+        found["openmpi"] = ([f"{openmpi}/bin/mpirun", "--oversubscribe", "--bind-to", "none"], library)
     return found
 
 
