@@ -9,7 +9,7 @@ say() { printf 'fedmpi: %s\n' "$*" >&2; }
 
 # set_up EXTRAS: install the package with these extras (comma-separated), and an MPI wheel if needed.
 set_up() {
-    local python=${PYTHON:-python3} extras=$1 stamp=$venv/.fedmpi-installed state
+    local python=${PYTHON:-python3} extras=$1 stamp=$venv/.fedmpi-installed-$1 state
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
         say "needs Python 3.10 or newer as python3 (or name one: PYTHON=/path/to/python3.11 $0)"
         exit 1
