@@ -52,15 +52,7 @@ def train(config, link):
             cannot be written.
         Diverged: on every rank alike, if a loss is not finite.
     """
-    together(link, lambda: check_launch(link, config.run.ranks))
-    if config.run.tune_malloc:
-        keep_freed_memory()
-    torch.set_num_threads(config.run.threads or share_of_cores(link))
-    link.transport = config.run.transport
-    training = together(link, lambda: _Training(config, link))
-    together(link, lambda: training.task.meet(link))
-    together(link, training.build)
-    training.assemble()
+    training = prepare(config, link)
     recorder = together(link, training.make_recorder)
     try:
         return training.run(recorder)
@@ -71,6 +63,27 @@ def train(config, link):
     finally:
         if recorder is not None:
             recorder.close()
+
+
+def prepare(config, link):
+    """Everything of a run up to its first step. Collective on the link.
+
+    Returns:
+        an object with the run's `place`, `task`, `flat` (a `FlatModule`) and `federation`.
+
+    Raises:
+        AgreedUserError: on every rank alike (see `together`).
+    """
+    together(link, lambda: check_launch(link, config.run.ranks))
+    if config.run.tune_malloc:
+        keep_freed_memory()
+    torch.set_num_threads(config.run.threads or share_of_cores(link))
+    link.transport = config.run.transport
+    training = together(link, lambda: _Training(config, link))
+    together(link, lambda: training.task.meet(link))
+    together(link, training.build)
+    training.assemble()
+    return training
 
 
 class _Training:

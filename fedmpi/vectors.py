@@ -121,6 +121,10 @@ class RankState:
         poison: fill scratch rows with NaN at every turn, so that nobody relies on their past.
         allocate: `allocate(numel, dtype, device) -> [numel]` zeros for the block to be summed over
             the ranks: a link's, which knows the memory where that is cheapest; None: any memory.
+
+    Attributes:
+        block: the averages: what the server holds of the exchanged rows, and its float buffers.
+        outgoing: of the same shape; what is summed over the ranks. The same memory with one client.
     """
 
     def __init__(self, algorithm, dim, num_buffers, num_local, dtype, device="cpu", poison=False, allocate=None):
@@ -130,7 +134,7 @@ class RankState:
         self._block_size = len(self._exchanged) * dim + num_buffers
         kept, scratch = len(algorithm.client_rows), len(self._scratch)
         zeros = functools.partial(torch.zeros, dtype=dtype, device=device)
-        self._outgoing = (allocate or torch.zeros)(self._block_size, dtype=dtype, device=device)
+        self.outgoing = (allocate or torch.zeros)(self._block_size, dtype=dtype, device=device)
         self._scratch_rows = zeros(scratch, dim)
         self._kept = zeros(num_local, kept, dim)
         self._shared = num_local > 1
@@ -138,11 +142,11 @@ class RankState:
             self._work = zeros(self._block_size)
             self.block = zeros(self._block_size)
             # _sums[l]: the sum of 2^l clients; the last is the whole sum if all of them take part
-            self._sums = [*zeros(num_local.bit_length() - 1, self._block_size), self._outgoing]
+            self._sums = [*zeros(num_local.bit_length() - 1, self._block_size), self.outgoing]
             several = len(algorithm.exchanges()) > 1
             self._later = zeros(num_local, self._block_size) if several else None
         else:
-            self._work = self.block = self._outgoing
+            self._work = self.block = self.outgoing
         self._server = zeros(len(algorithm.server_rows), dim)
         self._server_names, self._kept_names = algorithm.server_rows, algorithm.client_rows
 
@@ -218,7 +222,7 @@ class RankState:
 
     def sum(self, region, num_turns):
         """The contiguous vector to be summed over the ranks, after `num_turns` clients' turns."""
-        outgoing = self._outgoing[region]
+        outgoing = self.outgoing[region]
         if num_turns == 0:
             return outgoing.zero_()
         if not self._shared:

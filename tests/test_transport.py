@@ -63,9 +63,10 @@ def test_one_rank_sums_nothing(tmp_path):
     assert said(done, "communication").endswith(", nothing to sum")
 
 
-def test_no_room_for_a_window(tmp_path):
-    """One rank finds the shared memory full: all of them take Allreduce, and one line says so."""
-    done = start(2, "-m", "no_window", "--rounds", 2, "--out", tmp_path, timeout=60)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_no_room_for_a_window(tmp_path, ranks):
+    """One node finds its shared memory full: all ranks take Allreduce, and one line says so."""
+    done = start(ranks, "-m", "no_window", "--rounds", 2, "--transport", "shared", "--out", tmp_path, timeout=60)
     assert said(done, "communication").endswith(", Allreduce")
     lines = [line for line in done.stderr.splitlines() if "no shared window" in line]
     assert len(lines) == 1, done.stderr

@@ -9,24 +9,33 @@ import torch
 from fedmpi.errors import UserError
 
 # glibc's names for mallopt; see mallopt(3).
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 
 
 def keep_freed_memory():
     """Make malloc keep what was freed instead of returning it to the system.
 
     Training allocates and frees the same activations and gradients at every step; by default each
-    large one is mapped and page-faulted anew. Does nothing where malloc is not glibc's.
+    large one is mapped and page-faulted anew.
     """
+    _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 << 20})
+
+
+def return_freed_memory():
+    """Make malloc work as it does by itself once its thresholds have grown to their maximum."""
+    _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20, _M_TOP_PAD: 128 << 10})
+
+
+def _mallopt(options):
+    """Set options of glibc's malloc; nothing where malloc is not glibc's."""
     if not sys.platform.startswith("linux"):
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return
-    mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TOP_PAD, 64 << 20)
+    for option, value in options.items():
+        mallopt(option, value)
 
 
 def usable_cores():

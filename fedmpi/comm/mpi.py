@@ -48,6 +48,7 @@ class MPILink:
         crowded: whether this node has more ranks than cores; collective calls then sleep while waiting
             for ranks that still work.
         traffic: the account of this rank's collectives.
+        num_nodes: that the ranks are on.
         used: words for how the last block was summed.
     """
 
@@ -68,7 +69,7 @@ class MPILink:
         self.used = "nothing to sum" if self.size == 1 else "Allreduce"
         sizes = self.gather([self.local_size])[:, 0].astype(int)
         self._smallest_node = int(sizes.min())
-        self._num_nodes = round(sum(1 / sizes))
+        self.num_nodes = round(sum(1 / sizes))
         self._windows = []
         self._slice_owners = None  # communicator of the ranks that sum the same slice, one per node
         self._staging = None
@@ -104,7 +105,7 @@ class MPILink:
             reason = str(error)
         failing = self.first_failing(window is None)
         if failing is None:
-            if self._slice_owners is None and self._num_nodes > 1:
+            if self._slice_owners is None and self.num_nodes > 1:
                 owns = self.local_rank < self._smallest_node
                 self._slice_owners = self.comm.Split(self.local_rank if owns else MPI.UNDEFINED)
             self._windows.append(window)
@@ -173,14 +174,14 @@ class MPILink:
         def finish(parts):
             divide_and_spread(parts, divisor)
 
-        if mine is not None and self._num_nodes == 1:
+        if mine is not None and self.num_nodes == 1:
             window.reduce(mine, finish)
             self.used = "shared memory"
         elif mine is not None:
             window.reduce(mine)
             self._allreduce(window.vectors[0][mine], self._slice_owners)
             finish([vector[mine] for vector in window.vectors])
-            self.used = f"shared memory, Allreduce between {self._num_nodes} nodes"
+            self.used = f"shared memory, Allreduce between {self.num_nodes} nodes"
         self._meet(window)  # all slices are complete
 
     def _meet(self, window):

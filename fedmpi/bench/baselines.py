@@ -1,0 +1,134 @@
+"""FedAvg as people write it without fedmpi; what the fixed workloads are compared with.
+
+Each function returns another one that does a round: q steps of SGD on every client of this rank,
+then the average over all clients, in the way that its name says.
+"""
+
+import datetime
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch.nn import functional
+
+STEP_SIZE = 0.01
+
+
+class Loop:
+    """The local part that they share: a model, data in memory as normalised floats, torch.optim.SGD.
+
+    Args:
+        module: a fresh `torch.nn.Module`. data: a list of (inputs, labels), one per client of this rank.
+        num_clients: N over all ranks. local_steps: q. batch_size: b.
+    """
+
+    def __init__(self, module, data, num_clients, local_steps, batch_size):
+        self.module, self.data, self.num_clients = module, data, num_clients
+        self._local_steps, self._batch_size = local_steps, batch_size
+        self.parameters = list(module.parameters())
+        self.optimizer = torch.optim.SGD(self.parameters, lr=STEP_SIZE)
+        self._orders = [torch.randperm(len(labels)) for _, labels in data]
+        self._places = [0] * len(data)
+
+    def steps(self, client, after_step=lambda: None):
+        """q steps on the rank's client number `client`."""
+        inputs, labels = self.data[client]
+        for _ in range(self._local_steps):
+            begin = self._places[client]
+            self._places[client] = begin + self._batch_size if begin + 2 * self._batch_size <= len(labels) else 0
+            batch = self._orders[client][begin : begin + self._batch_size]
+            self.optimizer.zero_grad()
+            functional.cross_entropy(self.module(inputs[batch]), labels[batch]).backward()
+            self.optimizer.step()
+            after_step()
+
+
+def flat_loop(comm, loop):
+    """One Allreduce of one flat vector whose views are the parameters."""
+    flat = torch.cat([p.data.reshape(-1) for p in loop.parameters])
+    for parameter, piece in zip(loop.parameters, flat.split([p.numel() for p in loop.parameters])):
+        parameter.data = piece.view_as(parameter)
+    start, total = torch.empty_like(flat), torch.empty_like(flat)
+
+    def one_client():
+        loop.steps(0)
+        comm.Allreduce(MPI.IN_PLACE, flat.numpy())
+        flat.div_(loop.num_clients)
+
+    def several_clients():
+        start.copy_(flat)
+        total.zero_()
+        for client in range(len(loop.data)):
+            flat.copy_(start)
+            loop.steps(client)
+            total.add_(flat)
+        comm.Allreduce(MPI.IN_PLACE, total.numpy())
+        torch.div(total, loop.num_clients, out=flat)
+
+    return one_client if len(loop.data) == 1 else several_clients
+
+
+def per_tensor_loop(comm, loop):
+    """An Allreduce for every parameter tensor."""
+    starts = [torch.empty_like(p) for p in loop.parameters]
+    totals = [torch.empty_like(p) for p in loop.parameters]
+
+    @torch.no_grad()
+    def average(tensors):
+        for tensor in tensors:
+            comm.Allreduce(MPI.IN_PLACE, tensor.detach().numpy())
+            tensor.div_(loop.num_clients)
+
+    def one_client():
+        loop.steps(0)
+        average(loop.parameters)
+
+    def several_clients():
+        with torch.no_grad():
+            for start, total, parameter in zip(starts, totals, loop.parameters):
+                start.copy_(parameter)
+                total.zero_()
+        for client in range(len(loop.data)):
+            with torch.no_grad():
+                for start, parameter in zip(starts, loop.parameters):
+                    parameter.copy_(start)
+            loop.steps(client)
+            with torch.no_grad():
+                for total, parameter in zip(totals, loop.parameters):
+                    total.add_(parameter)
+        average(totals)
+        with torch.no_grad():
+            for total, parameter in zip(totals, loop.parameters):
+                parameter.copy_(total)
+
+    return one_client if len(loop.data) == 1 else several_clients
+
+
+def model_averager_loop(loop, local_steps):
+    """PyTorch's own PeriodicModelAverager; needs `join_gloo`, and one client per rank."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+    averager = PeriodicModelAverager(period=local_steps, warmup_steps=0)
+    return lambda: loop.steps(0, after_step=lambda: averager.average_parameters(loop.parameters))
+
+
+def join_gloo(link):
+    """Make torch's process group of the link's ranks, on one node. Collective.
+
+    Returns:
+        whether there is one.
+    """
+    if not torch.distributed.is_available() or link.num_nodes > 1 or link.size == 1:
+        return False
+    if torch.distributed.is_initialized():
+        return True
+    port = np.zeros(1, dtype=np.int32)
+    limit = datetime.timedelta(seconds=60)
+    if link.rank == 0:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, link.size, True, limit, wait_for_workers=False)
+        port[0] = store.port
+    link.comm.Bcast(port)
+    if link.rank != 0:
+        store = torch.distributed.TCPStore("127.0.0.1", int(port[0]), link.size, False, limit)
+    torch.distributed.init_process_group("gloo", store=store, rank=link.rank, world_size=link.size, timeout=limit)
+    return True

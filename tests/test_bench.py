@@ -1,0 +1,174 @@
+"""The benchmark: its arithmetic, its baselines, its command line. Nothing here asserts a speed."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import start
+
+from fedmpi.bench import output, scaling
+from fedmpi.bench.__main__ import read_arguments
+from fedmpi.bench.measure import Contestant, Times, contest
+from fedmpi.bench.rounds import Rounds
+from fedmpi.bench.workloads import WORKLOADS, words_of
+from fedmpi.comm.mpi import MPILink
+from fedmpi.errors import UserError
+
+
+def bench(ranks, *words, timeout=200):
+    return start(ranks, "-m", "fedmpi.bench", *words, timeout=timeout)
+
+
+def test_times_are_medians_and_ratios_within_a_cycle():
+    slow, fast = Times([2.0, 8.0, 4.0]), Times([1.0, 4.0, 2.0])
+    assert slow.median == 4
+    assert slow.quartiles == (3, 6)
+    assert (slow / fast).quartiles == (2, 2)
+    assert (slow + fast).median == 6
+
+
+def test_contestants_take_turns():
+    """A B A B after two warm-up runs each; a short one several times a turn, and before() once a turn."""
+    link, calls = MPILink(), []
+    rivals = [
+        Contestant("a", lambda: calls.append("a"), before=lambda: calls.append("(")),
+        Contestant("b", lambda: calls.append("b")),
+    ]
+    times = contest(link, rivals, seconds=1e-9, least=3)
+    assert set(times) == {"a", "b"}
+    assert len(times["a"].seconds) == 3
+    assert "".join(calls) == "(a(abb" + 3 * ("(" + 64 * "a" + 64 * "b")
+    link.close()
+
+
+def test_fit_finds_the_numbers_that_made_the_data():
+    model = scaling.Model(fixed=1e-3, client=2e-4, step=5e-3, alpha=2e-6, beta=1e-9)
+    points = [(1, 1), (5, 1), (20, 2), (3, 4)]
+    found = scaling.fit_rounds(points, [model.local(*point) for point in points])
+    np.testing.assert_allclose(found, [1e-3, 2e-4, 5e-3], rtol=1e-9)
+    sizes = [1e3, 1e5, 1e7]
+    found = scaling.fit_link(6, sizes, [model.communication(6, size) for size in sizes])
+    np.testing.assert_allclose(found, [2e-6, 1e-9], rtol=1e-9)
+
+
+def test_fit_gives_no_negative_cost():
+    assert (scaling.fit([[1, 1], [1, 2], [1, 3]], [0.1, 1.1, 2.1]) >= 0).all()
+
+
+def test_allreduce_costs():
+    model = scaling.Model(0, 0, 0, alpha=1e-6, beta=1e-9)
+    assert model.communication(1, 1e9) == 0
+    assert model.communication(1024, 0) == pytest.approx(20e-6)
+    assert model.communication(2, 1e6) == pytest.approx(2e-6 + 1e-3)
+
+
+def test_projection():
+    projection = scaling.read_projection("N=1024,bw=25GB/s, lat=2us,q=4,parameters=1e6")
+    assert projection == scaling.Projection(N=1024, bw=25e9, lat=2e-6, q=4, parameters=1000000)
+    model = scaling.Model(1e-3, 0, 1e-2, alpha=1, beta=1)
+    local, communication = scaling.project(model, projection, local_steps=10, parameters=500000, nbytes=2e6)
+    assert local == pytest.approx(1e-3 + 4e-2)
+    assert communication == pytest.approx(20 * 2e-6 + 2 * 1023 / 1024 * 4e6 / 25e9)
+
+
+@pytest.mark.parametrize("text", ["", "N", "bw=25GB/s", "N=0", "N=4,bw=25GB", "N=4,lat=2", "N=4,size=3", "N=1.2.3"])
+def test_projection_refuses(text):
+    with pytest.raises(UserError, match="--project"):
+        scaling.read_projection(text)
+
+
+def test_compare_tells_ratios(tmp_path):
+    old, new = output.Results({"cores": 2}, False), output.Results({"cores": 4}, False)
+    old.keep("link/x", Times([1.0, 1.1, 1.2]))
+    old.keep("only then", Times([1.0]))
+    new.keep("link/x", Times([2.1, 2.2, 2.3]))
+    old.write(tmp_path / "old.json")
+    lines = new.compare(output.read(tmp_path / "old.json"))
+    assert len(lines) == 3
+    assert "2.000" in lines[1]
+    assert "quartiles apart" in lines[1]
+    assert "cores: 2 then, 4 now" in lines[2]
+
+
+def test_arguments_name_what_is_allowed():
+    with pytest.raises(UserError, match="expected some of link, round"):
+        read_arguments(["lnik"])
+    with pytest.raises(UserError, match="--help"):
+        read_arguments(["--quik"])
+    with pytest.raises(UserError, match="> 0"):
+        read_arguments(["--seconds", "0"])
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_workloads_are_what_they_say(workload):
+    """One quick round of each, in this process: the sizes stand in the issue and in the README."""
+    link = MPILink()
+    rounds = Rounds(link, [*words_of(workload, quick=True), "--algorithm", "fafed", "--threads", "1"])
+    sizes = {"fashion": 26620, "cnn": 1663370, "mlp": 11626506, "many_clients": 21840}
+    assert rounds.dim == sizes[workload]
+    assert rounds.gradients_per_step == 2
+    assert rounds.nbytes == 3 * 4 * rounds.dim
+    rounds.close()
+    link.close()
+
+
+def test_split_accounts_for_the_round_and_leaves_no_trace():
+    link = MPILink()
+    rounds = Rounds(link, [*words_of("fashion"), "--algorithm", "fafed", "--clients", "2", "--threads", "1"])
+    federation = rounds.federation
+    before = federation.algorithm, federation.link, [client.oracle for client in federation.clients]
+    parts = rounds.split(seconds=0.01)
+    assert list(parts) == ["gradient", "update", "data", "communication", "waiting", "overhead"]
+    assert all(seconds > 0 for seconds in parts.values())
+    assert parts["gradient"] == max(parts.values())
+    assert before == (federation.algorithm, federation.link, [client.oracle for client in federation.clients])
+    x = federation.server.x.clone()
+    rounds.exchange()
+    rounds.gradients()
+    assert federation.server.x.equal(x)
+    rounds.close()
+    link.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_baselines_are_fedavg(ranks):
+    """The loops that fedmpi is compared with do the same work as it: the same model comes out."""
+    done = start(ranks, "-m", "baselines_agree", timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "alike" in done.stdout
+
+
+def test_command_line(tmp_path):
+    words = ["--quick", "--seconds", "0.05", "--traceback", "--set", "--batch_size 5"]
+    first = bench(2, "link", "round", "settings", "--json", tmp_path / "a.json", *words)
+    assert first.returncode == 0, first.stderr
+    measured = json.loads((tmp_path / "a.json").read_text())
+    assert measured["machine"]["ranks"] == 2
+    assert measured["measures"]["round/fashion/fafed/ratio"]["median"] > 0
+    assert measured["measures"]["link/1048576/shared"]["unit"] == "s"
+    again = bench(2, "round", "--compare", tmp_path / "a.json", *words)
+    assert again.returncode == 0, again.stderr
+    assert "now/then" in again.stdout
+    assert "round/fashion/fedavg/floor" in again.stdout.split("now/then")[1]
+    scaled = bench(2, "scaling", "--project", "N=1024,bw=25GB/s,lat=2us", *words)
+    assert scaled.returncode == 0, scaled.stderr
+    assert "projected to N=1024" in scaled.stdout
+    assert "which it did not see" in scaled.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["everything"], "part everything: expected some of link, round"),
+        (["--workload", "cn"], "did you mean 'cnn'?"),
+        (["--project", "N=x"], "--project N=x: expected like"),
+        (["--compare", "/nonexistent.json"], "cannot be read"),
+        (["round", "--set", "--model nobody"], "unknown model 'nobody'"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(words, line):
+    done = bench(2, *words, timeout=60)
+    assert done.returncode == 2
+    errors = [text for text in done.stderr.splitlines() if text.startswith("fedmpi: error")]
+    assert len(errors) == 1, done.stderr
+    assert line in errors[0]
