@@ -181,6 +181,8 @@ def test_column_keeps_groups_whole_and_balances_them():
     parts = Column(by="writer")(writers, 2, 0)
     assert not set(writers[parts[0]]) & set(writers[parts[1]])
     assert sorted(len(part) for part in parts) == [3, 4]
+    sizes = [len(part) for part in Column(by="site")(np.repeat([0, 1, 2, 3], [1, 5, 1, 5]), 2, 0)]
+    assert sizes == [6, 6]
     with pytest.raises(UserError, match="groups in train/writer, 4"):
         Column(by="writer")(writers, 5, 0)
 
