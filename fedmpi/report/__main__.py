@@ -1,0 +1,176 @@
+"""Figures and tables of runs: ``python -m fedmpi.report runs/fafed-digits-001 runs/fedavg-digits-001``."""
+
+import itertools
+import pathlib
+import re
+import sys
+
+from fedmpi.alone import Parser, run_alone
+from fedmpi.errors import UserError
+from fedmpi.report.curves import AXES, Target, metrics_of
+from fedmpi.report.tables import final_table, run_table, target_table, write_curves, write_finals
+from fedmpi.runs import find_runs, problems
+
+DESCRIPTION = """\
+Draw runs: loss and metrics against communication rounds, bytes, gradient evaluations and wall time.
+
+Writes one HTML page that holds everything, and beside it, in a folder of the same name, each figure
+as SVG and PNG, the curves and final values as CSV, and the tables in Markdown. Runs that differ in
+nothing but their seed are one line with a band."""
+
+
+def main(arguments=None):
+    """Entry point; `arguments` default to those of the process."""
+    run_alone(_run, sys.argv[1:] if arguments is None else arguments)
+
+
+def _run(arguments):
+    options = _parser().parse_args(arguments)
+    targets = [Target.parse(text) for text in options.target]
+    if options.watch is not None:
+        from fedmpi.report.live import watch
+
+        watch(options.runs, options.watch, lambda refresh: options.out and _page(options, targets, refresh))
+        return
+    options.out = options.out or pathlib.Path("report.html")
+    found = _usable(options.runs)
+    _check_targets(found[0], targets)
+    for line in found[1]:
+        print(f"fedmpi: left out: {line}", file=sys.stderr)
+    comparison = problems(found[0])
+    write(options.out, comparison, found[1], targets)
+    print(_words(comparison, targets))
+    print(f"{options.out}; figures and tables in {_folder(options.out)}")
+
+
+def _parser():
+    parser = Parser(prog="python -m fedmpi.report", description=DESCRIPTION)
+    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders of them")
+    parser.add_argument("--out", type=pathlib.Path, help="the page to write; default: report.html")
+    parser.add_argument(
+        "--target", action="append", default=[], metavar="METRIC=VALUE",
+        help="also say what it took to reach this, like accuracy=0.85; can be given again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS",
+        help="look at running jobs every so often (2 s) until they end; with --out the page is written again, too",
+    )  # fmt: skip
+    return parser
+
+
+def _seconds(text):
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise ValueError
+    return value
+
+
+def _usable(paths):
+    runs, complaints = find_runs(paths)
+    if not runs:
+        raise UserError("; ".join(complaints))
+    return runs, complaints
+
+
+def _check_targets(runs, targets):
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    for target in targets:
+        if target.metric not in names:
+            raise UserError(f"--target {target.metric}: no run measured it; they measured {', '.join(names)}")
+
+
+def _page(options, targets, refresh):
+    """Write the page of jobs that may still run; without a round to show there is none yet."""
+    runs, complaints = find_runs(options.runs)
+    if runs:
+        write(options.out, problems(runs), complaints, targets, refresh)
+
+
+def write(out, comparison, complaints, targets, refresh=None):
+    """Write the page and, unless it is to be refreshed, what lies beside it.
+
+    Args:
+        out: path of the page. comparison: list of `Problem`.
+        complaints: lines on what was left out. targets: list of `Target`.
+        refresh: seconds after which a browser should load the page again, or None.
+
+    Raises:
+        UserError: if something cannot be written, or there is no matplotlib.
+    """
+    from fedmpi.report.figures import as_svg, color
+    from fedmpi.report.page import page, section
+
+    figures = [_figures(problem, targets) for problem in comparison]
+    sections = []
+    for problem, drawn in zip(comparison, figures):
+        colors = [color(number) for number in range(len(problem.methods))]
+        costs = [(target, target_table(problem, target)) for target in targets]
+        svgs = {
+            axis: [(metric, as_svg(figure)) for (its_axis, metric), figure in drawn.items() if its_axis == axis]
+            for axis in AXES
+        }
+        text = section(problem, colors, final_table(problem), costs, run_table(problem), svgs)
+        sections.append((problem.label, text))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        new = out.with_name(out.name + ".new")  # a browser never sees half a page
+        new.write_text(page(sections, complaints, refresh), encoding="utf-8")
+        new.replace(out)
+        if refresh is None:
+            _write_beside(_folder(out), comparison, figures, targets)
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
+
+
+def _figures(problem, targets):
+    """(axis, metric) -> figure, of all that was measured."""
+    from fedmpi.report.figures import draw
+
+    figures = {}
+    for axis, metric in itertools.product(AXES, metrics_of(problem.methods)):
+        target = next((target for target in targets if target.metric == metric), None)
+        figures[axis, metric] = draw(problem.methods, axis, metric, target)
+    return {key: figure for key, figure in figures.items() if figure is not None}
+
+
+def _write_beside(folder, comparison, figures, targets):
+    """Figures one by one, curves and final values as CSV, tables in Markdown."""
+    from fedmpi.report.figures import as_svg, save_png
+
+    folder.mkdir(exist_ok=True)
+    for problem, drawn in zip(comparison, figures):
+        prefix = f"{_plain(problem.label)}-" if len(comparison) > 1 else ""
+        for (axis, metric), figure in drawn.items():
+            (folder / f"{prefix}{metric}-{axis}.svg").write_text(as_svg(figure), encoding="utf-8")
+            save_png(figure, folder / f"{prefix}{metric}-{axis}.png")
+    write_curves(folder / "curves.csv", comparison)
+    write_finals(folder / "finals.csv", comparison)
+    (folder / "tables.md").write_text(_markdown(comparison, targets), encoding="utf-8")
+
+
+def _folder(out):
+    return out.with_suffix("") if out.suffix else out.with_name(out.name + "-files")
+
+
+def _plain(label):
+    return re.sub(r"[^\w.+-]+", "-", label).strip("-")
+
+
+def _tables(comparison, targets):
+    """(heading, table) of all problems in turn."""
+    for problem in comparison:
+        yield problem.label, final_table(problem)
+        for target in targets:
+            yield f"{problem.label}, until {target}", target_table(problem, target)
+
+
+def _words(comparison, targets):
+    return "\n".join(f"{heading}\n{table.text()}\n" for heading, table in _tables(comparison, targets))
+
+
+def _markdown(comparison, targets):
+    return "\n".join(f"## {heading}\n\n{table.markdown()}" for heading, table in _tables(comparison, targets))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Means and spreads over seeds: curves by round, final values, what it took to reach a target."""
+
+import collections
+import dataclasses
+import re
+import statistics
+
+from fedmpi.errors import UserError
+
+# What a curve can be drawn against: key of a record -> its title.
+AXES = {
+    "round": "communication rounds",
+    "bytes": "sent per client",
+    "gradients": "gradient evaluations of all clients",
+    "seconds": "wall time",
+}
+# Metric -> its title; others are called by their names.
+TITLES = {
+    "train_loss": "training loss",
+    "loss": "loss in local steps",
+    "test_loss": "test loss",
+    "accuracy": "test accuracy",
+    "perplexity": "test perplexity",
+    "auc": "test ROC-AUC",
+    "holdout_loss": "loss on held-out training data",
+    "holdout_accuracy": "accuracy on held-out training data",
+    "distance": "distance to the minimum",
+}
+LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm")
+MOST_POINTS = 240  # of a curve; more are averaged in groups of neighbours
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One round of a curve: the runs' mean, and their lowest and highest."""
+
+    x: float
+    mean: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Several runs' values of one thing; `values` is never empty."""
+
+    values: tuple
+
+    @property
+    def mean(self):
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self):
+        """The sample's standard deviation; None for a single value."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+def title(metric):
+    """A metric's name as figures and tables show it."""
+    return TITLES.get(metric, metric.replace("_", " "))
+
+
+def less_is_better(metric):
+    """Whether a smaller value of this metric is the better one."""
+    return any(word in metric for word in LESS_IS_BETTER)
+
+
+def metrics_of(methods):
+    """All metrics of some methods, the papers' first: training loss, what is no loss, other losses, local steps."""
+    names = dict.fromkeys(name for method in methods for run in method.runs for name in run.metrics)
+    return sorted(names, key=lambda name: (name == "loss", name != "train_loss", "loss" in name))
+
+
+def usable_runs(method):
+    """The runs that means are taken over: those that came to their end, or all while none has."""
+    return [run for run in method.runs if run.is_complete] or method.runs
+
+
+def curve(method, axis, metric):
+    """A method's curve of a metric against one of `AXES`: a list of `Point`, empty if nothing was measured.
+
+    It goes as far as all of its runs do, so that a mean is always over the same runs.
+    """
+    runs, at_round = usable_runs(method), collections.defaultdict(list)
+    for run in runs:
+        for record in run.records:
+            if _is_number(record.get(metric)) and _is_number(record.get(axis)):
+                at_round[record["round"]].append((record[axis], record[metric]))
+    points = []
+    for _, pairs in sorted(at_round.items()):
+        if len(pairs) < len(runs):
+            continue
+        xs, values = zip(*pairs)
+        points.append(Point(statistics.fmean(xs), statistics.fmean(values), min(values), max(values)))
+    return _thin_out(points)
+
+
+def final(method, key):
+    """`Spread` over `usable_runs` of the last value of a metric or count; or None."""
+    values = [run.final(key) for run in usable_runs(method)]
+    values = tuple(value for value in values if value is not None)
+    return Spread(values) if values else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A value that a metric is to reach, from below or from above."""
+
+    metric: str
+    value: float
+    from_above: bool
+
+    @classmethod
+    def parse(cls, text):
+        """A target from words like "accuracy=0.85", "train_loss<=0.3".
+
+        Raises:
+            UserError: one line, if they are not like that.
+        """
+        parts = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*([-+.\deE]+)\s*", text)
+        try:
+            metric, relation, value = parts.groups()
+            return cls(metric, float(value), less_is_better(metric) if relation == "=" else "<" in relation)
+        except (AttributeError, ValueError):
+            raise UserError(f"--target {text}: expected a metric and a value, like accuracy=0.85") from None
+
+    def __str__(self):
+        return f"{title(self.metric)} {'≤' if self.from_above else '≥'} {self.value:g}"
+
+    def first_record(self, run):
+        """The record of the first round whose evaluation reaches the target, or None."""
+        for record in run.records:
+            value = record.get(self.metric)
+            if value is not None and (value <= self.value if self.from_above else value >= self.value):
+                return record
+        return None
+
+    def cost(self, method):
+        """(number of runs that reach it, axis -> `Spread` of what it took them)."""
+        reached = [record for record in map(self.first_record, method.runs) if record is not None]
+        spreads = {axis: tuple(record[axis] for record in reached if axis in record) for axis in AXES}
+        return len(reached), {axis: Spread(values) for axis, values in spreads.items() if values}
+
+
+def _is_number(value):
+    return value is not None and value - value == 0  # neither missing, nor infinite, nor nan
+
+
+def _thin_out(points):
+    """At most about MOST_POINTS points, each the mean of as many neighbours."""
+    size = -(-len(points) // MOST_POINTS)
+    if size <= 1:
+        return points
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [
+        Point(*(statistics.fmean(getattr(point, field) for point in group) for field in ("x", "mean", "low", "high")))
+        for group in groups
+    ]

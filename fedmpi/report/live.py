@@ -1,0 +1,107 @@
+"""Running jobs on a terminal: a line per run, written over again until all have ended."""
+
+import sys
+import time
+
+from fedmpi.report.tables import Table
+from fedmpi.runs import find_runs
+
+BARS = "▁▂▃▄▅▆▇█"
+SILENCE = 60  # seconds without a round after which a job counts as stopped, if its rounds are shorter than a tenth
+
+
+def watch(paths, seconds, write_page):
+    """Show the runs in some folders every so often until all have ended, or until Ctrl-C.
+
+    Args:
+        paths: run folders, or folders of them, which may still be empty.
+        seconds: between two looks.
+        write_page: called as `write_page(refresh)` after a look that saw something new; at the end
+            with None, otherwise with the seconds after which a browser should look again.
+    """
+    shown, lines_shown = None, 0
+    try:
+        while True:
+            runs, complaints = find_runs(paths)
+            text = _text(runs, complaints)
+            if text != shown:
+                lines_shown = _show(text, lines_shown)
+                shown = text
+                write_page(seconds)
+            if runs and not any(is_running(run) for run in runs):
+                break
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        print()
+    write_page(None)
+
+
+def is_running(run, now=None):
+    """Whether a run has neither ended nor been silent for long."""
+    if run.is_complete or run.diverged:
+        return False
+    return _silence(run, now) < max(SILENCE, 10 * _longest_round(run))
+
+
+def _silence(run, now):
+    changed = (run.path / "metrics.jsonl").stat().st_mtime
+    return (time.time() if now is None else now) - changed
+
+
+def _longest_round(run):
+    times = [record["seconds"] for record in run.records if "seconds" in record]
+    return max((later - earlier for earlier, later in zip([0, *times], times)), default=0)
+
+
+def _text(runs, complaints):
+    """The view as text: what changes between looks is all in it, so equal texts mean no news."""
+    metrics = dict.fromkeys(name for run in runs for name in run.metrics if name != "loss")
+    header = ["run", "round", "left", "loss", "", *metrics]
+    rows = [
+        [run.path.name, _rounds(run), _left(run), *_loss(run), *(_last(run, name) for name in metrics)] for run in runs
+    ]
+    return "\n".join(([Table(header, rows).text()] if rows else []) + [f"  {line}" for line in complaints])
+
+
+def _rounds(run):
+    total = run.num_rounds()
+    return f"{run.records[-1]['round']:g}" + (f"/{total}" if total else "")
+
+
+def _left(run):
+    """How a run ended, or the time that its remaining rounds will take at its pace."""
+    if run.is_complete:
+        return "complete"
+    if run.diverged:
+        return "diverged"
+    if not is_running(run):
+        return "stopped"
+    total, last = run.num_rounds(), run.records[-1]
+    if not total or not last.get("seconds"):
+        return "running"
+    left = last["seconds"] / last["round"] * (total - last["round"])
+    return f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.1f} h"
+
+
+def _loss(run):
+    """(last loss of the local steps, its course as a row of bars)."""
+    losses = [record["loss"] for record in run.records if "loss" in record]
+    if not losses:
+        return "–", ""
+    thinned = losses[:: -(-len(losses) // 20)]
+    low, high = min(thinned), max(thinned)
+    bars = "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in thinned)
+    return f"{losses[-1]:.4f}", bars
+
+
+def _last(run, metric):
+    value = run.final(metric)
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _show(text, lines_before):
+    """Print over the view before, on a terminal; below it elsewhere. Returns the number of lines."""
+    if sys.stdout.isatty() and lines_before:
+        print(f"\x1b[{lines_before}F\x1b[J", end="")
+    print(text, end="\n" if sys.stdout.isatty() else "\n\n", flush=True)
+    return text.count("\n") + 1

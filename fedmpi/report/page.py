@@ -1,0 +1,170 @@
+"""One HTML page that needs nothing but itself: tables and figures inside, no scripts, wide screens and phones."""
+
+import base64
+import datetime
+import html
+
+from fedmpi import __version__
+from fedmpi.report.curves import AXES, final, less_is_better, metrics_of, title
+from fedmpi.report.units import metric as in_digits
+from fedmpi.runs import PLACES, PROBLEM, say
+
+STYLE = """
+:root { color-scheme: light; --ink: #1f2328; --muted: #59636e; --line: #d9dee3; --faint: #f6f8fa; --best: #0b5cad; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #fff; color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto,
+  "Helvetica Neue", Arial, sans-serif; -webkit-text-size-adjust: 100%; }
+main { max-width: 72rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em; }
+h2 { font-size: 1.25rem; margin: 3rem 0 .3rem; padding-top: 1.2rem; border-top: 2px solid var(--ink); }
+h3 { font-size: 1.05rem; margin: 2.2rem 0 .6rem; }
+p { margin: .3rem 0; max-width: 46rem; }
+.muted, summary, footer { color: var(--muted); font-size: .9rem; }
+.findings { padding: 0; margin: 1.2rem 0; list-style: none; display: flex; flex-wrap: wrap; gap: .8rem; }
+.findings li { flex: 1 1 9.5rem; background: var(--faint); border-left: 4px solid var(--c); padding: .6rem .9rem;
+  border-radius: 0 6px 6px 0; }
+.findings b { display: block; font-size: 1.25rem; line-height: 1.3; }
+.findings small { font-size: .9rem; font-weight: 400; color: var(--muted); white-space: nowrap; }
+.scroll { overflow-x: auto; margin: .6rem 0 1rem; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: .42rem .9rem .42rem 0; text-align: right; border-bottom: 1px solid var(--line); }
+th { color: var(--muted); font-weight: 600; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; padding-right: 1.2rem; }
+td:first-child { font-weight: 600; }
+table.plain td { text-align: left; font-weight: 400; } table.plain th { text-align: left; }
+td.best { color: var(--best); font-weight: 700; }
+.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em; background: var(--c); }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
+figure { margin: 0; min-width: 0; } figure img { display: block; width: 100%; height: auto; }
+details { margin: 1rem 0; } summary { cursor: pointer; }
+footer { margin-top: 3.5rem; border-top: 1px solid var(--line); padding-top: .8rem; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { main { padding: 1.2rem 1rem 3rem; } h1 { font-size: 1.4rem; } h2 { margin-top: 2.2rem; } }
+@media print { main { max-width: none; } figure { break-inside: avoid; } }
+"""
+HEADINGS = {
+    "round": "Against communication rounds",
+    "bytes": "Against bytes sent",
+    "gradients": "Against gradient evaluations",
+    "seconds": "Against wall time",
+}
+READING = (
+    "A line is the mean over the runs of a method that differ in their seed only; the shade around it goes from "
+    "the lowest to the highest of them. Runs that did not come to their end are left out where others did. "
+    "Tables give the mean ± the sample's standard deviation. "
+    "A dotted line leads from the end of a shorter curve to its name. Bytes are what one client hands to Allreduce; "
+    "gradient evaluations are those of all clients together. Wall time includes evaluation."
+)
+
+
+def page(sections, complaints, refresh=None):
+    """The page's text.
+
+    Args:
+        sections: list of `section`s' texts with their headings, as (label, text).
+        complaints: lines on what could not be used.
+        refresh: seconds after which a browser loads the page again, or None.
+    """
+    heading = sections[0][0] if len(sections) == 1 else f"{len(sections)} comparisons"
+    again = f'<meta http-equiv="refresh" content="{refresh:g}">' if refresh else ""
+    parts = [text if len(sections) == 1 else f"<h2>{html.escape(label)}</h2>{text}" for label, text in sections]
+    left_out = "".join(f"<p class=muted>Left out: {html.escape(line)}</p>" for line in complaints)
+    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">{again}'
+        f"<title>{html.escape(heading)}</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>{html.escape(heading)}</h1>{''.join(parts)}{left_out}"
+        f"<footer><p>{READING}</p><p>Made by fedmpi {__version__} on {now}.</p></footer></main></body></html>\n"
+    )
+
+
+def section(problem, colors, finals, targets, runs, figures):
+    """One problem: what came out, tables, figures, settings.
+
+    Args:
+        problem: a `fedmpi.runs.Problem`. colors: one per method.
+        finals, runs: `Table`s. targets: list of (`Target`, `Table`).
+        figures: axis -> list of (metric, SVG text).
+    """
+    parts = [f"<p class=muted>{html.escape(_common_words(problem))}</p>", _findings(problem, colors)]
+    parts += ["<h3>At the end</h3>", _table(finals, colors)]
+    for target, table in targets:
+        parts += [f"<h3>Until {html.escape(str(target))}</h3>", _table(table, colors)]
+    for axis, drawn in figures.items():
+        parts.append(f"<h3>{HEADINGS[axis]}</h3><div class=figures>")
+        parts += [_figure(svg, f"{title(metric)} against {AXES[axis]}") for metric, svg in drawn]
+        parts.append("</div>")
+    parts.append(f"<details><summary>Every run</summary>{_table(runs, None)}</details>")
+    parts.append(f"<details><summary>Settings</summary>{_settings(problem)}</details>")
+    return "".join(parts)
+
+
+def _common_words(problem):
+    """The settings that every method shares, the telling ones first."""
+    settings = [method.settings for method in problem.methods]
+    words = []
+    for key in ("clients", "participation", "rounds", "epochs", "local_steps", "local_epochs", "batch_size"):
+        value = settings[0].get(key)
+        if (
+            value is not None
+            and all(one.get(key) == value for one in settings)
+            and (key, value) != ("participation", 1)
+        ):
+            words.append(f"{key.replace('_', ' ')} {value}")
+    seeds = sorted({run.settings.get("seed", 0) for method in problem.methods for run in method.runs})
+    words.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+    return " · ".join(words)
+
+
+def _findings(problem, colors):
+    """The best method of each evaluated metric, as a few large numbers."""
+    items = []
+    for metric in [name for name in metrics_of(problem.methods) if name != "loss"][:2]:
+        spreads = {number: final(method, metric) for number, method in enumerate(problem.methods)}
+        means = {number: spread.mean for number, spread in spreads.items() if spread is not None}
+        if not means:
+            continue
+        best = (min if less_is_better(metric) else max)(means, key=means.get)
+        word = "lowest" if less_is_better(metric) else "highest"
+        mean, _, deviation = in_digits(spreads[best]).partition(" ")
+        items.append(
+            f'<li style="--c:{colors[best]}"><span class=muted>{word} {html.escape(title(metric))}</span>'
+            f"<b>{mean} <small>{deviation}</small></b>{html.escape(problem.methods[best].label)}</li>"
+        )
+    return f"<ul class=findings>{''.join(items)}</ul>" if len(problem.methods) > 1 else ""
+
+
+def _table(table, colors):
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
+    body = []
+    for r, row in enumerate(table.rows):
+        cells = [
+            f"<td{' class=best' if (r, c) in table.best else ''}>{html.escape(cell)}</td>" for c, cell in enumerate(row)
+        ]
+        if colors:
+            cells[0] = cells[0].replace("<td>", f'<td><span class=dot style="--c:{colors[r]}"></span>', 1)
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    plain = "" if colors else " class=plain"
+    return f"<div class=scroll><table{plain}><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+
+
+def _figure(svg, words):
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{html.escape(words)}"></figure>'
+
+
+def _settings(problem):
+    """All settings, one row per key; a column per method where they differ."""
+    settings = [method.settings for method in problem.methods]
+    keys = [key for key in dict.fromkeys(key for one in settings for key in one) if key not in PLACES]
+    rows = []
+    for key in keys:
+        values = [one.get(key) for one in settings]
+        if key.partition(".")[0] in PROBLEM or all(value == values[0] for value in values):
+            rows.append((key, str(values[0])))
+        else:
+            rows += [
+                (f"{key}, {method.label}", say("", value).strip()) for method, value in zip(problem.methods, values)
+            ]
+    cells = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in rows)
+    return f"<div class=scroll><table class=plain><tbody>{cells}</tbody></table></div>"

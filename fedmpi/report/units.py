@@ -1,0 +1,31 @@
+"""Numbers as people read them."""
+
+import math
+
+SCALES = {  # smallest number for which the unit is used, its size, its name
+    "bytes": ((0, 1, "bytes"), (1e3, 1e3, "kB"), (1e6, 1e6, "MB"), (1e9, 1e9, "GB"), (1e12, 1e12, "TB")),
+    "gradients": ((0, 1, ""), (1e4, 1e3, "thousands"), (2e6, 1e6, "millions"), (2e9, 1e9, "billions")),
+    "seconds": ((0, 1, "s"), (120, 60, "min"), (7200, 3600, "h")),
+    "round": ((0, 1, ""), (1e5, 1e3, "thousands")),
+}
+
+
+def scale(axis, largest):
+    """(size, name) of the unit in which numbers up to `largest` of an axis are best read."""
+    return [unit for smallest, *unit in SCALES[axis] if largest >= smallest][-1]
+
+
+def count(axis, spread, with_range=False):
+    """Mean of a `Spread` of an axis with its unit, like "12.3 MB"; with its range like "12.3 (11.9–13.0) MB"."""
+    factor, unit = scale(axis, spread.mean)
+    digits = 0 if unit in ("", "bytes") else max(0, 2 - int(math.log10(max(spread.mean / factor, 1))))
+    mean, low, high = (f"{x / factor:,.{digits}f}" for x in (spread.mean, min(spread.values), max(spread.values)))
+    words = f"{mean} ({low}–{high})" if with_range and low != high else mean
+    return f"{words} {unit}".rstrip()
+
+
+def metric(spread):
+    """Mean ± standard deviation of a `Spread` of a metric; a mean from 0.01 to 100 with four decimals."""
+    mean, deviation = spread.mean, spread.deviation
+    style = ".4f" if mean == 0 or 1e-2 <= abs(mean) < 100 else ".4g"
+    return f"{mean:{style}}" + ("" if deviation is None else f" ± {deviation:{style}}")

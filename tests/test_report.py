@@ -1,0 +1,358 @@
+"""The report: means and bands over seeds, tables, one page that needs nothing else, the live view."""
+
+import base64
+import contextlib
+import csv
+import html.parser
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree
+
+import pytest
+import yaml
+from conftest import ROOT, train
+
+from fedmpi.report.curves import Target, curve, final
+from fedmpi.runs import find_runs, problems
+
+PNG = b"\x89PNG\r\n\x1a\n"
+WIDTHS = (1280, 390)  # a screen, a phone
+ROUNDS = 40
+FLOOR = {"fafed": 0.2, "fedavg": 0.35, "scaffold": 0.3}  # of the loss
+BYTES = {"fafed": 3_000_000, "fedavg": 1_000_000, "scaffold": 2_000_000}  # a round
+
+
+def loss(name, seed, number):
+    return FLOOR[name] + 2 / number + 0.01 * seed
+
+
+def accuracy(name, seed, number):
+    return 1 - FLOOR[name] - 0.5 / number + 0.01 * seed
+
+
+def make_run(folder, name, seed, rounds=ROUNDS, ended=True, **settings):
+    """A run folder as fedmpi.train leaves it, with a course known in advance."""
+    folder.mkdir(parents=True)
+    written = {
+        "rounds": ROUNDS, "seed": seed, "out": str(folder.parent), "name": folder.name, "clients": 4,
+        "algorithm": {"name": name, "step_size": 0.1}, "task": {"name": "classification", "data": "digits"},
+        "partition": {"name": "even"}, **settings,
+    }  # fmt: skip
+    (folder / "settings.yaml").write_text(yaml.safe_dump(written))
+    with open(folder / "metrics.jsonl", "w") as file:
+        for number in range(1, rounds + 1):
+            record = {
+                "round": number, "iteration": 10 * number, "loss": loss(name, seed, number), "seconds": 0.5 * number,
+                "local_seconds": 0.4 * number, "communication_seconds": 0.1 * number, "evaluation_seconds": 0.0,
+                "bytes": BYTES[name] * number, "gradients": 40 * number,
+            }  # fmt: skip
+            if number % 2 == 0:
+                record |= {"train_loss": loss(name, seed, number), "accuracy": accuracy(name, seed, number)}
+            file.write(json.dumps(record) + "\n")
+    if ended:
+        (folder / "model.pt").touch()
+    return folder
+
+
+def report(*words, timeout=100, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "fedmpi.report", *map(str, words)], capture_output=True, text=True, timeout=timeout,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Three algorithms with three seeds each, reported: (folder with the page, what was printed)."""
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("report")
+    for name in FLOOR:
+        for seed in range(3):
+            make_run(folder / "runs" / f"{name}-{seed}", name, seed)
+    ended = report(folder / "runs", "--out", folder / "page.html", "--target", "accuracy=0.6")
+    assert ended.returncode == 0, ended.stderr
+    return folder, ended.stdout
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page, and the rows of its tables."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.rows = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, text):
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += text
+
+
+def test_the_page_holds_everything_and_needs_nothing(made):
+    text = (made[0] / "page.html").read_text()
+    page = Page(text)
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in page.tags}
+    sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert len(sources) == 3 * 4  # training loss, accuracy, loss of the local steps against four things
+    for source in sources:
+        kind, _, data = source.partition(";base64,")
+        assert kind == "data:image/svg+xml"
+        svg = base64.b64decode(data).decode()
+        root = xml.etree.ElementTree.fromstring(svg)
+        words = "".join(root.itertext())
+        assert all(name in words for name in FLOOR)
+        assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"|<metadata>.*?</metadata>|<!DOCTYPE.*?>', "", svg, flags=re.S)
+    assert not re.search(r"url\(|@import|https?:", text)
+
+
+def test_final_values_are_means_and_deviations(made):
+    expected = [accuracy("fafed", seed, ROUNDS) for seed in range(3)]
+    words = f"{statistics.fmean(expected):.4f} ± {statistics.stdev(expected):.4f}"
+    rows = Page((made[0] / "page.html").read_text()).rows
+    header = rows[0]
+    (row,) = [row for row in rows[1:4] if row[0] == "fafed"]
+    assert row[header.index("test accuracy")] == words
+    assert row[header.index("sent per client")] == "120 MB"
+    assert words in made[1]
+    assert f"**{words}**" in (made[0] / "page" / "tables.md").read_text()
+    with open(made[0] / "page" / "finals.csv") as file:
+        (line,) = [line for line in csv.DictReader(file) if (line["method"], line["quantity"]) == ("fafed", "accuracy")]
+    assert float(line["mean"]) == pytest.approx(statistics.fmean(expected))
+    assert float(line["standard deviation"]) == pytest.approx(statistics.stdev(expected))
+
+
+def test_rounds_and_bytes_to_a_target(made):
+    """FedAvg's accuracy is 0.65 - 0.5 / round + 0.01 seed, evaluated every other round: 0.6 takes 10, 10 and 8."""
+    assert [round(accuracy("fedavg", seed, n), 6) >= 0.6 for seed, n in ((0, 10), (1, 10), (2, 8))] == [True] * 3
+    (row,) = [row for row in Page((made[0] / "page.html").read_text()).rows[4:] if row[0] == "fedavg"][:1]
+    assert row[1:4] == ["3 of 3", "9 (8–10)", "9.33 (8.00–10.00) MB"]
+
+
+def test_figures_lie_beside_the_page(made):
+    names = sorted(path.name for path in (made[0] / "page").iterdir())
+    for metric in ("accuracy", "train_loss", "loss"):
+        for axis in ("round", "bytes", "gradients", "seconds"):
+            assert f"{metric}-{axis}.svg" in names
+            assert (made[0] / "page" / f"{metric}-{axis}.png").read_bytes()[:8] == PNG
+    with open(made[0] / "page" / "curves.csv") as file:
+        lines = [line for line in csv.DictReader(file) if line["metric"] == "train_loss" and line["against"] == "bytes"]
+    (line,) = [line for line in lines if line["method"] == "scaffold" and float(line["at"]) == 10 * BYTES["scaffold"]]
+    values = [loss("scaffold", seed, 10) for seed in range(3)]
+    found = [float(line[key]) for key in ("mean", "lowest", "highest")]
+    assert found == pytest.approx([statistics.fmean(values), min(values), max(values)])
+
+
+def test_a_browser_shows_it_on_a_screen_and_on_a_phone(made, tmp_path):
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium here (Debian: apt-get install chromium)")
+    text = html.escape((made[0] / "page.html").read_text())
+    frames = "".join(
+        f'<iframe style="border: 0" width={width} height=900 srcdoc="{text}"></iframe>' for width in WIDTHS
+    )
+    look = """<script>
+        const seen = frame => {
+            const page = frame.contentDocument, images = [...page.images]
+            return [images.filter(i => i.complete && i.naturalWidth > 0).length, frame.contentWindow.innerWidth,
+                    page.documentElement.scrollWidth, Math.max(...images.map(i => i.getBoundingClientRect().right))]
+        }
+        const frames = [...document.querySelectorAll('iframe')]
+        addEventListener('load', () => { document.title = frames.map(frame => seen(frame).join(' ')).join(';') })
+    </script>"""
+    (tmp_path / "frames.html").write_text(f"<!doctype html><html><body>{frames}{look}</body></html>")
+    ended = subprocess.run(
+        [
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync", "--dump-dom",
+            f"--user-data-dir={tmp_path / 'chromium'}", "--window-size=1400,900", f"file://{tmp_path / 'frames.html'}",
+        ],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    seen = re.search(r"<title>([\d. ;]+)</title>", ended.stdout)[1].split(";")
+    for width, (shown, inner, scroll, right) in zip(WIDTHS, (map(float, words.split()) for words in seen)):
+        assert (shown, inner) == (12, width)
+        assert scroll <= width and right <= width  # nothing is cut off, nothing scrolls sideways
+
+
+def test_bands_go_over_seeds_only_and_as_far_as_all_runs(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"a-{seed}", "fafed", seed, rounds=30 + 4 * seed, ended=False, out=f"elsewhere-{seed}")
+    make_run(tmp_path / "b", "fafed", 0, algorithm={"name": "fafed", "step_size": 0.2})
+    runs, complaints = find_runs([tmp_path])
+    (problem,) = problems(runs)
+    assert complaints == []
+    assert [method.label for method in problem.methods] == ["fafed, step_size 0.1", "fafed, step_size 0.2"]
+    points = curve(problem.methods[0], "round", "train_loss")
+    assert points[-1].x == 30
+    both = [loss("fafed", seed, 30) for seed in (0, 1)]
+    assert (points[-1].low, points[-1].mean, points[-1].high) == pytest.approx(
+        (both[0], statistics.fmean(both), both[1])
+    )
+
+
+def test_a_run_that_did_not_end_is_left_out_where_another_did(tmp_path):
+    make_run(tmp_path / "a", "fedavg", 0)
+    make_run(tmp_path / "b", "fedavg", 1, rounds=3, ended=False)
+    (problem,) = problems(find_runs([tmp_path])[0])
+    assert final(problem.methods[0], "accuracy").values == (accuracy("fedavg", 0, ROUNDS),)
+
+
+def test_different_data_are_different_comparisons(tmp_path):
+    make_run(tmp_path / "a", "fafed", 0)
+    make_run(tmp_path / "b", "fafed", 0, task={"name": "classification", "data": "/data/silos.h5"})
+    assert [problem.label for problem in problems(find_runs([tmp_path])[0])] == ["digits, even", "silos, even"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "from_above"),
+    [
+        ("accuracy=0.85", 0.85, False),
+        ("train_loss=0.3", 0.3, True),
+        ("accuracy<=.5", 0.5, True),
+        ("x >= 1e3", 1e3, False),
+    ],
+)  # fmt: skip
+def test_targets(text, value, from_above):
+    target = Target.parse(text)
+    assert (target.value, target.from_above) == (value, from_above)
+
+
+def test_broken_folders_get_a_line_each(tmp_path):
+    good = make_run(tmp_path / "good", "fafed", 0)
+    empty = make_run(tmp_path / "empty", "fafed", 1, rounds=0, ended=False)
+    broken = make_run(tmp_path / "broken", "fafed", 2)
+    (broken / "metrics.jsonl").write_text('{"round": 1}\nnonsense\n')
+    (tmp_path / "other").mkdir()
+    bad = [empty, broken, tmp_path / "other", tmp_path / "missing"]
+    ended = report(good, *bad, "--out", tmp_path / "page.html")
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stderr.splitlines()
+    for folder, words in zip(bad, ("no round is recorded yet", "line 2", "not a run folder", "no such folder")):
+        assert any(str(folder) in line and words in line for line in lines), words
+    assert len(lines) == 4
+    ended = report(*bad[2:], "--out", tmp_path / "none.html")
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1 and not (tmp_path / "none.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "required: RUN"),
+        (("{run}", "--target", "accuracy"), "like accuracy=0.85"),
+        (("{run}", "--target", "acuracy=0.5"), "no run measured it"),
+        (("{run}", "--watch", "never"), "--watch"),
+        (("{run}", "--out", "{run}/settings.yaml/page.html"), "cannot be written"),
+    ],
+)
+def test_wrong_words_get_one_line(tmp_path, words, message):
+    run = make_run(tmp_path / "run", "fafed", 0)
+    ended = report(*(word.format(run=run) for word in words))
+    assert ended.returncode == 2
+    assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+def test_without_matplotlib_there_is_one_clear_line(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
+    run = make_run(tmp_path / "run", "fafed", 0)
+    ended = report(run, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert ended.returncode == 2
+    assert "pip install" in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+def test_it_starts_without_torch_and_mpi(tmp_path):
+    run = make_run(tmp_path / "run", "fafed", 0)
+    program = (
+        "import sys; from fedmpi.report.__main__ import main; main(sys.argv[1:]);"
+        "print(sorted({'torch', 'mpi4py', 'jsonargparse'} & set(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(run), "--watch", "1"], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ended.stdout.endswith("[]\n"), ended.stdout + ended.stderr
+
+
+@contextlib.contextmanager
+def watching(*words):
+    """The report as a process that runs, and does not outlive the test."""
+    job = subprocess.Popen(
+        [sys.executable, "-u", "-m", "fedmpi.report", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        yield job
+    finally:
+        job.kill()
+        job.communicate()
+
+
+def wait_for(condition, seconds=30):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.05)
+
+
+def test_watching_a_job_until_it_ends(tmp_path):
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path / "runs" / "job", "fafed", 0, rounds=5, ended=False)
+    page = tmp_path / "live.html"
+    with watching(tmp_path / "runs", "--watch", 0.2, "--out", page) as job:
+        wait_for(page.exists)
+        assert 'http-equiv="refresh"' in page.read_text()
+        record = {"round": 6, "loss": 0.5, "seconds": 3.0, "bytes": 18e6, "gradients": 240, "accuracy": 0.75}
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n" + '{"round": 7, "lo')  # a line that is still being written
+        (run / "model.pt").touch()
+        output, errors = job.communicate(timeout=40)
+    assert (job.returncode, errors) == (0, "")
+    assert "5/40" in output and "6/40" in output and "0.7500" in output and "complete" in output
+    assert 'http-equiv="refresh"' not in page.read_text()
+
+
+def test_watching_ends_with_ctrl_c(tmp_path):
+    make_run(tmp_path / "job", "fafed", 0, rounds=5, ended=False)
+    with watching(tmp_path, "--watch", 0.2) as job:
+        assert "job" in job.stdout.readline() + job.stdout.readline()
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=30)
+    assert (job.returncode, errors) == (0, "")
+
+
+def test_watching_ends_when_the_job_fell_silent(tmp_path):
+    run = make_run(tmp_path / "job", "fafed", 0, rounds=5, ended=False)
+    os.utime(run / "metrics.jsonl", (0, 0))
+    ended = report(tmp_path, "--watch", 0.2)
+    assert ended.returncode == 0 and "stopped" in ended.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_are_counted_by_round(tmp_path, ranks):
+    """FAFED: one at the start per client, then two per local step; only half of the clients take part."""
+    words = ("--clients", 4, "--rounds", 3, "--local-steps", 2, "--participation", 0.5, "--name", "it")
+    ended = train(ranks, tmp_path, *words)
+    assert ended.returncode == 0, ended.stderr
+    records = [json.loads(line) for line in (tmp_path / "it" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["gradients"] for record in records] == [4 + 2 * 2 * 2 * number for number in (1, 2, 3)]
+
+
+def test_a_run_that_diverges_says_so_in_its_folder(tmp_path):
+    words = ("--algorithm", "fedavg", "--algorithm.step_size", 1e30, "--clients", 2, "--name", "it")
+    assert train(1, tmp_path, *words).returncode == 1
+    assert "client 0" in (tmp_path / "it" / "diverged.txt").read_text()
+    ended = report(tmp_path / "it")
+    assert ended.returncode == 2 and "try a smaller step size" in ended.stderr
