@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from fedmpi.errors import UserError
 
@@ -27,20 +28,16 @@ class Augmentation:
 
     def gather(self, rows, indices):
         """[b, height, width, ...] the rows at `indices` [b], shifted and mirrored."""
-        height, width = rows.shape[1:3]
-        ys = torch.arange(height, device=rows.device).expand(len(indices), -1)  # [b, height]
-        xs = torch.arange(width, device=rows.device).expand(len(indices), -1)  # [b, width]
-        if self.crop_padding:
-            low, high = -self.crop_padding, self.crop_padding + 1
-            shifts = torch.randint(low, high, (2, len(indices), 1), device=rows.device)
-            ys, xs = ys + shifts[0], xs + shifts[1]
-        if self.flip:
-            xs = torch.where(torch.rand(len(indices), 1, device=rows.device) < 0.5, width - 1 - xs, xs)
-        lines = indices[:, None] * height + ys.clamp(0, height - 1)  # [b, height]
-        pixels = lines[:, :, None] * width + xs.clamp(0, width - 1)[:, None, :]  # [b, height, width]
-        inside = ((ys >= 0) & (ys < height))[:, :, None] & ((xs >= 0) & (xs < width))[:, None, :]
-        images = rows.flatten(0, 2).index_select(0, pixels.flatten()).view(len(indices), *rows.shape[1:])
-        return images.mul_(inside if rows.dim() == 3 else inside[..., None])
+        number, (height, width), edge = len(indices), rows.shape[1:3], self.crop_padding
+        colours = (0, 0) * (rows.dim() - 3)
+        padded = functional.pad(rows.index_select(0, indices), (*colours, edge, edge, edge, edge))
+        ways = torch.stack([padded, padded.flip(2)] if self.flip else [padded])
+        # A view of all crops that there are, [ways, b, 2 edge + 1, 2 edge + 1, (channels,) height, width].
+        crops = ways.unfold(2, height, 1).unfold(3, width, 1)
+        way = torch.randint(len(ways), (number,), device=rows.device)
+        top, left = torch.randint(2 * edge + 1, (2, number), device=rows.device)
+        images = crops[way, torch.arange(number, device=rows.device), top, left]
+        return images if rows.dim() == 3 else images.permute(0, 2, 3, 1)
 
 
 class Samples:
