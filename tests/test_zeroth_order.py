@@ -192,7 +192,9 @@ def test_batch_norm_moves_as_by_one_forward_pass_at_z(evaluation):
         zeroth.gradient_pair(flat.x, flat.x + 1, zeroth.draw())
         first.gradient_pair(other.x, other.x + 1, first.draw())
     torch.testing.assert_close(buffers, expected)
-    assert zeroth.take_losses() == pytest.approx(first.take_losses())
+    assert flat.module[1].num_batches_tracked == other.module[1].num_batches_tracked == 2
+    losses = zeroth.take_losses()
+    assert losses == pytest.approx(first.take_losses()) and losses[1] == 2
 
 
 @pytest.mark.parametrize("evaluation", ["batched", "one_by_one"])
