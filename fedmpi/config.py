@@ -53,6 +53,9 @@ class Run:
         "or that of a round drawn uniformly beforehand",
         among=("last", "best", "uniform"),
     )
+    holdout: float = setting(
+        0.0, "share of every client's training data that is evaluated and not trained on", least=0, below=1
+    )
     seed: int = setting(0, "of every random stream", least=0)
     eval_every: int | None = setting(None, "rounds between evaluations; default: about 20 in a run", least=1)
     data_dir: str | None = setting(None, "folder of data files; default: the variable FEDMPI_DATA")
@@ -308,6 +311,8 @@ def _build(classes, values):
     has_partition = task.has_model if task.has_partition is None else task.has_partition
     if not task.has_model and classes["model"]:
         raise UserError(f"task {command_name(classes['task'])} has no choice of model: leave --model out")
+    if run.holdout and not task.can_hold_out:
+        raise UserError(f"holdout = {run.holdout}: task {command_name(classes['task'])} keeps no data aside")
     resolved = dataclasses.asdict(run)
     for kind, cls in classes.items():
         has_it = {"model": task.has_model, "partition": has_partition}.get(kind, True)

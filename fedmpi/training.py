@@ -103,6 +103,7 @@ class _Training:
             data_dir=run.data_dir,
             device=pick_device(run.device, link.local_rank),
             dtype=getattr(torch, run.dtype),
+            holdout=run.holdout,
         )
         self.task = config.task.load(self.place, config.partition)
 

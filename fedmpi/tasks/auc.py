@@ -85,7 +85,7 @@ class Scorer(nn.Module):
 
 
 class LoadedAUC(LoadedClassification):
-    """See `LoadedTask`. Metrics: train_loss (the mean of F_i at the current a, b and w), auc."""
+    """See `LoadedTask`. Metrics: train_loss (the mean of F_i at the current a, b and w), auc, holdout_auc."""
 
     goal = ("auc", 1)
 
@@ -122,11 +122,12 @@ class LoadedAUC(LoadedClassification):
 
     def evaluate(self, module, link):
         objective = sum(self._objective(module, client) for client in self._train)
-        outputs, positive = _scored(module, self._tests)
-        return {
-            "train_loss": link.gather([objective]).sum() / self._place.num_clients,
-            "auc": roc_auc(link.concatenate(outputs), link.concatenate(positive)),
-        }
+        metrics = {"train_loss": link.gather([objective]).sum() / self._place.num_clients}
+        parts = {"auc": self._tests} | ({"holdout_auc": self._held} if self._place.holdout else {})
+        for name, samples in parts.items():
+            outputs, positive = (link.concatenate(values) for values in _scored(module, samples))
+            metrics[name] = roc_auc(outputs, positive)
+        return metrics
 
     def _objective(self, module, client):
         """F_i at the module's variables, over all samples of a client."""

@@ -19,6 +19,7 @@ class Place:
         rank, num_ranks: of the link. seed: of the run.
         data_dir: folder of the data files, or None.
         device, dtype: of inputs and rows.
+        holdout: share of every client's training data that is evaluated and not trained on.
     """
 
     num_clients: int
@@ -29,6 +30,7 @@ class Place:
     data_dir: str | None
     device: torch.device
     dtype: torch.dtype
+    holdout: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +41,14 @@ class Task:
         has_model: whether the user chooses the model. has_partition: whether there are data to split;
             None: where there is a model.
         partition, oracle: the names of those that it takes if the user names none; None: the usual.
+        can_hold_out: whether it can keep a part of the training data aside (`Place.holdout`).
     """
 
     has_model = True
     has_partition = None
     partition = None
     oracle = None
+    can_hold_out = False
 
     def __post_init__(self):
         check(self, "task.")
@@ -141,8 +145,8 @@ class LoadedTask:
         """Metrics of `module` over all ranks' data, as name -> float. Collective on the link.
 
         "train_loss" is the objective that the papers plot: the mean of f_i over the clients.
-        "test_loss" and the task's own metrics come from the test set. Called without gradients and
-        in evaluation mode.
+        "test_loss" and the task's own metrics come from the test set, those that begin with
+        "holdout_" from training data kept aside. Called without gradients and in evaluation mode.
         """
         raise NotImplementedError
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 from torch.nn import functional
 
+from fedmpi.data.holdout import hold_out
 from fedmpi.data.partition import Even, write_partition
 from fedmpi.data.rows import ClientRows
 from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
@@ -24,6 +25,8 @@ DEFAULT_MODELS = {
 @dataclasses.dataclass(frozen=True)
 class Classification(Task):
     """Train a classifier on a labelled data set that is split over the clients."""
+
+    can_hold_out = True
 
     data: str = setting(
         "digits",
@@ -78,7 +81,7 @@ class _Ready:
 
 
 class LoadedClassification(LoadedTask):
-    """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy.
+    """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy; holdout_loss, holdout_accuracy where asked for.
 
     Args:
         settings: a `Classification`. place: a `Place`.
@@ -93,7 +96,12 @@ class LoadedClassification(LoadedTask):
     def __init__(self, settings, place, sources, parts, rows, tests):
         source = sources[place.clients[0]]
         self._settings, self._place, self._parts, self._rows = settings, place, parts, rows
-        self._labels = {client: own.labels["train"][parts[client]] for client, own in sources.items()}
+        self._own = {  # client -> those of its rows that it trains on, and those kept aside
+            client: hold_out(len(parts[client]), place.holdout, place.seed, client) for client in sources
+        }
+        labels = {client: own.labels["train"][parts[client]] for client, own in sources.items()}
+        self._labels = {client: labels[client][kept] for client, (kept, _) in self._own.items()}
+        self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}
         self._is_shared = not names_silos(settings.data)
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._augmentation = None
@@ -119,10 +127,17 @@ class LoadedClassification(LoadedTask):
         self.num_classes = int(link.gather([self.num_classes]).max())
         rows = self._rows.collect(link)
         self._train = {
-            client: Samples.of(rows[client], self._labels[client], *self._normalisation, self._place)
-            for client in self._place.clients
+            client: self._samples(rows[client][kept], self._labels[client]) for client, (kept, _) in self._own.items()
         }
-        self._rows = self._labels = None
+        self._held = [
+            self._samples(rows[client][held], self._held_labels[client]) for client, (_, held) in self._own.items()
+        ]
+        self._rows = self._labels = self._held_labels = None
+        if self._place.holdout and not link.gather([sum(samples.num for samples in self._held)]).sum():
+            raise UserError(f"holdout = {self._place.holdout}: keeps no sample aside, all clients have too few")
+
+    def _samples(self, rows, labels):
+        return Samples.of(rows, labels, *self._normalisation, self._place)
 
     def num_samples(self, client):
         return self._train[client].num
@@ -136,14 +151,16 @@ class LoadedClassification(LoadedTask):
 
     def evaluate(self, module, link):
         objective = sum(_sums(module, samples)[0] / samples.num for samples in self._train.values())
-        test = np.sum([_sums(module, samples) for samples in self._tests], axis=0)
-        num_test = sum(samples.num for samples in self._tests)
-        total = link.gather(np.array([objective, *test, num_test])).sum(0)
-        return {
-            "train_loss": total[0] / self._place.num_clients,
-            "test_loss": total[1] / total[3],
-            "accuracy": total[2] / total[3],
+        here = [objective, *_totals(module, self._tests), *_totals(module, self._held)]
+        objective, *test, held_loss, held_correct, num_held = link.gather(np.array(here)).sum(0)
+        metrics = {
+            "train_loss": objective / self._place.num_clients,
+            "test_loss": test[0] / test[2],
+            "accuracy": test[1] / test[2],
         }
+        if num_held:
+            metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
+        return metrics
 
     def write_split(self, folder):
         if self._is_shared:
@@ -167,6 +184,12 @@ def _expect_alike(link, facts, data):
     for client, line in enumerate(lines):
         if line != lines[0]:
             raise UserError(f"{data}: client {client} has {line}; client 0 has {lines[0]}: expected them alike")
+
+
+def _totals(module, parts):
+    """Sum of losses, number of correct answers, number of samples, over a list of `Samples`."""
+    sums = [(*_sums(module, samples), samples.num) for samples in parts]
+    return np.sum(sums, axis=0) if sums else np.zeros(3)
 
 
 def _sums(module, samples):

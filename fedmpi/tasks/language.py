@@ -34,6 +34,7 @@ class Language(Task):
     )
 
     has_partition = False
+    can_hold_out = True
 
     def load(self, place, partition):
         text = Text(find_file(self.data, place.data_dir))
@@ -60,6 +61,8 @@ class Piece:
 class LoadedLanguage(LoadedTask):
     """See `LoadedTask`. Metrics: train_loss, test_loss (both per word), perplexity.
 
+    With `Place.holdout`, the last words of each client's part are kept aside: holdout_loss, holdout_perplexity.
+
     A model is called as `module(inputs, state)` and returns (scores [steps, columns, words], state).
     """
 
@@ -77,7 +80,12 @@ class LoadedLanguage(LoadedTask):
         train, test = (numbers_of(self._words.pop(split), dictionary) for split in ("train", "test"))
         self.num_classes = len(dictionary)
         starts = link.gather([place.clients.start, place.clients.stop]).astype(int)
-        self._train = self._deal(link, train, place.num_clients, [range(*edges) for edges in starts])
+        parts = self._deal(link, train, place.num_clients, [range(*edges) for edges in starts])
+        ends = {part: len(stream) - math.floor(place.holdout * len(stream)) for part, stream in parts.items()}
+        self._train = {part: stream[: ends[part]] for part, stream in parts.items()}
+        self._held = [stream[ends[part] :] for part, stream in parts.items() if ends[part] + 2 <= len(stream)]
+        if place.holdout and not link.gather([len(self._held)]).sum():
+            raise UserError(f"holdout = {place.holdout}: keeps no words aside, all clients have too few")
         edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
         self._test = self._deal(link, test, TEST_PARTS, [range(a, b) for a, b in zip(edges, edges[1:])])
 
@@ -116,14 +124,13 @@ class LoadedLanguage(LoadedTask):
         train = [self._sum(module, [stream[:most]]) for stream in self._train.values()]
         test = self._sum(module, [stream[: most and most // TEST_PARTS] for stream in self._test.values()])
         objective = sum(loss / number for loss, number in train)
-        total = link.gather(np.array([objective, *test])).sum(0)
-        test_loss = total[1] / total[2]
-        perplexity = math.exp(test_loss) if test_loss < 700 else math.inf
-        return {
-            "train_loss": total[0] / self._place.num_clients,
-            "test_loss": test_loss,
-            "perplexity": perplexity,
-        }
+        held = self._sum(module, [stream[:most] for stream in self._held])
+        total = link.gather(np.array([objective, *test, *held])).sum(0)
+        metrics = {"train_loss": total[0] / self._place.num_clients}
+        metrics |= {"test_loss": total[1] / total[2], "perplexity": _perplexity(total[1] / total[2])}
+        if self._place.holdout:
+            metrics |= {"holdout_loss": total[3] / total[4], "holdout_perplexity": _perplexity(total[3] / total[4])}
+        return metrics
 
     def _sum(self, module, streams):
         """(sum of losses, number of words) over streams, each read from an empty hidden state."""
@@ -138,6 +145,10 @@ class LoadedLanguage(LoadedTask):
                 loss += functional.cross_entropy(scores.flatten(0, 1), targets, reduction="sum").item()
                 number += targets.numel()
         return loss, number
+
+
+def _perplexity(loss):
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def _detached(state):
