@@ -398,3 +398,10 @@ def test_the_module_starts():
     words = [sys.executable, "-m", "fedmpi.data", "list"]
     ended = subprocess.run(words, capture_output=True, text=True, cwd=root, timeout=60)
     assert ended.returncode == 0 and "fashion_mnist" in ended.stdout and not ended.stderr
+
+
+def test_a_pipe_that_closes_is_no_error():
+    words = f"{sys.executable} -m fedmpi.data list | true"
+    root = pathlib.Path(__file__).resolve().parent.parent
+    ended = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=root, timeout=60)
+    assert not ended.stderr

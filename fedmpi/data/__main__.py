@@ -9,6 +9,7 @@ python -m fedmpi.data partition DATA [--plot FILE.png] [--write 'silo_{client}.h
 import argparse
 import os
 import pathlib
+import signal
 import sys
 
 import numpy as np
@@ -79,14 +80,22 @@ def _show(options):
 def _show_file(path):
     print(f"{path}: {path.stat().st_size:,} bytes, sha256 {checksum(path, 'sha256')}")
     with readable(path) as file:
-        for name, value in file.attrs.items():
-            text = np.array2string(np.asarray(value), precision=4, threshold=10) if np.ndim(value) else value
-            print(f"  {name} = {text}")
-        for name, data in data_sets(file):
-            chunks = f", chunks {list(data.chunks)}, {data.compression or 'plain'}" if data.chunks else ""
-            print(f"  {name:<16} {data.dtype} {list(data.shape)}{chunks}")
-            if name.endswith("/labels") and data.ndim == 1 and data.dtype.kind in "iu" and len(data):
-                print(f"  {'':<16} per class: {_few(np.bincount(data[:].astype(np.int64)))}")
+        lines = _description(file)
+    print("\n".join(lines))
+
+
+def _description(file):
+    """Lines about what an open HDF5 file holds."""
+    lines = []
+    for name, value in file.attrs.items():
+        text = np.array2string(np.asarray(value), precision=4, threshold=10) if np.ndim(value) else value
+        lines.append(f"  {name} = {text}")
+    for name, data in data_sets(file):
+        chunks = f", chunks {list(data.chunks)}, {data.compression or 'plain'}" if data.chunks else ""
+        lines.append(f"  {name:<16} {data.dtype} {list(data.shape)}{chunks}")
+        if name.endswith("/labels") and data.ndim == 1 and data.dtype.kind in "iu" and len(data):
+            lines.append(f"  {'':<16} per class: {_few(np.bincount(data[:].astype(np.int64)))}")
+    return lines
 
 
 def _few(numbers, most=20):
@@ -166,4 +175,5 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # "| head" is no error
     sys.exit(main())
