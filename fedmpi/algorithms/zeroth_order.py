@@ -35,6 +35,6 @@ class FAFedZO(FAFED):
     the average is applied once.
     """
 
-    step_size: float = setting(0.01, "η_t, step size of every move", above=0)
+    step_size: float = setting(0.1, "η_t, step size of every move", above=0)  # as in the paper, for both
 
     oracle = "two_point"
