@@ -5,11 +5,15 @@ import functools
 import numpy as np
 import pytest
 import reference_minmax as reference
+import torch
+from test_every_algorithm import BigTensors, QuietOracle
 
 import fedmpi
 from fedmpi.algorithms import FAFED, STEM, FedAvg
 from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLocalSGDA
+from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
+from fedmpi.federation import Federation
 
 N, D1, D = 3, 3, 5
 ASCENT = slice(D1, None)
@@ -259,3 +263,34 @@ def test_absent_clients_draw_nothing():
 
     run(FMGDA(), gradient, rounds=2, q=2, participants=lambda s: [s])
     assert set(asked) == {(0, -1), (0, 0), (1, 0), (1, 1)}
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        LocalSGDA(0.1, 0.2),
+        MomentumLocalSGDA(0.1, 0.2),
+        FMGDA(0.1, 0.2),
+        CODA(0.1, 0.2, stage_rounds=1, stage_output="average", prox="closed"),
+        CODASCA(0.1, 0.2, stage_rounds=1, stage_output="average"),
+    ],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_two_blocks_allocate_nothing_either(algorithm, num_clients):
+    dim = 1000
+    federation = Federation(
+        algorithm,
+        SoloLink(),
+        {index: functools.partial(lambda index, state: QuietOracle(index, dim), index) for index in range(num_clients)},
+        num_clients,
+        torch.ones(dim, dtype=torch.float64),
+        torch.empty(0, dtype=torch.float64),
+        3,
+        ascent=slice(dim // 2, None),
+    )
+    federation.start()
+    federation.run_round()
+    with BigTensors(dim // 2) as big:
+        federation.run_round()
+    assert big.found == []
