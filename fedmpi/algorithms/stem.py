@@ -23,7 +23,7 @@ class STEM(Algorithm):
     server.x is x_{t+1}. x_{t-1} is the client's own iterate and is never averaged.
     """
 
-    step_size: float = setting(0.01, "η_t, step size of every move", above=0)
+    step_size: float = setting(0.05, "η_t, step size of every move", above=0)
     fresh_weight: float = setting(0.1, "a_t, weight of the fresh gradient in d", least=0, most=1)
     fresh_weight_scale: float | None = setting(None, "c: a_{t+1} = min(1, c η_t²) instead", above=0)
 

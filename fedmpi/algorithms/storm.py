@@ -21,7 +21,7 @@ class MBSTORM(Algorithm):
 
     name = "mb_storm"
 
-    step_size: float = setting(0.01, "η, of the default γ = ηK", above=0)
+    step_size: float = setting(0.05, "η, of the default γ = ηK", above=0)
     server_step_size: float | None = setting(None, "γ, step size; default: ηK", above=0)
     fresh_weight: float = setting(0.1, "β, weight of the fresh gradient", least=0, most=1)
 
@@ -70,7 +70,7 @@ class CELSGD(Algorithm):
 
     name = "ce_lsgd"
 
-    step_size: float = setting(0.01, "η, step size of the K local steps", above=0)
+    step_size: float = setting(0.05, "η, step size of the K local steps", above=0)
     fresh_weight: float = setting(0.1, "β, weight of the fresh gradient in g", least=0, most=1)
     local: str = setting("one", "who makes the K local steps: one drawn client, or all", among=("one", "all"))
 
