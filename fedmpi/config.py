@@ -240,7 +240,7 @@ def _settings_of(cls):
 
 def _help(field):
     text, among = field.metadata.get("help", ""), field.metadata.get("among")
-    return f"{text} [{' | '.join(among)}]" if among else text
+    return f"{text} [{' | '.join(map(str, among))}]" if among else text
 
 
 def _parser(classes):

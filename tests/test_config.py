@@ -4,8 +4,9 @@ import pytest
 import yaml
 
 from fedmpi import costs
-from fedmpi.config import Config, read_command_line
+from fedmpi.config import CHOICES, Config, read_command_line
 from fedmpi.errors import UserError
+from fedmpi.registry import known
 
 
 def read(*words):
@@ -95,6 +96,16 @@ def test_files_that_are_no_settings(tmp_path, content):
     file.write_text(content)
     with pytest.raises(UserError, match=r"run\.yaml"):
         read_command_line(["--config", str(file)])
+
+
+@pytest.mark.parametrize("kind", CHOICES)
+def test_everything_that_can_be_chosen_has_settings_and_help(kind):
+    package, base, _ = CHOICES[kind]
+    for name in known(package, base):
+        words = [f"--{kind}", name]
+        assert read_command_line([*words, "--help"]).startswith("usage:")
+        if kind != "task":
+            assert read(*words).resolved[kind]["name"] == name
 
 
 def test_help_and_lists():

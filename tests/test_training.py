@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import start, train
+from conftest import PROGRAMS, start, train
 
+import fedmpi.algorithms
+from fedmpi.algorithms import Algorithm
 from fedmpi.models.mlp import MLP
+from fedmpi.registry import known
 
 SHORT = ("--rounds", 20, "--local-steps", 5, "--clients", 4)
 
@@ -176,3 +179,9 @@ def test_clipping_and_weight_decay(tmp_path):
     assert 0.001 < moved < 0.0101
     assert train(1, tmp_path, *common, "--clip-norm", 1e-6, "--weight-decay", 0.25, "--name", "decayed").returncode == 0
     np.testing.assert_allclose(rows(tmp_path / "decayed")["x"], 0.75 * still, atol=1e-5)
+
+
+def test_every_algorithm_trains_on_two_ranks():
+    ended = start(2, PROGRAMS / "every_algorithm.py")
+    assert ended.returncode == 0, ended.stderr
+    assert {line.split()[0] for line in ended.stdout.splitlines()} == set(known(fedmpi.algorithms, Algorithm))
