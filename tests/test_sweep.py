@@ -1,15 +1,33 @@
 """Held-out training data, and the sweep that chooses settings by them."""
 
-import numpy as np
+import csv
+import json
+import os
+import pathlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+
 import pytest
 import torch
-from conftest import train
+import yaml
+from conftest import ROOT, train
+from test_report import make_run, wait_for
 from torch.nn import functional
 
 from fedmpi.comm.link import SoloLink
+from fedmpi.data.holdout import hold_out
 from fedmpi.data.partition import Even
+from fedmpi.errors import UserError
+from fedmpi.sweep.choice import best_of_each_algorithm, ended_runs, rank
+from fedmpi.sweep.plan import make_plan
 from fedmpi.tasks.base import Place
 from fedmpi.tasks.classification import Classification
+
+TINY = ("--rounds", 6, "--local-steps", 2, "--clients", 2, "--algorithm", "fedavg", "--threads", 1)
+GRID = ("--grid", "algorithm.step_size=0.001,0.1", "--grid", "seed=0,1")
 
 
 def digits(holdout, seed=3):
@@ -44,12 +62,12 @@ def test_held_out_samples_are_not_trained_on_and_are_evaluated():
     assert "holdout_loss" not in whole.evaluate(net, SoloLink())
 
 
-def test_what_is_held_out_depends_on_the_seed_and_on_the_client_only():
-    def first(seed, client):
-        return inputs_of(digits(0.25, seed)[0], client)[0].numpy()
+def test_what_is_held_out_depends_on_the_seed_and_the_client_only():
+    def held(seed, client):
+        return hold_out(600, 0.25, seed, client)[1].tolist()
 
-    np.testing.assert_array_equal(first(3, 1), first(3, 1))
-    assert not np.array_equal(first(3, 1), first(4, 1))
+    assert held(3, 1) == held(3, 1) and len(held(3, 1)) == 150
+    assert held(3, 1) != held(4, 1) and held(3, 1) != held(3, 2)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +82,211 @@ def test_holdouts_that_cannot_be(tmp_path, words, message):
     ended = train(1, tmp_path, *words)
     assert ended.returncode == 2
     assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+def sweep(*words, timeout=200):
+    return subprocess.run(
+        [sys.executable, "-m", "fedmpi.sweep", *map(str, words)], capture_output=True, text=True, timeout=timeout,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A grid of two step sizes and two seeds: (its folder, what it printed)."""
+    out = tmp_path_factory.mktemp("sweep") / "it"
+    ended = sweep(*GRID, *TINY, "--out", out, "--at-a-time", 2)
+    assert ended.returncode == 0, ended.stderr
+    return out, ended.stdout
+
+
+def last(folder):
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_the_best_is_that_of_the_held_out_data(swept):
+    out, printed = swept
+    values = [last(out / f"step_size=0.1,seed={seed}")["holdout_accuracy"] for seed in (0, 1)]
+    others = [last(out / f"step_size=0.001,seed={seed}")["holdout_accuracy"] for seed in (0, 1)]
+    assert statistics.fmean(values) > statistics.fmean(others)
+    assert "best: algorithm.step_size 0.1" in printed
+    assert f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f}" in printed
+    with open(out / "sweep.csv") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["algorithm.step_size"] for line in lines] == ["0.1", "0.001"]
+    assert float(lines[0]["holdout_accuracy"]) == pytest.approx(statistics.fmean(values))
+    assert yaml.safe_load((out / "step_size=0.1,seed=0" / "settings.yaml").read_text())["holdout"] == 0.1
+
+
+def test_the_best_settings_train_on_all_data(swept, tmp_path):
+    best = yaml.safe_load((swept[0] / "best.yaml").read_text())
+    assert best["algorithm"]["step_size"] == 0.1 and best["holdout"] == 0
+    ended = train(1, tmp_path, "--config", swept[0] / "best.yaml", "--name", "it", "--rounds", 1)
+    assert ended.returncode == 0, ended.stderr
+    assert "holdout" not in ended.stdout
+
+
+def test_again_it_makes_only_what_is_not_there(swept):
+    out, _ = swept
+    broken = out / "step_size=0.001,seed=1"
+    before, expected = {run: (run / "model.pt").stat().st_mtime_ns for run in out.glob("step*=?")}, last(broken)
+    (broken / "model.pt").unlink()
+    (broken / "metrics.jsonl").write_text('{"round": 1}\n')
+    ended = sweep(*GRID, *TINY, "--out", out)
+    assert ended.returncode == 0, ended.stderr
+    assert "4 runs, 1 of them to be made" in ended.stdout
+    changed = [run for run, then in before.items() if (run / "model.pt").stat().st_mtime_ns != then]
+    assert changed == [broken]
+    assert last(broken)["holdout_accuracy"] == expected["holdout_accuracy"]
+    assert "0 of them" in sweep(*GRID, *TINY, "--out", out).stdout
+    ended = sweep(*GRID, *TINY, "--out", out, "--batch-size", 3)
+    assert ended.returncode == 2 and "batch_size was not set" in ended.stderr
+
+
+def test_a_wrong_setting_ends_the_sweep_with_one_line(tmp_path):
+    ended = sweep("--grid", "algorithm.step_sise=0.1,0.2", *TINY, "--out", tmp_path)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "did you mean 'step_size'" in line
+
+
+def test_ctrl_c_ends_the_runs_too(tmp_path):
+    words = ["--grid", "seed=0,1", "--rounds", "1000000", "--ranks", "2", "--threads", "1", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedmpi.sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as job:  # fmt: skip
+        try:
+            records = tmp_path / "seed=0" / "metrics.jsonl"
+            wait_for(lambda: records.is_file() and records.stat().st_size, seconds=60)
+            assert len(processes_of(tmp_path)) >= 3
+            job.send_signal(signal.SIGINT)
+            _, errors = job.communicate(timeout=30)
+        finally:
+            job.kill()
+    assert (job.returncode, errors) == (130, "fedmpi: interrupted\n")
+    wait_for(lambda: not processes_of(tmp_path), seconds=10)
+
+
+def processes_of(folder):
+    """Command lines of the processes that name a folder."""
+    lines = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        lines += [line] if f"--out={folder}" in line else []
+    return lines
+
+
+def made(folder, name, seed, accuracy):
+    """A run that ended, or diverged (accuracy None)."""
+    run = make_run(folder, name, seed, rounds=1, ended=accuracy is not None)
+    if accuracy is None:
+        (run / "diverged.txt").write_text("in round 3: nan\n")
+    else:
+        (run / "metrics.jsonl").write_text(json.dumps({"round": 1, "holdout_accuracy": accuracy}) + "\n")
+
+
+def test_configurations_with_runs_that_diverged_come_last(tmp_path):
+    plan = make_plan(tmp_path, None, ["algorithm=fafed,fedavg,scaffold", "seed=0,1"], [])
+    for name, values in {"fafed": (0.5, 0.7), "fedavg": (0.9, None), "scaffold": (0.6, 0.65)}.items():
+        for seed, value in enumerate(values):
+            made(tmp_path / f"algorithm={name},seed={seed}", name, seed, value)
+    candidates = rank(plan, "holdout_accuracy", ended_runs(plan))
+    assert [candidate.varied["algorithm"] for candidate in candidates] == ["scaffold", "fafed", "fedavg"]
+    assert list(best_of_each_algorithm(candidates)) == ["scaffold", "fafed", "fedavg"]
+    ended = sweep("--grid", "algorithm=fafed,fedavg,scaffold", "--grid", "seed=0,1", "--out", tmp_path)
+    assert "0 of them" in ended.stdout and "1 of 2, 1 diverged" in ended.stdout  # it would diverge again
+    assert (tmp_path / "best-fafed.yaml").is_file()
+
+
+def test_plans(tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_text(
+        "settings: {rounds: 5}\ngrid: {algorithm.step_size: [0.1, 0.2], seed: [0]}\n"
+        "list: [{algorithm: fafed}, {algorithm: fedavg, task.mean: [0.5]}]\n"
+    )
+    plan = make_plan(tmp_path, file, ["seed=1,2", "task.std=[0.5,1],[2]"], ["--rounds=7", "--local-steps", "3"])
+    assert plan.common == {"rounds": "7", "local_steps": "3"}
+    assert len(plan.runs) == len({run.name for run in plan.runs}) == 2 * 2 * 2 * 2
+    assert plan.runs[0].varied == {
+        "algorithm": "fafed", "algorithm.step_size": "0.1", "seed": "1", "task.std": "[0.5,1]"
+    }  # fmt: skip
+    assert plan.runs[-1].name == "algorithm=fedavg,mean=_0.5_,step_size=0.2,seed=2,std=_2_"
+    assert f"--out={tmp_path}" in plan.words(plan.runs[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "nothing to vary"),
+        (("--grid", "seed"), "expected a setting and its values"),
+        (("--grid", "seed=1,,2"), "expected a setting and its values"),
+        (("--grid", "name=a,b"), "name: is not a setting"),
+        (("--grid", "seed=0,1", "--metric", "accuracy"), "never by the test set"),
+        (("--grid", "seed=0,1", "--metric", "test_loss"), "never by the test set"),
+        (("--grid", "seed=0,1", "--ranks", "0"), "--ranks"),
+        (("--grid", "seed=0,1", "rounds"), "expected an option"),
+        (("--plan", "missing.yaml"), "cannot be read"),
+        (("--grid", "seed=0,1", "--table"), "no run has ended"),
+        (("--grid", "seed=0,1", "--launch", "no-such-launcher"), "cannot be started"),
+        (("--grid", "seed=0,1", "--emit-slurm", "job", "--template", "missing"), "--template names"),
+    ],
+)
+def test_wrong_words_get_one_line(tmp_path, words, message):
+    ended = sweep(*words, "--out", tmp_path / "sweep")
+    assert ended.returncode == 2
+    assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("point", ["settings: [1]", "runs: {}", "grid: {seed: 1}", "list: [1]", "[1]"])
+def test_plans_that_cannot_be(tmp_path, point):
+    (tmp_path / "plan.yaml").write_text(point)
+    with pytest.raises(UserError):
+        make_plan(tmp_path, tmp_path / "plan.yaml", [], [])
+
+
+def test_a_job_array_is_the_template_with_the_runs_in_it(tmp_path):
+    """Each array task, under a `python` that only says what it was asked to run."""
+    made(tmp_path / "out" / "step_size=0.2,seed=0", "fedavg", 0, 0.5)
+    words = ("--grid", "algorithm.step_size=0.1,0.2", "--grid", "seed=0,1", *TINY, "--out", tmp_path / "out")
+    ended = sweep(*words, "--emit-slurm", tmp_path / "job.sh", "--at-a-time", 2)
+    assert ended.returncode == 0, ended.stderr
+    script = (tmp_path / "job.sh").read_text().splitlines()
+    assert "#SBATCH --array=0-2%2" in script  # one of the four is there already
+    lines = iter(script)
+    assert all(line in lines for line in (ROOT / "slurm" / "train.sbatch").read_text().splitlines())
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").touch()
+    stub = tmp_path / "bin" / "python"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+
+    def task(number):
+        variables = {
+            "SLURM_ARRAY_TASK_ID": str(number), "SLURM_NTASKS": "1", "SLURM_SUBMIT_DIR": str(tmp_path),
+            "FEDMPI_VENV": str(tmp_path), "FEDMPI_LAUNCH": "env", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        }  # fmt: skip
+        return subprocess.run(
+            ["bash", tmp_path / "job.sh", "--rounds", "9"], env=variables, capture_output=True, text=True, timeout=30
+        )
+
+    names = []
+    for number in range(3):
+        said = task(number).stdout.splitlines()
+        assert said[-2:] == ["--rounds", "9"] and "--clients=2" in said
+        names += [re.fullmatch("--name=(.*)", word)[1] for word in said if word.startswith("--name")]
+    assert names == ["step_size=0.1,seed=0", "step_size=0.1,seed=1", "step_size=0.2,seed=1"]
+    assert task(3).returncode == 2
+    made(tmp_path / "out" / names[0], "fedavg", 0, 0.5)
+    assert "is complete" in task(0).stdout
+    made(tmp_path / "out" / names[1], "fedavg", 1, None)
+    assert "--seed=1" in task(1).stdout.splitlines() and not (tmp_path / "out" / names[1]).exists()
+
+
+def test_it_starts_without_torch_and_mpi():
+    program = "import sys, fedmpi.sweep.__main__; print(sorted({'torch', 'mpi4py', 'jsonargparse'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert ended.stdout == "[]\n", ended.stderr

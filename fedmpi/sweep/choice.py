@@ -1,0 +1,151 @@
+"""The best settings of a sweep, by a metric of training data that were held out."""
+
+import csv
+import dataclasses
+
+import yaml
+
+from fedmpi.errors import UserError
+from fedmpi.report.curves import Spread, less_is_better, title
+from fedmpi.report.tables import Table
+from fedmpi.report.units import metric as in_digits
+from fedmpi.runs import read_run
+from fedmpi.sweep.local import outcome
+
+# Measured on training data; everything else a run measures may come from the test set.
+ALLOWED = ("train_loss", "loss")
+HOLDOUT = "holdout_"
+NOT_FOR_ALL = ("seed", "name", "out", "ranks", "threads")  # settings of a run that its best.yaml leaves out
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One configuration of a sweep with the runs of its seeds.
+
+    Attributes:
+        varied: setting -> word. spread: `Spread` of the metric over the runs that ended, or None.
+        num_runs: planned. num_diverged: without a result for good. path: folder of one that ended, or None.
+    """
+
+    varied: dict
+    spread: Spread | None
+    num_runs: int
+    num_diverged: int
+    path: object
+
+    @property
+    def is_whole(self):
+        """Whether every planned run ended with a result."""
+        return self.spread is not None and len(self.spread.values) == self.num_runs
+
+    @property
+    def label(self):
+        return ", ".join(f"{key} {word}" for key, word in self.varied.items()) or "all alike"
+
+
+def check_metric(name):
+    """See that settings may be chosen by a metric.
+
+    Raises:
+        UserError: if it may have been measured on the test set.
+    """
+    if not name.startswith(HOLDOUT) and name not in ALLOWED:
+        raise UserError(
+            f"--metric {name}: settings are chosen by training data, never by the test set: "
+            f"expected holdout_accuracy, holdout_loss, ... or {', '.join(ALLOWED)}"
+        )
+
+
+def usual_metric(runs):
+    """The metric by which to choose if nobody says: one of the held-out data, rather not the loss.
+
+    Args:
+        runs: list of `RunFolder`.
+
+    Raises:
+        UserError: if no run has one.
+    """
+    names = [name for run in runs for name in run.metrics if name.startswith(HOLDOUT)]
+    if not names:
+        raise UserError("no run measured held-out data: sweep with --holdout 0.1, or choose by --metric train_loss")
+    return next((name for name in names if name != "holdout_loss"), names[0])
+
+
+def ended_runs(plan):
+    """The `RunFolder`s of a plan's runs that ended: `Planned` name -> folder."""
+    return {run.name: read_run(plan.folder(run)) for run in plan.runs if outcome(plan.folder(run)) == "complete"}
+
+
+def rank(plan, metric, ended):
+    """Every configuration of a plan as a `Candidate`, the best first.
+
+    Those with a run that diverged or is missing come after those without.
+
+    Args:
+        plan: a `Plan`. metric: its name. ended: see `ended_runs`.
+    """
+    groups = {}
+    for run in plan.runs:
+        groups.setdefault(run.configuration, []).append(run)
+    candidates = [_candidate(plan, dict(key), runs, metric, ended) for key, runs in groups.items()]
+
+    def place(candidate):
+        mean = candidate.spread.mean if candidate.spread else 0
+        return not candidate.is_whole, candidate.spread is None, mean if less_is_better(metric) else -mean
+
+    return sorted(candidates, key=place)
+
+
+def _candidate(plan, varied, runs, metric, ended):
+    folders = [ended[run.name] for run in runs if run.name in ended]
+    values = tuple(value for folder in folders if (value := folder.final(metric)) is not None)
+    diverged = sum(outcome(plan.folder(run)) == "diverged" for run in runs)
+    path = folders[0].path if folders else None
+    return Candidate(varied, Spread(values) if values else None, len(runs), diverged, path)
+
+
+def best_of_each_algorithm(candidates):
+    """Algorithm's name -> its best `Candidate`, where the sweep varies algorithms; {} otherwise."""
+    best = {}
+    for candidate in candidates:
+        if "algorithm" in candidate.varied and candidate.spread:
+            best.setdefault(candidate.varied["algorithm"], candidate)
+    return best
+
+
+def candidate_table(candidates, metric):
+    """The candidates in words, best first; the best whole one is marked."""
+    keys = list(dict.fromkeys(key for candidate in candidates for key in candidate.varied))
+    rows = []
+    for candidate in candidates:
+        words = in_digits(candidate.spread) if candidate.spread else "–"
+        number = len(candidate.spread.values) if candidate.spread else 0
+        runs = str(number) if number == candidate.num_runs else f"{number} of {candidate.num_runs}"
+        runs += f", {candidate.num_diverged} diverged" if candidate.num_diverged else ""
+        rows.append([*(candidate.varied.get(key, "") for key in keys), runs, words])
+    return Table([*keys, "runs", title(metric)], rows, frozenset({(0, len(keys) + 1)}))
+
+
+def write_candidates(path, candidates, metric):
+    """The candidates as CSV, best first."""
+    keys = list(dict.fromkeys(key for candidate in candidates for key in candidate.varied))
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        header = [metric, "standard deviation", "lowest", "highest", "runs that ended", "runs", "diverged"]
+        lines.writerow([*keys, *header])
+        for candidate in candidates:
+            spread, numbers = candidate.spread, ["", "", "", "", 0]
+            if spread:
+                deviation = "" if spread.deviation is None else spread.deviation
+                numbers = [spread.mean, deviation, min(spread.values), max(spread.values), len(spread.values)]
+            settings = [candidate.varied.get(key, "") for key in keys]
+            lines.writerow([*settings, *numbers, candidate.num_runs, candidate.num_diverged])
+
+
+def write_best(path, candidate, metric):
+    """A settings file that trains with the candidate's settings on all training data."""
+    settings = yaml.safe_load((candidate.path / "settings.yaml").read_text(encoding="utf-8"))
+    settings = {key: value for key, value in settings.items() if key not in NOT_FOR_ALL} | {"holdout": 0.0}
+    words = f"# The best of a sweep: {candidate.label}\n# {title(metric)}: {in_digits(candidate.spread)}"
+    text = f"{words}, {len(candidate.spread.values)} runs\n{yaml.safe_dump(settings, sort_keys=False)}"
+    path.write_text(text, encoding="utf-8")
