@@ -1,10 +1,14 @@
 """How every program of fedmpi ends: in order on all ranks, or at once on all ranks."""
 
 import sys
+import time
 import traceback
 
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.errors import AgreedUserError, Diverged, UserError
+
+# Launchers drop output that they have not passed on when they hear of the abort (seen with MPICH's).
+SECONDS_TO_BE_HEARD = 1.0
 
 
 def run_program(program, arguments):
@@ -54,4 +58,5 @@ def _end_at_once(link, error, show):
     elif code == 1:
         what += " (--traceback shows where)"
     print(f"fedmpi: error on {where}: {what}", file=sys.stderr, flush=True)
+    time.sleep(SECONDS_TO_BE_HEARD)
     link.abort(code)
