@@ -76,6 +76,10 @@ def test_the_settings_file_is_one(tmp_path):
     assert resolved["partition"]["name"] == "halves"
 
 
+def test_the_table_of_algorithms_is_the_programs():
+    assert block("text", "naive_adaptive_fedavg  ").strip() == read_command_line(["--list", "algorithms"]).strip()
+
+
 def test_the_default_job_prints_a_table_of_the_shown_kind(tmp_path):
     output = in_shell("mpirun -np 2 python -m fedmpi.train --clients 4 --rounds 5", tmp_path)
     shown = block("text", "sent per client")
