@@ -1,5 +1,7 @@
 """Models and rows on disk: HDF5, and a state dict for plain PyTorch."""
 
+import io
+
 import h5py
 import torch
 
@@ -7,7 +9,7 @@ from fedmpi.errors import UserError
 
 
 def save_model(folder, named_values, rows):
-    """Write model.h5 and model.pt into a folder.
+    """Write model.h5 and model.pt into a folder; each is there whole or not at all.
 
     Args:
         folder: a `pathlib.Path`.
@@ -18,14 +20,26 @@ def save_model(folder, named_values, rows):
         UserError: if a file cannot be written (full disk).
     """
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
+    # In memory first: the HDF5 library does not survive a disk that fills up under it.
+    hdf5 = io.BytesIO()
+    with h5py.File(hdf5, "w") as file:
+        for name, value in plain.items():
+            file[f"model/{name}"] = value.numpy()
+        for name, row in rows.items():
+            file[f"rows/{name}"] = row.detach().cpu().numpy()
+    _write(folder / "model.h5", hdf5)
+    # The one file that is not HDF5 or text: what torch.load(..., weights_only=True) reads. It holds
+    # tensors under their names, and loading it so runs no pickled code.
+    state_dict = io.BytesIO()
+    torch.save(plain, state_dict)
+    _write(folder / "model.pt", state_dict)
+
+
+def _write(path, content):
+    part = path.with_name(path.name + ".part")
     try:
-        with h5py.File(folder / "model.h5", "w") as file:
-            for name, value in plain.items():
-                file[f"model/{name}"] = value.numpy()
-            for name, row in rows.items():
-                file[f"rows/{name}"] = row.detach().cpu().numpy()
-        # The one file that is not HDF5 or text: what torch.load(..., weights_only=True) reads. It
-        # holds tensors under their names, and loading it so runs no pickled code.
-        torch.save(plain, folder / "model.pt")
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"{folder}: the model cannot be written: {error}") from None
+        part.write_bytes(content.getbuffer())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None

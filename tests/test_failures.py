@@ -1,6 +1,7 @@
 """A job that fails ends: at once, with a non-zero exit code and one line that names rank and client."""
 
 import re
+import subprocess
 import time
 
 import pytest
@@ -91,3 +92,25 @@ def test_run_folder_that_exists(tmp_path):
     ended = train(2, tmp_path, "--name", "mine")
     assert ended.returncode == 2
     assert "exists already; choose another --name or --out" in ended.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder with room for the records of a run but not for its model."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_ends_all_ranks_with_one_line(small_disk):
+    ended = train(2, small_disk, "--rounds", 2, "--name", "it")
+    assert ended.returncode == 2
+    assert (
+        ended.stderr.strip() == f"fedmpi: error: {small_disk}/it/model.h5: cannot be written: No space left on device"
+    )
+    assert sorted(path.name for path in (small_disk / "it").iterdir())[0] == "metrics.jsonl"
+    assert not list((small_disk / "it").glob("model*"))
