@@ -71,6 +71,9 @@ class Run:
         among=("auto", "allreduce", "shared"),
     )
     channels_last: bool = setting(True, "keep convolution weights in channels-last order")
+    direct_gradients: bool = setting(
+        True, "let large linear layers compute the gradient of their weights in its row, without a copy"
+    )
     tune_malloc: bool = setting(True, "let malloc keep freed memory, which saves page faults")
 
     def __post_init__(self):
@@ -107,7 +110,7 @@ CHOICES = {
     "model": (fedmpi.models, nn.Module, None),
     "partition": (fedmpi.data, Partition, "even"),
 }
-SHORT = {"data": "task.data"}  # what may be written for what
+SHORT = {"data": "task.data", "autocast": "oracle.autocast"}  # what may be written for what
 FLAGS = {
     "config": "PATH: settings from a YAML or TOML file; the command line goes first",
     "print_config": "print the settings as resolved, in the form of a file, and end",

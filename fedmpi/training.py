@@ -115,7 +115,7 @@ class _Training:
             model_class = find_model(self.task.default_model)
         torch.manual_seed(derive(run.seed, "model"))
         module = self.task.build_model(model_class, config.model_settings).to(self.place.device, self.place.dtype)
-        self.flat = FlatModule(module, channels_last=run.channels_last)
+        self.flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
         self.task.try_out(module, self.place.clients[0])
 
     def assemble(self):

@@ -5,6 +5,11 @@ import itertools
 import math
 
 import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.weak import WeakIdKeyDictionary
+
+LARGE_LAYER = 1 << 18  # weights; below, writing a gradient twice costs nothing that could be seen
 
 
 class FlatModule:
@@ -18,6 +23,8 @@ class FlatModule:
         module: a `torch.nn.Module`; taken over, its parameters are re-homed.
         channels_last: whether 4-d weights lie in the vector in channels-last order, so that
             convolutions read and write them without converting.
+        direct_gradients: whether large linear layers compute the gradient of their weights where
+            `gradient` is to put it. The product is the same; it may round differently.
 
     Attributes:
         dim: d, number of trainable parameters; num_buffers: number of float buffer elements.
@@ -28,8 +35,9 @@ class FlatModule:
         ValueError: if the module has no trainable parameter.
     """
 
-    def __init__(self, module, channels_last=False):
+    def __init__(self, module, channels_last=False, direct_gradients=True):
         self.module = module
+        self._views = WeakIdKeyDictionary()  # row -> its parameter-shaped views
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError(f"{type(module).__name__} has no trainable parameter")
@@ -52,6 +60,10 @@ class FlatModule:
         self.buffers = torch.cat(values) if values else self.x.new_empty(0)
         self.num_buffers = self.buffers.numel()
         self.point_at(self.x, self.buffers)
+        self._large_layers = []  # positions of their weights in `parameters`
+        self._wanted = {}  # position -> where the gradient is wanted, while one is computed
+        if direct_gradients:
+            self._redirect()
 
     def views(self, vector):
         """The parameter-shaped views of a [dim] vector, in the order of `names`."""
@@ -64,17 +76,59 @@ class FlatModule:
                 views.append(piece.view(shape))
         return views
 
+    def _known_views(self, vector):
+        """The same, made once for each vector."""
+        views = self._views.get(vector)
+        if views is None:
+            # of an alias: they must not keep alive the vector that they are remembered by
+            views = self._views[vector] = self.views(vector.data)
+        return views
+
+    @torch.no_grad()
     def flatten(self, tensors, out=None):
-        """Parameter-shaped tensors, in the order of `names`, as one [dim] vector."""
-        pieces = [
-            (t.permute(0, 2, 3, 1) if permuted else t).reshape(-1) for t, permuted in zip(tensors, self._permuted)
-        ]
-        with torch.no_grad():
-            return torch.cat(pieces, out=out)
+        """Parameter-shaped tensors, in the order of `names`, as one [dim] vector.
+
+        Args:
+            out: the vector to fill; tensors that are views of it already stay where they are.
+        """
+        if out is None:
+            out = tensors[0].new_empty(self.dim)
+        pairs = [(v, t) for v, t in zip(self._known_views(out), tensors) if v.data_ptr() != t.data_ptr()]
+        if pairs:
+            torch._foreach_copy_(*map(list, zip(*pairs)))
+        return out
+
+    def gradient(self, loss_of, out):
+        """The loss `loss_of(module)` at the current parameters, without a graph; its gradient goes into `out`."""
+        views = self._known_views(out)
+        self._wanted = {position: views[position] for position in self._large_layers}
+        try:
+            loss = loss_of(self.module)
+            gradients = torch.autograd.grad(loss, self.parameters)
+        finally:
+            self._wanted = {}
+        self.flatten(gradients, out)
+        return loss.detach()
+
+    def _redirect(self):
+        """Let large linear layers ask for the place of their weight's gradient."""
+        positions = {id(parameter): position for position, parameter in enumerate(self.parameters)}
+        for layer in self.module.modules():
+            weight = getattr(layer, "weight", None)
+            if type(layer) is nn.Linear and id(weight) in positions and weight.numel() >= LARGE_LAYER:
+                self._large_layers.append(positions[id(weight)])
+                layer.forward = functools.partial(self._linear, layer, positions[id(weight)])
+
+    def _linear(self, layer, position, inputs):
+        # A weight that is used twice goes the usual way the second time: its gradient is a sum.
+        wanted = self._wanted.pop(position, None) if torch.is_grad_enabled() else None
+        if wanted is None or torch.is_autocast_enabled(inputs.device.type):
+            return functional.linear(inputs, layer.weight, layer.bias)
+        return _LinearInto.apply(inputs, layer.weight, layer.bias, wanted)
 
     def point_at(self, vector, buffers=None):
         """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers`."""
-        for parameter, view in zip(self.parameters, self.views(vector)):
+        for parameter, view in zip(self.parameters, self._known_views(vector)):
             parameter.data = view
         if buffers is not None:
             offset = 0
@@ -102,6 +156,25 @@ class FlatModule:
         """
         self.point_at(vector, buffers)
         return self.module.state_dict()
+
+
+class _LinearInto(torch.autograd.Function):
+    """`functional.linear` whose weight gradient is computed in given memory and not copied there."""
+
+    @staticmethod
+    def forward(ctx, inputs, weight, bias, wanted):
+        ctx.save_for_backward(inputs, weight)
+        ctx.wanted = wanted
+        return functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        inputs, weight = ctx.saved_tensors
+        rows, columns = gradient.reshape(-1, weight.shape[0]), inputs.reshape(-1, weight.shape[1])
+        of_inputs = gradient @ weight if ctx.needs_input_grad[0] else None
+        differentiable = torch.is_grad_enabled()  # a loss that contains gradients
+        of_weight = rows.t() @ columns if differentiable else torch.mm(rows.t(), columns, out=ctx.wanted)
+        return of_inputs, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 class RankState:

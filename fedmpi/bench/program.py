@@ -190,7 +190,9 @@ class Benchmark:
         as_is = self._rounds(workload, *words)
         others = {
             "without channels_last": ["--channels_last", "false"],
+            "without direct gradients": ["--direct_gradients", "false"],
             "plain Allreduce": ["--transport", "allreduce"],
+            "bf16 autocast": ["--autocast", "bf16"],
         }
         opened = {name: self._rounds(workload, *words, *more) for name, more in others.items()}
         rivals = [

@@ -5,25 +5,48 @@ import dataclasses
 import torch
 
 from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
+from fedmpi.settings import setting
 
 
 class AutogradOracle(ModuleOracle):
-    """Gradients of a task's loss on one client's data, by automatic differentiation."""
+    """Gradients of a task's loss on one client's data, by automatic differentiation.
+
+    Args:
+        autocast: whether the loss is evaluated in bfloat16 where torch holds that to be safe; rows,
+            gradients and what an algorithm does with them keep their precision.
+    """
+
+    def __init__(self, *args, autocast=False, **options):
+        super().__init__(*args, **options)
+        self._autocast = autocast
 
     def _evaluate(self, z, xi, out):
         self._flat.point_at(z, self._buffers)
         seed_noise(xi.noise, z.device)
-        loss = self._task.loss(self._flat.module, xi.batch)
-        self._flat.flatten(torch.autograd.grad(loss, self._flat.parameters), out=out)
-        return loss.detach()
+
+        def loss_of(module):
+            if not self._autocast:
+                return self._task.loss(module, xi.batch)
+            with torch.autocast(z.device.type, torch.bfloat16):
+                return self._task.loss(module, xi.batch)
+
+        return self._flat.gradient(loss_of, out)
 
 
 @dataclasses.dataclass(frozen=True)
 class Autograd(OracleKind):
     """Exact gradients on the minibatch, by automatic differentiation."""
 
+    autocast: str = setting(
+        "off",
+        "bf16: evaluate the loss in bfloat16 where that is safe; faster on some processors, rounds more; "
+        "--autocast for short",
+        among=("off", "bf16"),
+    )
+
     def workspace(self, x):
         return x.new_zeros(2, x.numel())
 
     def make(self, flat, task, client, sampler, seed, workspace, buffers, **options):
-        return AutogradOracle(flat, task, client, sampler, seed, workspace, buffers, **options)
+        autocast = self.autocast != "off"
+        return AutogradOracle(flat, task, client, sampler, seed, workspace, buffers, autocast=autocast, **options)

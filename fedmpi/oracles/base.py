@@ -123,7 +123,8 @@ class ModuleOracle:
 
     def _gradient(self, z, xi, out):
         """Fill `out` with the gradient that the algorithm sees."""
-        self._flat.module.train()
+        if not self._flat.module.training:
+            self._flat.module.train()
         self._loss_sum += self._evaluate(z, xi, out)
         self._num_losses += 1
         self.num_gradients += 1
