@@ -56,15 +56,6 @@ def find(kind, name, package, base):
     )
 
 
-def find_model(name):
-    """The model class of that name or dotted path; see `find`."""
-    from torch import nn
-
-    import fedmpi.models
-
-    return find("model", name, fedmpi.models, nn.Module)
-
-
 def _import(kind, path, base):
     module_name, _, class_name = path.rpartition(".")
     try:

@@ -12,8 +12,9 @@ from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.mpi import check_launch
 from fedmpi.errors import AgreedUserError, Diverged, UserError
 from fedmpi.federation import Federation, draw_participants, spread
+from fedmpi.models import find_model
 from fedmpi.recorder import Recorder, readable_bytes, table
-from fedmpi.registry import command_name, find_model
+from fedmpi.registry import command_name
 from fedmpi.streams import derive, generator
 from fedmpi.tasks.base import Place
 from fedmpi.vectors import FlatModule

@@ -1,1 +1,12 @@
 """Networks. A model is a `torch.nn.Module` whose constructor takes shape, num_classes and settings."""
+
+from torch import nn
+
+from fedmpi.registry import find
+
+
+def find_model(name):
+    """The model class of that name or dotted path; see `fedmpi.registry.find`."""
+    import fedmpi.models
+
+    return find("model", name, fedmpi.models, nn.Module)

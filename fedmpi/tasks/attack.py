@@ -11,7 +11,7 @@ from torch import nn
 from fedmpi.data.samples import Samples, input_shape
 from fedmpi.data.source import open_source, readable
 from fedmpi.errors import UserError
-from fedmpi.registry import find_model
+from fedmpi.models import find_model
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
 from fedmpi.tasks.classification import DEFAULT_MODELS
