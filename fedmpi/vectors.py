@@ -29,6 +29,7 @@ class FlatModule:
     Attributes:
         dim: d, number of trainable parameters; num_buffers: number of float buffer elements.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
+        counters: the integer buffers of the module (numbers of batches seen).
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
 
     Raises:
@@ -55,6 +56,7 @@ class FlatModule:
             for key, buffer in owner.named_buffers(recurse=False)
             if buffer.is_floating_point()
         ]
+        self.counters = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
         self.x = self.flatten(self.parameters)
         values = [getattr(owner, key).reshape(-1) for owner, key, _, _ in self._buffers]
         self.buffers = torch.cat(values) if values else self.x.new_empty(0)

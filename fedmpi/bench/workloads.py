@@ -27,7 +27,7 @@ class RandomImages(Task):
 class LoadedRandomImages(LoadedTask):
     """See `LoadedTask`; there is nothing to evaluate."""
 
-    shape, num_classes = (1, 28, 28), 10
+    shape, num_classes, random_batches = (1, 28, 28), 10, False
 
     def __init__(self, settings, place):
         self.samples = {}
@@ -81,25 +81,26 @@ class Bowl(nn.Module):
         return self.x[:10].expand(len(inputs), 10)
 
 
+# The steps are small: what matters here is that nothing diverges.
 # name -> (words of a fedmpi.train command line, further words where it must be quick, what it is)
 WORKLOADS = {
     "fashion": (
-        "--model fashion_cnn --local_steps 10 --batch_size 50",
+        "--model fashion_cnn --algorithm.step_size 1e-3 --local_steps 10 --batch_size 50",
         "",
         "the FAFED paper's CNN for Fashion-MNIST (26,620 parameters), q = 10, batch 50, a client per rank",
     ),
     "cnn": (
-        f"--model {HERE}.ConvNet --clients 4 --local_steps 10 --batch_size 50",
+        f"--model {HERE}.ConvNet --algorithm.step_size 1e-3 --clients 4 --local_steps 10 --batch_size 50",
         "--local_steps 2 --batch_size 20",
         "CNN of 1.7M parameters, N = 4, q = 10, batch 50: gradients dominate",
     ),
     "mlp": (
-        f"--model {HERE}.WideMLP --clients 4 --local_steps 1 --batch_size 8",
+        f"--model {HERE}.WideMLP --algorithm.step_size 1e-3 --clients 4 --local_steps 1 --batch_size 8",
         "",
         "MLP 784-4096-2048-10 (11.6M parameters), N = 4, q = 1, batch 8: memory traffic dominates",
     ),
     "many_clients": (
-        "--model lamb_cnn --model.dropout 0 --clients 50 --local_steps 5 --batch_size 32",
+        "--model lamb_cnn --model.dropout 0 --algorithm.step_size 1e-3 --clients 50 --local_steps 5 --batch_size 32",
         "--clients 10 --local_steps 2",
         "small CNN (21,840 parameters), N = 50, q = 5, batch 32: what goes on around the gradients counts",
     ),

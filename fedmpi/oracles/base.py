@@ -75,8 +75,8 @@ class ModuleOracle:
         self._ascent, self._ascent_scale = ascent, ascent_scale
         self.num_draws = 0
         self.num_gradients = 0
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=rows.device)
-        self._num_losses = 0
+        self._random_batches = getattr(task, "random_batches", True)
+        self._losses = []  # 0-d tensors, since `take_losses`
 
     def draw(self):
         """The next sample of this client's stream."""
@@ -103,21 +103,21 @@ class ModuleOracle:
         statistics of batch-norm layers and counts as training loss.
         """
         g = self._gradient(z, xi, self._rows[0])
-        with self._unrecorded():
+        with self._unmoved():
             g_prev = self._gradient(z_prev, xi, self._rows[1])
+        self._losses.pop()
         return g, g_prev
 
     def take_losses(self):
         """(sum, number) of the losses since the last call; forgets them."""
-        losses = float(self._loss_sum), self._num_losses
-        self._loss_sum.zero_()
-        self._num_losses = 0
-        return losses
+        losses, self._losses = self._losses, []
+        return sum(torch.stack(losses).tolist()) if losses else 0.0, len(losses)
 
     def _sample(self, number):
         indices = self._sampler(number)
-        # The batch is made once, so both gradients of a pair see the same crops and flips.
-        seed_noise(derive(self._seed, "augmentation", self._client, number), self._rows.device)
+        if self._random_batches:
+            # The batch is made once, so both gradients of a pair see the same crops and flips.
+            seed_noise(derive(self._seed, "augmentation", self._client, number), self._rows.device)
         batch = self._task.batch(self._client, indices)
         return Sample(number, batch, derive(self._seed, "noise", self._client, number))
 
@@ -125,8 +125,7 @@ class ModuleOracle:
         """Fill `out` with the gradient that the algorithm sees."""
         if not self._flat.module.training:
             self._flat.module.train()
-        self._loss_sum += self._evaluate(z, xi, out)
-        self._num_losses += 1
+        self._losses.append(self._evaluate(z, xi, out))
         self.num_gradients += 1
         turn_round(out, self._ascent, self._ascent_scale)
         if self._clip_norm is not None:
@@ -140,13 +139,11 @@ class ModuleOracle:
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def _unrecorded(self):
-        """What happens inside leaves no trace in the loss account and the module's buffers."""
-        counters = [b for b in self._flat.module.buffers() if not b.is_floating_point()]
-        saved = [(vector, vector.clone()) for vector in (self._loss_sum, self._buffers, *counters)]
-        num_losses = self._num_losses
+    def _unmoved(self):
+        """What happens inside leaves the module's buffers as they are."""
+        vectors = [self._buffers, *self._flat.counters] if self._flat.num_buffers else self._flat.counters
+        saved = [(vector, vector.clone()) for vector in vectors]
         yield
-        self._num_losses = num_losses
         for vector, value in saved:
             vector.copy_(value)
 

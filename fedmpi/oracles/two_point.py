@@ -78,7 +78,7 @@ class TwoPointOracle(ModuleOracle):
     ):
         super().__init__(flat, task, client, sampler, seed, workspace.rows, buffers, **options)
         self._workspace, self._smoothing = workspace, smoothing
-        self._losses = {"batched": self._losses_at_once, "one_by_one": self._losses_in_turn}[evaluation]
+        self._losses_at = {"batched": self._losses_at_once, "one_by_one": self._losses_in_turn}[evaluation]
         self._loss_module = _LossModule(flat.module, task)
         self.num_evaluations = 0  # forward passes on one minibatch
 
@@ -91,9 +91,9 @@ class TwoPointOracle(ModuleOracle):
         for v in self._workspace.directions(xi.noise):
             torch.add(z, v, alpha=self._smoothing, out=points[1 : len(v) + 1])
             if base is None:  # z goes with the first directions: the same kernels, the same dropout masks
-                base, losses = self._losses(points[: len(v) + 1], xi).tensor_split([1])
+                base, losses = self._losses_at(points[: len(v) + 1], xi).tensor_split([1])
             else:
-                losses = self._losses(points[1 : len(v) + 1], xi)
+                losses = self._losses_at(points[1 : len(v) + 1], xi)
             add_estimate(out, losses - base, v, self._smoothing, self._workspace.num_directions)
         return base[0]
 
@@ -111,12 +111,12 @@ class TwoPointOracle(ModuleOracle):
             values = self._flat.named_views(point, buffers)
             return functional_call(self._loss_module, {f"module.{k}": v for k, v in values.items()}, (xi.batch,))
 
-        with self._unrecorded():
+        with self._unmoved():
             return vmap(loss_at, randomness="same")(points, self._buffers.repeat(len(points), 1))
 
     def _losses_in_turn(self, points, xi):
         """[n] losses at the rows of `points`, by one forward pass after the other."""
-        with self._unrecorded():
+        with self._unmoved():
             return torch.stack([self._loss_alone(point, xi) for point in points])
 
     def _loss_alone(self, point, xi):

@@ -75,11 +75,13 @@ class LoadedTask:
         shape, num_classes: of the inputs and labels, for models; default_model: a model's name.
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
+        random_batches: whether `batch` draws from torch's generator (augmentation); it is seeded then.
     """
 
     default_model = None
     goal = ("train_loss", -1)
     ascent_scale = 1.0
+    random_batches = True
 
     def build_model(self, model_class, model_settings):
         """The module to train, on the CPU in float32; called under the run's model seed.

@@ -107,6 +107,7 @@ class LoadedClassification(LoadedTask):
         self._augmentation = None
         if settings.crop_padding or settings.flip:
             self._augmentation = Augmentation(settings.crop_padding, settings.flip)
+        self.random_batches = self._augmentation is not None
         self._check(source)
         self._facts = [_facts(own) for own in sources.values()]
         self.num_classes = max(own.num_classes for own in sources.values())
