@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import http.server
 import io
+import os
 import pathlib
 import pickle
 import struct
@@ -86,34 +87,80 @@ def cifar_records(num):
     return np.concatenate([labels[:, None], pixels.reshape(num, -1)], axis=1).tobytes(), pixels, labels
 
 
-@pytest.mark.parametrize("in_tar", [True, False])
-def test_cifar10(tmp_path, capsys, in_tar):
-    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
+def as_python_2_pickled(pixels, labels):
+    """The opcodes of the official Python version: protocol 2 with byte strings, as Python 2 wrote them."""
+    data = pixels.reshape(len(pixels), -1)
+    short = lambda text: b"U" + bytes([len(text)]) + text  # noqa: E731
+    integer = lambda number: b"J" + struct.pack("<i", number)  # noqa: E731
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + integer(0) + b"\x85" + short(b"b") + b"tR"
+    dtype = b"cnumpy\ndtype\n" + short(b"u1") + integer(0) + integer(1) + b"\x87R"
+    dtype += b"(" + integer(3) + short(b"|") + b"NNN" + integer(-1) + integer(-1) + integer(0) + b"tb"
+    content = b"T" + struct.pack("<i", data.nbytes) + data.tobytes()
+    array = empty + b"(" + integer(1) + integer(len(data)) + integer(3072) + b"\x86" + dtype + b"\x89" + content + b"tb"
+    numbers = b"](" + b"".join(integer(int(label)) for label in labels) + b"e"
+    return b"\x80\x02}(" + short(b"data") + array + short(b"labels") + numbers + b"u."
+
+
+def as_pickled_now(pixels, labels):
+    return pickle.dumps({b"data": pixels.reshape(len(pixels), -1), b"labels": labels.tolist()}, protocol=2)
+
+
+FORMS = {
+    "binary": ("cifar-10-batches-bin", ".bin", lambda content, pixels, labels: content),
+    "python": ("cifar-10-batches-py", "", lambda content, pixels, labels: as_python_2_pickled(pixels, labels)),
+    "python, pickled now": ("cifar-10-batches-py", "", lambda content, pixels, labels: as_pickled_now(pixels, labels)),
+}
+
+
+def make_tar(path, files):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("where", ["tar", "folder", "here"])
+def test_cifar10(tmp_path, capsys, form, where):
+    inside, ending, write = FORMS[form]
+    names = [f"data_batch_{number}{ending}" for number in range(1, 6)] + [f"test_batch{ending}"]
     batches = {name: cifar_records(4) for name in names}
-    if in_tar:
-        with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as tar:
-            for name, (content, _, _) in batches.items():
-                member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+    if where == "tar":
+        version = "binary" if ending else "python"
+        make_tar(tmp_path / f"cifar-10-{version}.tar.gz", {f"{inside}/{n}": write(*b) for n, b in batches.items()})
     else:
-        for name, (content, _, _) in batches.items():
-            (tmp_path / name).write_bytes(content)
+        folder = tmp_path / inside if where == "folder" else tmp_path
+        folder.mkdir(exist_ok=True)
+        for name, batch in batches.items():
+            (folder / name).write_bytes(write(*batch))
     assert run(capsys, "prepare", "cifar10", "--from", tmp_path, "--data-dir", tmp_path)[0] == 0
     with h5py.File(tmp_path / "cifar10.h5") as file:
         expected = np.concatenate([batches[name][1] for name in names[:5]]).transpose(0, 2, 3, 1)
         assert np.array_equal(file["train/images"], expected)
-        assert np.array_equal(file["test/labels"], batches["test_batch.bin"][2])
+        assert np.array_equal(file["test/labels"], batches[names[5]][2])
 
 
-def test_the_pickled_cifar10_is_not_read(tmp_path, capsys):
-    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
-        content = pickle.dumps({"data": 0})
-        member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content))
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps(Malicious()), "asks for posix.mkdir, which a batch of CIFAR-10 does not need"),
+        (pickle.dumps({b"data": 0, b"labels": []}), "holds data int64[]: expected uint8 [0, 3072]"),
+        (b"nonsense", "cannot be read as a batch of CIFAR-10"),
+    ],
+)
+def test_a_pickle_that_is_more_than_arrays_is_refused_and_runs_nothing(tmp_path, capsys, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    make_tar(tmp_path / "cifar-10-python.tar.gz", {f"cifar-10-batches-py/{name}": content for name in names})
     error = fails(capsys, "prepare", "cifar10", "--from", tmp_path, "--data-dir", tmp_path)
-    assert "is pickled and will not be read; expected the binary version, cifar-10-binary.tar.gz" in error
+    assert message in error
+    assert not (tmp_path / "ran").exists()
 
 
 def image_bytes(pixels, ending="PNG"):

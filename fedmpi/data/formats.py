@@ -1,7 +1,7 @@
 """Data sets in the forms in which people have them, read for `fedmpi.data.prepare`.
 
 Each reader returns (splits, attributes): splits is {"train/images": rows, ...} with arrays, or
-anything that has a length, shape and dtype and gives rows by slices. Nothing is unpickled.
+anything that has a length, shape and dtype and gives rows by slices.
 """
 
 import csv
@@ -14,6 +14,7 @@ import zipfile
 
 import numpy as np
 
+from fedmpi.data.pickled import cifar10_records
 from fedmpi.errors import UserError
 from fedmpi.streams import generator
 
@@ -42,25 +43,27 @@ def mnist_like(folder):
 
 
 def cifar10(folder):
-    """CIFAR-10 from its binary version: the tar file, its folder, or the six .bin files."""
-    names = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
-    tar = folder / "cifar-10-binary.tar.gz"
-    if not tar.is_file() and (folder / "cifar-10-python.tar.gz").is_file():
-        raise UserError(
-            f"{folder / 'cifar-10-python.tar.gz'}: the Python version of CIFAR-10 is pickled and will not be read; "
-            "expected the binary version, cifar-10-binary.tar.gz"
-        )
-    if tar.is_file():
-        files = _from_tar(tar, sum(names.values(), []))
+    """CIFAR-10 from the tar file of its binary or its Python version, the folder in it, or the six files."""
+    for kind, inside, ending in (("binary", "cifar-10-batches-bin", ".bin"), ("python", "cifar-10-batches-py", "")):
+        batches = {"train": [f"data_batch_{i}{ending}" for i in range(1, 6)], "test": [f"test_batch{ending}"]}
+        tar, bases = folder / f"cifar-10-{kind}.tar.gz", [folder / inside, folder]
+        base = next((base for base in bases if (base / batches["train"][0]).is_file()), None)
+        if tar.is_file() or base is not None:
+            break
     else:
-        inner = folder / "cifar-10-batches-bin"
-        base = inner if inner.is_dir() else folder
-        files = {name: _one_of(base, name).read_bytes() for name in sum(names.values(), [])}
+        raise UserError(
+            f"{folder}: holds no data_batch_1.bin; expected cifar-10-binary.tar.gz, cifar-10-python.tar.gz, "
+            "or what is inside of one"
+        )
+    names = [*batches["train"], *batches["test"]]
+    files = _from_tar(tar, names) if tar.is_file() else {n: _one_of(base, n).read_bytes() for n in names}
+    if kind == "python":
+        files = {name: cifar10_records(content, f"{folder}: {name}") for name, content in files.items()}
     splits = {}
-    for split, batches in names.items():
-        content = np.frombuffer(b"".join(files[name] for name in batches), np.uint8)
+    for split, parts in batches.items():
+        content = np.frombuffer(b"".join(files[name] for name in parts), np.uint8)
         if len(content) == 0 or len(content) % 3073:
-            raise UserError(f"{folder}: {batches[0]}: expected records of 3073 bytes, a label and 32x32x3 pixels")
+            raise UserError(f"{folder}: {parts[0]}: expected records of 3073 bytes, a label and 32x32x3 pixels")
         records = content.reshape(-1, 3073)
         splits[f"{split}/labels"] = records[:, 0]
         splits[f"{split}/images"] = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
