@@ -27,6 +27,7 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.data.partition import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
+from fedmpi.presets import preset_names, preset_path, summary
 from fedmpi.registry import command_name, find, known
 from fedmpi.settings import check, nearest, setting
 from fedmpi.tasks.base import Task
@@ -112,9 +113,10 @@ CHOICES = {
 }
 SHORT = {"data": "task.data", "autocast": "oracle.autocast"}  # what may be written for what
 FLAGS = {
+    "preset": "NAME: settings of an experiment of the papers (--list presets); --config and the command line go first",
     "config": "PATH: settings from a YAML or TOML file; the command line goes first",
     "print_config": "print the settings as resolved, in the form of a file, and end",
-    "list": "WHAT: print the known algorithms, tasks, oracles, models or partitions, and end",
+    "list": "WHAT: print the known algorithms, tasks, oracles, models, partitions or presets, and end",
     "traceback": "show where an error arose",
     "help": "this text, for the chosen algorithm, task, oracle, model and partition",
 }
@@ -135,8 +137,11 @@ def read_command_line(arguments):
     words, flags = _split_words(arguments)
     if "list" in flags:
         return _list(flags["list"])
-    file_words = _file_words(flags["config"]) if "config" in flags else []
-    words = [(SHORT.get(key, key), text) for key, text in file_words + words]
+    files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
+    files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
+    contents = [_read(path, flag) for flag, path in files]
+    paper = next((content["paper"] for content in reversed(contents) if content.get("paper")), {})
+    words = _merge([*map(_file_words, contents), words], paper.get("methods", {}))
     classes = {}
     for group in CHOICES:
         classes[group] = _choose(group, _last_value(words, group), classes)
@@ -145,7 +150,7 @@ def read_command_line(arguments):
         return parser.format_help()
     _check_keys(words, keys, classes)
     values = _parse(parser, words, keys)
-    config = _build(classes, values)
+    config = _build(classes, values, paper)
     return yaml.safe_dump(config.resolved, sort_keys=False).rstrip() if "print_config" in flags else config
 
 
@@ -168,16 +173,15 @@ def _split_words(arguments):
             if not rest or rest[0].startswith("--"):
                 raise UserError(f"--{key}: expected a value after it (see --help)")
             text = rest.pop(0)
-        if key in ("config", "list"):
+        if key in ("preset", "config", "list"):
             flags[key] = text
         else:
             words.append((key, text))
     return words, flags
 
 
-def _file_words(path):
-    """The settings of a file in the form of `_split_words`, so that both are checked alike."""
-    path = pathlib.Path(path)
+def _read(path, flag):
+    """The content of a settings file, a dict; `flag` is how the user named it."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
@@ -187,19 +191,60 @@ def _file_words(path):
         else:
             content = yaml.safe_load(text)
     except ImportError:
-        raise UserError(f"--config {path}: TOML files need Python 3.11 or newer; write it as YAML") from None
+        raise UserError(f"{flag} {path}: TOML files need Python 3.11 or newer; write it as YAML") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"--config {path}: cannot be read: {' '.join(str(error).split())}") from None
+        raise UserError(f"{flag} {path}: cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise UserError(f"--config {path}: expected settings like 'rounds: 100', one a line")
+        raise UserError(f"{flag} {path}: expected settings like 'rounds: 100', one a line")
+    if not _is_paper(content.get("paper") or {}):
+        raise UserError(f"{flag} {path}: paper: is no setting; expected source, printed and methods as in a preset")
+    return content
+
+
+def _is_paper(paper):
+    """Whether a file's key "paper" is as `fedmpi.presets` says."""
+    tables = [paper.get(key, {}) for key in ("printed", "methods")] if isinstance(paper, dict) else [None]
+    return all(isinstance(table, dict) and all(isinstance(row, dict) for row in table.values()) for table in tables)
+
+
+def _file_words(content):
+    """The settings of a file in the form of `_split_words`, so that both are checked alike."""
     words = []
     for key, value in content.items():
+        if key == "paper":
+            continue
         if not isinstance(value, dict):
             words.append((str(key), _as_word(value)))
             continue
         for inner, inner_value in value.items():
             words.append((str(key) if inner == "name" else f"{key}.{inner}", _as_word(inner_value)))
     return words
+
+
+def _merge(layers, methods):
+    """Words of several layers as one list, later layers going first.
+
+    A layer that chooses another class than those before it drops what they say of the old one: its
+    settings would be wrong for the new one, which has its own defaults.
+
+    Args:
+        layers: lists of words. methods: algorithm -> its settings, where a layer chooses another algorithm.
+    """
+    merged = []
+    for layer in layers:
+        words = [(SHORT.get(key, key), text) for key, text in layer]
+        for group in CHOICES:
+            old, new = (_plain(_last_value(some, group)) for some in (merged, words))
+            if None not in (old, new) and old != new:
+                merged = [(key, text) for key, text in merged if key.partition(".")[0] != group]
+                settings = (methods.get(new) or {}) if group == "algorithm" else {}
+                merged += [(f"{group}.{key}", _as_word(value)) for key, value in settings.items()]
+        merged += words
+    return merged
+
+
+def _plain(name):
+    return None if name is None else name.lower().replace("-", "_")
 
 
 def _as_word(value):
@@ -303,7 +348,7 @@ def _parse(parser, words, keys):
     return {key: namespace[key] for key in keys}
 
 
-def _build(classes, values):
+def _build(classes, values, paper):
     def of(kind):
         return {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{kind}.")}
 
@@ -321,6 +366,8 @@ def _build(classes, values):
         has_it = {"model": task.has_model, "partition": has_partition}.get(kind, True)
         if cls is not None and has_it:
             resolved[kind] = {"name": _spelled(kind, cls), **of(kind)}
+    if paper:
+        resolved["paper"] = paper
     return Config(
         run=run,
         algorithm=classes["algorithm"](**of("algorithm")),
@@ -341,13 +388,16 @@ def _spelled(kind, cls):
 
 
 def _list(what):
-    kinds = {f"{kind}s": kind for kind in CHOICES}
+    kinds = {f"{kind}s": kind for kind in (*CHOICES, "preset")}
     kind = kinds.get(what if what.endswith("s") else f"{what}s")
     if kind is None:
         raise UserError(f"--list {what}: expected one of {', '.join(kinds)}{nearest(what, kinds)}")
     if kind == "algorithm":
         return costs.table()
-    package, base, _ = CHOICES[kind]
-    rows = [(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in known(package, base).items()]
+    if kind == "preset":
+        rows = [(name, summary(name)) for name in preset_names()]
+    else:
+        package, base, _ = CHOICES[kind]
+        rows = [(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in known(package, base).items()]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

@@ -255,7 +255,7 @@ class _Training:
                 ("each rank", f"{torch.get_num_threads()} threads, {place.device}"),
                 ("parameters", f"{self.flat.dim:,}"),
                 ("rounds", f"{record['round']} ({record['iteration']} local steps, {gradients:,} gradients in all)"),
-                *((name.replace("_", " "), f"{value:.4f}") for name, value in metrics.items()),
+                *((name.replace("_", " "), self._beside(name, f"{value:.4f}")) for name, value in metrics.items()),
                 ("local steps", share(record["local_seconds"])),
                 ("communication", f"{share(record['communication_seconds'])}, {self.link.used}"),
                 ("evaluation", share(record["evaluation_seconds"])),
@@ -264,6 +264,12 @@ class _Training:
                 ("result", f"{which}, in {folder}"),
             ]
         )
+
+    def _beside(self, metric, words):
+        """A metric's value in words, with what the paper printed where a preset says so."""
+        printed = self.config.resolved.get("paper", {}).get("printed", {}).get(metric, {})
+        value = printed.get(command_name(type(self.config.algorithm)))
+        return words if value is None else f"{words} (in the paper: {value})"
 
 
 class _Kept:
