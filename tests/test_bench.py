@@ -1,6 +1,7 @@
 """The benchmark: its arithmetic, its baselines, its command line. Nothing here asserts a speed."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -28,16 +29,27 @@ def test_times_are_medians_and_ratios_within_a_cycle():
 
 
 def test_contestants_take_turns():
-    """A B A B after two warm-up runs each; a short one several times a turn, and before() once a turn."""
+    """A warm-up, runs to see how many fit into a turn, then A B A B; before() once a turn."""
     link, calls = MPILink(), []
     rivals = [
         Contestant("a", lambda: calls.append("a"), before=lambda: calls.append("(")),
         Contestant("b", lambda: calls.append("b")),
     ]
-    times = contest(link, rivals, seconds=1e-9, least=3)
+    times = contest(link, rivals, seconds=0.01, least=3, most=3)
     assert set(times) == {"a", "b"}
     assert len(times["a"].seconds) == 3
-    assert "".join(calls) == "(a(abb" + 3 * ("(" + 64 * "a" + 64 * "b")
+    tries = "(a" + "(aaaa" + "(" + 16 * "a" + 21 * "b"
+    assert "".join(calls) == "(ab" + tries + 3 * ("(" + 64 * "a" + 64 * "b")
+    link.close()
+
+
+def test_a_contestant_that_takes_all_the_time_runs_once():
+    link, calls = MPILink(), []
+    rivals = [Contestant("slow", lambda: (calls.append(1), time.sleep(0.05))), Contestant("fast", lambda: None)]
+    times = contest(link, rivals, seconds=0.04, least=3)
+    assert len(calls) == 1
+    assert times["slow"].median >= 0.05
+    assert len((times["slow"] / times["fast"]).seconds) >= 3
     link.close()
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import math
 import os
 import platform
 import resource
@@ -17,7 +16,7 @@ from mpi4py import MPI
 from fedmpi.comm.host import keep_freed_memory, return_freed_memory, usable_cores
 
 SHORTEST_TURN = 0.05  # seconds; shorter work is repeated within a turn
-MOST_REPEATS = 64
+MOST_REPEATS = 64  # a power of 4
 
 
 @dataclasses.dataclass
@@ -65,27 +64,35 @@ class Times:
 def contest(link, contestants, seconds, least=5, most=200):
     """Time contestants against each other. Collective on the link.
 
-    Every contestant runs twice to warm up; then they take turns until `seconds` have passed, at
-    least `least` times each. Short ones run several times within a turn.
+    Every contestant runs once to warm up, and a few times to see how often it fits into a turn; then
+    they take turns until `seconds` have passed, at least `least` times each. One whose warm-up took
+    longer than all of `seconds` does not run again: the warm-up is its only time.
 
     Returns:
         dict of name -> `Times` of one run, on every rank alike.
     """
-    repeats = []
-    for contestant in contestants:
-        _turn(link, contestant, 1)
-        once = link.gather([_turn(link, contestant, 1)]).max()
-        repeats.append(int(np.clip(math.ceil(SHORTEST_TURN / max(once, 1e-7)), 1, MOST_REPEATS)))
+    first = {c.name: link.gather([_turn(link, c, 1)]).max() for c in contestants}
+    rivals = [c for c in contestants if first[c.name] <= seconds or len(contestants) == 1]
+    repeats = [_repeats(link, contestant) for contestant in rivals]
 
     def cycle():
-        return [_turn(link, contestant, number) for contestant, number in zip(contestants, repeats)]
+        return [_turn(link, contestant, number) for contestant, number in zip(rivals, repeats)]
 
     spent = [cycle()]
-    cycles = int(np.clip(seconds / link.gather([sum(spent[0])]).max(), least, most))
+    cycles = int(np.clip(seconds / link.gather([sum(spent[0])]).max(), least, most)) if rivals else 1
     spent = np.array(spent + [cycle() for _ in range(cycles - 1)]) / repeats
     slowest = link.gather(spent.ravel()).max(0).reshape(spent.shape)
     keep_freed_memory()
-    return {contestant.name: Times(column) for contestant, column in zip(contestants, slowest.T)}
+    times = {contestant.name: Times(column) for contestant, column in zip(rivals, slowest.T)}
+    return {name: times.get(name, Times([once])) for name, once in first.items()}
+
+
+def _repeats(link, contestant):
+    """How often it runs within a turn: until that takes SHORTEST_TURN."""
+    number = 1
+    while number < MOST_REPEATS and link.gather([_turn(link, contestant, number)]).max() < SHORTEST_TURN:
+        number *= 4
+    return number
 
 
 def _turn(link, contestant, number):
