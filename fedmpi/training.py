@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import time
 
 import numpy as np
@@ -176,6 +177,7 @@ class _Training:
         prefix = command_name(type(self.config.algorithm))
         data = getattr(self.config.task, "data", command_name(type(self.config.task)))
         stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
+        stem = re.sub(r"[-_.]*{.*}", "", stem) or "silos"  # silo_{client}: silo
         return Recorder(
             self.config.run.out, self.config.run.name, f"{prefix}-{stem}", self.config.resolved, self.num_rounds
         )

@@ -157,10 +157,19 @@ def test_silo_files_train(tmp_path):
                 source.read("test", part[:50] // 5),
                 source.labels["test"][part[:50] // 5],
             )
-    ended = train(2, tmp_path, "--data", tmp_path / "silo_{client}.h5", "--clients", 3, "--rounds", 30, "--name", "it")
+    ended = train(2, tmp_path, "--data", tmp_path / "silo_{client}.h5", "--clients", 3, "--rounds", 30)
     assert ended.returncode == 0, ended.stderr
-    assert not (tmp_path / "it" / "partition.h5").exists()
+    (folder,) = tmp_path.glob("*-silo-001")  # no braces, which a shell would expand
+    assert not (folder / "partition.h5").exists()
     assert float(ended.stdout.split("accuracy ")[-1].split()[0]) > 0.6
+
+
+def test_without_a_hold_out_no_row_is_copied(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+    loaded = Classification(data=str(write(tmp_path / "data.h5", images))).load(place(), Even())
+    rows = loaded._rows.collect(SoloLink())[0]
+    loaded.meet(SoloLink())
+    assert np.shares_memory(loaded._train[0]._rows.numpy(), rows)
 
 
 @pytest.mark.parametrize("num_samples", [1, 7, 20])

@@ -1,4 +1,4 @@
-"""Every preset for two rounds at a reduced size, in one process: ``run_presets.py DATA OUT``.
+"""A paper's presets for two rounds at a reduced size, in one process: ``run_presets.py PAPER DATA OUT``.
 
 DATA is filled with small stand-ins of the data sets: their names and shapes, ten classes, random values.
 """
@@ -17,7 +17,7 @@ from fedmpi.presets import preset_names
 from fedmpi.training import train
 
 SHAPES = {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3), "tiny_imagenet": (64, 64, 3)}
-CLASSES, OF_EACH_CLASS, CLIENTS = 10, 12, 4  # ResNet-18 at 64x64 takes its time
+CLASSES, OF_EACH_CLASS, CLIENTS = 10, 8, 4  # ResNet-18 at 64x64 takes its time
 
 
 def write_data(folder):
@@ -58,10 +58,12 @@ def reduced(name, data, out):
     return [*words, f"--clients={min(planned.run.clients, CLIENTS)}"]
 
 
-def main(data, out):
+def main(paper, data, out):
+    data, out = pathlib.Path(data), pathlib.Path(out)
     write_data(data)
     link = MPILink()
-    for name in sorted(preset_names(), key=lambda name: not name.endswith("classifier")):
+    names = [name for name in preset_names() if name.startswith(f"{paper}/")]
+    for name in sorted(names, key=lambda name: not name.endswith("classifier")):
         with contextlib.redirect_stdout(io.StringIO()):
             folder = train(read_command_line(reduced(name, data, out)), link)
             if name.endswith("classifier"):
@@ -70,4 +72,4 @@ def main(data, out):
 
 
 if __name__ == "__main__":
-    main(*map(pathlib.Path, sys.argv[1:]))
+    main(*sys.argv[1:])
