@@ -215,6 +215,7 @@ class Federation:
             exchange.work(client, server, client.oracle)
             return
         client.num_steps = self._local_steps(client.index)
+        client.oracle.expect(client.num_steps)
         algorithm.download(client, server)
         for step in range(client.num_steps):
             client.step_index = step

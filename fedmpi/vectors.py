@@ -39,6 +39,7 @@ class FlatModule:
     def __init__(self, module, channels_last=False, direct_gradients=True):
         self.module = module
         self._views = WeakIdKeyDictionary()  # row -> its parameter-shaped views
+        self._large_layers = []  # positions of their weights in `parameters`
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError(f"{type(module).__name__} has no trainable parameter")
@@ -62,7 +63,6 @@ class FlatModule:
         self.buffers = torch.cat(values) if values else self.x.new_empty(0)
         self.num_buffers = self.buffers.numel()
         self.point_at(self.x, self.buffers)
-        self._large_layers = []  # positions of their weights in `parameters`
         self._wanted = {}  # position -> where the gradient is wanted, while one is computed
         if direct_gradients:
             self._redirect()
@@ -86,19 +86,25 @@ class FlatModule:
             views = self._views[vector] = self.views(vector.data)
         return views
 
-    @torch.no_grad()
     def flatten(self, tensors, out=None):
         """Parameter-shaped tensors, in the order of `names`, as one [dim] vector.
 
         Args:
-            out: the vector to fill; tensors that are views of it already stay where they are.
+            out: the vector to fill; gradients of large layers that lie in it already stay there.
         """
         if out is None:
             out = tensors[0].new_empty(self.dim)
-        pairs = [(v, t) for v, t in zip(self._known_views(out), tensors) if v.data_ptr() != t.data_ptr()]
-        if pairs:
-            torch._foreach_copy_(*map(list, zip(*pairs)))
+        self._fill(self._known_views(out), tensors)
         return out
+
+    @torch.no_grad()
+    def _fill(self, views, tensors):
+        views, tensors = list(views), list(tensors)
+        for position in sorted(self._large_layers, reverse=True):
+            if views[position].data_ptr() == tensors[position].data_ptr():
+                del views[position], tensors[position]
+        if views:
+            torch._foreach_copy_(views, tensors)
 
     def gradient(self, loss_of, out):
         """The loss `loss_of(module)` at the current parameters, without a graph; its gradient goes into `out`."""
@@ -109,7 +115,7 @@ class FlatModule:
             gradients = torch.autograd.grad(loss, self.parameters)
         finally:
             self._wanted = {}
-        self.flatten(gradients, out)
+        self._fill(views, gradients)
         return loss.detach()
 
     def _redirect(self):
@@ -130,8 +136,10 @@ class FlatModule:
 
     def point_at(self, vector, buffers=None):
         """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers`."""
-        for parameter, view in zip(self.parameters, self._known_views(vector)):
-            parameter.data = view
+        views = self._known_views(vector)
+        if self.parameters[-1].data_ptr() != views[-1].data_ptr():  # otherwise they are there since last time
+            for parameter, view in zip(self.parameters, views):
+                parameter.data = view
         if buffers is not None:
             offset = 0
             for owner, key, _, shape in self._buffers:

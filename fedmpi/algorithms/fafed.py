@@ -79,7 +79,8 @@ class FAFED(Algorithm):
         """Lines 5-7 and 14: estimate with two gradients on the same sample, then move."""
         g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
         # m_i <- g + (1 - α)(m_i - g⁻)
-        client.m.sub_(g_prev, alpha=self.prev_grad_scale).mul_(1 - self.alpha(client)).add_(g)
+        client.m.sub_(g_prev, alpha=self.prev_grad_scale)
+        torch.add(g, client.m, alpha=1 - self.alpha(client), out=client.m)
         if self.adaptive_matrix == "adagrad_norm":
             client.v.add_(self._square(g))
         else:

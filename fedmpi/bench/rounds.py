@@ -67,6 +67,11 @@ class Rounds:
             self._fixed = [oracle._sample(number).batch for number in range(FLOOR_BATCHES)]
         return self._fixed
 
+    def floor(self):
+        """What no implementation of the round can leave out, one after the other."""
+        self.gradients()
+        self.exchange()
+
     def exchange(self):
         """The communication of one round and nothing else."""
         self.link.average(self.federation.state.outgoing, self.link.size, out=self._averages)
@@ -173,18 +178,14 @@ class _TimedAlgorithm(_Timed):
 
 
 def contestants(name, rounds):
-    """A round and the two parts of its floor, as rivals."""
-    return [
-        Contestant(f"{name} round", rounds.run),
-        Contestant(f"{name} gradients", rounds.gradients),
-        Contestant(f"{name} exchange", rounds.exchange),
-    ]
+    """A round and its floor, as rivals."""
+    return [Contestant(f"{name} round", rounds.run), Contestant(f"{name} floor", rounds.floor)]
 
 
 def facts(name, rounds, times, split_seconds):
     """One row of the table: a dict of numbers and texts. Collective."""
     round_times = times[f"{name} round"]
-    floor = times[f"{name} gradients"] + times[f"{name} exchange"]
+    floor = times[f"{name} floor"]
     split = rounds.split(split_seconds)
     mean_split = rounds.link.gather(list(split.values())).mean(0)
     return {

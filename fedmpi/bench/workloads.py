@@ -85,8 +85,8 @@ class Bowl(nn.Module):
 # name -> (words of a fedmpi.train command line, further words where it must be quick, what it is)
 WORKLOADS = {
     "fashion": (
-        "--model fashion_cnn --algorithm.step_size 1e-3 --local_steps 10 --batch_size 50",
-        "",
+        "--model fashion_cnn --task.samples 30000 --algorithm.step_size 1e-3 --local_steps 10 --batch_size 50",
+        "--task.samples 600",
         "the FAFED paper's CNN for Fashion-MNIST (26,620 parameters), q = 10, batch 50, a client per rank",
     ),
     "cnn": (

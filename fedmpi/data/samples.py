@@ -51,6 +51,7 @@ class Samples:
 
     def __init__(self, rows, labels, scale, shift):
         self._rows, self._labels, self._scale, self._shift = rows, labels, scale, shift
+        self._scale_number = scale.item() if scale.dim() == 0 else None
         self.num = len(labels)
 
     @classmethod
@@ -71,7 +72,10 @@ class Samples:
     def at(self, indices, augmentation=None):
         """(inputs, labels) at int64 `indices`: gathered as bytes, then scaled; images channels first."""
         rows = augmentation.gather(self._rows, indices) if augmentation else self._rows.index_select(0, indices)
-        inputs = rows.to(self._scale.dtype).mul_(self._scale).add_(self._shift)
+        if self._scale_number is not None and rows.dtype == torch.uint8:
+            inputs = torch.add(self._shift, rows, alpha=self._scale_number)  # converts on the way
+        else:
+            inputs = rows.to(self._scale.dtype).mul_(self._scale).add_(self._shift)
         if inputs.dim() == 3:
             inputs = inputs.unsqueeze(1)
         elif inputs.dim() == 4:

@@ -1,5 +1,6 @@
 """What the oracles of a task's module have in common: samples, the loss account, the ascent block."""
 
+import collections
 import contextlib
 import dataclasses
 
@@ -8,6 +9,7 @@ import torch
 from fedmpi.settings import check
 from fedmpi.streams import derive
 
+AHEAD = 1 << 20  # bytes of minibatches that are made at once; each is faster than by itself between gradients
 FIRST = -1  # the number of the initial, larger batch among a client's samples
 WHOLE = -2  # and of the batch that is all its data
 
@@ -70,19 +72,32 @@ class ModuleOracle:
         ascent_scale=1.0,
     ):
         self._flat, self._task, self._client, self._sampler, self._seed = flat, task, client, sampler, seed
-        self._rows, self._buffers = rows, buffers
+        self._rows = rows.unbind()  # the same two tensors at every call: their views are made once
+        self._buffers = buffers
         self._clip_norm, self._weight_decay = clip_norm, weight_decay
         self._ascent, self._ascent_scale = ascent, ascent_scale
         self.num_draws = 0
         self.num_gradients = 0
+        self._expected = 1
+        self._ahead = collections.deque()  # samples that are made and not yet drawn
         self._random_batches = getattr(task, "random_batches", True)
         self._losses = []  # 0-d tensors, since `take_losses`
 
+    def expect(self, num_draws):
+        """Be told how many draws are about to follow, as far as is known. It changes no sample."""
+        self._expected = num_draws
+        self._ahead.clear()
+
     def draw(self):
         """The next sample of this client's stream."""
-        sample = self._sample(self.num_draws)
+        if not self._ahead:
+            sample = self._sample(self.num_draws)
+            number = min(self._expected, AHEAD // max(1, _num_bytes(sample.batch)))
+            self._ahead.append(sample)
+            self._ahead.extend(self._sample(self.num_draws + later) for later in range(1, number))
         self.num_draws += 1
-        return sample
+        self._expected -= 1
+        return self._ahead.popleft()
 
     def draw_first(self):
         """The initial batch B_0, from a stream of its own; drawing it moves nothing else."""
@@ -117,7 +132,7 @@ class ModuleOracle:
         indices = self._sampler(number)
         if self._random_batches:
             # The batch is made once, so both gradients of a pair see the same crops and flips.
-            seed_noise(derive(self._seed, "augmentation", self._client, number), self._rows.device)
+            seed_noise(derive(self._seed, "augmentation", self._client, number), self._buffers.device)
         batch = self._task.batch(self._client, indices)
         return Sample(number, batch, derive(self._seed, "noise", self._client, number))
 
@@ -146,6 +161,13 @@ class ModuleOracle:
         yield
         for vector, value in saved:
             vector.copy_(value)
+
+
+def _num_bytes(batch):
+    """Of a tensor or a tuple of them; of other batches, which are made one by one, infinitely many."""
+    if isinstance(batch, torch.Tensor):
+        return batch.nbytes
+    return sum(map(_num_bytes, batch)) if isinstance(batch, tuple) else AHEAD
 
 
 def turn_round(gradient, ascent, scale=1.0):

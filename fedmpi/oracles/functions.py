@@ -22,6 +22,9 @@ class FunctionOracle:
         self.num_draws = 0
         self.num_gradients = 0
 
+    def expect(self, num_draws):
+        """Nothing is made ahead here."""
+
     def draw(self):
         """The next sample: the number of draws before it."""
         self.num_draws += 1
