@@ -7,8 +7,6 @@ link that it is given decides what "all" means.
 import math
 import time
 
-import numpy as np
-
 from fedmpi.algorithms.base import Exchange
 from fedmpi.client import Client, Server
 from fedmpi.errors import Diverged, UserError
@@ -230,8 +228,9 @@ class Federation:
         The ranks also add up here how many gradients they have evaluated: it costs no message of its own.
         """
         gradients = sum(client.oracle.num_gradients for client in self.clients)
-        everywhere = self.link.gather(np.array([loss_sum, num_losses, bad_client, gradients], dtype=np.float64))
-        self.num_gradients = int(everywhere[:, 3].sum())
+        everywhere = self.link.gather([loss_sum, num_losses, bad_client, gradients]).tolist()
+        totals, numbers, _, gradients = zip(*everywhere)
+        self.num_gradients = int(sum(gradients))
         for rank, (total, _, client, _) in enumerate(everywhere):
             if client >= 0:
                 moment = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
@@ -239,5 +238,4 @@ class Federation:
                     f"{moment}: the loss of client {int(client)} on rank {rank} is {total}; "
                     "try a smaller step size or more clipping"
                 )
-        total, number = everywhere[:, 0].sum(), everywhere[:, 1].sum()
-        return total / number if number else math.nan
+        return sum(totals) / sum(numbers) if any(numbers) else math.nan

@@ -3,12 +3,13 @@
 import functools
 import itertools
 import math
+import weakref
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.weak import WeakIdKeyDictionary
 
+_NOTHING = (None, None)
 LARGE_LAYER = 1 << 18  # weights; below, writing a gradient twice costs nothing that could be seen
 
 
@@ -38,7 +39,7 @@ class FlatModule:
 
     def __init__(self, module, channels_last=False, direct_gradients=True):
         self.module = module
-        self._views = WeakIdKeyDictionary()  # row -> its parameter-shaped views
+        self._views = {}  # id of a row -> (weak reference to it, its parameter-shaped views)
         self._large_layers = []  # positions of their weights in `parameters`
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
@@ -80,12 +81,15 @@ class FlatModule:
 
     def _known_views(self, vector):
         """The same, made once for each vector."""
-        views = self._views.get(vector)
-        if views is None:
+        key = id(vector)
+        reference, views = self._views.get(key, _NOTHING)
+        if reference is None or reference() is not vector:
             # of an alias: they must not keep alive the vector that they are remembered by
-            views = self._views[vector] = self.views(vector.data)
+            views = self.views(vector.data)
+            self._views[key] = weakref.ref(vector, lambda _, known=self._views: known.pop(key, None)), views
         return views
 
+    @torch.no_grad()
     def flatten(self, tensors, out=None):
         """Parameter-shaped tensors, in the order of `names`, as one [dim] vector.
 
@@ -97,7 +101,6 @@ class FlatModule:
         self._fill(self._known_views(out), tensors)
         return out
 
-    @torch.no_grad()
     def _fill(self, views, tensors):
         views, tensors = list(views), list(tensors)
         for position in sorted(self._large_layers, reverse=True):

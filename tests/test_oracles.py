@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from fedmpi.data.sampler import EpochSampler
+from fedmpi.models.cnn import FashionCNN, LambCNN
 from fedmpi.oracles import FIRST, WHOLE, AutogradOracle
+from fedmpi.oracles.base import may_draw
 from fedmpi.vectors import FlatModule
 
 INPUTS, LABELS = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
@@ -61,6 +64,64 @@ def test_a_pass_draws_every_sample_once_and_the_first_batch_is_apart():
     assert len(sampler(FIRST)) == 8
     assert sampler(WHOLE).tolist() == list(range(20))
     assert torch.equal(sampler(1), drawn[1])  # any draw at any time
+
+
+class ShakenRows(Rows):
+    """Every batch is made with random numbers, as augmentation does."""
+
+    def batch(self, client, indices):
+        return INPUTS[indices] + torch.rand(len(indices), 6), LABELS[indices]
+
+
+def test_samples_do_not_depend_on_how_many_are_made_ahead():
+    drawn = []
+    for expected in (1, 3, 20):
+        flat, oracle = make(nn.Sequential(nn.Dropout(), linear()))
+        oracle._task = ShakenRows()
+        oracle.expect(expected)
+        batches = []
+        for t in range(7):
+            if t == 5:
+                oracle.expect(expected)
+            batches.append(oracle.draw())
+            oracle.gradient(flat.x, batches[-1])  # moves torch's generator
+        drawn.append(batches)
+    for one, two in ((drawn[0], drawn[1]), (drawn[0], drawn[2])):
+        for a, b in zip(one, two):
+            assert (a.number, a.noise) == (b.number, b.noise)
+            assert all(map(torch.equal, a.batch, b.batch))
+
+
+def test_no_more_is_made_ahead_than_asked_for():
+    made = []
+    _, oracle = make(linear())
+    oracle._sample = lambda number, sample=oracle._sample: made.append(number) or sample(number)
+    oracle.expect(3)
+    [oracle.draw() for _ in range(4)]
+    assert made == [0, 1, 2, 3]
+
+
+class Shaky(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs + torch.rand_like(inputs))
+
+
+def hooked():
+    module = linear()
+    module[0].register_forward_hook(lambda part, inputs, outputs: functional.dropout(outputs))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "may"),
+    [
+        (linear(), False), (FashionCNN((1, 28, 28), 10), False), (nn.Sequential(linear(), nn.BatchNorm1d(3)), False),
+        (LambCNN((1, 28, 28), 10), True), (nn.Sequential(linear(), nn.RReLU()), True), (nn.LSTM(6, 3), True),
+        (nn.Sequential(Shaky(6, 3)), True), (hooked(), True),
+    ],
+)  # fmt: skip
+def test_only_a_module_of_layers_that_never_draw_needs_no_seed(module, may):
+    assert may_draw(FlatModule(module).module) is may
 
 
 def test_a_pair_sees_the_same_dropout_mask():

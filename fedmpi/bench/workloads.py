@@ -27,7 +27,8 @@ class RandomImages(Task):
 class LoadedRandomImages(LoadedTask):
     """See `LoadedTask`; there is nothing to evaluate."""
 
-    shape, num_classes, random_batches = (1, 28, 28), 10, False
+    shape, num_classes = (1, 28, 28), 10
+    random_batches = random_loss = False
 
     def __init__(self, settings, place):
         self.samples = {}

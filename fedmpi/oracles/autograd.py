@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
+from fedmpi.oracles.base import ModuleOracle, OracleKind
 from fedmpi.settings import setting
 
 
@@ -22,7 +22,7 @@ class AutogradOracle(ModuleOracle):
 
     def _evaluate(self, z, xi, out):
         self._flat.point_at(z, self._buffers)
-        seed_noise(xi.noise, z.device)
+        self._seed_noise(xi)
 
         def loss_of(module):
             if not self._autocast:

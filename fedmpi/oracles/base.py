@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 
 import torch
+from torch import nn
 
 from fedmpi.settings import check
 from fedmpi.streams import derive
@@ -12,6 +13,16 @@ from fedmpi.streams import derive
 AHEAD = 1 << 20  # bytes of minibatches that are made at once; each is faster than by itself between gradients
 FIRST = -1  # the number of the initial, larger batch among a client's samples
 WHOLE = -2  # and of the batch that is all its data
+
+_NEVER_DRAW = {
+    layer.forward
+    for layer in (
+        nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+        nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool2d,
+        nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
+        nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
+    )
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +92,7 @@ class ModuleOracle:
         self._expected = 1
         self._ahead = collections.deque()  # samples that are made and not yet drawn
         self._random_batches = getattr(task, "random_batches", True)
+        self._random_loss = getattr(task, "random_loss", True) or may_draw(flat.module)
         self._losses = []  # 0-d tensors, since `take_losses`
 
     def expect(self, num_draws):
@@ -153,14 +165,34 @@ class ModuleOracle:
         """Put ∇F_i(z; ξ) into `out` and return F_i(z; ξ) without a graph."""
         raise NotImplementedError
 
-    @contextlib.contextmanager
+    def _seed_noise(self, xi):
+        """See that what the module draws at random depends on the sample only."""
+        if self._random_loss:
+            seed_noise(xi.noise, self._buffers.device)
+
     def _unmoved(self):
-        """What happens inside leaves the module's buffers as they are."""
+        """A context that leaves the module's buffers as they are."""
         vectors = [self._buffers, *self._flat.counters] if self._flat.num_buffers else self._flat.counters
-        saved = [(vector, vector.clone()) for vector in vectors]
-        yield
-        for vector, value in saved:
-            vector.copy_(value)
+        return _restored(vectors) if vectors else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _restored(vectors):
+    saved = [(vector, vector.clone()) for vector in vectors]
+    yield
+    for vector, value in saved:
+        vector.copy_(value)
+
+
+def may_draw(module):
+    """Whether a pass through a module may draw random numbers.
+
+    Surely not if every part of it is one of torch's layers that never do, and has no hooks.
+    """
+    return not all(
+        type(part).forward in _NEVER_DRAW and not (part._forward_hooks or part._forward_pre_hooks)
+        for part in module.modules()
+    )
 
 
 def _num_bytes(batch):

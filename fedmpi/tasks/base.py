@@ -76,12 +76,14 @@ class LoadedTask:
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
         random_batches: whether `batch` draws from torch's generator (augmentation); it is seeded then.
+        random_loss: whether `loss` itself does, beside what the module draws; it is seeded then.
     """
 
     default_model = None
     goal = ("train_loss", -1)
     ascent_scale = 1.0
     random_batches = True
+    random_loss = True
 
     def build_model(self, model_class, model_settings):
         """The module to train, on the CPU in float32; called under the run's model seed.
