@@ -75,6 +75,9 @@ class Run:
     direct_gradients: bool = setting(
         True, "let large linear layers compute the gradient of their weights in its row, without a copy"
     )
+    fused_update: bool = setting(
+        False, "compile FAFED's update into one pass: for large models with short steps; needs a C++ compiler"
+    )
     tune_malloc: bool = setting(True, "let malloc keep freed memory, which saves page faults")
 
     def __post_init__(self):

@@ -13,6 +13,7 @@ from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.mpi import check_launch
 from fedmpi.errors import AgreedUserError, Diverged, UserError
 from fedmpi.federation import Federation, draw_participants, spread
+from fedmpi.fused import fuse
 from fedmpi.models import find_model
 from fedmpi.recorder import Recorder, readable_bytes, table
 from fedmpi.registry import command_name
@@ -119,6 +120,7 @@ class _Training:
         module = self.task.build_model(model_class, config.model_settings).to(self.place.device, self.place.dtype)
         self.flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
         self.task.try_out(module, self.place.clients[0])
+        self.algorithm = fuse(config.algorithm, self.flat.x) if run.fused_update else config.algorithm
 
     def assemble(self):
         """Join the ranks' clients into a federation. Collective."""
@@ -135,7 +137,7 @@ class _Training:
             self.num_rounds = max(1, math.ceil(run.epochs * batches.max() / max(steps)))
         workspace = self.config.oracle.workspace(self.flat.x)
         self.federation = Federation(
-            self.config.algorithm,
+            self.algorithm,
             link,
             {client: functools.partial(self._oracle, client, workspace) for client in place.clients},
             place.num_clients,

@@ -12,7 +12,7 @@ FLOORS = [
     ["settings", "streams"],
     ["vectors", "registry", "comm", "checkpoint"],
     ["algorithms", "oracles", "models", "recorder"],
-    ["client", "data"],
+    ["client", "data", "fused"],
     ["federation", "tasks"],
     ["simulation", "costs", "presets"],
     ["config"],

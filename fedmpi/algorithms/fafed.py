@@ -78,6 +78,11 @@ class FAFED(Algorithm):
     def local_step(self, client, server, oracle):
         """Lines 5-7 and 14: estimate with two gradients on the same sample, then move."""
         g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
+        moves = not client.is_last_step or self.sync_order == "code"
+        self.advance(client, server, g, g_prev, self.eta(client) if moves else None)
+
+    def advance(self, client, server, g, g_prev, eta):
+        """The arithmetic of a local step; η = None: it does not move. `fedmpi.fused` has it in one pass."""
         # m_i <- g + (1 - α)(m_i - g⁻)
         client.m.sub_(g_prev, alpha=self.prev_grad_scale)
         torch.add(g, client.m, alpha=1 - self.alpha(client), out=client.m)
@@ -86,8 +91,8 @@ class FAFED(Algorithm):
         else:
             client.v.lerp_(self._square(g), 1 - self.second_moment_decay)  # v_i <- β v_i + (1 - β) g²
         client.x_prev.copy_(client.x)
-        if not client.is_last_step or self.sync_order == "code":
-            client.x.addcdiv_(client.m, server.A, value=-self.eta(client))
+        if eta is not None:
+            client.x.addcdiv_(client.m, server.A, value=-eta)
 
     def server_step(self, server):
         """Lines 10-12: v̄, then A, then x̄ - η m̄ / A."""

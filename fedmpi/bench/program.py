@@ -193,6 +193,8 @@ class Benchmark:
             "plain Allreduce": ["--transport", "allreduce"],
             "bf16 autocast": ["--autocast", "bf16"],
         }
+        if self.algorithms[-1] == "fafed":
+            others["fused update"] = ["--fused_update", "true"]
         opened = {name: self._rounds(workload, *words, *more) for name, more in others.items()}
         rivals = [
             Contestant("as it is", as_is.run),
