@@ -1,6 +1,7 @@
 """Samples in memory as they are in the file; batches made of them on the device."""
 
 import dataclasses
+import math
 
 import numpy as np
 import torch
@@ -29,15 +30,17 @@ class Augmentation:
     def gather(self, rows, indices):
         """[b, height, width, ...] the rows at `indices` [b], shifted and mirrored."""
         number, (height, width), edge = len(indices), rows.shape[1:3], self.crop_padding
-        colours = (0, 0) * (rows.dim() - 3)
-        padded = functional.pad(rows.index_select(0, indices), (*colours, edge, edge, edge, edge))
-        ways = torch.stack([padded, padded.flip(2)] if self.flip else [padded])
-        # A view of all crops that there are, [ways, b, 2 edge + 1, 2 edge + 1, (channels,) height, width].
-        crops = ways.unfold(2, height, 1).unfold(3, width, 1)
-        way = torch.randint(len(ways), (number,), device=rows.device)
-        top, left = torch.randint(2 * edge + 1, (2, number), device=rows.device)
-        images = crops[way, torch.arange(number, device=rows.device), top, left]
-        return images if rows.dim() == 3 else images.permute(0, 2, 3, 1)
+        images, device = rows.index_select(0, indices), rows.device
+        ways = torch.cat([images, images.flip(2)]) if self.flip else images
+        # One line more at the bottom, where the last crop of all ends.
+        padded = functional.pad(ways, (*(0, 0) * (rows.dim() - 3), edge, edge, edge, edge + 1))
+        lines, line, values = padded.shape[1], padded.shape[2], math.prod(padded.shape[3:])
+        way = torch.randint(1 + self.flip, (number,), device=device)
+        top, left = torch.randint(2 * edge + 1, (2, number), device=device)
+        # A crop is a run of memory: whole lines from its first pixel on; what is right of it is left out.
+        first = ((way * number + torch.arange(number, device=device)) * lines + top) * line + left
+        runs = padded.view(-1).unfold(0, height * line * values, 1).index_select(0, first * values)
+        return runs.view(number, height, line, *padded.shape[3:])[:, :, :width]
 
 
 class Samples:
