@@ -115,6 +115,7 @@ CHOICES = {
     "partition": (fedmpi.data, Partition, "even"),
 }
 SHORT = {"data": "task.data", "autocast": "oracle.autocast"}  # what may be written for what
+INSTEAD = {"rounds": "epochs", "local_steps": "local_epochs"}  # the second, where it is set, stands for the first
 FLAGS = {
     "preset": "NAME: settings of an experiment of the papers (--list presets); --config and the command line go first",
     "config": "PATH: settings from a YAML or TOML file; the command line goes first",
@@ -228,7 +229,8 @@ def _merge(layers, methods):
     """Words of several layers as one list, later layers going first.
 
     A layer that chooses another class than those before it drops what they say of the old one: its
-    settings would be wrong for the new one, which has its own defaults.
+    settings would be wrong for the new one, which has its own defaults. In the same way --rounds on
+    the command line undoes a file's epochs.
 
     Args:
         layers: lists of words. methods: algorithm -> its settings, where a layer chooses another algorithm.
@@ -242,7 +244,8 @@ def _merge(layers, methods):
                 merged = [(key, text) for key, text in merged if key.partition(".")[0] != group]
                 settings = (methods.get(new) or {}) if group == "algorithm" else {}
                 merged += [(f"{group}.{key}", _as_word(value)) for key, value in settings.items()]
-        merged += words
+        undone = {INSTEAD[key] for key, _ in words if key in INSTEAD}
+        merged = [(key, text) for key, text in merged if key not in undone] + words
     return merged
 
 

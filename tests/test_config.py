@@ -33,6 +33,15 @@ def test_command_line_goes_before_the_file(tmp_path):
     assert type(read("--config", file).algorithm).__name__ == "FedAvg"
 
 
+def test_rounds_on_the_command_line_undo_the_epochs_of_a_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("epochs: 30\nlocal_epochs: 2\n")
+    run = read("--config", file, "--rounds", 8, "--local-steps", 3).run
+    assert (run.rounds, run.epochs, run.local_steps, run.local_epochs) == (8, None, 3, None)
+    assert read("--config", file, "--rounds", 8, "--epochs", 2).run.epochs == 2
+    assert read("--config", file, "--batch-size", 8).run.epochs == 30
+
+
 def test_toml(tmp_path):
     pytest.importorskip("tomllib")
     file = tmp_path / "run.toml"
