@@ -5,6 +5,7 @@ import contextlib
 import csv
 import html.parser
 import json
+import math
 import os
 import re
 import shutil
@@ -19,7 +20,9 @@ import pytest
 import yaml
 from conftest import ROOT, train
 
-from fedmpi.report.curves import Target, curve, final
+from fedmpi.errors import UserError
+from fedmpi.report.curves import Spread, Target, curve, final
+from fedmpi.report.units import metric as in_digits
 from fedmpi.runs import find_runs, problems
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -153,6 +156,37 @@ def test_figures_lie_beside_the_page(made):
     values = [loss("scaffold", seed, 10) for seed in range(3)]
     found = [float(line[key]) for key in ("mean", "lowest", "highest")]
     assert found == pytest.approx([statistics.fmean(values), min(values), max(values)])
+
+
+@pytest.mark.parametrize("num_methods", [1, 3, 12])
+def test_no_words_leave_a_figure(tmp_path, num_methods):
+    """Many methods with long names have them below the axes; numbers with many digits take their room on the left."""
+    figures = pytest.importorskip("fedmpi.report.figures", exc_type=UserError)
+    for number in range(num_methods):
+        settings = {"name": "local_amsgrad", "momentum": number / 20, "second_moment_decay": 0.9 + number / 200}
+        folder = make_run(tmp_path / f"{number}", "fafed", number, algorithm=settings)
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.dumps({**one, "auc": 0.96125 + 1e-6 * one["round"], "steps": 1e5 * one["round"]}) for one in records
+        ]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (problem,) = problems(find_runs([tmp_path])[0])
+    for text in ("train_loss=0.25", "auc=0.96126", "steps=3e6"):
+        target = Target.parse(text)
+        figure = figures.draw(problem.methods, "round", target.metric, target)
+        drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+        assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= width and drawn.y1 <= height
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((0.5, 0.7), "0.6000 ± 0.1414"), ((0.0,), "0.0000"), ((1.5e-7,), "1.5e-07"), ((123.44,), "123.4"),
+        ((59_030.4, 59_030.4), "59,030 ± 0"), ((-0.25,), "-0.2500"), ((3e12,), "3e+12"), ((math.nan,), "nan"),
+    ],
+)  # fmt: skip
+def test_metrics_in_digits(values, words):
+    assert in_digits(Spread(values)) == words
 
 
 def test_a_browser_shows_it_on_a_screen_and_on_a_phone(made, tmp_path):

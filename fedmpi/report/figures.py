@@ -5,6 +5,7 @@ The only module that needs matplotlib.
 
 import io
 import re
+import textwrap
 
 from fedmpi.errors import UserError
 from fedmpi.report.curves import AXES, curve, less_is_better, title
@@ -12,7 +13,10 @@ from fedmpi.report.units import scale
 
 try:
     import matplotlib
+    import matplotlib.colors
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 except ImportError:
     raise UserError('figures need matplotlib: pip install "fedmpi[plot]" (or pip install matplotlib)') from None
@@ -21,11 +25,12 @@ except ImportError:
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
-WIDTH, HEIGHT = 324, 216  # points; small, so that text stays readable on a phone
-LEFT, BOTTOM, TOP = 36, 35, 30  # points around the axes; what the names need is kept free on the right
+WIDTH, HEIGHT = 312, 212  # points; small, so that text stays readable on a phone
+BOTTOM, TOP = 37, 30  # points around the axes; on the left and right as much as numbers and names need
+LEADING = 2.5  # points between lines of names
 STYLE = {
     "font.family": "sans-serif",
-    "font.size": 9,
+    "font.size": 9.5,
     "svg.fonttype": "none",
     "svg.hashsalt": "fedmpi",
     "axes.spines.left": False,
@@ -54,6 +59,19 @@ def color(number):
     return COLORS[number % len(COLORS)]
 
 
+def _text_color(number):
+    """A method's colour, for words: darkened until they are read on white (contrast 4.5, WCAG)."""
+    rgb = matplotlib.colors.to_rgb(color(number))
+    while 1.05 / (_luminance(rgb) + 0.05) < 4.5:
+        rgb = tuple(0.95 * part for part in rgb)
+    return rgb
+
+
+def _luminance(rgb):
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # WCAG 2, relative luminance
+
+
 def draw(methods, axis, metric, target=None):
     """The figure of a metric against an axis.
 
@@ -68,19 +86,26 @@ def draw(methods, axis, metric, target=None):
     if not curves:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), layout="none")
-        names = {number: _wrap(methods[number].label) for number in curves}
-        size = 9 if sum(map(len, names.values())) <= 12 else 7
-        width = WIDTH - LEFT - 16 - 0.68 * size * max(len(line) for lines in names.values() for line in lines)
-        place = (LEFT / WIDTH, BOTTOM / HEIGHT, width / WIDTH, (HEIGHT - BOTTOM - TOP) / HEIGHT)
-        axes = figure.add_axes(place)
+        figure = Figure(layout="none")
+        axes = figure.add_axes((0, 0, 1, 1))
         unit = _set_x(axes, axis, curves)
         for number, points in curves.items():
             _draw_curve(axes, number, points, unit)
         _set_y(axes, metric, curves, target)
-        figure.text(0.02, 0.93, title(metric), color=INK, fontsize=10, fontweight="bold")
         ends = {number: (points[-1].x / unit, points[-1].mean) for number, points in curves.items()}
-        _label_ends(axes, ends, names, size, width)
+        names = {number: _wrap(methods[number].label) for number in curves}
+        size = 9.5 if sum(map(len, names.values())) <= 11 else 7.5
+        if sum(map(len, names.values())) * (size + LEADING) <= HEIGHT - BOTTOM - TOP:
+            height, right = HEIGHT, 16 + 0.68 * size * max(len(line) for lines in names.values() for line in lines)
+        else:
+            height, right = HEIGHT + _legend_below(figure, ends, methods), 12
+        figure.set_size_inches(WIDTH / 72, height / 72)
+        left = _room_for_numbers(axes)
+        width, bottom = WIDTH - left - right, height - HEIGHT + BOTTOM
+        axes.set_position((left / WIDTH, bottom / height, width / WIDTH, (HEIGHT - BOTTOM - TOP) / height))
+        figure.text(0.02, 1 - 15 / height, title(metric), color=INK, fontsize=10.5, fontweight="bold")
+        if height == HEIGHT:
+            _label_ends(axes, ends, names, size, width)
     return figure
 
 
@@ -115,14 +140,26 @@ def _set_x(axes, axis, curves):
     return factor
 
 
+def _room_for_numbers(axes):
+    """Points that the numbers of the y axis take, with a margin."""
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
+    return 12 + 0.62 * STYLE["font.size"] * max(
+        map(len, axes.yaxis.get_major_formatter().format_ticks(ticks)), default=0
+    )
+
+
 def _draw_curve(axes, number, points, unit):
     xs = [point.x / unit for point in points]
     if any(point.high > point.low for point in points):
         axes.fill_between(
             xs, [p.low for p in points], [p.high for p in points], color=color(number), alpha=0.16, linewidth=0
         )
-    style = {"color": color(number), "linestyle": DASHES[number // len(COLORS) % len(DASHES)]}
-    axes.plot(xs, [point.mean for point in points], marker="o" if len(points) == 1 else None, **style)
+    axes.plot(xs, [p.mean for p in points], marker="o" if len(points) == 1 else None, **_line_style(number))
+
+
+def _line_style(number):
+    return {"color": color(number), "linestyle": DASHES[number // len(COLORS) % len(DASHES)]}
 
 
 def _set_y(axes, metric, curves, target):
@@ -131,17 +168,19 @@ def _set_y(axes, metric, curves, target):
     if target is not None:
         values.append(target.value)
         axes.axhline(target.value, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
+        side = -1 if target.from_above else 1  # where curves have not been yet when they begin, on the left
         axes.annotate(
-            f"target {target.value:g}", (1, target.value), (0, 4), xycoords=("axes fraction", "data"), ha="right",
-            textcoords="offset points", color=INK, fontsize=8, bbox={"color": "white", "alpha": 0.7, "pad": 0.8},
+            f"target {target.value:g}", (0, target.value), (3, 3 * side), xycoords=("axes fraction", "data"),
+            va="top" if side < 0 else "bottom", textcoords="offset points", color=INK, fontsize=8.5,
         )  # fmt: skip
     low, high = min(values), max(values)
+    margin = 0.05 if target is None else 0.12  # of the height
     if less_is_better(metric) and low > 0 and high > 3 * low:
         axes.set_yscale("log")
-        axes.set_ylim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
+        axes.set_ylim(low / (high / low) ** margin, high * (high / low) ** margin)
         _decimal_ticks(axes.yaxis, low, high)
     else:
-        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1
+        margin *= (high - low) or abs(high) or 20
         axes.set_ylim(low - margin, high + margin)
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
@@ -166,7 +205,7 @@ def _label_ends(axes, ends, names, size, width):
     """
     to_share = axes.transData + axes.transAxes.inverted()  # of the axes' width and height
     reached = {number: to_share.transform(end) for number, end in ends.items()}
-    heights = {number: len(lines) * (size + 2.5) / (HEIGHT - BOTTOM - TOP) for number, lines in names.items()}
+    heights = {number: len(lines) * (size + LEADING) / (HEIGHT - BOTTOM - TOP) for number, lines in names.items()}
     places = _spread_out({number: y for number, (_, y) in reached.items()}, heights, 0, 1)
     for number, y in places.items():
         x_end, y_end = reached[number]
@@ -176,9 +215,20 @@ def _label_ends(axes, ends, names, size, width):
         if abs(y - y_end) > 0.01:
             axes.plot([1 + 2 / width, 1 + 8 / width], [y_end, y], alpha=0.7, **style)
         axes.text(
-            1 + 10 / width, y, "\n".join(names[number]), transform=axes.transAxes, va="center", color=color(number),
-            fontsize=size, fontweight="bold", linespacing=1.15,
+            1 + 10 / width, y, "\n".join(names[number]), transform=axes.transAxes, va="center",
+            color=_text_color(number), fontsize=size, fontweight="bold", linespacing=1.15,
         )  # fmt: skip
+
+
+def _legend_below(figure, ends, methods):
+    """Names below the axes, where too many are to stand at the curves' ends; returns the points they take."""
+    order = sorted(ends, key=lambda number: -ends[number][1])  # as the curves end, from above
+    names = [textwrap.fill(methods[number].label, 58) for number in order]
+    legend = figure.legend(
+        [Line2D([], [], **_line_style(number)) for number in order], names, loc="lower left", fontsize=8,
+        frameon=False, handlelength=2.6, labelspacing=0.35, labelcolor=[_text_color(number) for number in order],
+    )  # fmt: skip
+    return legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).height * 72 / figure.dpi
 
 
 def _wrap(label, width=15):

@@ -25,15 +25,22 @@ p { margin: .3rem 0; max-width: 46rem; }
   border-radius: 0 6px 6px 0; }
 .findings b { display: block; font-size: 1.25rem; line-height: 1.3; }
 .findings small { font-size: .9rem; font-weight: 400; color: var(--muted); white-space: nowrap; }
-.scroll { overflow-x: auto; margin: .6rem 0 1rem; }
+.scroll { overflow-x: auto; margin: .6rem 0 1rem; background: linear-gradient(to left, #fff 1.5rem, #fff0 3rem) right,
+  linear-gradient(to left, #c4ccd4, #fff0) right / .6rem 100%; background-repeat: no-repeat;
+  background-attachment: local, scroll; }  /* a shade at the right as long as there is more to see */
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th, td { padding: .42rem .9rem .42rem 0; text-align: right; border-bottom: 1px solid var(--line); }
-th { color: var(--muted); font-weight: 600; vertical-align: bottom; }
+th { color: var(--muted); font-weight: 600; vertical-align: bottom; white-space: normal; line-height: 1.25; }
+th span { display: inline-block; width: max-content; max-width: 9em; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; padding-right: 1.2rem; }
 td:first-child { font-weight: 600; }
-table.plain td { text-align: left; font-weight: 400; } table.plain th { text-align: left; }
+.name { display: inline-block; width: max-content; max-width: min(40vw, 24rem); white-space: normal;
+  overflow-wrap: anywhere; padding-left: 1.2em; text-indent: -1.2em; }
+table.plain :is(th, td) { text-align: left; position: static; } table.plain td { font-weight: 400; }
+table.plain td { white-space: normal; overflow-wrap: anywhere; min-width: 2.5rem; }
 td.best { color: var(--best); font-weight: 700; }
-.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em; background: var(--c); }
+.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em; text-indent: 0;
+  background: var(--c); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
 figure { margin: 0; min-width: 0; } figure img { display: block; width: 100%; height: auto; }
 details { margin: 1rem 0; } summary { cursor: pointer; }
@@ -135,14 +142,15 @@ def _findings(problem, colors):
 
 
 def _table(table, colors):
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
+    head = "".join(f"<th><span>{html.escape(cell)}</span></th>" for cell in table.header)
     body = []
     for r, row in enumerate(table.rows):
         cells = [
             f"<td{' class=best' if (r, c) in table.best else ''}>{html.escape(cell)}</td>" for c, cell in enumerate(row)
         ]
         if colors:
-            cells[0] = cells[0].replace("<td>", f'<td><span class=dot style="--c:{colors[r]}"></span>', 1)
+            dot = f'<span class=dot style="--c:{colors[r]}"></span>'
+            cells[0] = f"<td><span class=name>{dot}{html.escape(row[0])}</span></td>"
         body.append(f"<tr>{''.join(cells)}</tr>")
     plain = "" if colors else " class=plain"
     return f"<div class=scroll><table{plain}><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"

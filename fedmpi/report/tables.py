@@ -70,7 +70,7 @@ def target_table(problem, target):
         known = {number: costs[axis] for number, costs in means.items() if axis in costs}
         if known and len(problem.methods) > 1:
             best.add((min(known, key=known.get), column))
-    return Table(["method", "runs that reach it", *COSTS.values()], rows, frozenset(best))
+    return Table(["method", "reached by", *COSTS.values()], rows, frozenset(best))
 
 
 def run_table(problem):

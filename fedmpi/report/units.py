@@ -25,7 +25,8 @@ def count(axis, spread, with_range=False):
 
 
 def metric(spread):
-    """Mean ± standard deviation of a `Spread` of a metric; a mean from 0.01 to 100 with four decimals."""
+    """Mean ± standard deviation of a `Spread` of a metric, with as many digits as are worth reading."""
     mean, deviation = spread.mean, spread.deviation
-    style = ".4f" if mean == 0 or 1e-2 <= abs(mean) < 100 else ".4g"
+    styles = ((1e7, ".4g"), (1e4, ",.0f"), (100, ",.1f"), (1e-2, ".4f"))
+    style = next((style for least, style in styles if abs(mean) >= least), ".4g" if mean else ".4f")
     return f"{mean:{style}}" + ("" if deviation is None else f" ± {deviation:{style}}")
