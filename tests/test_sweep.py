@@ -168,6 +168,23 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
     wait_for(lambda: not processes_of(tmp_path), seconds=10)
 
 
+def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
+    """The jobs of a sweep that was killed go on; none is made a second time at the same place."""
+    words = ("--grid", "seed=0,1", *TINY[2:], "--rounds", 400, "--ranks", 2, "--at-a-time", 1, "--out", tmp_path)
+    command = [sys.executable, "-m", "fedmpi.sweep", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    records = tmp_path / "seed=0" / "metrics.jsonl"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
+        wait_for(lambda: records.is_file() and records.stat().st_size, seconds=60)
+        job.kill()
+    assert processes_of(tmp_path) and not (tmp_path / "seed=0" / "model.pt").exists()
+    inode = records.stat().st_ino
+    ended = sweep(*words)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 runs, 2 of them to be made" in ended.stdout and "seed=0: holdout_accuracy" in ended.stdout
+    assert records.stat().st_ino == inode and len(records.read_text().splitlines()) == 400
+
+
 def processes_of(folder):
     """Command lines of the processes that name a folder."""
     lines = []

@@ -2,7 +2,9 @@
 
 import collections
 import contextlib
+import fcntl
 import os
+import pathlib
 import shlex
 import shutil
 import signal
@@ -52,10 +54,13 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
     try:
         while waiting or running:
             while waiting and len(running) < at_a_time:
-                running.append(_Job(plan, waiting.popleft(), ranks, launcher))
-            for job in [job for job in running if job.process.poll() is not None]:
+                running.append(_start(plan, waiting.popleft(), ranks, launcher))
+            for job in [job for job in running if job.poll() is not None]:
                 running.remove(job)
-                code, last = job.process.returncode, job.last_line()
+                code, last = job.poll(), _last_line(job.log)
+                if isinstance(job, _Elsewhere) and outcome(plan.folder(job.run)) == "broken":
+                    waiting.append(job.run)
+                    continue
                 if code == 2:
                     raise UserError(f"run {job.run.name}: {last.removeprefix('fedmpi: error: ')}")
                 ended(job.run, code, time.monotonic() - job.begun, last)
@@ -65,33 +70,74 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
             job.end()
 
 
-class _Job:
-    """One run as a process, its output in a file beside its folder."""
+def _start(plan, run, ranks, launcher):
+    """A run as a process, its output in a file beside its folder.
 
-    def __init__(self, plan, run, ranks, launcher):
-        self.run, self.begun = run, time.monotonic()
-        self._log = plan.out / f"{run.name}.log"
+    The process holds a lock on that file until it ends: a sweep that was killed leaves its jobs
+    running, and who starts it again waits for them instead of clearing the folder under them.
+    """
+    log = open(plan.out / f"{run.name}.log", "a", encoding="utf-8")  # noqa: SIM115 (an `_Elsewhere` keeps it)
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _Elsewhere(run, log)
+    except OSError:  # a file system without locks
+        pass
+    with log:
+        log.truncate(0)
+        return _Job(plan, run, ranks, launcher, log)
+
+
+def _last_line(path):
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    ours = [line for line in lines if line.startswith("fedmpi: error")]
+    return next((line for line in [*ours[:1], *reversed(lines)] if line.strip()), "it printed nothing")
+
+
+class _Elsewhere:
+    """A run that a killed sweep's job, or another sweep, is about."""
+
+    def __init__(self, run, log):
+        self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
+        self._file = log
+
+    def poll(self):
+        """0 when the job has ended, however it did; None until then."""
+        if not self._file.closed:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._file.close()
+        return 0 if self._file.closed else None
+
+    def end(self):
+        """Leave it alone: it is not ours."""
+        self._file.close()
+
+
+class _Job:
+    """A run that this sweep makes."""
+
+    def __init__(self, plan, run, ranks, launcher, log):
+        self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
         clear(plan.folder(run))
         words = shlex.split(launcher.replace("{ranks}", str(ranks)))
         words += [sys.executable, "-m", "fedmpi.train", f"--ranks={ranks}", *plan.words(run)]
         try:
-            with open(self._log, "w", encoding="utf-8") as log:
-                self.process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-                )
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
         except OSError as error:
             raise UserError(f"{words[0]}: cannot be started: {error.strerror}; --launch says how to start") from None
 
-    def last_line(self):
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        ours = [line for line in lines if line.startswith("fedmpi: error")]
-        return next((line for line in [*ours[:1], *reversed(lines)] if line.strip()), "it printed nothing")
+    def poll(self):
+        """The exit code; None until there is one."""
+        return self._process.poll()
 
     def end(self):
         """Ask the job to end, and see that it does."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
+            os.killpg(self._process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(PATIENCE)
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+                self._process.wait(PATIENCE)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
