@@ -303,6 +303,16 @@ def test_a_job_array_is_the_template_with_the_runs_in_it(tmp_path):
     assert "--seed=1" in task(1).stdout.splitlines() and not (tmp_path / "out" / names[1]).exists()
 
 
+def test_ranks_of_a_job_array(tmp_path):
+    """The template's, unless they are given: then SLURM finds the nodes."""
+    words = (*GRID, *TINY, "--out", tmp_path / "out", "--emit-slurm", tmp_path / "job.sh")
+    scripts = []
+    for more in ((), ("--ranks", 3)):
+        assert sweep(*words, *more).returncode == 0
+        scripts.append(re.findall("^#SBATCH --(n.*)", (tmp_path / "job.sh").read_text(), re.MULTILINE))
+    assert scripts == [["nodes=2", "ntasks-per-node=4"], ["ntasks=3"]]
+
+
 def test_it_starts_without_torch_and_mpi():
     program = "import sys, fedmpi.sweep.__main__; print(sorted({'torch', 'mpi4py', 'jsonargparse'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)

@@ -52,7 +52,9 @@ def _parser():
     )
     parser.add_argument("--plan", type=pathlib.Path, metavar="FILE", help="the same from a YAML file")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("sweep"), help="folder of the runs: sweep")
-    parser.add_argument("--ranks", type=_count, default=1, metavar="N", help="ranks of each run: 1")
+    parser.add_argument(
+        "--ranks", type=_count, metavar="N", help="ranks of each run: 1; in a job array: the template's"
+    )
     parser.add_argument("--at-a-time", type=_count, metavar="N", help="runs at once: 1; in a job array: no limit")
     parser.add_argument(
         "--launch", metavar="WORDS", help='how ranks are started, like "mpirun --oversubscribe -np {ranks}"'
@@ -85,9 +87,10 @@ def _run(arguments):
         _emit(options, plan, todo)
         return
     if not options.table:
-        launcher = ("mpirun -np {ranks}" if options.ranks > 1 else "") if options.launch is None else options.launch
+        ranks = options.ranks or 1
+        launcher = ("mpirun -np {ranks}" if ranks > 1 else "") if options.launch is None else options.launch
         show = _Progress(plan, len(todo), options.metric)
-        run_all(plan, todo, options.ranks, options.at_a_time or 1, launcher, show)
+        run_all(plan, todo, ranks, options.at_a_time or 1, launcher, show)
     _choose(plan, options)
 
 
@@ -97,7 +100,7 @@ def _complete(common, options):
         common.setdefault("holdout", "0.1")
     if (options.at_a_time or 1) > 1 and not options.emit_slurm:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        common.setdefault("threads", str(max(1, cores // (options.ranks * options.at_a_time))))
+        common.setdefault("threads", str(max(1, cores // ((options.ranks or 1) * options.at_a_time))))
 
 
 def _claim_folder(plan):
@@ -170,7 +173,7 @@ def _emit(options, plan, todo):
     here = TEMPLATE if TEMPLATE.is_file() else pathlib.Path(__file__).parents[2] / TEMPLATE
     template = options.template or here
     try:
-        text = job_array(template.read_text(encoding="utf-8"), plan, todo, options.at_a_time)
+        text = job_array(template.read_text(encoding="utf-8"), plan, todo, options.ranks, options.at_a_time)
         options.emit_slurm.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror} (--template names a job script)") from None

@@ -1,18 +1,21 @@
 """A sweep as a SLURM job array: the template's own lines, and which run an array task is."""
 
+import re
 import shlex
 
 from fedmpi.errors import UserError
 
 ARGUMENTS = '"$@"'
+PLACES_OF_RANKS = re.compile(r"#SBATCH\s+(--nodes|-N|--ntasks-per-node)\b")  # in the way of another number of ranks
 
 
-def job_array(template, plan, runs, at_a_time):
+def job_array(template, plan, runs, ranks, at_a_time):
     """The text of a job script whose array tasks are the runs.
 
     Args:
         template: text of a job script that trains with its arguments, like slurm/train.sbatch.
-        plan: a `Plan`. runs: list of `Planned`. at_a_time: most tasks at once, or None.
+        plan: a `Plan`. runs: list of `Planned`.
+        ranks: of each run, or None for those of the template. at_a_time: most runs at once, or None.
 
     Raises:
         UserError: if the template is not like that.
@@ -25,6 +28,9 @@ def job_array(template, plan, runs, at_a_time):
     limit = f"%{at_a_time}" if at_a_time else ""
     lines[begin + 1 : begin + 1] = _choice(plan, runs)
     lines.insert(directives[-1] + 1, f"#SBATCH --array=0-{len(runs) - 1}{limit}")
+    if ranks:
+        lines.insert(directives[-1] + 1, f"#SBATCH --ntasks={ranks}")
+        lines = [line for line in lines if not PLACES_OF_RANKS.match(line)]
     return "\n".join(lines) + "\n"
 
 
