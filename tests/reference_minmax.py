@@ -3,7 +3,8 @@
 Written from the papers' listings and independent of fedmpi: θ descends and w ascends by their own
 lines, with their own signs. `grad(i, z, k)` is client i's plain gradient of F at z = (θ, w) on its
 sample k (-1: the initial batch); `d1` is the length of θ. Each returns the list of z after every
-communication, z_0 first. `active(s)` are the clients of round s; None: all.
+communication, z_0 first. `active(s)` are the clients of round s; None: all. `q` is the number of
+local steps, or a list of one number per client; those with fewer wait for the average.
 """
 
 import numpy as np
@@ -13,13 +14,17 @@ def everybody(n, active, s):
     return list(range(n)) if active is None else list(active(s))
 
 
+def steps_of(n, q):
+    return [q] * n if isinstance(q, int) else list(q)
+
+
 def local_sgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, active=None):
-    z, draws, trace = np.array(z0, float), [0] * n, [np.array(z0, float)]
+    z, draws, trace, K = np.array(z0, float), [0] * n, [np.array(z0, float)], steps_of(n, q)
     for s in range(rounds):
         moved = []
         for i in everybody(n, active, s):
             theta, w = z[:d1].copy(), z[d1:].copy()
-            for _ in range(q):
+            for _ in range(K[i]):
                 g = grad(i, np.concatenate([theta, w]), draws[i])
                 draws[i] += 1
                 theta, w = theta - eta_theta * g[:d1], w + eta_w * g[d1:]
@@ -33,11 +38,13 @@ def momentum_local_sgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, beta_theta
     theta, w = np.tile(z0[:d1], (n, 1)), np.tile(z0[d1:], (n, 1))
     g = np.array([grad(i, np.array(z0, float), -1) for i in range(n)])
     D, E = g[:, :d1].copy(), g[:, d1:].copy()
-    trace = [np.array(z0, float)]
+    trace, draws, K = [np.array(z0, float)], [0] * n, steps_of(n, q)
+    q = max(K)
     for t in range(rounds * q):
-        theta, w = theta - kappa * eta_theta * D, w + kappa * eta_w * E
-        for i in range(n):
-            g = grad(i, np.concatenate([theta[i], w[i]]), t)
+        for i in [i for i in range(n) if t % q < K[i]]:
+            theta[i], w[i] = theta[i] - kappa * eta_theta * D[i], w[i] + kappa * eta_w * E[i]
+            g = grad(i, np.concatenate([theta[i], w[i]]), draws[i])
+            draws[i] += 1
             D[i] = (1 - beta_theta * kappa) * D[i] + beta_theta * kappa * g[:d1]
             E[i] = (1 - beta_w * kappa) * E[i] + beta_w * kappa * g[d1:]
         if (t + 1) % q == 0:
@@ -47,7 +54,12 @@ def momentum_local_sgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, beta_theta
 
 
 def fmgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, alpha, beta, active=None):
-    """Algorithm 1 as printed: iteration t moves (averaged if q divides t), then estimates."""
+    """Algorithm 1 as printed: iteration t moves (averaged if q divides t), then estimates.
+
+    A client with K_i < q steps has its last move with the others', at the average.
+    """
+    K = steps_of(n, q)
+    q = max(K)
     z, D, E = np.tile(np.array(z0, float), (n, 1)), [None] * n, [None] * n
     for i in range(n):
         g = grad(i, z[i], -1)
@@ -55,6 +67,8 @@ def fmgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, alpha, beta, active=None
     old, draws, trace, present = z.copy(), [0] * n, [np.array(z0, float)], set(range(n))
     for t in range(1, rounds * q + 1):
         working = everybody(n, active, (t - 1) // q)  # the block that ends with the average at t = q, 2q, ...
+        if t % q:
+            working = [i for i in working if t % q < K[i]]
         for i in working:
             old[i] = z[i]
         if t % q == 0:
@@ -81,16 +95,32 @@ def fmgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, alpha, beta, active=None
 
 
 def coda(
-    grad, z0, d1, n, stages, stage_rounds, q, eta, eta_w, prox, decay=3.0, closed=False, average=False, active=None
+    grad,
+    z0,
+    d1,
+    n,
+    stages,
+    stage_rounds,
+    q,
+    eta,
+    eta_w,
+    prox,
+    decay=3.0,
+    closed=False,
+    average=False,
+    active=None,
+    scores=None,
 ):
+    """`scores(i, z, k)` gives (h, labels ±1) of a sample, for the dual restart; None: w goes on."""
     theta, w, draws, trace = z0[:d1].astype(float), z0[d1:].astype(float), [0] * n, [np.array(z0, float)]
+    K = steps_of(n, q)
     for s in range(stages):
         ref, visited = theta.copy(), []
         for r in range(stage_rounds):
-            ends, seen = [], []
-            for i in everybody(n, active, s * stage_rounds + r):
-                th, dual = theta.copy(), w.copy()
-                for _ in range(q):
+            ends, means, working = [], [], everybody(n, active, s * stage_rounds + r)
+            for i in working:
+                th, dual, seen = theta.copy(), w.copy(), []
+                for _ in range(K[i]):
                     g = grad(i, np.concatenate([th, dual]), draws[i])
                     draws[i] += 1
                     if closed:
@@ -100,11 +130,19 @@ def coda(
                     dual = dual + eta_w * g[d1:]
                     seen.append(th)
                 ends.append(np.concatenate([th, dual]))
+                means.append(np.mean(seen, axis=0))
             mean = np.mean(ends, axis=0)
             theta, w = mean[:d1], mean[d1:]
-            visited.append(np.mean(seen, axis=0))
-            if average and r == stage_rounds - 1:
-                theta = np.mean(visited, axis=0)
+            visited.append(np.mean(means, axis=0))
+            if r == stage_rounds - 1:
+                if average:
+                    theta = np.mean(visited, axis=0)
+                if scores is not None:
+                    pooled = [scores(i, np.concatenate([theta, w]), draws[i]) for i in working]
+                    h, labels = (np.concatenate(column) for column in zip(*pooled))
+                    w = np.array([h[labels == -1].mean() - h[labels == 1].mean()])
+                    for i in working:
+                        draws[i] += 1
             trace.append(np.concatenate([theta, w]))
         eta, eta_w = eta / decay, eta_w / decay
     return trace
@@ -113,7 +151,7 @@ def coda(
 def codasca(
     grad, z0, d1, n, stages, stage_rounds, q, eta, eta_w, prox, decay=3.0, eta_g=1.0, active=None, controls=None
 ):
-    z, draws, trace = np.array(z0, float), [0] * n, [np.array(z0, float)]
+    z, draws, trace, K = np.array(z0, float), [0] * n, [np.array(z0, float)], steps_of(n, q)
     c_theta, c_w = np.zeros((n, d1)), np.zeros((n, len(z0) - d1))
     C_theta, C_w = np.zeros(d1), np.zeros(len(z0) - d1)
     for s in range(stages):
@@ -123,13 +161,13 @@ def codasca(
             ends, change_theta, change_w = [], np.zeros(d1), np.zeros(len(z0) - d1)
             for i in working:
                 theta, w = z[:d1].copy(), z[d1:].copy()
-                for _ in range(q):
+                for _ in range(K[i]):
                     g = grad(i, np.concatenate([theta, w]), draws[i])
                     draws[i] += 1
                     theta = theta - eta * (g[:d1] + prox * (theta - ref) - c_theta[i] + C_theta)
                     w = w + eta_w * (g[d1:] - c_w[i] + C_w)
-                new_theta = c_theta[i] - C_theta + (z[:d1] - theta) / (q * eta)
-                new_w = c_w[i] - C_w + (w - z[d1:]) / (q * eta_w)
+                new_theta = c_theta[i] - C_theta + (z[:d1] - theta) / (K[i] * eta)
+                new_w = c_w[i] - C_w + (w - z[d1:]) / (K[i] * eta_w)
                 change_theta += new_theta - c_theta[i]
                 change_w += new_w - c_w[i]
                 c_theta[i], c_w[i] = new_theta, new_w

@@ -14,6 +14,7 @@ from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLo
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation import Federation
+from fedmpi.tasks.auc import auc_loss
 
 N, D1, D = 3, 3, 5
 ASCENT = slice(D1, None)
@@ -131,6 +132,97 @@ def test_momentum_local_sgda_against_its_transcription(q):
     )
     expected = reference.momentum_local_sgda(NOISY, Z0, D1, N, 4, q, 0.05, 0.02, 0.3, 0.6, 0.8)
     assert_same(averages(run(algorithm, q=q)), expected)
+
+
+class TestUnevenSteps:
+    """K_i local steps on client i (`local_steps=callable`): 1, 4 and 2."""
+
+    K = (1, 4, 2)
+
+    def found(self, algorithm, **more):
+        return averages(run(algorithm, q=self.K.__getitem__, **more))
+
+    @pytest.mark.parametrize("active", [None, some], ids=["all", "some"])
+    def test_local_sgda(self, active):
+        expected = reference.local_sgda(NOISY, Z0, D1, N, 4, self.K, 0.05, 0.02, active)
+        assert_same(self.found(LocalSGDA(step_size=0.05, dual_step_size=0.02), participants=active), expected)
+
+    @pytest.mark.parametrize("active", [None, some], ids=["all", "some"])
+    def test_fmgda(self, active):
+        algorithm = FMGDA(step_size=0.05, dual_step_size=0.02, fresh_weight=0.3, dual_fresh_weight=0.6)
+        expected = reference.fmgda(NOISY, Z0, D1, N, 4, self.K, 0.05, 0.02, 0.3, 0.6, active)
+        assert_same(self.found(algorithm, participants=active), expected)
+
+    def test_momentum_local_sgda(self):
+        algorithm = MomentumLocalSGDA(0.05, 0.02, fresh_weight=0.3, dual_fresh_weight=0.6, time_step=0.8)
+        expected = reference.momentum_local_sgda(NOISY, Z0, D1, N, 4, self.K, 0.05, 0.02, 0.3, 0.6, 0.8)
+        assert_same(self.found(algorithm), expected)
+
+    @pytest.mark.parametrize("average", [False, True])
+    def test_coda(self, average):
+        settings = {"prox_weight": 0.4, "stage_rounds": 2, "stage_output": "average" if average else "last"}
+        expected = reference.coda(NOISY, Z0, D1, N, 2, 2, self.K, 0.06, 0.03, 0.4, average=average, active=some)
+        assert_same(self.found(CODA(0.06, 0.03, **settings), participants=some), expected)
+
+    def test_codasca(self):
+        algorithm = CODASCA(0.06, 0.03, prox_weight=0.4, stage_rounds=2)
+        expected = reference.codasca(NOISY, Z0, D1, N, 2, 2, self.K, 0.06, 0.03, 0.4, active=some)
+        assert_same(self.found(algorithm, participants=some), expected)
+
+
+class Scores:
+    """Deep AUC with the score h = m1 sigmoid(m2 x) on batches of 6 numbers x, of which client 0 has positives only."""
+
+    p, start = 0.6, np.array([0.7, -0.4, 1.0, 0.0, 0.3])  # m1, m2, a, b, w
+
+    def sample(self, client, number):
+        draw = np.random.default_rng([client, number])
+        labels = np.where(draw.random(6) < self.p, 1, -1) if client else np.ones(6)
+        return draw.normal(size=6) + labels, labels
+
+    def scores(self, client, z, number):
+        x, labels = self.sample(client, number)
+        return z[0] / (1 + np.exp(-z[1] * x)), labels
+
+    def gradient(self, client, z, number):
+        x, labels = self.sample(client, number)
+        z = torch.as_tensor(z).detach().clone().requires_grad_()
+        h = z[0] * torch.sigmoid(z[1] * torch.as_tensor(x))
+        auc_loss(h, torch.as_tensor(labels > 0).double(), self.p, *z[2:]).backward()
+        return z.grad.numpy()
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("active", [None, some], ids=["all", "some"])
+def test_the_dual_restarts_from_the_pooled_mean_scores(average, active):
+    problem, output = Scores(), "average" if average else "last"
+    algorithm = CODA(0.3, 0.2, prox_weight=0.4, stage_rounds=2, stage_output=output, dual_restart=True)
+    found = fedmpi.simulate(
+        algorithm, problem.gradient, problem.start, N, rounds=6, local_steps=3, participants=active, ascent=slice(4, 5)
+    )
+    arguments = (problem.gradient, problem.start, 4, N, 3, 2, 3, 0.3, 0.2, 0.4)
+    expected = reference.coda(*arguments, average=average, active=active, scores=problem.scores)
+    assert_same(averages(found), expected, 1e-11)
+    goes_on = reference.coda(*arguments, average=average, active=active)
+    assert abs(goes_on[2][4] - expected[2][4]) > 0.01  # the restart is seen
+
+
+def test_the_dual_goes_on_where_a_batch_has_one_kind_of_sample_only():
+    problem, settings = Scores(), {"step_size": 0.3, "stage_rounds": 2}
+    runs = [
+        averages(
+            fedmpi.simulate(CODA(**settings, **more), problem.gradient, problem.start, 1, 2, 2, ascent=slice(4, 5))
+        )
+        for more in ({}, {"dual_restart": True})
+    ]
+    assert_same(*runs)
+
+
+def test_the_dual_restart_says_what_it_needs():
+    with pytest.raises(UserError, match="stage_rounds"):
+        CODA(dual_restart=True)
+    with pytest.raises(UserError, match="task auc"):
+        run(CODA(dual_restart=True, stage_rounds=2))
 
 
 def test_dual_weight_and_step_default_to_the_primal_ones():

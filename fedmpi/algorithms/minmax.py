@@ -10,7 +10,8 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.errors import UserError
 from fedmpi.settings import setting
 
 
@@ -184,11 +185,15 @@ class _Staged(_MinMax):
         if self.stage_output == "average":
             client.x_mean.add_(client.x, alpha=1 / client.num_steps)
 
+    def _ends_stage(self, clock):
+        """Whether the round is the last of a stage."""
+        return self.stage_rounds is not None and (clock.round_index + 1) % self.stage_rounds == 0
+
     def _end_round(self, server):
         """At the end of a stage: where the next one starts, which is also its θ_ref; w goes on as it is."""
         if self.stage_output == "average":
             server.x_sum.add_(server.x_mean)
-        if self.stage_rounds is None or (server.round_index + 1) % self.stage_rounds:
+        if not self._ends_stage(server):
             return
         if self.stage_output == "average":
             for block in server.primal:
@@ -208,7 +213,15 @@ class CODA(_Staged):
     Special cases: one stage without the proximal term is Local SGDA; the closed form of the step is
     the explicit one where 1/γ = 0.
     Differs from the paper: a stage ends with its last point unless stage_output is average, and w
-    goes on instead of being set anew (public codes).
+    goes on unless dual_restart sets it anew (public codes).
+
+    The new w of dual_restart is mean h⁻ - mean h⁺, h⁻ and h⁺ the scores of the negative and positive
+    samples of one fresh batch of every client, at the θ of the next stage. It is found from gradients
+    alone: v ends with a and b, F is quadratic in both, and its minimum over a is mean h⁺, over b mean h⁻.
+    Weight decay and clipping would shift it. It has an Allreduce of its own, in every round.
+
+    Raises:
+        UserError: if dual_restart has no stages, or no (a, b, w).
     """
 
     prox: str = setting(
@@ -216,6 +229,34 @@ class CODA(_Staged):
         "the proximal step: explicit, -η (θ - θ_ref)/γ, or closed, the exact minimiser (paper)",
         among=("explicit", "closed"),
     )
+    dual_restart: bool = setting(
+        False, "deep AUC: each next stage starts from w = mean score of negatives - mean score of positives (paper)"
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.dual_restart and self.stage_rounds is None:
+            raise UserError("algorithm.dual_restart: expected stage_rounds too: w is set anew where a stage ends")
+
+    @property
+    def exchanged(self):
+        return (*super().exchanged, "of_scores") if self.dual_restart else super().exchanged
+
+    def exchanges(self):
+        """The variables; then, for dual_restart, what tells the mean scores at their average."""
+        if not self.dual_restart:
+            return super().exchanges()
+        return (
+            Exchange(self.exchanged[:-1], then=self.server_step),
+            Exchange(("of_scores",), work=self.ask_for_scores, then=self.restart),
+        )
+
+    def server_start(self, server):
+        """θ_ref of the first stage is θ_0; dual_restart needs the variables of deep AUC."""
+        super().server_start(server)
+        (*_, block), dual = server.primal, server.dual
+        if self.dual_restart and (block.stop - block.start < 2 or [d.stop - d.start for d in dual] != [1]):
+            raise UserError("algorithm.dual_restart: expected the variables (θ, a, b) and one number w of task auc")
 
     def local_step(self, client, server, oracle):
         """θ_i <- θ_i - η (∇_θ f_i + (θ_i - θ_ref)/γ), w_i <- w_i + η ∇_w f_i."""
@@ -232,11 +273,37 @@ class CODA(_Staged):
         """Take up the average; perhaps a stage ends."""
         self._end_round(server)
 
+    def ask_for_scores(self, client, server, oracle):
+        """Slope and curvature of f_i in a and in b on a fresh batch, where a stage has ended."""
+        if not self._ends_stage(client):
+            return
+        ab = _last_two(server.primal)
+        beside = client.of_scores.copy_(client.x)
+        beside[ab].add_(1)
+        g, g_beside = oracle.gradient_pair(client.x, beside, oracle.draw())
+        client.of_scores.zero_()
+        client.of_scores[:2] = g[ab]
+        client.of_scores[2:4] = g_beside[ab] - g[ab]
+
+    def restart(self, server):
+        """w <- mean h⁻ - mean h⁺; it stays where the batches held no negative or no positive sample."""
+        if not self._ends_stage(server):
+            return
+        slope, curvature = server.of_scores[:2], server.of_scores[2:4]  # 2(1-p)(a q⁺ - mean h 1[+]), 2(1-p) q⁺; b alike
+        if (curvature > 0).all():
+            positive, negative = server.x[_last_two(server.primal)] - slope / curvature
+            server.x[server.dual[0]] = negative - positive
+
     def _pull_exactly(self, client, server):
         """θ_i <- (θ_i + (η/γ) θ_ref) / (1 + η/γ): (θ_i/η + θ_ref/γ - ∇) / (1/η + 1/γ), once moved by -η ∇."""
         weight = self.eta(client) * self.prox_weight
         for block in server.primal:
             client.x[block].add_(server.x_ref[block], alpha=weight).div_(1 + weight)
+
+
+def _last_two(primal):
+    """The slice of a and b: the last two numbers that descend."""
+    return slice(primal[-1].stop - 2, primal[-1].stop)
 
 
 @dataclasses.dataclass(frozen=True)
