@@ -168,6 +168,17 @@ def test_command_line(tmp_path):
     assert "which it did not see" in scaled.stdout
 
 
+def test_directions(tmp_path):
+    done = bench(1, "directions", "--quick", "--seconds", "0.05", "--json", tmp_path / "d.json", "--traceback")
+    assert done.returncode == 0, done.stderr
+    measures = json.loads((tmp_path / "d.json").read_text())["measures"]
+    kept = {name.removeprefix("directions/fashion/"): measure for name, measure in measures.items()}
+    others = ["20 calls of one direction", "one by one", "20 bare forward passes"]
+    assert list(kept) == ["all at once", *(key for name in others for key in (name, f"all at once to {name}"))]
+    assert all(measure["median"] > 0 for measure in kept.values())
+    assert "26,620 parameters" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

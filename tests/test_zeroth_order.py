@@ -15,7 +15,7 @@ from fedmpi.algorithms import FAFED, FAFedZO, FedAvg, FedZO
 from fedmpi.config import read_command_line
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError
-from fedmpi.oracles import Autograd, TwoPoint
+from fedmpi.oracles import Autograd, TwoPoint, two_point
 from fedmpi.vectors import FlatModule
 
 N, D, MU = 3, 4, 0.05
@@ -173,6 +173,33 @@ def test_batched_and_one_by_one_give_the_same(kind, channels_last):
         torch.testing.assert_close(pair, results[0][0], rtol=1e-5, atol=1e-8)
         torch.testing.assert_close(buffers, results[0][1])
         assert losses == pytest.approx(results[0][2])
+
+
+POOLING = [
+    nn.MaxPool2d(2),
+    nn.MaxPool2d((3, 2)),
+    nn.MaxPool2d([2, 3], stride=[2, 3]),
+    nn.MaxPool2d(3, stride=1),
+    nn.MaxPool2d(2, padding=1),
+    nn.MaxPool2d(4, ceil_mode=True),
+    nn.MaxPool2d(2, dilation=2),
+]
+
+
+@pytest.mark.parametrize("pooling", POOLING, ids=str)
+def test_pooling_at_once_is_torchs(pooling, monkeypatch):
+    """The images are of 7 x 7: some windows are cut off; NaN stays NaN. The first three kinds go the quick way."""
+    calls, largest = [], two_point._largest
+    monkeypatch.setattr(two_point, "_largest", lambda *arguments: (calls.append(1), largest(*arguments))[1])
+    images = torch.randn(5, 2, 3, 7, 7, generator=GENERATOR)
+    images[0, 0, 0, 1, 1] = torch.nan
+    for layout in (images, images.transpose(1, 2), images[:, :, :1]):
+        with two_point._QuickPooling():
+            found, alone = torch.func.vmap(pooling)(layout), pooling(layout[0])
+        expected = torch.stack([pooling(one) for one in layout])
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(alone, expected[0], rtol=0, atol=0, equal_nan=True)
+    assert len(calls) == (12 if pooling in POOLING[:3] else 0)
 
 
 def test_directions_have_length_one_and_do_not_depend_on_how_many_lie_in_memory():

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fedmpi.bench import baselines, links, output, scaling
+from fedmpi.bench import baselines, directions, links, output, scaling
 from fedmpi.bench.measure import Contestant, contest, describe_machine
 from fedmpi.bench.output import milliseconds, rate, ratio, readable_bytes, table
 from fedmpi.bench.rounds import Rounds, contestants, facts
@@ -52,6 +52,7 @@ class Benchmark:
             "workloads": self.measure_workloads,
             "settings": self.measure_settings,
             "scaling": self.measure_scaling,
+            "directions": self.measure_directions,
         }
         self.results.say("machine", *table(["", ""], list(self.machine.items()))[1:])
         for part in self.chosen.parts or parts:
@@ -300,6 +301,10 @@ class Benchmark:
             f"  projected to {self.chosen.project}: {1e3 * total:.3g} ms a round of q = {q}, {dim:,} parameters "
             f"({1e3 * local:.3g} local, {1e3 * communication:.3g} communication), {steps:.3g} client-steps/s"
         )
+
+    def measure_directions(self):
+        """A two-point gradient, its directions at once and in other ways."""
+        directions.measure(self._rounds, self._contest, self.results, self.chosen.workload or "fashion")
 
 
 LOOPS = ("loop, flat", "loop, per tensor", "loop, PeriodicModelAverager")
