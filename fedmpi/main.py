@@ -1,5 +1,6 @@
 """How every program of fedmpi ends: in order on all ranks, or at once on all ranks."""
 
+import os
 import sys
 import time
 import traceback
@@ -30,6 +31,14 @@ def run_program(program, arguments):
         _end_in_order(link, str(error) if link.rank == 0 else "", None, code=1)
     except BaseException as error:  # noqa: BLE001  the job must end whatever it was
         _end_at_once(link, error, show)
+
+
+def show(text):
+    """Print a text that is all the user asked for; a reader that has seen enough (``| head``) is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed to nowhere
 
 
 def _end_in_order(link, text, error, code):

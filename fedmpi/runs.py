@@ -174,12 +174,21 @@ def say(key, value):
 
 
 def _methods(runs):
-    groups = _sort_by(runs, lambda run: _chosen(run, lambda key: key not in PLACES))
+    common = {}  # algorithm -> the settings that all its runs know: a newer one tells no methods apart
+    for run in runs:
+        name = run.settings.get("algorithm", "?")
+        common[name] = common.get(name, run.settings.keys()) & run.settings.keys()
+
+    def tells(run):
+        return lambda key: key not in PLACES and key in common[run.settings.get("algorithm", "?")]
+
+    groups = _sort_by(runs, lambda run: _chosen(run, tells(run)))
     names = [group[0].settings.get("algorithm", "?") for group in groups]
     labels = []
     for name, group in zip(names, groups):
         like_it = [other[0].settings for other, its_name in zip(groups, names) if its_name == name]
-        labels.append(", ".join([name, *(say(key, group[0].settings.get(key)) for key in _differing(like_it))]))
+        differing = [key for key in _differing(like_it) if key in common[name]]
+        labels.append(", ".join([name, *(say(key, group[0].settings.get(key)) for key in differing)]))
     return [Method(label, group) for label, group in zip(labels, groups)]
 
 
@@ -212,9 +221,9 @@ def _read_settings(path):
 
 
 def _read_records(path):
-    """The records of metrics.jsonl; a last line that is still being written is left out."""
+    """The records of metrics.jsonl, if it is there; a last line that is still being written is left out."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
     by_round = {}

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedmpi.main import run_program
+from fedmpi.main import run_program, show
 
 
 def _run(arguments, link):
@@ -12,7 +12,7 @@ def _run(arguments, link):
     config = together(link, lambda: read_command_line(arguments))
     if isinstance(config, str):
         if link.rank == 0:
-            print(config)
+            show(config)
         return
     train(config, link)
 

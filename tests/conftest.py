@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -48,6 +49,11 @@ def start(ranks, *words, mpi="default", timeout=120, env=None):
 def train(ranks, out, *settings, **options):
     """Run fedmpi.train on some ranks with its run folders under `out`."""
     return start(ranks, "-m", "fedmpi.train", "--out", out, "--threads", 1, *settings, **options)
+
+
+def hear_ctrl_c():
+    """In a new process: not to ignore Ctrl-C, as the processes of jobs in the background do."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

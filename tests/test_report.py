@@ -18,7 +18,7 @@ import xml.etree.ElementTree
 
 import pytest
 import yaml
-from conftest import ROOT, train
+from conftest import ROOT, hear_ctrl_c, train
 
 from fedmpi.errors import UserError
 from fedmpi.report.curves import Spread, Target, curve, final
@@ -221,6 +221,22 @@ def test_a_browser_shows_it_on_a_screen_and_on_a_phone(made, tmp_path):
         assert scroll <= width and right <= width  # nothing is cut off, nothing scrolls sideways
 
 
+def test_a_setting_that_older_runs_do_not_know_tells_no_methods_apart(tmp_path):
+    make_run(tmp_path / "old", "fafed", 0)
+    make_run(tmp_path / "new", "fafed", 1, fused_update=False)
+    make_run(tmp_path / "other", "fafed", 1, clients=8)
+    (problem,) = problems(find_runs([tmp_path])[0])
+    assert {method.label: len(method.runs) for method in problem.methods} == {
+        "fafed, clients 4": 2, "fafed, clients 8": 1,
+    }  # fmt: skip
+
+
+def test_a_run_without_a_round_yet_is_said_to_be_one(tmp_path):
+    make_run(tmp_path / "job", "fafed", 0)
+    (tmp_path / "job" / "metrics.jsonl").unlink()
+    assert find_runs([tmp_path])[1] == [f"{tmp_path / 'job'}: no round is recorded yet"]
+
+
 def test_bands_go_over_seeds_only_and_as_far_as_all_runs(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path / f"a-{seed}", "fafed", seed, rounds=30 + 4 * seed, ended=False, out=f"elsewhere-{seed}")
@@ -325,7 +341,7 @@ def watching(*words):
     """The report as a process that runs, and does not outlive the test."""
     job = subprocess.Popen(
         [sys.executable, "-u", "-m", "fedmpi.report", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=hear_ctrl_c,
     )  # fmt: skip
     try:
         yield job

@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import ROOT, train
+from conftest import ROOT, hear_ctrl_c, train
 from test_report import make_run, wait_for
 from torch.nn import functional
 
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
     words = ["--grid", "seed=0,1", "--rounds", "1000000", "--ranks", "2", "--threads", "1", "--out", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "fedmpi.sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=hear_ctrl_c,
     ) as job:  # fmt: skip
         try:
             records = tmp_path / "seed=0" / "metrics.jsonl"

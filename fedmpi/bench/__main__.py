@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from fedmpi.errors import UserError
-from fedmpi.main import run_program
+from fedmpi.main import run_program, show
 
 PARTS = ("link", "round", "workloads", "settings", "scaling", "directions")
 
@@ -51,7 +51,7 @@ def _run(arguments, link):
     chosen = together(link, lambda: read_arguments(arguments))
     if isinstance(chosen, str):
         if link.rank == 0:
-            print(chosen)
+            show(chosen)
         return
     Benchmark(chosen, link).run()
 
