@@ -123,6 +123,16 @@ def test_loss_and_metrics_are_eq_8(classifier, task, size):
     assert size or metrics["attack_accuracy"] == 0 == pytest.approx(metrics["distortion"])
 
 
+@pytest.mark.parametrize(("darker", "num_mistaken"), [(0, 0), (1, 2), (3, 4)])
+def test_the_picture_shows_mistaken_images_first(task, darker, num_mistaken):
+    """Half of them at most: 3 fools the classifier on seven images."""
+    module = task.build_model(None, {}).double()
+    module.xi.data.fill_(-darker)
+    with torch.no_grad():
+        mistaken = task._attack(module, task._to_show(module))[2].tolist()
+    assert mistaken == [True] * num_mistaken + [False] * (8 - num_mistaken)
+
+
 def test_black_and_white_pixels_stay_unless_clipped(task):
     module = task.build_model(None, {}).double()
     module.xi.data.fill_(2.0)

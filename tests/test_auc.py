@@ -231,7 +231,8 @@ def test_training_reports_the_auc_of_the_whole_test_set(tmp_path):
     """FMGDA and, without new code, FAFED on the AUC task; the metric against scikit-learn on the saved model."""
     for algorithm in ("fmgda", "fafed"):
         settings_ = ["--task", "auc", "--algorithm", algorithm, "--clients", 4, "--model", "mlp", "--model.hidden", 8]
-        done = train(2, tmp_path, *settings_, "--rounds", 30, "--local-steps", 5, "--name", algorithm)
+        options = ["--rounds", 30, "--local-steps", 5, "--eval-every", 30, "--name", algorithm]
+        done = train(2, tmp_path, *settings_, *options)
         assert done.returncode == 0, done.stderr
         folder = tmp_path / algorithm
         reported = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["auc"]

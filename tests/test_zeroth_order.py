@@ -298,7 +298,7 @@ def test_every_algorithm_runs_on_either_oracle_and_some_bring_their_own():
 
 def test_fed_lamb_learns_from_losses_alone(tmp_path):
     settings = ["--algorithm", "fed_lamb", "--oracle", "two_point", "--model", "mlp", "--model.hidden", 8]
-    done = train(2, tmp_path, *settings, "--rounds", 60, "--local-steps", 5, "--name", "r", "--eval-every", 20)
+    done = train(2, tmp_path, *settings, "--rounds", 30, "--local-steps", 5, "--name", "r", "--eval-every", 10)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     evaluated = [line["train_loss"] for line in lines if "train_loss" in line]

@@ -230,8 +230,7 @@ class LoadedAttack(LoadedTask):
         except ImportError:
             print("attack.png is not drawn: matplotlib is missing (pip install 'fedmpi[plot]')", flush=True)
             return
-        samples = self._tests if self._tests.num else self._clients[self._place.clients[0]]
-        images, _ = samples.at(torch.arange(min(SHOWN, samples.num), device=self._place.device))
+        images = self._to_show(module)
         figure = Figure(figsize=(1.2 * (len(images) + 1), 3), layout="constrained")
         axes = figure.subplots(2, len(images) + 1, squeeze=False)
         for row, shown in zip(axes, (images, module(images, self._settings.clip))):
@@ -244,6 +243,15 @@ class LoadedAttack(LoadedTask):
         for axis in axes.flat:
             axis.set_axis_off()
         figure.savefig(folder / "attack.png", dpi=150)
+
+    def _to_show(self, module):
+        """Some images of this rank: half of them mistaken ones, which come first, as far as there are any."""
+        samples = self._tests if self._tests.num else self._clients[self._place.clients[0]]
+        images, _ = samples.at(torch.arange(samples.num, device=self._place.device))
+        mistaken = self._attack(module, images)[2]
+        misses, hits = (where.nonzero().flatten() for where in (~mistaken, mistaken))
+        half = SHOWN // 2
+        return images[torch.cat([hits[:half], misses, hits[half:]])[:SHOWN]]
 
 
 def _drawable(image):
