@@ -173,7 +173,8 @@ def test_directions(tmp_path):
     assert done.returncode == 0, done.stderr
     measures = json.loads((tmp_path / "d.json").read_text())["measures"]
     kept = {name.removeprefix("directions/fashion/"): measure for name, measure in measures.items()}
-    others = ["20 calls of one direction", "one by one", "20 bare forward passes"]
+    calls = "20 calls of one direction"
+    others = [calls, f"{calls}, without vmap", "one by one", "20 bare forward passes"]
     assert list(kept) == ["all at once", *(key for name in others for key in (name, f"all at once to {name}"))]
     assert all(measure["median"] > 0 for measure in kept.values())
     assert "26,620 parameters" in done.stdout
