@@ -43,6 +43,36 @@ def load(path, num_clients=1, **task):
     return loaded
 
 
+def test_silo_texts_are_the_clients_parts(tmp_path):
+    """Every rank opens only its own clients' files; words of all silos are one dictionary."""
+    tales = [story(40 + 9 * client, client) + f"only{client}\n" for client in range(3)]
+    for client, tale in enumerate(tales):
+        write(tmp_path / f"silo_{client}.h5", tale, test_text=f"the cat sat {client}\n" * 20)
+    loaded = load(tmp_path / "silo_{client}.h5", num_clients=3)
+    assert [loaded.num_samples(client) for client in range(3)] == [len(words_of(tale)) for tale in tales]
+    assert loaded.num_classes == len(set(words_of("".join(tales)))) + 1  # and <unk>
+    assert sum(len(stream) for stream in loaded._test.values()) == 3 * 20 * 5
+    one, two = loaded.batch(1, torch.arange(7)), loaded.batch(2, torch.arange(7))
+    assert not torch.equal(one.inputs, two.inputs)
+
+    words = ["--task", "language", "--data", tmp_path / "silo_{client}.h5", "--clients", 3, "--rounds", 3]
+    words += ["--local_steps", 2, "--batch_size", 2, "--model", "lstm", "--model.hidden", 8]
+    outputs = [train(ranks, tmp_path, *words, "--name", f"on-{ranks}") for ranks in (1, 2)]
+    assert [ended.returncode for ended in outputs] == [0, 0], outputs
+    perplexities = [float(ended.stdout.split("perplexity")[-1].split()[0]) for ended in outputs]
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-3)
+    (tmp_path / "silo_1.h5").unlink()
+    ended = train(2, tmp_path, *words)
+    assert ended.returncode == 2 and "client 1 has no file" in ended.stderr
+    write(tmp_path / "silo_1.h5", "a")
+    ended = train(2, tmp_path, *words)
+    assert ended.returncode == 2 and "client 1 has 1 words: too few" in ended.stderr
+
+
+def words_of(tale):
+    return tale.replace("\n", " <eos> ").split()
+
+
 @given(text=st.text(alphabet="ab \nü", min_size=1, max_size=80), num_ranks=st.integers(1, 9))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_shares_of_a_text_are_the_text(tmp_path, text, num_ranks):

@@ -95,11 +95,11 @@ def names_silos(name):
     return "{client" in name
 
 
-def open_silo(name, client):
-    """Open the file of one client, 'silo_{client}.h5'; also '{client:03d}'.
+def silo_path(name, client):
+    """The file of one client, 'silo_{client}.h5'; also '{client:03d}'.
 
     Raises:
-        UserError: if the pattern is none, there is no such file, or it is not what it should be.
+        UserError: if the pattern is none, or there is no such file.
     """
     try:
         path = name.format(client=client)
@@ -107,7 +107,7 @@ def open_silo(name, client):
         raise UserError(f"task.data = {name}: expected {{client}} as the only words in braces") from None
     if not pathlib.Path(path).is_file():
         raise UserError(f"task.data = {name}: client {client} has no file {path}")
-    return HDF5Source(path)
+    return path
 
 
 @contextlib.contextmanager

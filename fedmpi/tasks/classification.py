@@ -9,7 +9,7 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.partition import Even, write_partition
 from fedmpi.data.rows import ClientRows
 from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
-from fedmpi.data.source import names_silos, open_silo, open_source
+from fedmpi.data.source import HDF5Source, names_silos, open_source, silo_path
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
@@ -63,7 +63,7 @@ def _load_silos(data, place, partition):
     if partition != Even():
         name = type(partition).__name__.lower()
         raise UserError(f"partition {name}: silo files {data} are split already: leave --partition out")
-    sources = {client: open_silo(data, client) for client in place.clients}
+    sources = {client: HDF5Source(silo_path(data, client)) for client in place.clients}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
     tests = [(source, np.arange(len(source.labels["test"]))) for source in sources.values()]

@@ -1,6 +1,7 @@
 """Language modelling: the next word of a text, by truncated back-propagation through time."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from fedmpi.data.sampler import SequentialSampler
-from fedmpi.data.source import find_file
+from fedmpi.data.source import find_file, names_silos, silo_path
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
@@ -21,13 +22,19 @@ TEST_PARTS = 20  # columns of the test text; fixed, so that the result does not 
 class Language(Task):
     """Learn to predict the next word of a text that is cut into one contiguous part per client.
 
+    Of one file per client, each is a client's part, and the test texts follow one another.
+
     A client's part is laid into --batch-size columns; a local step reads `bptt` words of each. The
     hidden state is carried from step to step without its gradient and begins anew with each pass.
 
     Source: the FAFED paper's experiment on WikiText-2 (b = 20, --clip-norm 0.25).
     """
 
-    data: str = setting("wikitext2", "text: a name in --data-dir or a path ending in .h5; --data for short")
+    data: str = setting(
+        "wikitext2",
+        "text: a name in --data-dir, a path ending in .h5, "
+        "or one file per client like silo_{client}.h5; --data for short",
+    )
     bptt: int = setting(35, "steps of back-propagation through time", least=1)
     evaluation_words: int | None = setting(
         None, "evaluate on the first so many words of each client's part and of the test text; default: all", least=40
@@ -37,9 +44,13 @@ class Language(Task):
     can_hold_out = True
 
     def load(self, place, partition):
+        if names_silos(self.data):
+            texts = [Text(silo_path(self.data, client)) for client in place.clients]
+            train, test = ([text.words(split, 0, 1) for text in texts] for split in ("train", "test"))
+            return LoadedLanguage(self, place, train, list(itertools.chain(*test)))
         text = Text(find_file(self.data, place.data_dir))
-        words = {split: text.words(split, place.rank, place.num_ranks) for split in ("train", "test")}
-        return LoadedLanguage(self, place, words)
+        train, test = (text.words(split, place.rank, place.num_ranks) for split in ("train", "test"))
+        return LoadedLanguage(self, place, [train], test)
 
 
 @dataclasses.dataclass
@@ -69,18 +80,23 @@ class LoadedLanguage(LoadedTask):
     goal = ("perplexity", -1)
     default_model = "lstm"
 
-    def __init__(self, settings, place, words):
-        self._settings, self._place, self._words = settings, place, words
+    def __init__(self, settings, place, train, test):
+        """`train`: lists of words, one per client of this rank or one to be dealt; `test`: this rank's words."""
+        self._settings, self._place, self._words = settings, place, (train, test)
         self.shape = (settings.bptt,)
         self._states = {}  # client -> (position in the columns, hidden state there)
 
     def meet(self, link):
         place = self._place
-        dictionary = agree_on_dictionary(link, self._words["train"])
-        train, test = (numbers_of(self._words.pop(split), dictionary) for split in ("train", "test"))
+        (train, test), self._words = self._words, None
+        dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
+        train, test = [numbers_of(words, dictionary) for words in train], numbers_of(test, dictionary)
         self.num_classes = len(dictionary)
-        starts = link.gather([place.clients.start, place.clients.stop]).astype(int)
-        parts = self._deal(link, train, place.num_clients, [range(*edges) for edges in starts])
+        if names_silos(self._settings.data):
+            parts = self._keep(link, train)
+        else:
+            starts = link.gather([place.clients.start, place.clients.stop]).astype(int)
+            parts = self._deal(link, train[0], place.num_clients, [range(*edges) for edges in starts])
         ends = {part: len(stream) - math.floor(place.holdout * len(stream)) for part, stream in parts.items()}
         self._train = {part: stream[: ends[part]] for part, stream in parts.items()}
         self._held = [stream[ends[part] :] for part, stream in parts.items() if ends[part] + 2 <= len(stream)]
@@ -89,13 +105,26 @@ class LoadedLanguage(LoadedTask):
         edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
         self._test = self._deal(link, test, TEST_PARTS, [range(a, b) for a, b in zip(edges, edges[1:])])
 
+    def _keep(self, link, texts):
+        """The parts of a rank whose clients have a text each. Collective."""
+        lengths = link.concatenate([len(text) for text in texts])
+        if lengths.min() < 2:
+            client = int(lengths.argmin())
+            raise UserError(
+                f"task.data = {self._settings.data}: client {client} has {int(lengths[client])} words: too few"
+            )
+        return {client: self._to_device(text) for client, text in zip(self._place.clients, texts)}
+
+    def _to_device(self, stream):
+        return torch.from_numpy(stream).to(self._place.device)
+
     def _deal(self, link, numbers, num_parts, ranges):
         """This rank's parts of the text, part -> [n] tensor on the device. Collective."""
         total = int(link.gather([len(numbers)]).sum())
         if total < 2 * num_parts:
             raise UserError(f"task.data = {self._settings.data}: {total} words are too few for {num_parts} parts")
         parts = deal(link, numbers, num_parts, ranges)
-        return {part: torch.from_numpy(stream).to(self._place.device) for part, stream in parts.items()}
+        return {part: self._to_device(stream) for part, stream in parts.items()}
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
         return SequentialSampler(self.num_samples(client), batch_size, first_batch_size, self._settings.bptt, device)
