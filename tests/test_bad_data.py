@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedmpi.data.partition import Column, Dirichlet, Even
-from fedmpi.data.source import HDF5Source, open_silo, open_source
+from fedmpi.data.source import HDF5Source, open_source, silo_path
 from fedmpi.errors import UserError
 from fedmpi.tasks.base import Place
 from fedmpi.tasks.classification import Classification
@@ -137,8 +137,8 @@ def test_silo_files(tmp_path):
     with pytest.raises(UserError, match="partition dirichlet: silo files .* are split already"):
         load(pattern, partition=Dirichlet())
     with pytest.raises(UserError, match="expected {client} as the only words in braces"):
-        open_silo("silo_{client}_{rank}.h5", 0)
-    assert open_silo(str(tmp_path / "silo_{client:01d}.h5"), 0).num_classes == 3
+        silo_path("silo_{client}_{rank}.h5", 0)
+    assert silo_path(str(tmp_path / "silo_{client:01d}.h5"), 0) == str(tmp_path / "silo_0.h5")
 
 
 def test_no_file_and_no_hdf5(tmp_path):
