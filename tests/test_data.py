@@ -59,6 +59,16 @@ def test_columns(tmp_path):
     assert source.column("labels").tolist() == [0, 1, 0, 1]
 
 
+def test_brightness_is_a_column_of_all_images(tmp_path):
+    images = np.arange(7 * 6, dtype=np.uint8).reshape(7, 2, 3)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for split in ("train", "test"):
+            file[f"{split}/images"], file[f"{split}/labels"] = images, np.zeros(7, int)
+    assert np.array_equal(HDF5Source(tmp_path / "x.h5").column("brightness"), images.mean((1, 2)))
+    digits = open_source("digits", None)
+    assert digits.column("brightness").shape == digits.labels["train"].shape
+
+
 def test_inputs_are_normalised_and_channels_first():
     colours = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 1.0)

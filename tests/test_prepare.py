@@ -355,6 +355,21 @@ def test_image_folders(tmp_path, capsys, is_split):
         ("x.npz", {"a": IMAGES}, "holds a: expected x and y, or x_train"),
         ("x.npz", {"x": IMAGES, "y": LABELS[:-1]}, "y is [49]: expected one label per row of x"),
         ("x.npz", {"x": IMAGES, "y": LABELS / 2}, "labels are float64[40]: expected integers"),
+        ("x.npz", {"x": IMAGES, "y": LABELS.astype(int) - 1}, "labels are int64[40], the least -1: expected integers"),
+        ("x.npz", {"x": np.ones(50), "y": LABELS}, "images are float64[40]: expected numbers [n, ...]"),
+        ("x.npz", {"x": np.array([["a"]] * 50), "y": LABELS}, "images are <U1[40, 1]: expected numbers [n, ...]"),
+        ("x.npz", {"x": np.full((50, 2), np.nan), "y": LABELS}, "holds a value that is not finite in sample 0"),
+        (
+            "x.npz",
+            {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, 1:], "y_test": LABELS},
+            "mine.h5: test/images is uint8[50, 27, 28]: expected the shape and type of train/images",
+        ),
+        (
+            "x.npz",
+            {"x_train": IMAGES, "y_train": LABELS[1:], "x_test": IMAGES, "y_test": LABELS},
+            "mine.h5: train/labels is uint8[49]: expected integers [50], one per image",
+        ),
+        ("x.h5", b"anything", "is HDF5 already: train with --data "),
         ("x.csv", b"a,b\n1,2\n3\n", "line 3 has 1 fields: expected 2"),
         ("x.csv", b"a,b\nx,2\ny,3\n" * 9, "expected at least one column of numbers besides b"),
         ("x.csv", b"\xff\xfe\x00", "cannot be read as CSV"),
@@ -371,7 +386,65 @@ def test_bad_files_of_ones_own(tmp_path, capsys, name, content, message):
         (tmp_path / name).write_bytes(content)
     error = fails(capsys, "prepare", "mine", "--from", tmp_path / name, "--data-dir", tmp_path)
     assert message in error
-    assert not (tmp_path / "mine.h5").exists()
+    assert not list(tmp_path.glob("mine.h5*"))
+
+
+@pytest.mark.parametrize("known", ["mnist", "fashion_mnist", "cifar10"])
+def test_known_data_sets_in_the_forms_of_ones_own(tmp_path, capsys, known):
+    arrays = {"x_train": IMAGES.astype(np.int64), "y_train": LABELS, "x_test": IMAGES[:20], "y_test": LABELS[:20]}
+    np.savez(tmp_path / "keras.npz", **arrays)
+    assert run(capsys, "prepare", known, "--from", tmp_path / "keras.npz", "--data-dir", tmp_path)[0] == 0
+    check_mnist_like(tmp_path / f"{known}.h5")
+    for split, images in (("training", IMAGES), ("testing", IMAGES[:20])):
+        for label in range(10):
+            (tmp_path / "png" / split / str(label)).mkdir(parents=True)
+        for number, image in enumerate(images):
+            (tmp_path / "png" / split / str(number % 10) / f"{number}.png").write_bytes(image_bytes(image))
+    words = ["prepare", known, "--from", tmp_path / "png", "--data-dir", tmp_path, "--force"]
+    assert run(capsys, *words)[0] == 0
+    source = HDF5Source(tmp_path / f"{known}.h5")
+    assert source.name == known and np.array_equal(source.labels["test"], np.repeat(np.arange(10), 2))
+    assert np.array_equal(source.read("test", np.arange(2)), IMAGES[[0, 10]])
+
+
+def test_an_archive_may_be_named_itself(tmp_path, capsys):
+    file = idx_files(tmp_path / "idx") / "train-images-idx3-ubyte.gz"
+    assert run(capsys, "prepare", "mnist", "--from", file, "--data-dir", tmp_path)[0] == 0
+    check_mnist_like(tmp_path / "mnist.h5")
+
+
+def test_words_as_labels(tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", x=IMAGES, y=np.where(LABELS == 3, "cat", "dog"))
+    assert run(capsys, "prepare", "pets", "--from", tmp_path / "x.npz", "--data-dir", tmp_path)[0] == 0
+    with h5py.File(tmp_path / "pets.h5") as file:
+        assert list(file.attrs["class_names"]) == ["cat", "dog"] and set(file["train/labels"][:]) == {0, 1}
+
+
+def damaged_tiny(folder, annotations, with_images=True):
+    (folder / "val" / "images").mkdir(parents=True)
+    (folder / "wnids.txt").write_text("n1\n")
+    (folder / "val" / "val_annotations.txt").write_text(annotations)
+    if with_images:
+        (folder / "train" / "n1" / "images").mkdir(parents=True)
+    return folder
+
+
+def test_damaged_folders_and_archives_are_one_line(tmp_path, capsys):
+    tiny = damaged_tiny(tmp_path / "a", "x.JPEG\tn9\t0\n")
+    assert "expected lines of a file and a class" in fails(capsys, "prepare", "tiny_imagenet", "--from", tiny)
+    tiny = damaged_tiny(tmp_path / "b", "x.JPEG\tn1\t0\n", with_images=False)
+    assert "images: cannot be read: " in fails(capsys, "prepare", "tiny_imagenet", "--from", tiny)
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("wikitext-2/wiki.train.tokens", "the cat sat\n" * 9000)
+    content = bytearray((tmp_path / "wikitext-2-v1.zip").read_bytes())
+    content[70:90] = b"\xff" * 20
+    (tmp_path / "wikitext-2-v1.zip").write_bytes(content)
+    assert "wiki.train.tokens: cannot be read: " in fails(capsys, "prepare", "wikitext2", "--from", tmp_path)
+    (tmp_path / "pictures" / "cat").mkdir(parents=True)
+    for number in range(5):
+        whole = image_bytes(DRAW.integers(0, 256, (40, 40), dtype=np.uint8))
+        (tmp_path / "pictures" / "cat" / f"{number}.png").write_bytes(whole if number else whole[:700])
+    assert "0.png: cannot be read as an image" in fails(capsys, "prepare", "pets", "--from", tmp_path / "pictures")
 
 
 @pytest.mark.parametrize(
@@ -390,6 +463,7 @@ def test_bad_files_of_ones_own(tmp_path, capsys, name, content, message):
         (["partition", "digits", "--partition", "dirichle"], "did you mean 'dirichlet'?"),
         (["partition", "digits", "--write", "silo.h5"], "expected {client} in the name"),
         (["partition", "digits", "--plot", "{folder}/none/x.png"], "cannot be written"),
+        (["partition"], "the following arguments are required: data"),
     ],
     ids=str,
 )
@@ -407,6 +481,11 @@ def test_list_and_show(tmp_path, capsys):
     run(capsys, "prepare", "mnist", "--from", idx_files(tmp_path / "idx"), "--data-dir", tmp_path)
     _, output, _ = run(capsys, "list", "--data-dir", tmp_path)
     assert f"{tmp_path / 'mnist.h5'} (" in output and "wikitext2" in output and output.count("not here") == 4
+    with h5py.File(tmp_path / "ours.h5", "w") as file:
+        file["train/images"] = IMAGES
+    (tmp_path / "broken.h5").write_bytes(b"x")
+    _, output, _ = run(capsys, "list", "--data-dir", tmp_path)
+    assert "ours           train/images [50, 28, 28]\n" in output and "broken         cannot be read as HDF5" in output
     _, output, _ = run(capsys, "show", "mnist", "--data-dir", tmp_path)
     assert "train/images     uint8 [50, 28, 28], chunks [50, 28, 28], gzip" in output
     assert hashlib.sha256((tmp_path / "mnist.h5").read_bytes()).hexdigest() in output
@@ -438,6 +517,28 @@ def test_silo_files_written_and_trained(tmp_path, capsys):
     assert sources[0].name == "digits"
     ended = train(3, tmp_path, "--data", pattern, "--rounds", 20)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_text_silos_written(tmp_path, capsys):
+    content = "".join(f"a line of {number} words\n" for number in range(300)).encode()
+    with h5py.File(tmp_path / "tale.h5", "w") as file:
+        file["train/text"] = file["test/text"] = np.frombuffer(content, np.uint8)
+    words = ["partition", tmp_path / "tale.h5", "--clients", 3]
+    pattern = tmp_path / "new" / "silo_{client}.h5"
+    code, output, _ = run(capsys, *words, "--write", pattern)
+    assert code == 0 and "written: 3 files" in output
+    silos = [h5py.File(str(pattern).format(client=client)) for client in range(3)]
+    for split in ("train", "test"):
+        assert b"".join(silo[f"{split}/text"][:].tobytes() for silo in silos) == content
+    assert "is a text" in fails(capsys, *words, "--plot", tmp_path / "x.png")
+    assert "expected {client} in the name" in fails(capsys, *words, "--write", tmp_path / "x.h5")
+
+
+def test_help_of_partition(capsys):
+    for words in (["--help"], ["partition", "--help"], ["partition", "digits", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0 and "partition" in capsys.readouterr().out
 
 
 def test_the_module_starts():

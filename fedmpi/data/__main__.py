@@ -16,12 +16,16 @@ import numpy as np
 
 from fedmpi.data.download import checksum
 from fedmpi.data.official import OFFICIAL
-from fedmpi.data.prepare import prepare
+from fedmpi.data.prepare import prepare, write
 from fedmpi.data.source import SPLITS, data_sets, find_file, names_silos, open_source, readable
+from fedmpi.data.text import Text, is_text
 from fedmpi.errors import UserError
 
 WIDEST_TABLE = 20  # classes; of more only the totals are printed
 LONGEST_TABLE = 50  # clients
+PARTITION_HELP = """further settings are those of the training: --clients N (default: 10), --partition NAME and
+its settings, --seed, --data-dir, --config; python -m fedmpi.train --list partitions names the
+partitions, --partition NAME --help their settings"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,8 +58,8 @@ def _parser():
     one = commands.add_parser("show", help="what a data file holds")
     one.add_argument("file", help="path of a file, or name of one in --data-dir")
     one.add_argument("--data-dir", **folder)
-    one = commands.add_parser("partition", help="who would hold what", add_help=False)
-    one.add_argument("data", help="data set, as for training")
+    one = commands.add_parser("partition", help="who would hold what", epilog=PARTITION_HELP)
+    one.add_argument("data", help="data set, as for training; a text is cut into contiguous parts")
     one.add_argument("--plot", metavar="FILE", help="draw clients by classes")
     one.add_argument("--write", metavar="PATTERN", help="write one file per client, like 'silo_{client}.h5'")
     return parser
@@ -66,7 +70,21 @@ def _list(options):
         path = pathlib.Path(options.data_dir) / f"{name}.h5"
         here = f"{path} ({path.stat().st_size:,} bytes)" if path.is_file() else "not here"
         print(f"{name:<14} {official.about}\n{'':<14} {here}")
+    known = {f"{name}.h5" for name in OFFICIAL}
+    for path in sorted(pathlib.Path(options.data_dir).glob("*.h5")):
+        if path.name not in known:
+            print(f"{path.stem:<14} {_in_short(path)}\n{'':<14} {path} ({path.stat().st_size:,} bytes)")
     print(f"{'digits':<14} 1,438 + 359 handwritten digits of 8x8 pixels, 10 classes\n{'':<14} embedded in scikit-learn")
+
+
+def _in_short(path):
+    """A line about what a file holds."""
+    try:
+        with readable(path) as file:
+            found = [f"{name} {list(data.shape)}" for name, data in data_sets(file)]
+    except UserError:
+        return "cannot be read as HDF5"
+    return ", ".join(name for name in found if "/labels " not in name) or "nothing"
 
 
 def _prepare(options):
@@ -112,8 +130,11 @@ def _partition(options, settings):
         return
     if names_silos(options.data):
         raise UserError(f"{options.data}: silo files are split already")
-    source = open_source(options.data, config.run.data_dir)
     num_clients = config.run.clients or 10
+    if options.data != "digits" and is_text(find_file(options.data, config.run.data_dir)):
+        _partition_text(Text(find_file(options.data, config.run.data_dir)), num_clients, options)
+        return
+    source = open_source(options.data, config.run.data_dir)
     parts = config.partition(source.column(config.partition.column), num_clients, config.run.seed)
     _report(source, parts)
     if options.plot:
@@ -122,11 +143,34 @@ def _partition(options, settings):
         draw(
             options.plot,
             counts_of(parts, source.labels["train"], source.num_classes),
-            f"{source.name}, {config.resolved['partition']['name']}, {num_clients} clients",
+            f"{source.name}, {_in_words(config.resolved['partition'])}, {num_clients} clients",
         )
         print(f"drawn: {options.plot}")
     if options.write:
         _write_silos(source, parts, options.write)
+
+
+def _in_words(partition):
+    """A partition's name and settings: 'dirichlet (concentration 0.3)'."""
+    settings = {key: value for key, value in partition.items() if key not in ("name", "min_samples") and value != ""}
+    words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items())
+    return partition["name"] + (f" ({words})" if words else "")
+
+
+def _partition_text(text, num_clients, options):
+    """Contiguous parts, cut between words; written where a pattern says so."""
+    if options.plot:
+        raise UserError(f"--plot: {text.path} is a text: it has no classes to draw")
+    if options.write and not names_silos(options.write):
+        raise UserError(f"--write {options.write}: expected {{client}} in the name, like silo_{{client}}.h5")
+    print("client      bytes of text for training")
+    for client in range(num_clients):
+        parts = {f"{split}/text": text.share(split, client, num_clients) for split in SPLITS}
+        print(f"{client:<8}{len(parts['train/text']):>9}")
+        if options.write:
+            write(pathlib.Path(options.write.format(client=client)), parts, {"dataset": text.path.stem})
+    if options.write:
+        print(f"written: {num_clients} files {options.write}")
 
 
 def _report(source, parts):
@@ -143,8 +187,6 @@ def _report(source, parts):
 
 def _write_silos(source, parts, pattern):
     """One file per client; the test set is dealt in turn."""
-    from fedmpi.data.prepare import write
-
     if not names_silos(pattern):
         raise UserError(f"--write {pattern}: expected {{client}} in the name, like silo_{{client}}.h5")
     num_test = len(source.labels["test"])

@@ -45,7 +45,8 @@ def fetch(url, path, md5):
 def _go_on(url, part):
     """Append to `part` what is missing of the file at `url`."""
     have = part.stat().st_size if part.is_file() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    headers = {"User-Agent": "fedmpi"}  # some servers refuse Python's own
+    request = urllib.request.Request(url, headers=headers | ({"Range": f"bytes={have}-"} if have else {}))
     try:
         answer = urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)
     except urllib.error.HTTPError as error:

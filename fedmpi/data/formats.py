@@ -11,6 +11,7 @@ import pathlib
 import struct
 import tarfile
 import zipfile
+import zlib
 
 import numpy as np
 
@@ -19,6 +20,15 @@ from fedmpi.errors import UserError
 from fedmpi.streams import generator
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    zlib.error,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+)  # what reading raises
 
 
 def read_idx(path):
@@ -29,7 +39,7 @@ def read_idx(path):
             raise UserError(f"{path}: expected an IDX file of bytes, and it begins with {content[:4].hex(' ')}")
         shape = struct.unpack(f">{content[3]}I", content[4 : 4 + 4 * content[3]])
         return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
-    except (OSError, EOFError, struct.error, ValueError, IndexError) as error:
+    except (*DAMAGED, struct.error, IndexError) as error:
         raise UserError(f"{path}: cannot be read as IDX: {error}") from None
 
 
@@ -79,7 +89,7 @@ def _from_tar(path, names):
             if missing:
                 raise UserError(f"{path}: holds no {missing[0]}")
             return {name: tar.extractfile(members[name]).read() for name in names}
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: cannot be read as tar: {error}") from None
 
 
@@ -88,13 +98,13 @@ def tiny_imagenet(folder):
     root = _inside(folder, "tiny-imagenet-200.zip", "tiny-imagenet-200")
     classes = _text(root / "wnids.txt").split()
     number = {name: index for index, name in enumerate(sorted(classes))}
-    train = [
-        (file, number[name])
-        for name in sorted(classes)
-        for file in sorted((root / "train" / name / "images").iterdir(), key=lambda file: file.name)
-    ]
-    lines = [line.split("\t") for line in _text(root / "val" / "val_annotations.txt").splitlines()]
+    annotations = root / "val" / "val_annotations.txt"
+    lines = [line.split("\t") for line in _text(annotations).splitlines()]
+    for line in lines:
+        if len(line) < 2 or line[1] not in number:
+            raise UserError(f"{annotations}: expected lines of a file and a class of wnids.txt, not {line[:2]}")
     test = [(root / "val" / "images" / line[0], number[line[1]]) for line in lines]
+    train = [(file, number[name]) for name in sorted(classes) for file in _files(root / "train" / name / "images")]
     splits = {}
     for split, files in (("train", train), ("test", test)):
         splits[f"{split}/images"] = Images([file for file, _ in files], colour=True, size=64)
@@ -108,13 +118,15 @@ def wikitext2(folder):
 
 
 def text(root):
-    """A text for language modelling: {train,valid,test}.txt or wiki.*.tokens, words and lines as they are."""
+    """A text for language modelling: {train,test}.txt or wiki.*.tokens, words and lines as they are; valid if there."""
     splits = {}
     for split in ("train", "valid", "test"):
         found = [root / name for name in (f"wiki.{split}.tokens", f"{split}.txt") if (root / name).is_file()]
+        if not found and split == "valid":
+            continue
         if not found:
             raise UserError(f"{root}: holds neither wiki.{split}.tokens nor {split}.txt")
-        splits[f"{split}/text"] = np.frombuffer(found[0].read_bytes(), np.uint8)
+        splits[f"{split}/text"] = np.frombuffer(_content(found[0]), np.uint8)
     return splits, {}
 
 
@@ -130,8 +142,8 @@ class Images:
 
     def __init__(self, files, colour=None, size=None):
         self._files, self._size = files, size
-        first = self._open(files[0])
-        self._mode = "L" if colour is False or (colour is None and first.mode in ("1", "L")) else "RGB"
+        is_grey = colour is False or (colour is None and self._open(files[0], None).mode in ("1", "L"))
+        self._mode = "L" if is_grey else "RGB"
         self.shape = (len(files), *self._row(files[0]).shape)
 
     def __len__(self):
@@ -148,36 +160,38 @@ class Images:
         return images
 
     def _row(self, file):
-        image = self._open(file).convert(self._mode)
+        image = self._open(file, self._mode)
         if self._size and image.size != (self._size, self._size):
             image = image.resize((self._size, self._size))
         return np.asarray(image)
 
     @staticmethod
-    def _open(file):
+    def _open(file, mode):
         try:
             from PIL import Image
         except ImportError:
             raise UserError("images need pillow: pip install 'fedmpi[images]'") from None
         try:
-            return Image.open(io.BytesIO(file.read_bytes()))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            image = Image.open(io.BytesIO(file.read_bytes()))
+            return image.convert(mode) if mode else image
+        except (*DAMAGED, SyntaxError, Image.DecompressionBombError) as error:
             raise UserError(f"{file}: cannot be read as an image: {error}") from None
 
 
 def image_folder(root, options):
-    """root/train/CLASS/* and root/test/CLASS/* (or val), or root/CLASS/* of which a share is for testing."""
-    if not (root / "train").is_dir():
+    """root/train/CLASS/* and root/test/CLASS/* (training, testing, val), or root/CLASS/* and a share for testing."""
+    first = next((root / name for name in ("train", "training") if (root / name).is_dir()), None)
+    if first is None:
         files, labels, names = _by_class(root)
         chosen = _split(labels, options)
         files = {split: [files[row] for row in rows] for split, rows in chosen.items()}
         labels = {split: labels[rows] for split, rows in chosen.items()}
     else:
-        test = root / "test" if (root / "test").is_dir() else root / "val"
-        found = {"train": _by_class(root / "train"), "test": _by_class(test)}
+        test = next((root / name for name in ("test", "testing") if (root / name).is_dir()), root / "val")
+        found = {"train": _by_class(first), "test": _by_class(test)}
         files, labels, names = ({split: found[split][i] for split in found} for i in range(3))
         if names["train"] != names["test"]:
-            raise UserError(f"{test}: expected the folders of {root / 'train'}: {', '.join(names['train'][:10])}")
+            raise UserError(f"{test}: expected the folders of {first}: {', '.join(names['train'][:10])}")
         names = names["train"]
     train = Images(files["train"], size=options.size)
     test = Images(files["test"], colour=len(train.shape) == 4, size=options.size)
@@ -202,21 +216,40 @@ def npz(path, options):
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError) as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: cannot be read as npz: {' '.join(str(error).split())}") from None
     if {"x_train", "y_train", "x_test", "y_test"} <= set(arrays):
-        splits = {f"{split}/images": arrays[f"x_{split}"] for split in ("train", "test")}
-        splits |= {f"{split}/labels": arrays[f"y_{split}"].squeeze() for split in ("train", "test")}
+        rows = {split: arrays[f"x_{split}"] for split in ("train", "test")}
+        labels = {split: arrays[f"y_{split}"].squeeze() for split in rows}
     elif {"x", "y"} <= set(arrays):
-        labels = arrays["y"].squeeze()
-        if labels.ndim != 1 or len(labels) != len(arrays["x"]):
+        all_labels = arrays["y"].squeeze()
+        if all_labels.ndim != 1 or arrays["x"].ndim == 0 or len(all_labels) != len(arrays["x"]):
             raise UserError(f"{path}: y is {list(arrays['y'].shape)}: expected one label per row of x")
-        splits = {}
-        for split, rows in _split(labels, options).items():
-            splits |= {f"{split}/images": arrays["x"][rows], f"{split}/labels": labels[rows]}
+        chosen = _split(all_labels, options)
+        rows = {split: arrays["x"][at] for split, at in chosen.items()}
+        labels = {split: all_labels[at] for split, at in chosen.items()}
     else:
         raise UserError(f"{path}: holds {', '.join(arrays) or 'nothing'}: expected x and y, or x_train, ..., y_test")
-    return splits, {}
+    labels, attributes = _numbered(labels)
+    splits = {f"{split}/images": of_split for split, of_split in _plain(rows).items()}
+    return splits | {f"{split}/labels": of_split for split, of_split in labels.items()}, attributes
+
+
+def _plain(rows):
+    """{split: rows} with integers and truth values as bytes, or as float32 where they are no bytes."""
+    if any(of_split.dtype.kind not in "biu" for of_split in rows.values()):
+        return rows
+    fit = all(of_split.min(initial=0) >= 0 and of_split.max(initial=0) <= 255 for of_split in rows.values())
+    return {split: of_split.astype(np.uint8 if fit else np.float32) for split, of_split in rows.items()}
+
+
+def _numbered(labels):
+    """{split: labels} with words and truth values as numbers, and the attributes that say which."""
+    if any(of_split.dtype.kind not in "USb" for of_split in labels.values()):
+        return labels, {}
+    names, numbers = np.unique(np.concatenate(list(labels.values())), return_inverse=True)
+    numbers = np.split(numbers, np.cumsum([len(of_split) for of_split in labels.values()])[:-1])
+    return dict(zip(labels, numbers)), {"num_classes": len(names), "class_names": names.astype(str).tolist()}
 
 
 def table(path, options):
@@ -260,7 +293,10 @@ def own(path, options):
     if path.suffix == ".csv":
         return table(path, options)
     if path.is_dir():
-        return text(path) if (path / "train.txt").is_file() else image_folder(path, options)
+        is_text = any((path / name).is_file() for name in ("train.txt", "wiki.train.tokens"))
+        return text(path) if is_text else image_folder(path, options)
+    if path.suffix in (".h5", ".hdf5"):
+        raise UserError(f"--from {path}: is HDF5 already: train with --data {path}")
     raise UserError(f"--from {path}: expected a folder of images or texts, or a file ending in .npz or .csv")
 
 
@@ -290,8 +326,23 @@ def _inside(folder, archive, name):
     return folder / name if (folder / name).is_dir() else pathlib.Path(folder)
 
 
+def _content(file):
+    try:
+        return file.read_bytes()
+    except DAMAGED as error:
+        raise UserError(f"{file}: cannot be read: {error}") from None
+
+
 def _text(file):
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, KeyError, UnicodeDecodeError) as error:
+        return _content(file).decode()
+    except UnicodeDecodeError as error:
         raise UserError(f"{file}: cannot be read: {error}") from None
+
+
+def _files(folder):
+    """The files of a folder, also inside a zip file, by name."""
+    try:
+        return sorted(folder.iterdir(), key=lambda file: file.name)
+    except (*DAMAGED, NotADirectoryError) as error:
+        raise UserError(f"{folder}: cannot be read: {error}") from None

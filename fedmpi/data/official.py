@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """One file to download: its name, and its MD5 as its publishers or torchvision and torchtext give it."""
+    """One file to download: its name and its MD5."""
 
     name: str
     md5: str
@@ -13,7 +13,11 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Official:
-    """A known data set: a line about it, the folder on the web that holds its files, and the files."""
+    """A known data set: a line about it, the folder on the web that holds its files, and the files.
+
+    The checksums are those of torchvision (MNIST), of the data sets' own pages (Fashion-MNIST, CIFAR-10),
+    of torchtext (WikiText-2) and, where nobody official gives one, of those who use it (Tiny-ImageNet).
+    """
 
     about: str
     url: str
@@ -53,7 +57,7 @@ OFFICIAL = {
     ),
     "wikitext2": Official(
         "2,088,628 + 245,569 words of Wikipedia articles, for language modelling",
-        "https://s3.amazonaws.com/research.metamind.io/wikitext/",
+        "https://wikitext.smerity.com/",  # an author's own; research.metamind.io, where it was, is closed
         (File("wikitext-2-v1.zip", "542ccefacc6c27f945fb54453812b3cd"),),
     ),
 }

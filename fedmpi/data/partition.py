@@ -255,10 +255,11 @@ class Column(Partition):
     """By a column of the file: whole groups of equal values (writers, hospitals), or sorted and cut.
 
     Groups go, the largest first, to the client that holds the fewest samples so far. With `cut`,
-    samples are sorted by the column (stable) and cut into even blocks.
+    samples are sorted by the column (stable) and cut into even blocks: with by = brightness, the mean
+    pixel, an uneven distribution for data of one class.
     """
 
-    by: str = setting("group", "the data set train/<by> of the file: [n] numbers or words")
+    by: str = setting("group", "the data set train/<by> of the file: [n] numbers or words; or labels, or brightness")
     cut: bool = setting(False, "sort by the column and cut into even blocks; groups may then be cut through")
 
     @property

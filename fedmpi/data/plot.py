@@ -1,11 +1,14 @@
 """The picture of a split: clients by classes."""
 
+import textwrap
+
 import numpy as np
 
 from fedmpi.errors import UserError
 
 COLOUR = "#2c7fb8"
 CELL = 0.32  # inches of the grid per client and per class, where the page allows it
+LETTERS = 11  # of the title, per inch
 LARGEST = 0.9  # diameter of the largest bubble in a cell
 
 
@@ -32,7 +35,8 @@ def draw(path, counts, title):
     figure = Figure(figsize=(width, height), layout="constrained")
     bars, grid = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2, num_classes / 3)])
     bars.bar(range(num_clients), counts.sum(1), color=COLOUR, width=0.7)
-    bars.set(ylabel="samples", title=title)
+    bars.set_ylabel("samples")
+    bars.set_title(textwrap.fill(title, int(LETTERS * width)), fontsize="medium")
     bars.spines[["top", "right"]].set_visible(False)
     cell = 72 * min((width - 1.5) / num_clients, (height - 2.5) / num_classes, CELL)  # points
     clients, classes = np.nonzero(counts)

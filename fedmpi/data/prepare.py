@@ -8,7 +8,7 @@ import numpy as np
 from fedmpi.data import formats
 from fedmpi.data.download import fetch
 from fedmpi.data.official import OFFICIAL
-from fedmpi.data.source import NORMALISATION, SPLITS
+from fedmpi.data.source import NORMALISATION, SPLITS, HDF5Source
 from fedmpi.errors import UserError
 
 READERS = {
@@ -18,6 +18,7 @@ READERS = {
     "tiny_imagenet": formats.tiny_imagenet,
     "wikitext2": formats.wikitext2,
 }
+OFTEN_PICTURES = ("mnist", "fashion_mnist", "cifar10")  # also met as one image file per sample
 ROWS_PER_CHUNK, BYTES_PER_CHUNK = 1000, 16 << 20  # whichever is less; a text is one row per byte
 
 
@@ -37,11 +38,12 @@ def prepare(name, folder, options):
     if path.exists() and not options.force:
         print(f"{path} is there already (--force makes it again)")
         return path
-    folder.mkdir(parents=True, exist_ok=True)
     origin = pathlib.Path(options.origin) if options.origin else None
     if origin is not None and not origin.exists():
         raise UserError(f"--from {origin}: no such file or folder")
-    if name in READERS:
+    if name in READERS and not (origin and _is_own_form(name, origin)):
+        if origin and origin.is_file():
+            origin = origin.parent  # the archive itself, or one of several files
         splits, attributes = READERS[name](origin or _download(name, folder / "downloads" / name, options.mirror))
     elif origin is None:
         raise UserError(f"prepare {name}: expected one of {', '.join(READERS)}, or --from with your own data")
@@ -49,6 +51,13 @@ def prepare(name, folder, options):
         splits, attributes = formats.own(origin, options)
     write(path, {**splits}, {"dataset": name, **attributes})
     return path
+
+
+def _is_own_form(name, origin):
+    """Whether a known data set is given in a form in which people have their own data."""
+    if origin.is_dir():
+        return name in OFTEN_PICTURES and any((origin / split).is_dir() for split in ("train", "training"))
+    return origin.suffix in (".npz", ".csv", ".h5", ".hdf5")
 
 
 def _download(name, folder, mirror):
@@ -68,18 +77,21 @@ def write(path, splits, attributes):
         attributes: of the file; num_classes, mean and std are added where they can be told.
 
     Raises:
-        UserError: if labels are no integers, or the file cannot be written.
+        UserError: if it would be no data set to train on, or the file cannot be written.
     """
     unfinished = path.with_name(path.name + ".part")
     for split in SPLITS:
-        labels = splits.get(f"{split}/labels")
-        if labels is not None:
-            if labels.dtype.kind not in "iu" or labels.ndim != 1:
-                raise UserError(
-                    f"{path.stem}: {split} labels are {labels.dtype}{list(labels.shape)}: expected integers [n]"
-                )
-            splits[f"{split}/labels"] = labels.astype(np.min_scalar_type(int(labels.max(initial=0))))
+        images, labels = splits.get(f"{split}/images"), splits.get(f"{split}/labels")
+        if labels is None:
+            continue
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min(initial=0) < 0 or not len(labels):
+            holds = f", the least {labels.min()}" if labels.size and labels.dtype.kind in "iu" else ""
+            _refuse(path, split, "labels", labels, holds, "integers [n] from 0, at least one")
+        if images.dtype not in (np.uint8, np.float16, np.float32, np.float64) or len(images.shape) < 2:
+            _refuse(path, split, "images", images, "", "numbers [n, ...], n samples")
+        splits[f"{split}/labels"] = labels.astype(np.min_scalar_type(int(labels.max())))
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(unfinished, "w") as file:
             for name, rows in splits.items():
                 _write_rows(file, name, rows)
@@ -89,9 +101,18 @@ def write(path, splits, attributes):
                 file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
             for name, value in attributes.items():
                 file.attrs[name] = value
+        if "train/images" in splits:
+            HDF5Source(unfinished)  # so that what is wrong is said now, not when training
         unfinished.replace(path)
+    except UserError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UserError(str(error).replace(str(unfinished), str(path))) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
+
+
+def _refuse(path, split, kind, rows, holds, expected):
+    raise UserError(f"{path.stem}: {split} {kind} are {rows.dtype}{list(rows.shape)}{holds}: expected {expected}")
 
 
 def _write_rows(file, name, rows):
@@ -104,7 +125,14 @@ def _write_rows(file, name, rows):
     chunk = (max(1, min(len(rows), num, BYTES_PER_CHUNK // row_bytes)), *rows.shape[1:])
     data = file.create_dataset(name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, compression="gzip")
     for start in range(0, len(rows), chunk[0]):
-        data[start : start + chunk[0]] = rows[start : start + chunk[0]]
+        piece = rows[start : start + chunk[0]]
+        if piece.dtype.kind == "f" and not np.isfinite(piece).all():
+            raise UserError(f"{name}: holds a value that is not finite in sample {start + _first_not_finite(piece)}")
+        data[start : start + chunk[0]] = piece
+
+
+def _first_not_finite(rows):
+    return int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))[0])
 
 
 def _mean_and_std(images):

@@ -51,10 +51,17 @@ class Source:
         raise NotImplementedError
 
     def column(self, name):
-        """[n] values of the training samples: "labels", or a column that the file has besides."""
+        """[n] values of the training samples: "labels", a column that the file has besides, or "brightness".
+
+        The brightness of a sample is the mean of its values; reading it reads the whole training set.
+        """
         if name == "labels":
             return self.labels["train"]
-        raise UserError(f"{self.name}: has no column train/{name} to split by")
+        if name != "brightness":
+            raise UserError(f"{self.name}: has no column train/{name} to split by")
+        number, step = len(self.labels["train"]), max(self.rows_at_once, 100)
+        pieces = [self.read("train", np.arange(at, min(at + step, number))) for at in range(0, number, step)]
+        return np.concatenate([piece.reshape(len(piece), -1).mean(1, dtype=np.float64) for piece in pieces])
 
 
 def open_source(name, data_dir):
@@ -199,6 +206,8 @@ class HDF5Source(Source):
             return self.labels["train"]
         with readable(self.path) as file:
             column = file.get(f"train/{name}")
+            if column is None and name == "brightness":
+                return super().column(name)
             if not isinstance(column, h5py.Dataset) or column.shape != (len(self.labels["train"]),):
                 others = ", ".join(sorted(set(file["train"]) - {"images"}))
                 raise UserError(

@@ -13,6 +13,12 @@ WORD_ENDS = (ord(" "), ord("\n"))
 LOOK_AHEAD = 4096  # bytes read at once in search of the end of a word
 
 
+def is_text(path):
+    """Whether an HDF5 file holds a text, and not labelled samples."""
+    with readable(path) as file:
+        return "train/text" in file
+
+
 class Text:
     """An HDF5 file with train/text and test/text: [n] uint8, UTF-8 bytes, words parted by blanks.
 
@@ -29,14 +35,18 @@ class Text:
                     raise UserError(f"{self.path}: expected {key}: uint8 [n], a text as UTF-8 bytes")
 
     def words(self, split, rank, num_ranks):
-        """The words of a rank's share of the text, as bytes; a line ends with the word <eos>.
+        """The words of a rank's share of the text, as bytes; a line ends with the word <eos>."""
+        return self.share(split, rank, num_ranks).tobytes().replace(b"\n", b" " + END_OF_LINE + b" ").split()
+
+    def share(self, split, part, num_parts):
+        """One of `num_parts` shares of the text, [n] uint8.
 
         The shares are cut between words, are about equally long in bytes, and together are the text.
         """
         with readable(self.path) as file:
             text = file[f"{split}/text"]
-            begin, end = (_word_begin(text, len(text) * r // num_ranks) for r in (rank, rank + 1))
-            return text[begin:end].tobytes().replace(b"\n", b" " + END_OF_LINE + b" ").split()
+            begin, end = (_word_begin(text, len(text) * r // num_parts) for r in (part, part + 1))
+            return text[begin:end]
 
 
 def _word_begin(text, position):
