@@ -156,9 +156,9 @@ class Federation:
         for client in self.clients:
             client.round_index = self.round_index
             client.was_absent = client.index not in self._present
+        due = [e for e in self.algorithm.exchanges() if e.due is None or e.due(self.server)]
         losses = [
-            self._exchange(exchange, participants, first_in_round=number == 0)
-            for number, exchange in enumerate(self.algorithm.exchanges())
+            self._exchange(exchange, participants, first_in_round=number == 0) for number, exchange in enumerate(due)
         ]
         self._present = set(participants)
         self._observe(self, self.round_index, None, None)

@@ -14,6 +14,7 @@ from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLo
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation import Federation
+from fedmpi.oracles import FunctionOracle
 from fedmpi.tasks.auc import auc_loss
 
 N, D1, D = 3, 3, 5
@@ -205,6 +206,19 @@ def test_the_dual_restarts_from_the_pooled_mean_scores(average, active):
     assert_same(averages(found), expected, 1e-11)
     goes_on = reference.coda(*arguments, average=average, active=active)
     assert abs(goes_on[2][4] - expected[2][4]) > 0.01  # the restart is seen
+
+
+def test_the_dual_restart_sends_where_a_stage_ends_only():
+    link, problem = SoloLink(), Scores()
+    oracle = FunctionOracle(problem.gradient, 0, ascent=slice(4, 5))
+    x0, algorithm = torch.as_tensor(problem.start), CODA(stage_rounds=2, dual_restart=True)
+    federation = Federation(algorithm, link, {0: lambda state: oracle}, 1, x0, x0[:0], 1, ascent=slice(4, 5))
+    federation.start()
+    sent = []
+    for _ in range(4):
+        federation.run_round()
+        sent.append(link.traffic.collectives)
+    assert sent == [1, 3, 4, 6]
 
 
 def test_the_dual_goes_on_where_a_batch_has_one_kind_of_sample_only():

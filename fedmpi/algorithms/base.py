@@ -44,12 +44,14 @@ class Exchange:
         then: `then(server)`, done on every rank alike with the averages in the server's rows.
         alone: whether a single participant works, drawn from a stream that all ranks share; the
             "average" is then what it holds.
+        due: `due(server) -> bool`, whether the round has this exchange at all; None: every round.
     """
 
     rows: tuple[str, ...]
     work: Callable | None = None
     then: Callable | None = None
     alone: bool = False
+    due: Callable | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -185,9 +185,9 @@ class _Staged(_MinMax):
         if self.stage_output == "average":
             client.x_mean.add_(client.x, alpha=1 / client.num_steps)
 
-    def _ends_stage(self, clock):
+    def _ends_stage(self, server):
         """Whether the round is the last of a stage."""
-        return self.stage_rounds is not None and (clock.round_index + 1) % self.stage_rounds == 0
+        return self.stage_rounds is not None and (server.round_index + 1) % self.stage_rounds == 0
 
     def _end_round(self, server):
         """At the end of a stage: where the next one starts, which is also its θ_ref; w goes on as it is."""
@@ -218,7 +218,7 @@ class CODA(_Staged):
     The new w of dual_restart is mean h⁻ - mean h⁺, h⁻ and h⁺ the scores of the negative and positive
     samples of one fresh batch of every client, at the θ of the next stage. It is found from gradients
     alone: v ends with a and b, F is quadratic in both, and its minimum over a is mean h⁺, over b mean h⁻.
-    Weight decay and clipping would shift it. It has an Allreduce of its own, in every round.
+    Weight decay and clipping would shift it. It has an Allreduce of its own where a stage ends.
 
     Raises:
         UserError: if dual_restart has no stages, or no (a, b, w).
@@ -243,12 +243,12 @@ class CODA(_Staged):
         return (*super().exchanged, "of_scores") if self.dual_restart else super().exchanged
 
     def exchanges(self):
-        """The variables; then, for dual_restart, what tells the mean scores at their average."""
+        """The variables; then, for dual_restart at a stage's end, what tells the mean scores at their average."""
         if not self.dual_restart:
             return super().exchanges()
         return (
             Exchange(self.exchanged[:-1], then=self.server_step),
-            Exchange(("of_scores",), work=self.ask_for_scores, then=self.restart),
+            Exchange(("of_scores",), work=self.ask_for_scores, then=self.restart, due=self._ends_stage),
         )
 
     def server_start(self, server):
@@ -274,9 +274,7 @@ class CODA(_Staged):
         self._end_round(server)
 
     def ask_for_scores(self, client, server, oracle):
-        """Slope and curvature of f_i in a and in b on a fresh batch, where a stage has ended."""
-        if not self._ends_stage(client):
-            return
+        """Slope and curvature of f_i in a and in b on a fresh batch."""
         ab = _last_two(server.primal)
         beside = client.of_scores.copy_(client.x)
         beside[ab].add_(1)
@@ -287,8 +285,6 @@ class CODA(_Staged):
 
     def restart(self, server):
         """w <- mean h⁻ - mean h⁺; it stays where the batches held no negative or no positive sample."""
-        if not self._ends_stage(server):
-            return
         slope, curvature = server.of_scores[:2], server.of_scores[2:4]  # 2(1-p)(a q⁺ - mean h 1[+]), 2(1-p) q⁺; b alike
         if (curvature > 0).all():
             positive, negative = server.x[_last_two(server.primal)] - slope / curvature
