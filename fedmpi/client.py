@@ -10,6 +10,14 @@ class _Holder:
         self.row_names = tuple(rows)
         self.__dict__.update(rows)
 
+    def __setattr__(self, name, value):
+        if name in self.__dict__.get("row_names", ()) and value is not self.__dict__[name]:
+            raise AttributeError(
+                f"{type(self).__name__.lower()}.{name} is a row: change it in place, like {name}.copy_(...) or "
+                f"{name} -= ...; a new vector in its place would not be seen by anybody"
+            )
+        super().__setattr__(name, value)
+
     def __getattr__(self, name):
         raise AttributeError(
             f"{type(self).__name__.lower()}.{name}: no such row here; it has {', '.join(self.row_names) or 'none'} "

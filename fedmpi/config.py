@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import pathlib
+import types
 import typing
 
 import jsonargparse
@@ -281,8 +282,8 @@ def _settings_of(cls):
         hints = typing.get_type_hints(cls)
         return [(f.name, hints[f.name], f.default, _help(f)) for f in dataclasses.fields(cls)]
     settings = []
-    for name, parameter in inspect.signature(cls.__init__).parameters.items():
-        if name in ("self", "shape", "num_classes") or parameter.kind in (
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if name in ("shape", "num_classes") or parameter.kind in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         ):
@@ -348,10 +349,17 @@ def _parse(parser, words, keys):
             parser.parse_args([f"--{key}={text}"])
         except (jsonargparse.ArgumentError, TypeError, ValueError, SystemExit):
             hint = keys[key][0]
-            wanted = getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint)
-            raise UserError(f"{key} = {text}: expected {wanted.replace(' | None', ' or null')}") from None
+            raise UserError(f"{key} = {text}: expected {_in_words(hint)} (see --help)") from None
     namespace = parser.parse_args([f"--{key}={text}" for key, text in chosen.items()])
     return {key: namespace[key] for key in keys}
+
+
+def _in_words(hint):
+    """What a setting of some type may be."""
+    words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "words", type(None): "null"}
+    if isinstance(hint, types.UnionType):
+        return " or ".join(map(_in_words, typing.get_args(hint)))
+    return words.get(hint, getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint))
 
 
 def _build(classes, values, paper):

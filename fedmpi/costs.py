@@ -88,7 +88,7 @@ def cost(algorithm):
 def table():
     """The costs of all algorithms as text, a line each."""
     costs = [cost(cls) for cls in known(fedmpi.algorithms, Algorithm).values()]
-    header = ("algorithm", "paper", "up", "down", "Allreduce", "gradients", "client", "server", "keeps")
+    header = ("algorithm", "paper", "up", "down", "Allreduce", "start", "gradients", "client", "server", "keeps")
     lines = [header, *(_line(c) for c in costs)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
@@ -97,10 +97,11 @@ def table():
             *rows,
             "",
             "Per client and round, in vectors of the model's length d. up, down: to and from a server (fedmpi's",
-            "is replicated: what moves is the Allreduce). gradients: per local step. client: vectors that a",
-            "client works with, its gradients included; server: further ones that every rank keeps alike;",
-            "keeps: a client's private vectors. drawn: further costs of the one client that is drawn (its",
-            "further gradients: in all local steps but the last).",
+            "is replicated: what moves is the Allreduce). start: vectors averaged once before the first round.",
+            "gradients: per local step; b1 (b2 + 1) losses are an estimate of one. client: vectors that a client",
+            "works with, its gradients included; server: further ones that every rank keeps alike; keeps: a",
+            "client's private vectors. drawn: further costs of the one client that is drawn (its further",
+            "gradients: in all local steps but the last).",
         ]
     )
 
@@ -109,7 +110,9 @@ def _line(c):
     def plus(number, alone):
         return f"{number} (+{alone} drawn)" if alone else str(number)
 
-    kind = " estimates" if c.estimates else ""
+    gradients = plus(c.gradients_per_step, c.gradients_alone)
+    if c.estimates:
+        gradients = f"0; {'' if gradients == '1' else gradients + ' '}b1 (b2 + 1) losses"
     passes = f" + {c.passes} full pass a round" if c.passes else ""
     return (
         c.name,
@@ -117,7 +120,8 @@ def _line(c):
         plus(c.up, c.up_alone),
         plus(c.down, c.down_alone),
         " + ".join("d" if number == 1 else f"{number}d" for number in c.allreduces),
-        plus(c.gradients_per_step, c.gradients_alone) + kind + passes,
+        str(c.at_start),
+        gradients + passes,
         str(c.client_memory),
         str(c.server_memory),
         ", ".join(c.private) or "-",

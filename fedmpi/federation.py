@@ -44,6 +44,28 @@ def draw_participants(num_clients, participation, seed, round_index):
     return sorted(int(c) for c in drawn)
 
 
+def check_rows(algorithm):
+    """See that an algorithm's rows are names, each in one place.
+
+    Raises:
+        UserError: one line: which declaration, what is expected.
+    """
+    name, seen = type(algorithm).__name__, set()
+    for kind in ("exchanged", "server_rows", "client_rows", "scratch"):
+        rows = getattr(algorithm, kind)
+        if not isinstance(rows, tuple) or not all(isinstance(row, str) for row in rows):
+            raise UserError(f"{name}.{kind} = {rows!r}: expected a tuple of names, like ('x', 'm') or ('x',)")
+        again = seen.intersection(rows) or {row for row in rows if rows.count(row) > 1}
+        if again:
+            raise UserError(
+                f"{name}.{kind} = {rows!r}: {min(again)} is named already; expected each row once in exchanged, "
+                "server_rows, client_rows and scratch together"
+            )
+        seen.update(rows)
+    if "x" not in (*algorithm.exchanged, *algorithm.server_rows):
+        raise UserError(f"{name} has no row 'x', the model: name it in exchanged or server_rows")
+
+
 class Federation:
     """One rank's part of a federation: its clients, the replicated server, and the rounds.
 
@@ -65,6 +87,9 @@ class Federation:
         seed: of the run; what ranks draw alike comes from it.
         segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
         ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
+
+    Raises:
+        UserError: if the algorithm's rows are not as they should be, or a client has no local step.
     """
 
     def __init__(
@@ -85,15 +110,12 @@ class Federation:
         segments=None,
         ascent=None,
     ):
+        check_rows(algorithm)
         self.algorithm, self.link = algorithm, link
         self.state = RankState(
             algorithm, x0.numel(), buffers0.numel(), len(oracles), x0.dtype, x0.device, poison, link.allocate
         )
         averaged, kept = self.state.averaged_rows(), self.state.server_rows()
-        if "x" not in {**averaged, **kept}:
-            raise UserError(
-                f"{type(algorithm).__name__} has no row 'x', the model: name it in exchanged or server_rows"
-            )
         segments = segments or [slice(0, x0.numel())]
         self.server = Server({**averaged, **kept}, num_clients, segments, x0.numel(), ascent)
         self.server_seen_by_clients = Server(kept, num_clients, segments, x0.numel(), ascent)
@@ -104,7 +126,10 @@ class Federation:
         self.server.x.copy_(x0)
         self.state.buffers.copy_(buffers0)
         self._local_steps = local_steps if callable(local_steps) else lambda client: local_steps
-        self._nominal_steps = max(self._local_steps(c) for c in range(num_clients))
+        steps = [self._local_steps(client) for client in range(num_clients)]
+        if min(steps) < 1:
+            raise UserError(f"local_steps = {min(steps)}: expected at least 1 for every client")
+        self._nominal_steps = max(steps)
         self._participants = participants or (lambda round_index: range(num_clients))
         self._chosen = chosen
         self._weights = weights or [1] * num_clients
@@ -144,8 +169,15 @@ class Federation:
 
         Raises:
             Diverged: on every rank alike, if a loss is not finite anywhere; before it is averaged.
+            UserError: if the participants are not different clients.
         """
         participants = [int(c) for c in self._participants(self.round_index)]
+        everybody = range(self.server.num_clients)
+        if not participants or len({*participants}) < len(participants) or not {*participants} <= {*everybody}:
+            raise UserError(
+                f"participants of round {self.round_index} = {participants}: expected at least one of the clients "
+                f"0 to {everybody[-1]}, and each of them once"
+            )
         weight = sum(self._weights[c] for c in participants)
         for seen in (self.server, self.server_seen_by_clients):
             seen.round_index = self.round_index

@@ -54,18 +54,17 @@ def _end_in_order(link, text, error, code):
 def _end_at_once(link, error, show):
     client = getattr(error, "fedmpi_client", None)
     where = f"rank {link.rank}" + ("" if client is None else f", client {client}")
-    code = 1
+    code, hint = 1, " (--traceback shows where)"
     if isinstance(error, UserError):
-        what, code = str(error), 2
+        what, code, hint = str(error), 2, ""
     elif isinstance(error, SystemExit):
         what = f"sys.exit({error.code!r}) was called"
         code = error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1
     else:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        what = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
     if show:
         traceback.print_exception(error)
-    elif code == 1:
-        what += " (--traceback shows where)"
-    print(f"fedmpi: error on {where}: {what}", file=sys.stderr, flush=True)
+        hint = ""
+    print(f"fedmpi: error on {where}: {what}{hint}", file=sys.stderr, flush=True)
     time.sleep(SECONDS_TO_BE_HEARD)
     link.abort(code)

@@ -78,7 +78,8 @@ def _make_folder(out, name, prefix):
             except FileExistsError:
                 number += 1
     except FileExistsError as error:
-        raise UserError(f"run folder {error.filename}: exists already; choose another --name or --out") from None
+        what = "is a file" if pathlib.Path(error.filename).is_file() else "exists already"
+        raise UserError(f"run folder {error.filename}: {what}; choose another --name or --out") from None
     except OSError as error:
         raise UserError(
             f"run folder {error.filename}: cannot be made: {error.strerror}; choose another --out"

@@ -50,8 +50,10 @@ def find(kind, name, package, base):
         return classes[plain]
     if "." in name:
         return _import(kind, name, base)
+    known_as = next((own for own, cls in classes.items() if plain in vars(cls).get("also_called", ())), None)
+    hint = nearest(plain, classes) if known_as is None else f": here it is called '{known_as}'"
     raise UserError(
-        f"unknown {kind} '{name}'{nearest(plain, classes)}; known: {', '.join(classes)}, "
+        f"unknown {kind} '{name}'{hint}; known: {', '.join(classes)}, "
         f"or the dotted path of your own, like mypackage.MyClass"
     )
 
@@ -60,8 +62,8 @@ def _import(kind, path, base):
     module_name, _, class_name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{kind} '{path}': cannot be imported: {error}") from None
+    except Exception as error:  # noqa: BLE001  whatever it is, it is the user's module that has it
+        raise UserError(f"{kind} '{path}': cannot be imported: {type(error).__name__}: {error}") from error
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}")
     return cls

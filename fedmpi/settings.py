@@ -7,6 +7,7 @@ before work starts.
 import dataclasses
 import difflib
 import math
+import numbers
 
 from fedmpi.errors import UserError
 
@@ -47,13 +48,14 @@ def check(settings, prefix=""):
         value = getattr(settings, field.name)
         among = field.metadata.get("among")
         if among is not None and value not in among:
-            raise UserError(
-                f"{prefix}{field.name} = {value}: expected one of {', '.join(map(str, among))}{nearest(value, among)}"
-            )
+            words = [str(word) for word in among]
+            shown, hint = (repr(value), "") if str(value) in words else (value, nearest(value, words))  # "1" for 1
+            raise UserError(f"{prefix}{field.name} = {shown}: expected one of {', '.join(words)}{hint}")
         bounds = {k: v for k, v in field.metadata.items() if k in _BOUNDS}
-        if not bounds or value is None or not isinstance(value, (int, float)):
+        if not bounds or (value is None and field.default is None):
             continue
-        if not math.isfinite(value) or not all(_BOUNDS[k][0](value, v) for k, v in bounds.items()):
+        is_number = isinstance(value, numbers.Real) and math.isfinite(value)
+        if not is_number or not all(_BOUNDS[k][0](value, v) for k, v in bounds.items()):
             allowed = " and ".join(f"{_BOUNDS[k][1]} {v}" for k, v in bounds.items())
             raise UserError(f"{prefix}{field.name} = {value}: expected a number {allowed} ({field.metadata['help']})")
 

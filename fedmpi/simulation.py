@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import torch
 
+from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation import Federation
@@ -19,10 +20,10 @@ def simulate(
     rounds=4,
     local_steps=2,
     participants=None,
-    chosen=None,
-    segments=None,
     dtype=torch.float64,
     *,
+    chosen=None,
+    segments=None,
     ascent=None,
     ascent_scale=1.0,
     loss=None,
@@ -41,10 +42,10 @@ def simulate(
         x0: [dim] the common starting point: a tensor, an array or a list.
         num_clients: N. rounds: number of rounds. local_steps: q, or `local_steps(client) -> int`.
         participants: `participants(round_index) -> clients` that take part; None: all.
+        dtype: of every row.
         chosen: `chosen(round_index) -> client` that works alone in methods that draw one (CE-LSGD);
             None: drawn uniformly from the round's participants.
         segments: slices of x that layer-wise methods (Fed-LAMB) scale one by one; None: one layer.
-        dtype: of every row.
         ascent: the slice of x in which a min-max problem ascends, ``slice(d1, None)`` for
             x = (θ, w) with θ of length d1; `gradient` returns the plain gradient of F. None: a
             minimisation. ascent_scale: factor of that block's gradient.
@@ -54,18 +55,24 @@ def simulate(
 
     Returns:
         list of records (dicts): one after the start (round -1), one after every local step, one
-        after every communication. `round` counts from 0; `step` counts the round's local steps
-        from 0 and is None after a start or a communication; `rows` maps each row's name to a numpy
-        array: a client's exchanged and kept rows as [num_clients, dim], the server's own as [dim].
+        after every round's communication (where it averages twice, after the second time). `round`
+        counts from 0; `step` counts the round's local steps from 0 and is None after a start or a
+        communication; `rows` maps each row's name to a numpy array: a client's exchanged and kept
+        rows as [num_clients, dim], the server's own as [dim], and x always as [num_clients, dim].
         During a round the exchanged rows of absent clients are those the round began with.
 
     Raises:
-        UserError: if x0 is missing, or neither `gradient` nor `loss` with `directions` is given.
+        UserError: if x0 is missing, neither `gradient` nor `loss` with `directions` is given, or
+            another argument is not what it should be.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"simulate: algorithm = {algorithm!r}: expected an instance, like FedAvg(step_size=0.1)")
     if x0 is None:
         raise UserError("simulate: expected x0, the starting point")
+    if num_clients < 1:
+        raise UserError(f"simulate: num_clients = {num_clients}: expected at least 1")
     make_oracle = _oracle_of(gradient, loss, directions, smoothing, ascent, ascent_scale)
-    x0 = torch.as_tensor(np.asarray(x0), dtype=dtype).reshape(-1)
+    x0 = torch.as_tensor(x0, dtype=dtype).detach().reshape(-1)
     recorder = _Recorder(algorithm, num_clients, local_steps)
     federation = Federation(
         algorithm,
@@ -129,7 +136,8 @@ class _Recorder:
         }
 
     def _server(self, federation):
-        return {name: row.numpy().copy() for name, row in federation.state.server_rows().items()}
+        rows = {name: row.numpy().copy() for name, row in federation.state.server_rows().items()}
+        return {name: np.stack([row] * self._num_clients) if name == "x" else row for name, row in rows.items()}
 
     def _add(self, federation, round_index, step, clients, server):
         rows = {name: np.stack([clients[c][name] for c in range(self._num_clients)]) for name in self._shown}

@@ -8,6 +8,9 @@ import hashlib
 
 import numpy as np
 
+FIRST = -1  # the number of the initial, larger batch among a client's samples
+WHOLE = -2  # and of the batch that is all its data
+
 
 def derive(seed, *purpose):
     """A 63-bit seed for the stream named by `purpose` (words and integers) under `seed`."""

@@ -1,5 +1,6 @@
 """One training run: from settings to a trained model in a run folder."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -85,7 +86,7 @@ def prepare(config, link):
     training = together(link, lambda: _Training(config, link))
     together(link, lambda: training.task.meet(link))
     together(link, training.build)
-    training.assemble()
+    together(link, training.assemble)
     return training
 
 
@@ -201,7 +202,7 @@ class _Training:
             evaluated = {}
             if number % every == 0 or number == self.num_rounds:
                 before = time.perf_counter()
-                evaluated = metrics = self._evaluate(number)
+                evaluated = metrics = self._evaluate(federation.server.x, federation.state.buffers, number)
                 evaluation_seconds += time.perf_counter() - before
             kept.see(number, federation, evaluated)
             if recorder:
@@ -217,27 +218,32 @@ class _Training:
                     "gradients": federation.num_gradients,
                 }
                 recorder.round(record, evaluated)
-        x, buffers, which = kept.result(federation)
-        together(self.link, lambda: self._save(recorder, x, buffers))
+        result, which = kept.result()
+        rows = {**federation.state.averaged_rows(), **federation.state.server_rows()}
+        if result is None:
+            result = _Iterate(number, federation.server.x, federation.state.buffers)
+        else:
+            rows = {"x": result.x}  # the others belong to the last iterate
+            metrics = self._evaluate(result.x, result.buffers, result.round)
+        together(self.link, lambda: self._save(recorder, result, rows))
         if recorder is None:
             return None
         recorder.close()
         print(self._table(record, metrics, which, recorder.folder), flush=True)
         return recorder.folder
 
-    def _save(self, recorder, x, buffers):
+    def _save(self, recorder, result, rows):
         """Write the resulting model; on rank 0."""
         if recorder is None:
             return
-        state = self.federation.state
-        rows = {**state.averaged_rows(), **state.server_rows(), "x": x}
-        save_model(recorder.folder, self.flat.named_values(x, buffers), rows)
+        self.flat.hold_counters(self.place.clients[0])
+        save_model(recorder.folder, self.flat.named_values(result.x, result.buffers), rows)
         self.task.write_result(self.flat.module, recorder.folder)
 
     @torch.no_grad()
-    def _evaluate(self, number):
-        """Metrics of the averaged model. Collective."""
-        self.flat.point_at(self.federation.server.x, self.federation.state.buffers)
+    def _evaluate(self, x, buffers, number):
+        """Metrics of the averaged model after round `number`. Collective."""
+        self.flat.point_at(x, buffers)
         self.flat.module.eval()
         metrics = self.task.evaluate(self.flat.module, self.link)
         if not math.isfinite(metrics["train_loss"]):
@@ -276,12 +282,21 @@ class _Training:
         return words if value is None else f"{words} (in the paper: {value})"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Iterate:
+    """An averaged model: the round after which it was, x [dim] and its float buffers."""
+
+    round: int
+    x: torch.Tensor
+    buffers: torch.Tensor
+
+
 class _Kept:
-    """The iterate that is the result: the last, the best seen, or that of a round drawn beforehand."""
+    """The iterate that is to be the result, if not the last: the best seen, or that of a round drawn beforehand."""
 
     def __init__(self, rule, chosen_round, goal):
         self._rule, self._chosen, (self._metric, self._sign) = rule, chosen_round, goal
-        self._x, self._round, self._best = None, None, -math.inf
+        self._iterate, self._best = None, -math.inf
 
     def see(self, number, federation, metrics):
         """Look at the model after round `number`."""
@@ -294,12 +309,11 @@ class _Kept:
         else:
             wanted = False
         if wanted:
-            self._x, self._buffers = federation.server.x.clone(), federation.state.buffers.clone()
-            self._round = number
+            self._iterate = _Iterate(number, federation.server.x.clone(), federation.state.buffers.clone())
 
-    def result(self, federation):
-        """(x, buffers, words that say which)."""
-        if self._round is None:
-            return federation.server.x, federation.state.buffers, "last iterate"
+    def result(self):
+        """(the `_Iterate`, or None for the last; words that say which)."""
+        if self._iterate is None:
+            return None, "last iterate"
         how = "best by " + self._metric if self._rule == "best" else "drawn uniformly"
-        return self._x, self._buffers, f"iterate of round {self._round} ({how})"
+        return self._iterate, f"iterate of round {self._iterate.round} ({how})"

@@ -59,6 +59,8 @@ class FlatModule:
             if buffer.is_floating_point()
         ]
         self.counters = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
+        self._counts = {None: [counter.clone() for counter in self.counters]}  # of clients that had their turn
+        self._counting = None  # whose values the counters hold
         self.x = self.flatten(self.parameters)
         values = [getattr(owner, key).reshape(-1) for owner, key, _, _ in self._buffers]
         self.buffers = torch.cat(values) if values else self.x.new_empty(0)
@@ -149,6 +151,15 @@ class FlatModule:
                 size = math.prod(shape)
                 owner._buffers[key] = buffers[offset : offset + size].view(shape)
                 offset += size
+
+    def hold_counters(self, client):
+        """Let the integer buffers be those of a client; each has its own, from the module's first on."""
+        if client == self._counting or not self.counters:
+            return
+        self._counts[self._counting] = [counter.clone() for counter in self.counters]
+        for counter, value in zip(self.counters, self._counts.get(client, self._counts[None])):
+            counter.copy_(value)
+        self._counting = client
 
     def named_views(self, vector, buffers):
         """Name -> view of the parameters in `vector` [dim] and of the float buffers in `buffers`.

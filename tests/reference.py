@@ -498,14 +498,14 @@ def storm_estimate(f, x, x_prev, g, K, here, beta):
 
 def mb_storm(f, x, rounds, K, S, step_size=None, fresh_weight=None, server_step_size=None):
     x_prev, g = x, f.first(x).mean(0)
-    yield {"x": x, "x_prev": x_prev, "g": everywhere(g, f)}
+    yield {"x": everywhere(x, f), "x_prev": x_prev, "g": everywhere(g, f)}
     for r in range(rounds):
         g = storm_estimate(f, x, x_prev, g, K, S(r), fresh_weight)
         gamma = server_step_size or at(step_size, r) * mean_steps(S(r), K)
         for _ in range(max(K[i] for i in S(r))):
-            yield {"x": x, "x_prev": x_prev}
+            yield {"x": everywhere(x, f), "x_prev": x_prev}
         x_prev, x = x, x - gamma * g
-        yield {"x": x, "x_prev": x_prev, "g": everywhere(g, f)}
+        yield {"x": everywhere(x, f), "x_prev": x_prev, "g": everywhere(g, f)}
 
 
 def ce_lsgd(f, x, rounds, K, S, step_size, fresh_weight, chosen, local="one"):

@@ -88,8 +88,13 @@ def test_a_class_by_its_dotted_path():
         (["--rounds"], "--rounds: expected a value after it"),
         (["--list", "nothing"], "expected one of algorithms"),
         (["--task", "quadratic", "--model", "mlp"], "task quadratic has no choice of model"),
+        (["--algorithm", "fed-ams"], "unknown algorithm 'fed-ams': here it is called 'local_amsgrad'"),
+        (["--algorithm", "local_sgd"], "here it is called 'fedavg'"),
+        (["--algorithm", "breaks.Mine"], "algorithm 'breaks.Mine': cannot be imported: ZeroDivisionError"),
+        (["--rounds", "2.5"], "rounds = 2.5: expected a whole number"),
+        (["--clip-norm", "inf"], "clip_norm = inf: expected a finite number or null"),
         (["--epochs", "0"], "epochs = 0.0: expected a number > 0"),
-        (["--tune-malloc", "perhaps"], "tune_malloc = perhaps: expected bool"),
+        (["--tune-malloc", "perhaps"], "tune_malloc = perhaps: expected true or false"),
     ],
 )
 def test_messages(words, message):

@@ -57,7 +57,7 @@ def test_rank_and_client_differ_where_a_rank_has_several(tmp_path):
         (["--algorithm.stepsize", "1"], "did you mean 'step_size'?"),
         (["--round", "1"], "unknown setting round; did you mean 'rounds'?"),
         (["--local-steps", "0"], "local_steps = 0: expected a number >= 1"),
-        (["--rounds", "many"], "rounds = many: expected int"),
+        (["--rounds", "many"], "rounds = many: expected a whole number"),
         (["--algorithm.step_size", "-0.1"], "algorithm.step_size = -0.1: expected a number > 0"),
         (["--algorithm.step_size", ".nan"], "algorithm.step_size = nan: expected a number > 0"),
         (["--clients", "2000"], "clients = 2000: expected at most one per training sample"),

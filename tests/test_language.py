@@ -16,7 +16,8 @@ from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
 from fedmpi.errors import UserError
 from fedmpi.models.lstm import LSTM
-from fedmpi.oracles import FIRST, WHOLE, AutogradOracle
+from fedmpi.oracles import AutogradOracle
+from fedmpi.streams import FIRST, WHOLE
 from fedmpi.tasks.base import Place
 from fedmpi.tasks.language import Language
 from fedmpi.vectors import FlatModule

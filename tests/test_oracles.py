@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.models.cnn import FashionCNN, LambCNN
-from fedmpi.oracles import FIRST, WHOLE, AutogradOracle
+from fedmpi.oracles import AutogradOracle
 from fedmpi.oracles.base import may_draw
+from fedmpi.streams import FIRST, WHOLE
 from fedmpi.vectors import FlatModule
 
 INPUTS, LABELS = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
@@ -28,9 +29,12 @@ class Rows:
 
 def make(module, batch_size=5, **settings):
     flat = FlatModule(module)
-    sampler = EpochSampler(20, batch_size, 8, seed=0, client=0)
-    rows = torch.zeros(2, flat.dim)
-    return flat, AutogradOracle(flat, Rows(), 0, sampler, 0, rows, flat.buffers, **settings)
+    return flat, make_oracle(flat, 0, batch_size, **settings)
+
+
+def make_oracle(flat, client, batch_size=5, **settings):
+    sampler = EpochSampler(20, batch_size, 8, seed=0, client=client)
+    return AutogradOracle(flat, Rows(), client, sampler, 0, torch.zeros(2, flat.dim), flat.buffers, **settings)
 
 
 def linear():
@@ -151,6 +155,19 @@ def test_a_pair_moves_batch_norm_statistics_once():
     pair, pair_count = statistics(lambda flat, oracle, xi: oracle.gradient_pair(flat.x, flat.x + 1, xi))
     assert torch.equal(once, pair)
     assert count == pair_count == 1
+
+
+def test_integer_buffers_are_each_clients_own():
+    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))
+    flat = FlatModule(module)
+    first, second = (make_oracle(flat, client) for client in (0, 1))
+    counts = []
+    for oracle in (first, first, second, first):
+        oracle.gradient(flat.x, oracle.draw())
+        counts.append(module[1].num_batches_tracked.item())
+    assert counts == [1, 2, 1, 3]
+    flat.hold_counters(1)
+    assert module[1].num_batches_tracked == 1
 
 
 def test_losses_are_those_of_the_first_of_a_pair():

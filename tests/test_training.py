@@ -159,14 +159,22 @@ def test_fashion_mnist_reaches_085_in_20_epochs(tmp_path, data_dir):
 
 
 def test_output_rules(tmp_path):
+    settings = ("--clients", 2, "--eval-every", 1, "--algorithm.step_size", 0.3)  # its first round is its best
     for rule in ("best", "uniform"):
-        ended = train(1, tmp_path, "--rounds", 6, "--clients", 2, "--eval-every", 2, "--output", rule, "--name", rule)
+        ended = train(1, tmp_path, "--rounds", 6, *settings, "--output", rule, "--name", rule)
         assert ended.returncode == 0, ended.stderr
-    lines = [json.loads(line) for line in (tmp_path / "best" / "metrics.jsonl").read_text().splitlines()]
-    best = max((line for line in lines if "accuracy" in line), key=lambda line: line["accuracy"])["round"]
-    assert re.search(r"iterate of round \d \(drawn uniformly\)", ended.stdout)
-    ended = train(1, tmp_path, "--rounds", best, "--clients", 2, "--eval-every", 2, "--name", "shorter")
-    np.testing.assert_array_equal(rows(tmp_path / "best")["x"], rows(tmp_path / "shorter")["x"])
+        chosen = int(re.search(r"iterate of round (\d)", ended.stdout).group(1))
+        lines = [json.loads(line) for line in (tmp_path / rule / "metrics.jsonl").read_text().splitlines()]
+        if rule == "best":
+            assert chosen == max(lines, key=lambda line: line.get("accuracy", 0))["round"] < 6
+        else:
+            assert "(drawn uniformly)" in ended.stdout
+        expected = train(1, tmp_path, "--rounds", chosen, *settings, "--name", f"as-{rule}")
+        assert rows(tmp_path / rule).keys() == {"x"}
+        np.testing.assert_array_equal(rows(tmp_path / rule)["x"], rows(tmp_path / f"as-{rule}")["x"])
+        # the closing table tells what the result is worth
+        accuracy = re.compile("^  accuracy .*$", re.MULTILINE)
+        assert accuracy.search(ended.stdout).group() == accuracy.search(expected.stdout).group()
 
 
 def test_clipping_and_weight_decay(tmp_path):

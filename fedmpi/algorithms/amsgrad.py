@@ -27,6 +27,7 @@ class LocalAMSGrad(Algorithm):
     """
 
     name = "local_amsgrad"
+    also_called = ("fed_ams",)
 
     step_size: float = setting(0.01, "α, step size", above=0)
     momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)

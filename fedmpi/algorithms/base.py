@@ -75,6 +75,7 @@ class Algorithm:
 
     Besides the rows, a class may declare
         clock: what t of the step-size schedule counts, "iteration" (local steps) or "round_index".
+        also_called: other names, in lower case, under which people look for it; they are answered with its own.
         oracle: the kind of oracle that it is made for (`fedmpi.oracles`), if the user names none.
         downlink: the rows that a server would have to send for a round, where that is not what was
             exchanged: clients can recover some rows, and read others that only the server changes.
@@ -95,6 +96,7 @@ class Algorithm:
     schedule_period: int = setting(100, "step: t between two drops; cosine: t at its end", least=1)
     schedule_factor: float = setting(0.1, "step: of every drop; cosine: last step size / first", least=0, most=1)
 
+    also_called: ClassVar[tuple[str, ...]] = ()
     oracle: ClassVar[str | None] = None
     clock: ClassVar[str] = "round_index"
     downlink: ClassVar[tuple[str, ...] | None] = None

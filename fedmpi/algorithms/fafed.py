@@ -22,8 +22,8 @@ class FAFED(Algorithm):
     adaptive_matrix: the paper allows any A_t that all clients share. "global" and "adagrad_norm" put
     ‖g‖² in the place of g²; their v holds one number in every coordinate, and AdaGrad-Norm sums.
 
-    The last local step of a round does not move: the server moves for everybody, with the new A
-    (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the client's own iterate and is
+    In the paper's order the last local step of a round does not move: the server moves for everybody,
+    with the new A (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the client's own iterate and is
     never averaged.
     """
 

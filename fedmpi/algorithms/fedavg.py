@@ -18,6 +18,8 @@ class FedAvg(Algorithm):
     The momentum papers write the server step as x <- x - γ mean(x - x_i) / (ηK): γ is η_g ηK.
     """
 
+    also_called = ("local_sgd", "fed_sgd")
+
     step_size: float = setting(0.1, "η, step size of the local SGD steps", above=0)
     server_step_size: float = setting(1.0, "η_g, how far the server moves to the average; 1 is the average", above=0)
 

@@ -16,7 +16,7 @@ class MimeAdam(Algorithm):
     for Cross-Device Federated Learning", NeurIPS 2021, Algorithm 1 with Adam as base optimiser.
     Paper to code: y_i -> client.x; c -> client.c; x -> server.x_start; m, v -> server.m, server.v;
     η -> step_size; β1 -> momentum; β2 -> second_moment_decay; ε -> epsilon.
-    Special case: one local step, β1 = 0 and v of ones would be gradient descent on c.
+    Special case: one local step, β1 = 0 and √v + ε of ones would be gradient descent on c.
 
     Two averages a round: first c, the gradient over the participants' whole data, then the model.
     """

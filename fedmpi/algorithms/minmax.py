@@ -54,6 +54,7 @@ class LocalSGDA(_MinMax):
     """
 
     name = "local_sgda"
+    also_called = ("coda_plain",)  # one stage without the proximal term
 
     def local_step(self, client, server, oracle):
         """θ_i <- θ_i - η_θ ∇_θ f_i, w_i <- w_i + η_w ∇_w f_i, both gradients at the same point."""
@@ -75,6 +76,7 @@ class MomentumLocalSGDA(_MinMax):
     """
 
     name = "momentum_local_sgda"
+    also_called = ("momentum_sgda",)
 
     fresh_weight: float = setting(0.1, "β_θ, weight of the fresh gradient in the descent direction", least=0, most=1)
     dual_fresh_weight: float | None = setting(
@@ -113,6 +115,8 @@ class FMGDA(_MinMax):
     average, and a round ends with move number q, 2q, ... and the average. The mean of the moved
     points is the paper's mean(x_j) - η mean(D_j). x_prev is the client's own and never averaged.
     """
+
+    also_called = ("fmsgda",)
 
     fresh_weight: float = setting(0.1, "α, weight of the fresh gradient in the descent direction", least=0, most=1)
     dual_fresh_weight: float | None = setting(

@@ -58,6 +58,7 @@ class FedAvgM(_Momentum):
     """
 
     name = "fedavg_m"
+    also_called = ("fedcm",)
 
     form: str = _form()
 

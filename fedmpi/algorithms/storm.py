@@ -20,6 +20,7 @@ class MBSTORM(Algorithm):
     """
 
     name = "mb_storm"
+    also_called = ("minibatch_storm",)
 
     step_size: float = setting(0.05, "η, of the default γ = ηK", above=0)
     server_step_size: float | None = setting(None, "γ, step size; default: ηK", above=0)

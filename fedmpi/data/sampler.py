@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from fedmpi.oracles import FIRST, WHOLE
-from fedmpi.streams import generator
+from fedmpi.streams import FIRST, WHOLE, generator
 
 
 class EpochSampler:

@@ -13,13 +13,11 @@ open to every algorithm and task.
 """
 
 from fedmpi.oracles.autograd import Autograd, AutogradOracle
-from fedmpi.oracles.base import FIRST, WHOLE, ModuleOracle, OracleKind, Sample, seed_noise
+from fedmpi.oracles.base import ModuleOracle, OracleKind, Sample, seed_noise
 from fedmpi.oracles.functions import FunctionOracle, LossFunctionOracle
 from fedmpi.oracles.two_point import TwoPoint, TwoPointOracle
 
 __all__ = [
-    "FIRST",
-    "WHOLE",
     "Autograd",
     "AutogradOracle",
     "FunctionOracle",

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from fedmpi.settings import check
-from fedmpi.streams import derive
+from fedmpi.streams import FIRST, WHOLE, derive
 
 AHEAD = 1 << 20  # bytes of minibatches that are made at once; each is faster than by itself between gradients
-FIRST = -1  # the number of the initial, larger batch among a client's samples
-WHOLE = -2  # and of the batch that is all its data
 
 _NEVER_DRAW = {
     layer.forward
@@ -152,6 +150,7 @@ class ModuleOracle:
         """Fill `out` with the gradient that the algorithm sees."""
         if not self._flat.module.training:
             self._flat.module.train()
+        self._flat.hold_counters(self._client)
         self._losses.append(self._evaluate(z, xi, out))
         self.num_gradients += 1
         turn_round(out, self._ascent, self._ascent_scale)

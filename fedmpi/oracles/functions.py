@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from fedmpi.oracles.base import FIRST, turn_round
+from fedmpi.oracles.base import turn_round
 from fedmpi.oracles.two_point import add_estimate
+from fedmpi.streams import FIRST
 
 
 class FunctionOracle:
@@ -55,7 +56,8 @@ class FunctionOracle:
 
     def _evaluate(self, z, xi):
         value = self._gradient_of(self._client, z.clone(), xi)
-        return torch.as_tensor(np.asarray(value), dtype=z.dtype).reshape(z.shape).clone()
+        value = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+        return value.to(z.dtype).reshape(z.shape).clone()
 
 
 class LossFunctionOracle(FunctionOracle):

@@ -1,0 +1,105 @@
+"""What the author of an algorithm meets: mistakes are told in one line, and what is asked for is what happens."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi import simulate
+from fedmpi.algorithms import FAFED, MBSTORM, FedAMS, FedAvg
+from fedmpi.errors import UserError
+
+
+def gradient(client, x, sample):
+    return x - client
+
+
+@dataclasses.dataclass(frozen=True)
+class Rebinding(FedAvg):
+    def local_step(self, client, server, oracle):
+        client.x = client.x - self.step_size * oracle.gradient(client.x, oracle.draw())
+
+
+@dataclasses.dataclass(frozen=True)
+class Subtracting(FedAvg):
+    def local_step(self, client, server, oracle):
+        client.x -= self.step_size * oracle.gradient(client.x, oracle.draw())
+
+
+def test_a_row_is_changed_in_place_and_not_replaced():
+    with pytest.raises(AttributeError, match=r"client.x is a row: change it in place, like x.copy_"):
+        simulate(Rebinding(), gradient, [1.0])
+    found, expected = (simulate(cls(step_size=0.2), gradient, [1.0])[-1]["rows"]["x"] for cls in (Subtracting, FedAvg))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"client_rows": ("x",)}, r"client_rows = \('x',\): x is named already"),
+        ({"scratch": ("a", "a")}, "a is named already"),
+        ({"server_rows": "v"}, r"server_rows = 'v': expected a tuple of names"),
+        ({"exchanged": ["x"]}, "expected a tuple of names"),
+        ({"exchanged": ("y",)}, "has no row 'x', the model"),
+    ],
+)
+def test_rows_are_names_and_each_stands_once(rows, message):
+    with pytest.raises(UserError, match=message):
+        simulate(type("Mine", (FedAvg,), rows)(), gradient, [1.0])
+
+
+@pytest.mark.parametrize("participants", [[0, 0], [-1], [3], []])
+def test_participants_are_different_clients(participants):
+    with pytest.raises(UserError, match=r"participants of round 0 = .* expected at least one of the clients 0 to 2"):
+        simulate(FedAvg(), gradient, [1.0], participants=lambda round_index: participants)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"algorithm": FedAvg}, "expected an instance, like FedAvg"),
+        ({"algorithm": "fedavg"}, "expected an instance"),
+        ({"x0": None}, "expected x0"),
+        ({"num_clients": 0}, "num_clients = 0: expected at least 1"),
+        ({"local_steps": 0}, "local_steps = 0: expected at least 1"),
+        ({"local_steps": lambda client: client}, "local_steps = 0: expected at least 1"),
+    ],
+)
+def test_arguments_of_simulate(arguments, message):
+    with pytest.raises(UserError, match=message):
+        simulate(**{"algorithm": FedAvg(), "gradient": gradient, "x0": [1.0], **arguments})
+
+
+def test_dtype_may_stand_behind_the_participants():
+    trace = simulate(FedAvg(), gradient, [1.0], 3, 2, 2, None, torch.float32)
+    assert trace[-1]["rows"]["x"].dtype == np.float32
+
+
+def test_tensors_that_require_a_gradient_are_taken_as_they_are():
+    def differentiable(client, x, sample):
+        return x.requires_grad_() - client
+
+    found = simulate(FedAvg(), differentiable, torch.ones(2, dtype=torch.float64, requires_grad=True))
+    np.testing.assert_array_equal(found[-1]["rows"]["x"], simulate(FedAvg(), gradient, np.ones(2))[-1]["rows"]["x"])
+
+
+def test_x_has_a_row_per_client_also_where_only_the_server_has_it():
+    for record in simulate(MBSTORM(), gradient, [1.0, 2.0]):
+        assert record["rows"]["x"].shape == (3, 2)
+        assert record["rows"]["x_prev"].shape == (2,)
+
+
+@pytest.mark.parametrize("value", ["a", None, np.float32(-0.1), torch.tensor(0.1), float("inf"), float("nan")])
+def test_a_step_size_is_a_number_in_its_range(value):
+    with pytest.raises(UserError, match="step_size = .*: expected a number > 0"):
+        FAFED(step_size=value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert FAFED(step_size=np.float32(0.5), fresh_weight_scale=None).step_size == 0.5
+
+
+def test_a_word_in_the_place_of_a_number_is_shown_as_a_word():
+    with pytest.raises(UserError, match=r"option = '1': expected one of 1, 2$"):
+        FedAMS(option="1")
