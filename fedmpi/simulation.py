@@ -37,7 +37,8 @@ def simulate(
     Args:
         algorithm: an `Algorithm`, for example ``FAFED(step_size=0.1)``.
         gradient: `gradient(client, x, sample) -> [dim]`, x a [dim] tensor, sample the number of the
-            client's earlier draws; the initial batch is sample -1. A method that compares two
+            client's earlier draws; the initial batch, and all data where a method asks for its
+            gradient (MimeAdam), are sample -1. A method that compares two
             gradients calls it twice with the same sample.
         x0: [dim] the common starting point: a tensor, an array or a list.
         num_clients: N. rounds: number of rounds. local_steps: q, or `local_steps(client) -> int`.
@@ -48,7 +49,8 @@ def simulate(
         segments: slices of x that layer-wise methods (Fed-LAMB) scale one by one; None: one layer.
         ascent: the slice of x in which a min-max problem ascends, ``slice(d1, None)`` for
             x = (θ, w) with θ of length d1; `gradient` returns the plain gradient of F. None: a
-            minimisation. ascent_scale: factor of that block's gradient.
+            minimisation. ascent_scale: factor of that block's gradient. Momenta and control variates
+            in the trace have the sign of (∇_θ, -∇_w).
         loss, directions: instead of `gradient`, `loss(client, x, sample) -> number` and
             `directions(client, sample) -> [b2, dim]`, used as they are: gradients are then two-point
             estimates with the radius `smoothing` (μ). Both points of a pair use the same directions.

@@ -36,10 +36,11 @@ def together(link, action):
         result = action()
     except UserError as met:
         error = met
-    failing = link.first_failing(error is not None)
-    if failing is None:
+    failing = np.flatnonzero(link.gather([float(error is not None)])[:, 0])
+    if not len(failing):
         return result
-    raise AgreedUserError(str(error) if failing == link.rank else "") from error
+    where = f"on rank {failing[0]}: " if 0 < failing[0] else ""
+    raise AgreedUserError(f"{where}{error}" if failing[0] == link.rank else "") from error
 
 
 def train(config, link):

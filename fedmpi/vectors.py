@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedmpi.errors import UserError
+
 _NOTHING = (None, None)
 LARGE_LAYER = 1 << 18  # weights; below, writing a gradient twice costs nothing that could be seen
 
@@ -34,7 +36,7 @@ class FlatModule:
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
 
     Raises:
-        ValueError: if the module has no trainable parameter.
+        UserError: if the module has no trainable parameter.
     """
 
     def __init__(self, module, channels_last=False, direct_gradients=True):
@@ -43,7 +45,7 @@ class FlatModule:
         self._large_layers = []  # positions of their weights in `parameters`
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
-            raise ValueError(f"{type(module).__name__} has no trainable parameter")
+            raise UserError(f"model {type(module).__name__} has no trainable parameter")
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.shapes = [tuple(p.shape) for p in self.parameters]

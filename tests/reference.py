@@ -335,7 +335,7 @@ def mimeadam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsil
             yield {"x": y, "m": m, "v": v}
         x = y[S(r)].mean(0)
         m, v = beta1 * m + (1 - beta1) * c, beta2 * v + (1 - beta2) * c**2
-        yield {"x": everywhere(x, f), "m": m, "v": v}
+        yield {"x": everywhere(x, f), "m": m, "v": v, "c": everywhere(c, f)}
 
 
 def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, v0=None, refresh="before"):

@@ -83,7 +83,9 @@ def test_projection():
     assert communication == pytest.approx(20 * 2e-6 + 2 * 1023 / 1024 * 4e6 / 25e9)
 
 
-@pytest.mark.parametrize("text", ["", "N", "bw=25GB/s", "N=0", "N=4,bw=25GB", "N=4,lat=2", "N=4,size=3", "N=1.2.3"])
+@pytest.mark.parametrize(
+    "text", ["", "N", "bw=25GB/s", "N=0", "N=4,bw=25GB", "N=4,lat=2", "N=4,size=3", "N=1.2.3", "N=0.5", "N=4,q=2.5"]
+)
 def test_projection_refuses(text):
     with pytest.raises(UserError, match="--project"):
         scaling.read_projection(text)
@@ -93,13 +95,16 @@ def test_compare_tells_ratios(tmp_path):
     old, new = output.Results({"cores": 2}, False), output.Results({"cores": 4}, False)
     old.keep("link/x", Times([1.0, 1.1, 1.2]))
     old.keep("only then", Times([1.0]))
+    old.keep("memory", 1)
     new.keep("link/x", Times([2.1, 2.2, 2.3]))
+    new.keep("memory", 2)
     old.write(tmp_path / "old.json")
     lines = new.compare(output.read(tmp_path / "old.json"))
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert "2.000" in lines[1]
     assert "quartiles apart" in lines[1]
-    assert "cores: 2 then, 4 now" in lines[2]
+    assert "quartiles apart" not in lines[2]  # one number has none
+    assert "cores: 2 then, 4 now" in lines[3]
 
 
 def test_arguments_name_what_is_allowed():
@@ -143,6 +148,33 @@ def test_split_accounts_for_the_round_and_leaves_no_trace():
     assert federation.server.x.equal(x)
     rounds.close()
     link.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--json", "missing/x.json"], "--json missing/x.json: cannot be written"),
+        (["--algorithms", ","], "--algorithms: expected names like fedavg,fafed"),
+    ],
+)
+def test_nothing_is_measured_if_the_end_is_known_to_fail(words, message):
+    done = bench(1, "link", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "the link" not in done.stdout
+
+
+def test_one_rank_has_no_link():
+    assert "one rank has nothing to sum" in bench(1, "link", "--quick", "--algorithms", "fedavg, fafed").stdout
+
+
+def test_settings_without_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    done = bench(1, "settings", "--quick", "--seconds", 0.2, "--set", "--local_steps 1")
+    assert done.returncode == 0, done.stderr
+    assert "fused update: not possible here" in done.stdout
+    assert "without channels_last" in done.stdout
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -118,7 +118,7 @@ def test_a_model_of_ones_own_with_its_arguments(tmp_path, monkeypatch):
     task = LoadedTask()
     task.shape, task.num_classes = (4,), 2
     assert task.build_model(config.model_class, config.model_settings)[1].out_features == 5
-    with pytest.raises(UserError, match="model.width = wide: expected int"):
+    with pytest.raises(UserError, match="model.width = wide: expected a whole number"):
         read_command_line(["--model", "mine.Net", "--model.width", "wide"])
     with pytest.raises(UserError, match="unknown setting model.depth: model net has width, names"):
         read_command_line(["--model", "mine.Net", "--model.depth", "5"])

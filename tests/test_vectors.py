@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fedmpi.algorithms import FAFED, FedAvg
+from fedmpi.errors import UserError
 from fedmpi.vectors import FlatModule, RankState
 
 
@@ -70,7 +71,7 @@ def test_frozen_parameters_and_integer_buffers_stay_out():
 
 
 def test_a_module_without_parameters_is_refused():
-    with pytest.raises(ValueError, match="no trainable parameter"):
+    with pytest.raises(UserError, match="model ReLU has no trainable parameter"):
         FlatModule(nn.ReLU())
 
 

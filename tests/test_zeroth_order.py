@@ -143,10 +143,23 @@ class Rows:
         return value
 
 
+class Recurrent(nn.LSTM):
+    """An LSTM along the channels of an image; torch has no batched form of it."""
+
+    def forward(self, images):
+        return super().forward(images.flatten(2))[0]
+
+
 def network(kind):
     torch.manual_seed(1)
     head = [nn.Flatten(), nn.Linear(4 * 6 * 6, 3)]
-    middle = {"plain": nn.Tanh(), "dropout": nn.Dropout(0.5), "batch_norm": nn.BatchNorm2d(4)}[kind]
+    middle = {
+        "plain": nn.Tanh(),
+        "dropout": nn.Dropout(0.5),
+        "batch_norm": nn.BatchNorm2d(4),
+        "lstm": Recurrent(36, 36, batch_first=True),
+        "group_norm": nn.GroupNorm(2, 4),
+    }[kind]
     return nn.Sequential(nn.Conv2d(1, 4, 3), middle, nn.ReLU(), *head)
 
 
@@ -158,7 +171,7 @@ def make(kind="plain", oracle=None, dtype=torch.float32, channels_last=True, tas
     return flat, oracle.make(flat, task or Rows(), 0, sampler, 7, oracle.workspace(flat.x), buffers, **options), buffers
 
 
-@pytest.mark.parametrize("kind", ["plain", "dropout", "batch_norm"])
+@pytest.mark.parametrize("kind", ["plain", "dropout", "batch_norm", "lstm", "group_norm"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_batched_and_one_by_one_give_the_same(kind, channels_last):
     results = []

@@ -65,4 +65,4 @@ class MimeAdam(Algorithm):
         """x = mean(y_i); m <- β1 m + (1-β1) c, v <- β2 v + (1-β2) c²."""
         server.x_start.copy_(server.x)
         server.m.lerp_(server.c, 1 - self.momentum)
-        server.v.lerp_(server.c.square_(), 1 - self.second_moment_decay)
+        server.v.mul_(self.second_moment_decay).addcmul_(server.c, server.c, value=1 - self.second_moment_decay)

@@ -5,6 +5,7 @@ then the average over all clients, in the way that its name says.
 """
 
 import datetime
+import warnings
 
 import numpy as np
 import torch
@@ -108,7 +109,9 @@ def model_averager_loop(loop, local_steps):
     """PyTorch's own PeriodicModelAverager; needs `join_gloo`, and one client per rank."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
-    averager = PeriodicModelAverager(period=local_steps, warmup_steps=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it advises against a period of 1, which q may be
+        averager = PeriodicModelAverager(period=local_steps, warmup_steps=0)
     return lambda: loop.steps(0, after_step=lambda: averager.average_parameters(loop.parameters))
 
 

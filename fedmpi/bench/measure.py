@@ -57,9 +57,6 @@ class Times:
         """Ratios within each cycle: what slows the machine down for a while slows both."""
         return Times(self.seconds / (other.seconds if isinstance(other, Times) else other))
 
-    def __mul__(self, factor):
-        return Times(self.seconds * factor)
-
 
 def contest(link, contestants, seconds, least=5, most=200):
     """Time contestants against each other. Collective on the link.

@@ -4,7 +4,6 @@ import json
 
 from fedmpi.bench.measure import Times
 from fedmpi.errors import UserError
-from fedmpi.recorder import readable_bytes
 
 
 class Results:
@@ -31,10 +30,11 @@ class Results:
         self.measures[name] = {"median": times.median, "low": low, "high": high, "unit": unit, "cycles": cycles}
 
     def write(self, path):
-        """Write everything as JSON."""
+        """Write everything as JSON; before anything is measured, only see that it can be written."""
         try:
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump({"machine": self._machine, "measures": self.measures}, file, indent=1)
+            with open(path, "w" if self.measures else "a", encoding="utf-8") as file:
+                if self.measures:
+                    json.dump({"machine": self._machine, "measures": self.measures}, file, indent=1)
         except OSError as error:
             raise UserError(f"--json {path}: cannot be written: {error.strerror}") from None
 
@@ -45,7 +45,8 @@ class Results:
             before = old["measures"].get(name)
             if before and before["median"]:
                 ratio = now["median"] / before["median"]
-                apart = now["low"] > before["high"] or now["high"] < before["low"]
+                repeated = min(now["cycles"], before.get("cycles", 1)) > 1
+                apart = repeated and (now["low"] > before["high"] or now["high"] < before["low"])
                 shown = [f"{m['median']:.4g} {m['unit']}" for m in (before, now)]
                 rows.append([name, *shown, f"{ratio:.3f}", "quartiles apart" if apart else ""])
         differing = [
@@ -84,8 +85,8 @@ def table(titles, rows):
 
 def milliseconds(times):
     """Median and quartiles, like "12.3 (12.1-12.9)"."""
-    low, high = times.quartiles
-    return f"{1e3 * times.median:.3g} ({1e3 * low:.3g}-{1e3 * high:.3g})"
+    median, low, high = (f"{1e3 * s:.3g}" if s < 1 else f"{1e3 * s:.0f}" for s in (times.median, *times.quartiles))
+    return f"{median} ({low}-{high})"
 
 
 def ratio(times):
@@ -97,6 +98,3 @@ def ratio(times):
 def rate(nbytes, seconds):
     """GB/s, like "12.3"."""
     return f"{nbytes / seconds / 1e9:.2f}"
-
-
-__all__ = ["Results", "milliseconds", "rate", "ratio", "read", "readable_bytes", "table"]

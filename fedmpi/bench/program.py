@@ -5,12 +5,13 @@ import torch
 
 from fedmpi.bench import baselines, directions, links, output, scaling
 from fedmpi.bench.measure import Contestant, contest, describe_machine
-from fedmpi.bench.output import milliseconds, rate, ratio, readable_bytes, table
+from fedmpi.bench.output import milliseconds, rate, ratio, table
 from fedmpi.bench.rounds import Rounds, contestants, facts
 from fedmpi.bench.workloads import HERE, WORKLOADS, words_of
 from fedmpi.comm.host import share_of_cores
 from fedmpi.config import read_command_line
-from fedmpi.errors import UserError
+from fedmpi.errors import AgreedUserError, UserError
+from fedmpi.recorder import readable_bytes
 from fedmpi.settings import nearest
 from fedmpi.streams import derive
 from fedmpi.training import together
@@ -29,13 +30,15 @@ class Benchmark:
         torch.set_num_threads(share_of_cores(link))
         self.seconds = chosen.seconds or (1.0 if chosen.quick else 10.0)
         self.least = 3 if chosen.quick else 7
-        self.algorithms = [name for name in chosen.algorithms.split(",") if name]
+        self.algorithms = [name.strip() for name in chosen.algorithms.split(",") if name.strip()]
         self.extra = chosen.set.split()
-        together(link, self._check)
         self.machine = describe_machine(link)
         self.results = output.Results(self.machine, link.rank == 0)
+        together(link, self._check)
 
     def _check(self):
+        if not self.algorithms:
+            raise UserError("--algorithms: expected names like fedavg,fafed")
         name = self.chosen.workload
         if name is not None and name not in WORKLOADS:
             raise UserError(f"--workload {name}: expected one of {', '.join(WORKLOADS)}{nearest(name, WORKLOADS)}")
@@ -43,6 +46,7 @@ class Benchmark:
             read_command_line([*words_of(name or "fashion"), *self.extra, "--algorithm", algorithm])
         self.projection = scaling.read_projection(self.chosen.project) if self.chosen.project else None
         self.old = output.read(self.chosen.compare) if self.chosen.compare and self.link.rank == 0 else None
+        self._write()
 
     def run(self):
         """Measure, print, write, compare."""
@@ -55,15 +59,18 @@ class Benchmark:
             "directions": self.measure_directions,
         }
         self.results.say("machine", *table(["", ""], list(self.machine.items()))[1:])
-        for part in self.chosen.parts or parts:
+        chosen = self.chosen.parts or list(parts)
+        if self.projection and "scaling" not in chosen:
+            chosen = [*chosen, "scaling"]
+        for part in chosen:
             parts[part]()
-        together(self.link, self._finish)
-
-    def _finish(self):
-        if self.link.rank == 0 and self.chosen.json:
-            self.results.write(self.chosen.json)
+            together(self.link, self._write)  # what a later part may lose is kept
         if self.old is not None:
             self.results.say("", f"compared with {self.chosen.compare}", *self.results.compare(self.old))
+
+    def _write(self):
+        if self.link.rank == 0 and self.chosen.json:
+            self.results.write(self.chosen.json)
 
     def _contest(self, rivals, seconds=None):
         return contest(self.link, rivals, seconds or self.seconds, self.least)
@@ -73,6 +80,9 @@ class Benchmark:
 
     def measure_link(self):
         """Sums of flat buffers, by size and transport; a model's tensors at once and one by one."""
+        if self.link.size == 1:
+            self.results.say("", "the link: one rank has nothing to sum; start two or more, mpirun -np 2 ...")
+            return
         sizes = links.QUICK_SIZES if self.chosen.quick else links.SIZES
         rows, one_call = [], True
         for nbytes in sizes:
@@ -84,8 +94,10 @@ class Benchmark:
             best = min(times["shared"].median, times["allreduce"].median)
             names = ("shared", "allreduce", "one call", "copy")
             rows.append([readable_bytes(nbytes), *(milliseconds(times[n]) if n in times else "-" for n in names)])
-            rows[-1] += [rate(nbytes, best), ratio(times["allreduce"] / times["shared"])]
-        titles = ["bytes", "shared ms", "allreduce ms", "one call ms", "copy ms", "GB/s", "allreduce/shared"]
+            rows[-1] += [rate(nbytes, best), rate(nbytes, times["copy"].median)]
+            rows[-1] += [ratio(times["allreduce"] / times["shared"])]
+        titles = ["bytes", "shared ms", "allreduce ms", "one call ms", "copy ms", "GB/s", "copy GB/s"]
+        titles.append("allreduce/shared")
         self.results.say("", f"the link: float32 sums over {self.link.size} ranks; median (quartiles)")
         self.results.say(*table(titles, rows))
         rows = []
@@ -167,6 +179,10 @@ class Benchmark:
             rounds.close()
         titles = ["workload", "round ms", "round/floor", *(f"/{name}" for name in LOOPS), "target /loop, flat"]
         self.results.say(*table(titles, rows))
+        if any("-" in row for row in rows):
+            self.results.say("  -: PeriodicModelAverager knows one client per rank, on two ranks or more of one node")
+        if self.link.crowded:
+            self.results.say("  more ranks than cores: the loops' ranks spin while they wait, which makes them slow")
 
     def _baselines(self, rounds, has_gloo):
         training, run = rounds.training, rounds.config.run
@@ -196,7 +212,12 @@ class Benchmark:
         }
         if self.algorithms[-1] == "fafed":
             others["fused update"] = ["--fused_update", "true"]
-        opened = {name: self._rounds(workload, *words, *more) for name, more in others.items()}
+        opened, missing = {}, []
+        for name, more in others.items():
+            try:
+                opened[name] = self._rounds(workload, *words, *more)
+            except AgreedUserError:  # torch.compile without a compiler
+                missing.append(name)
         rivals = [
             Contestant("as it is", as_is.run),
             Contestant("malloc's defaults", as_is.run, keeps_memory=False),
@@ -214,6 +235,7 @@ class Benchmark:
             rows.append([name, milliseconds(one), ratio(one / times["as it is"])])
         self.results.say("", f"settings: a round of {self.algorithms[-1]} on {workload}")
         self.results.say(*table(["", "round ms", "to as it is"], rows))
+        self.results.say(*(f"  {name}: not possible here, or not with --set" for name in missing))
         for rounds in (as_is, *opened.values()):
             rounds.close()
 

@@ -37,7 +37,6 @@ class Rounds:
         self.num_clients = self.training.place.num_clients
         self.local_steps = run.local_steps
         self.dim = self.training.flat.dim
-        self.num_local = max(len(self.training.place.clients), -(-self.num_clients // link.size))
         evaluated = [c.oracle.num_gradients for c in self.federation.clients]
         nbytes = self.link.traffic.nbytes
         self.federation.run_round()

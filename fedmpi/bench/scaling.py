@@ -116,6 +116,8 @@ def read_projection(text):
             raise UserError(f"--project {word}: {expected}") from None
         if number <= 0:
             raise UserError(f"--project {word}: expected a number > 0")
+        if key not in UNITS and number != int(number):
+            raise UserError(f"--project {word}: expected a whole number")
         values[key] = number if key in UNITS else int(number)
     if "N" not in values:
         raise UserError(f"--project {text}: {expected}")

@@ -1,4 +1,4 @@
-"""The link over MPI: the only module that talks to mpi4py, on buffers only (nothing is pickled)."""
+"""The link over MPI, on buffers only (nothing is pickled)."""
 
 import math
 import os

@@ -20,7 +20,7 @@ class ClientRows:
     def __init__(self, source, parts, clients, rank, num_ranks):
         self._parts, self._clients, self._num_rows = parts, clients, len(source.labels["train"])
         self._num_ranks, self._chunk = num_ranks, source.rows_at_once
-        self._is_direct = num_ranks == 1 or self._chunks_touched() <= MOST_READ * self._num_chunks
+        self._is_direct = self._chunks_touched() <= MOST_READ * self._num_chunks
         if self._is_direct:
             self._rows = {client: source.read("train", parts[client]) for client in clients}
         else:
@@ -50,6 +50,8 @@ class ClientRows:
         """
         if self._is_direct:
             return self._rows
+        if self._num_ranks == 1:
+            return {client: self._rows[self._parts[client]] for client in self._clients}
         ranges = link.gather([self._clients.start, self._clients.stop]).astype(int)
         begin, end = self._begin, self._begin + len(self._rows)
         wanted = [[self._within(client, begin, end) - begin for client in range(*edges)] for edges in ranges]

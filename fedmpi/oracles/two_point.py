@@ -14,6 +14,9 @@ from fedmpi.settings import setting
 from fedmpi.streams import derive
 
 
+NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap")  # what torch says of such modules
+
+
 def add_estimate(out, differences, directions, smoothing, num_directions):
     """out += d / (μ b2) Σ_n [F(z + μ v_n) - F(z)] v_n, the two-point estimate of ∇F(z).
 
@@ -70,9 +73,9 @@ class TwoPointOracle(ModuleOracle):
     Args:
         workspace: a `Workspace`, shared by the clients of a rank.
         smoothing: μ > 0.
-        evaluation: "batched" evaluates all perturbed vectors at once by `torch.func.vmap`;
-            "one_by_one" in a loop, for modules that vmap cannot take. Both give the same numbers, but
-            may draw another dropout mask where images lie in channels-last order.
+        evaluation: "batched" evaluates all perturbed vectors at once by `torch.func.vmap`, or in turn
+            if torch has no batched form of a part of the module (LSTMs); "one_by_one" in turn. Both give
+            the same numbers, but may draw another dropout mask where images lie in channels-last order.
         flat, task, client, sampler, seed, buffers, options: see `ModuleOracle`.
     """
 
@@ -114,8 +117,14 @@ class TwoPointOracle(ModuleOracle):
             values = self._flat.named_views(point, buffers)
             return functional_call(self._loss_module, {f"module.{k}": v for k, v in values.items()}, (xi.batch,))
 
-        with self._unmoved(), _QuickPooling():
-            return vmap(loss_at, randomness="same")(points, self._buffers.repeat(len(points), 1))
+        try:
+            with self._unmoved(), _QuickPooling():
+                return vmap(loss_at, randomness="same")(points, self._buffers.repeat(len(points), 1))
+        except RuntimeError as error:
+            if not any(words in str(error) for words in NO_BATCHED_FORM):
+                raise
+            self._losses_at = self._losses_in_turn
+            return self._losses_in_turn(points, xi)
 
     def _losses_in_turn(self, points, xi):
         """[n] losses at the rows of `points`, by one forward pass after the other."""
@@ -187,7 +196,7 @@ class TwoPoint(OracleKind):
     smoothing: float = setting(1e-3, "μ, distance of the nearby points", above=0)
     evaluation: str = setting(
         "batched",
-        "all nearby points in one batched pass, or one_by_one (less memory, for any module)",
+        "all nearby points in one batched pass where the model can, or one_by_one (less memory)",
         among=("batched", "one_by_one"),
     )
     at_once: int = setting(32, "largest number of directions in memory at a time", least=1)

@@ -67,20 +67,22 @@ def test_every_client_gets_its_rows(link, folder, partition, num_clients):
 
 @pytest.mark.skipif(not IO.exists(), reason="no /proc/self/io: bytes read cannot be counted")
 @pytest.mark.parametrize("partition", [Even(), IID()], ids=str)
-def test_bytes_read_and_memory_are_the_ranks_share(link, folder, partition):
+@pytest.mark.parametrize("several", [1, 3])
+def test_bytes_read_and_memory_are_the_ranks_share(link, folder, partition, several):
     path = folder / "shared.h5"
     source = HDF5Source(path)
-    parts = partition(source.labels["train"], link.size, seed=3)
+    parts = partition(source.labels["train"], several * link.size, seed=3)
+    mine = spread(several * link.size, link.size)[link.rank]
     before = bytes_read()
-    reader = ClientRows(source, parts, range(link.rank, link.rank + 1), link.rank, link.size)
+    reader = ClientRows(source, parts, mine, link.rank, link.size)
     read = bytes_read() - before
-    held = reader._rows.nbytes if isinstance(reader._rows, np.ndarray) else reader._rows[link.rank].nbytes
+    held = reader._rows.nbytes if isinstance(reader._rows, np.ndarray) else sum(r.nbytes for r in reader._rows.values())
     rows = reader.collect(link)
     share, chunk = 1 / link.size, CHUNK / NUM
     # 20 kB: HDF5's own tables and the edges of a read
     assert read < (share + 2 * chunk) * path.stat().st_size + 20_000
     assert held <= (share + 2 * chunk) * NUM * 256
-    assert rows[link.rank].nbytes == len(parts[link.rank]) * 256
+    assert [rows[client].nbytes for client in mine] == [len(parts[client]) * 256 for client in mine]
 
 
 def place(link, num_clients=None):
