@@ -39,7 +39,7 @@ def together(link, action):
     failing = np.flatnonzero(link.gather([float(error is not None)])[:, 0])
     if not len(failing):
         return result
-    where = f"on rank {failing[0]}: " if 0 < failing[0] else ""
+    where = f"on rank {failing[0]}: " if failing[0] > 0 else ""
     raise AgreedUserError(f"{where}{error}" if failing[0] == link.rank else "") from error
 
 

@@ -103,8 +103,8 @@ class FMGDA(_MinMax):
 
     Source: "On the Convergence of Federated Deep AUC Maximization", Algorithm 1 (FMSGDA in its tables).
     Paper to code: (θ_{t,i}, w_{t,i}) -> client.x; (θ_{t-1,i}, w_{t-1,i}) -> client.x_prev;
-    (u_i, -v_i) -> client.D, which is 0 before the first local step; ĉη_t, cη_t -> step_size, dual_step_size; α_t, β_t -> fresh_weight,
-    dual_fresh_weight.
+    (u_i, -v_i) -> client.D, which is 0 before the first local step; ĉη_t, cη_t -> step_size,
+    dual_step_size; α_t, β_t -> fresh_weight, dual_fresh_weight.
     Invariant: with full batches the mean of D_i is the mean of ∇f_i(x_i) after every estimate.
     Special cases: α = β = 1 is Local SGDA on the samples B_0, ξ_1, ξ_2, ...; without a dual block and
     with q = 1 it is STEM.

@@ -13,7 +13,6 @@ from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
-
 NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap")  # what torch says of such modules
 
 
