@@ -5,5 +5,7 @@
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 set_up ""
+# Training allocates and frees the same memory at every step: let malloc keep it.
+export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864}
 say "training: mpirun -np ${RANKS:-4} python -m fedmpi.train $*"
 exec mpirun -np "${RANKS:-4}" python -m fedmpi.train "$@"
