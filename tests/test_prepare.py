@@ -17,12 +17,16 @@ import zipfile
 import h5py
 import numpy as np
 import pytest
+import torch
 from conftest import train
 
+from fedmpi.comm.link import SoloLink
 from fedmpi.data import official
 from fedmpi.data.__main__ import main
 from fedmpi.data.official import File, Official
 from fedmpi.data.source import HDF5Source, open_source
+from fedmpi.tasks.base import Place
+from fedmpi.tasks.language import Language
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 256, (50, 28, 28), dtype=np.uint8)
@@ -530,8 +534,30 @@ def test_text_silos_written(tmp_path, capsys):
     silos = [h5py.File(str(pattern).format(client=client)) for client in range(3)]
     for split in ("train", "test"):
         assert b"".join(silo[f"{split}/text"][:].tobytes() for silo in silos) == content
-    assert "is a text" in fails(capsys, *words, "--plot", tmp_path / "x.png")
     assert "expected {client} in the name" in fails(capsys, *words, "--write", tmp_path / "x.h5")
+
+
+def test_parts_of_a_text_are_those_of_training_and_are_drawn(tmp_path, capsys):
+    """Words, not bytes, are dealt evenly: long words come first here, short ones last."""
+    pytest.importorskip("matplotlib")
+    content = b"extraordinary " * 50 + b"a b\n" * 101
+    with h5py.File(tmp_path / "tale.h5", "w") as file:
+        file["train/text"] = file["test/text"] = np.frombuffer(content, np.uint8)
+    picture, pattern = tmp_path / "words.png", tmp_path / "silo_{client}.h5"
+    words = ["partition", tmp_path / "tale.h5", "--clients", 3, "--plot", picture, "--write", pattern]
+    code, output, errors = run(capsys, *words)
+    assert code == 0, errors
+    assert "words per client: 117 to 118, 353 in all" in output
+    place = Place(3, range(3), 0, 1, 0, None, torch.device("cpu"), torch.float64)
+    loaded = [Language(data=str(path)).load(place, None) for path in (tmp_path / "tale.h5", pattern)]
+    for task in loaded:
+        task.meet(SoloLink())
+    for client, line in enumerate(output.splitlines()[1:4]):
+        whole, silo = (task._train[client].tolist() for task in loaded)
+        assert whole == silo and line.split()[:2] == [str(client), str(len(whole))]
+    pixels = np.asarray(pytest.importorskip("PIL.Image").open(picture).convert("RGB"))
+    assert (pixels[..., 2] > pixels[..., 0] + 50.0).mean() > 0.1  # bars
+    assert "353 words are too few for 200 parts" in fails(capsys, *words[:2], "--clients", 200)
 
 
 def test_help_of_partition(capsys):

@@ -60,7 +60,7 @@ def _parser():
     one.add_argument("--data-dir", **folder)
     one = commands.add_parser("partition", help="who would hold what", epilog=PARTITION_HELP)
     one.add_argument("data", help="data set, as for training; a text is cut into contiguous parts")
-    one.add_argument("--plot", metavar="FILE", help="draw clients by classes")
+    one.add_argument("--plot", metavar="FILE", help="draw clients by classes; of a text the words of each client")
     one.add_argument("--write", metavar="PATTERN", help="write one file per client, like 'silo_{client}.h5'")
     return parser
 
@@ -158,19 +158,33 @@ def _in_words(partition):
 
 
 def _partition_text(text, num_clients, options):
-    """Contiguous parts, cut between words; written where a pattern says so."""
-    if options.plot:
-        raise UserError(f"--plot: {text.path} is a text: it has no classes to draw")
+    """Contiguous parts as training cuts them; drawn and written where asked for."""
     if options.write and not names_silos(options.write):
         raise UserError(f"--write {options.write}: expected {{client}} in the name, like silo_{{client}}.h5")
-    print("client      bytes of text for training")
-    for client in range(num_clients):
-        parts = {f"{split}/text": text.share(split, client, num_clients) for split in SPLITS}
-        print(f"{client:<8}{len(parts['train/text']):>9}")
-        if options.write:
-            write(pathlib.Path(options.write.format(client=client)), parts, {"dataset": text.path.stem})
+    parts, edges = text.parts("train", num_clients)
+    sizes = np.diff(edges)
+    print("client      words  bytes of text for training")
+    for client in list(range(num_clients))[:LONGEST_TABLE]:
+        print(f"{client:<8}{sizes[client]:>9}{len(parts[client]):>11}")
+    if num_clients > LONGEST_TABLE:
+        print(f"... and {num_clients - LONGEST_TABLE} more")
+    print(f"words per client: {sizes.min()} to {sizes.max()}, {sizes.sum()} in all")
+    if options.plot:
+        from fedmpi.data.plot import draw_sizes
+
+        draw_sizes(options.plot, sizes, "words", f"{text.path.stem}, contiguous parts, {num_clients} clients")
+        print(f"drawn: {options.plot}")
     if options.write:
-        print(f"written: {num_clients} files {options.write}")
+        _write_texts(text, num_clients, options.write)
+
+
+def _write_texts(text, num_clients, pattern):
+    """One file per client; the test text is cut in the same way."""
+    parts = {split: text.parts(split, num_clients)[0] for split in SPLITS}
+    for client in range(num_clients):
+        splits = {f"{split}/text": of_clients[client] for split, of_clients in parts.items()}
+        write(pathlib.Path(pattern.format(client=client)), splits, {"dataset": text.path.stem})
+    print(f"written: {num_clients} files {pattern}")
 
 
 def _report(source, parts):

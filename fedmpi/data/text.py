@@ -10,6 +10,7 @@ from fedmpi.errors import UserError
 
 END_OF_LINE, UNKNOWN = b"<eos>", b"<unk>"
 WORD_ENDS = (ord(" "), ord("\n"))
+WHITE_SPACE = tuple(b" \t\n\r\v\f")  # what parts words: that of bytes.split
 LOOK_AHEAD = 4096  # bytes read at once in search of the end of a word
 
 
@@ -47,6 +48,36 @@ class Text:
             text = file[f"{split}/text"]
             begin, end = (_word_begin(text, len(text) * r // num_parts) for r in (part, part + 1))
             return text[begin:end]
+
+    def parts(self, split, num_parts):
+        """The contiguous parts that `deal` makes of the text, as bytes: a list of [n] uint8, and their `word_edges`.
+
+        Raises:
+            UserError: if the words are too few for so many parts.
+        """
+        with readable(self.path) as file:
+            text = file[f"{split}/text"][:]
+        begins = _word_begins(text)
+        edges = word_edges(len(begins), num_parts, f"{self.path}: {split}/text")
+        return np.split(text, begins[edges[1:-1]]), edges
+
+
+def word_edges(num_words, num_parts, name="a text"):
+    """[num_parts + 1] words at which a text is cut into contiguous parts as even as can be.
+
+    Raises:
+        UserError: if a part would have fewer than two words; `name` says of what.
+    """
+    if num_words < 2 * num_parts:
+        raise UserError(f"{name}: {num_words} words are too few for {num_parts} parts")
+    return [num_words * part // num_parts for part in range(num_parts + 1)]
+
+
+def _word_begins(text):
+    """[n] where in a text, [..] uint8, each word begins; an end of line is a word."""
+    is_space = np.isin(text, WHITE_SPACE)
+    after_space = np.concatenate([[True], is_space[:-1]])
+    return np.flatnonzero((~is_space & after_space) | (text == ord("\n")))
 
 
 def _word_begin(text, position):
@@ -87,11 +118,11 @@ def deal(link, numbers, num_parts, ranges):
         num_parts: of all ranks. ranges: the parts of each rank, consecutive over the ranks.
 
     Returns:
-        part -> [n] numbers.
+        part -> [n] numbers; the parts begin and end at `word_edges`.
     """
     lengths = link.gather([len(numbers)])[:, 0].astype(int)
     total, begin = int(lengths.sum()), int(lengths[: link.rank].sum())
-    edges = [total * part // num_parts for part in range(num_parts + 1)]
+    edges = word_edges(total, num_parts)
     within = np.clip(np.array(edges) - begin, 0, len(numbers))
     wanted = [np.arange(within[parts.start], within[parts.stop]) for parts in ranges]
     received = link.exchange(numbers, wanted)

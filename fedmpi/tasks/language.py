@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file, names_silos, silo_path
-from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
+from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_edges
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
@@ -121,8 +121,7 @@ class LoadedLanguage(LoadedTask):
     def _deal(self, link, numbers, num_parts, ranges):
         """This rank's parts of the text, part -> [n] tensor on the device. Collective."""
         total = int(link.gather([len(numbers)]).sum())
-        if total < 2 * num_parts:
-            raise UserError(f"task.data = {self._settings.data}: {total} words are too few for {num_parts} parts")
+        word_edges(total, num_parts, f"task.data = {self._settings.data}")  # or one line that says why not
         parts = deal(link, numbers, num_parts, ranges)
         return {part: self._to_device(stream) for part, stream in parts.items()}
 
