@@ -83,6 +83,18 @@ def test_the_data_are_the_images_that_the_classifier_gets_right(classifier, task
     assert sum(task.num_samples(client) for client in range(3)) == right > 100
 
 
+def test_the_split_that_is_saved_names_rows_of_the_file(task, tmp_path):
+    task.write_split(tmp_path)
+    source = DigitsSource()
+    with h5py.File(tmp_path / "partition.h5") as file:
+        assert dict(file.attrs) == {"data": "digits", "unit": "rows"}
+        parts = [file[f"client_{client}"][:] for client in range(3)]
+    for client, part in enumerate(parts):
+        images = task.batch(client, torch.arange(task.num_samples(client))).squeeze(1).numpy() + 0.5
+        np.testing.assert_allclose(images, source.read("train", part) / 255, atol=1e-12)
+        assert set(source.labels["train"][part]) == {Y}
+
+
 def written_out(classifier, images, xi, c):
     """Eq. (8) image by image: (mean of the first term, mean of ‖ϑ' - ϑ‖², share mistaken)."""
     margins, distortions, mistaken = [], [], []

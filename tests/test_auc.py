@@ -2,6 +2,7 @@
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -169,6 +170,20 @@ def test_stride_deals_the_original_classes(data_dir):
     for part in parts:
         counts = np.bincount(version.column("labels")[part], minlength=10)
         assert set(counts[:5]) <= {75} and set(counts[5:]) <= {375}
+
+
+def test_the_split_that_is_saved_names_rows_of_the_file(tmp_path):
+    task = loaded()
+    task.write_split(tmp_path)
+    source = DigitsSource()
+    with h5py.File(tmp_path / "partition.h5") as file:
+        assert dict(file.attrs) == {"data": "digits", "unit": "rows"}
+        parts = [file[f"client_{client}"][:] for client in range(4)]
+    for client, part in enumerate(parts):
+        inputs, labels, _ = task.batch(client, torch.arange(len(part)))
+        pixels = inputs[:, 0].numpy() * source.std[0] + source.mean[0]
+        np.testing.assert_allclose(pixels * 255, source.read("train", part), atol=1e-9)
+        assert labels.tolist() == (source.labels["train"][part] >= 5).tolist()
 
 
 # The task.

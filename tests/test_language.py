@@ -62,6 +62,7 @@ def test_silo_texts_are_the_clients_parts(tmp_path):
     assert [ended.returncode for ended in outputs] == [0, 0], outputs
     perplexities = [float(ended.stdout.split("perplexity")[-1].split()[0]) for ended in outputs]
     assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-3)
+    assert not (tmp_path / "on-1" / "partition.h5").exists()  # they are split already
     (tmp_path / "silo_1.h5").unlink()
     ended = train(2, tmp_path, *words)
     assert ended.returncode == 2 and "client 1 has no file" in ended.stderr
@@ -80,6 +81,18 @@ def test_shares_of_a_text_are_the_text(tmp_path, text, num_ranks):
     shares = Text(write(tmp_path / "text.h5", text))
     words = [word for rank in range(num_ranks) for word in shares.words("train", rank, num_ranks)]
     assert words == text.replace("\n", " <eos> ").encode().split()
+
+
+def test_the_split_that_is_saved_names_words_of_the_text(tmp_path):
+    path = write(tmp_path / "text.h5", story())
+    loaded, whole = load(path, num_clients=3), load(path)
+    loaded.write_split(tmp_path)
+    with h5py.File(tmp_path / "partition.h5") as file:
+        assert dict(file.attrs) == {"data": str(path), "unit": "words"}
+        parts = [file[f"client_{client}"][:].tolist() for client in range(3)]
+    assert parts[0][0] == 0 and parts[2][1] == len(words_of(story()))
+    for client, (begin, end) in enumerate(parts):
+        assert torch.equal(loaded._train[client], whole._train[0][begin:end])
 
 
 def test_words_longer_than_one_look_ahead(tmp_path):

@@ -48,5 +48,8 @@ class ImbalancedBinary(Source):
     def read(self, split, indices):
         return self._source.read(split, self._kept[split][indices])
 
+    def file_rows(self, indices):
+        return self._source.file_rows(self._kept["train"][indices])
+
     def column(self, name):
         return self._classes if name == "labels" else self._source.column(name)[self._kept["train"]]

@@ -288,18 +288,20 @@ def even_sizes(num_samples, num_clients):
     return [small + 1] * num_large + [small] * (num_clients - num_large)
 
 
-def write_partition(path, parts, data):
-    """Write who has which samples: HDF5 with one data set of row numbers per client.
+def write_partition(path, parts, data, unit="rows"):
+    """Write who has what: HDF5 with one data set client_<i> per client, and the attributes data and unit.
 
     Args:
-        path: of the file to make. parts: one index array per client. data: name of the data set.
+        path: of the file to make. parts: one array per client; data: name of the data set.
+        unit: "rows": a part is the [n] row numbers of its samples in the file's training set;
+            "words": a part is [2], its first word in the training text and the one behind its last.
 
     Raises:
         UserError: if it cannot be written.
     """
     try:
         with h5py.File(path, "w") as file:
-            file.attrs["data"] = data
+            file.attrs["data"], file.attrs["unit"] = data, unit
             for client, part in enumerate(parts):
                 file[f"client_{client}"] = part
     except OSError as error:

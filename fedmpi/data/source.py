@@ -50,6 +50,10 @@ class Source:
         """[len(indices), *shape] samples of "train" or "test" in the order of sorted `indices`."""
         raise NotImplementedError
 
+    def file_rows(self, indices):
+        """Which rows of the file's training set the training samples `indices` are."""
+        return indices
+
     def column(self, name):
         """[n] values of the training samples: "labels", a column that the file has besides, or "brightness".
 

@@ -8,6 +8,7 @@ import torch
 import yaml
 from torch import nn
 
+from fedmpi.data.partition import write_partition
 from fedmpi.data.samples import Samples, input_shape
 from fedmpi.data.source import open_source, readable
 from fedmpi.errors import UserError
@@ -139,6 +140,7 @@ class LoadedAttack(LoadedTask):
     def __init__(self, settings, place, partition, classifier, source):
         self._settings, self._place, self._partition = settings, place, partition
         self._classifier, self._shape = classifier, input_shape(source.shape)
+        self._data = str(getattr(source, "path", source.name))
         y = settings.target_class
         others = [j for j in range(source.num_classes) if j != y]
         self._others = torch.tensor(others, device=place.device)
@@ -173,11 +175,18 @@ class LoadedAttack(LoadedTask):
                 f"task.classifier = {self._settings.classifier}: knows no image of class "
                 f"{self._settings.target_class}: there is nothing to attack"
             )
-        rows = self._rows["train"][right]
-        parts = self._partition(np.zeros(len(rows), dtype=np.int64), self._place.num_clients, self._place.seed)
+        rows, parts = self._rows["train"][right], self._split(int(right.sum()))
+        self._parts = [self._train[right][part] for part in parts]
         self._clients = {client: self._samples(rows[parts[client]]) for client in self._place.clients}
         self._tests = self._samples(self._share(self._rows["test"])[self._right["test"]])
         self._rows = self._right = None
+
+    def _split(self, num_images):
+        """One index array per client; all images are of one class."""
+        return self._partition(np.zeros(num_images, dtype=np.int64), self._place.num_clients, self._place.seed)
+
+    def write_split(self, folder):
+        write_partition(folder / "partition.h5", self._parts, self._data)
 
     def build_model(self, model_class, model_settings):
         return Perturbation(self._shape)

@@ -103,6 +103,7 @@ class LoadedClassification(LoadedTask):
         labels = {client: own.labels["train"][parts[client]] for client, own in sources.items()}
         self._labels = {client: labels[client][kept] for client, (kept, _) in self._own.items()}
         self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}
+        self._file_rows = source.file_rows
         self._is_shared = not names_silos(settings.data)
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._augmentation = None
@@ -166,7 +167,8 @@ class LoadedClassification(LoadedTask):
 
     def write_split(self, folder):
         if self._is_shared:
-            write_partition(folder / "partition.h5", self._parts, self._settings.data)
+            parts = map(self._file_rows, self._parts)
+            write_partition(folder / "partition.h5", parts, self._settings.data)
 
 
 def _facts(source):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from fedmpi.data.partition import write_partition
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file, names_silos, silo_path
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_edges
@@ -84,6 +85,7 @@ class LoadedLanguage(LoadedTask):
         """`train`: lists of words, one per client of this rank or one to be dealt; `test`: this rank's words."""
         self._settings, self._place, self._words = settings, place, (train, test)
         self.shape = (settings.bptt,)
+        self._num_words = None  # of the training text that is shared
         self._states = {}  # client -> (position in the columns, hidden state there)
 
     def meet(self, link):
@@ -95,6 +97,7 @@ class LoadedLanguage(LoadedTask):
         if names_silos(self._settings.data):
             parts = self._keep(link, train)
         else:
+            self._num_words = int(link.gather([len(train[0])]).sum())
             starts = link.gather([place.clients.start, place.clients.stop]).astype(int)
             parts = self._deal(link, train[0], place.num_clients, [range(*edges) for edges in starts])
         ends = {part: len(stream) - math.floor(place.holdout * len(stream)) for part, stream in parts.items()}
@@ -124,6 +127,12 @@ class LoadedLanguage(LoadedTask):
         word_edges(total, num_parts, f"task.data = {self._settings.data}")  # or one line that says why not
         parts = deal(link, numbers, num_parts, ranges)
         return {part: self._to_device(stream) for part, stream in parts.items()}
+
+    def write_split(self, folder):
+        if self._num_words is not None:
+            edges = word_edges(self._num_words, self._place.num_clients)
+            parts = list(zip(edges, edges[1:]))
+            write_partition(folder / "partition.h5", parts, self._settings.data, unit="words")
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
         return SequentialSampler(self.num_samples(client), batch_size, first_batch_size, self._settings.bptt, device)
