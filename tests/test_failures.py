@@ -31,6 +31,15 @@ def test_a_failing_rank_ends_the_job(tmp_path, any_mpi, kind, message):
     assert time.monotonic() - began < 50
 
 
+def test_what_one_rank_meets_before_training_names_it(tmp_path):
+    ended = train(2, tmp_path, *SHORT, "--model.kind", "early")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[0] == "fedmpi: error: on rank 1: model Faulty: the silo is not there"
+    ended = train(2, tmp_path, "--model", "torch.nn.ReLU")
+    assert ended.returncode == 2
+    assert "fedmpi: error: model ReLU has no trainable parameter" in ended.stderr
+
+
 def test_a_killed_rank_ends_the_job(tmp_path, any_mpi):
     assert train(3, tmp_path, *SHORT, "--model.kind", "kill", mpi=any_mpi, timeout=60).returncode != 0
 

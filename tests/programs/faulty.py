@@ -10,11 +10,13 @@ from fedmpi.models.mlp import MLP
 
 
 class Faulty(MLP):
-    """An MLP that fails at its fifth training step on rank `rank`, as `kind` says."""
+    """An MLP that fails at its fifth training step on rank `rank`, or before the first, as `kind` says."""
 
     def __init__(self, shape, num_classes, kind: str = "exception", rank: int = 1):
         super().__init__(shape, num_classes, hidden=10)
         self._kind, self._is_here, self._steps = kind, MPI.COMM_WORLD.rank == rank, 0
+        if kind == "early" and self._is_here:
+            raise ValueError("the silo is not there")
 
     def forward(self, inputs):
         scores = super().forward(inputs)
