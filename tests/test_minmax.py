@@ -239,6 +239,17 @@ def test_the_dual_restart_says_what_it_needs():
         run(CODA(dual_restart=True, stage_rounds=2))
 
 
+def test_control_variates_are_mean_gradients_whatever_the_schedule():
+    trace = fedmpi.simulate(
+        CODASCA(step_size=0.1, prox_weight=0.0, schedule="cube_root"),
+        lambda client, x, sample: np.array([1.0, -1.0]),
+        [1.0, 2.0], 2, rounds=4, local_steps=5, ascent=slice(1, None),
+    )  # fmt: skip
+    for record in trace:
+        if record["step"] is None and record["round"] >= 0:
+            np.testing.assert_allclose(record["rows"]["c_i"], [[1.0, 1.0]] * 2, rtol=1e-12)
+
+
 def test_dual_weight_and_step_default_to_the_primal_ones():
     both = FMGDA(step_size=0.05, dual_step_size=0.05, fresh_weight=0.3, dual_fresh_weight=0.3)
     assert_same(averages(run(both)), averages(run(FMGDA(step_size=0.05, fresh_weight=0.3))))

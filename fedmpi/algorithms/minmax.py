@@ -157,6 +157,8 @@ class _Staged(_MinMax):
         among=("last", "average"),
     )
 
+    clock = "round_index"
+
     @property
     def exchanged(self):
         return ("x", "x_mean") if self.stage_output == "average" else ("x",)  # x_mean: over the round's steps
