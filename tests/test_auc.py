@@ -270,3 +270,12 @@ def test_the_algorithms_take_their_settings():
     with pytest.raises(UserError, match="removed_share"):
         DeepAUC(removed_share=1.0)
     assert FAFED().exchanged == ("x", "m", "v")
+
+
+def test_a_test_set_of_one_kind_is_refused_before_training(tmp_path):
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        for split, labels in (("train", np.arange(60) % 4), ("test", np.full(20, 3))):
+            file[f"{split}/images"] = np.random.default_rng(0).normal(size=(len(labels), 5))
+            file[f"{split}/labels"] = labels
+    with pytest.raises(UserError, match="auc needs both kinds of samples, and 20 of 20 are positive"):
+        loaded(data=str(tmp_path / "one.h5"), removed_share=0.0)

@@ -53,7 +53,7 @@ class Samples:
     """
 
     def __init__(self, rows, labels, scale, shift):
-        self._rows, self._labels, self._scale, self._shift = rows, labels, scale, shift
+        self._rows, self.labels, self._scale, self._shift = rows, labels, scale, shift
         self._scale_number = scale.item() if scale.dim() == 0 else None
         self.num = len(labels)
 
@@ -83,12 +83,12 @@ class Samples:
             inputs = inputs.unsqueeze(1)
         elif inputs.dim() == 4:
             inputs = inputs.permute(0, 3, 1, 2)  # in memory channels last, as convolutions like it
-        return inputs, self._labels.index_select(0, indices)
+        return inputs, self.labels.index_select(0, indices)
 
     def all(self):
         """(inputs, labels) of all samples, in batches, as they are."""
         for start in range(0, self.num, EVALUATION_BATCH):
-            indices = torch.arange(start, min(start + EVALUATION_BATCH, self.num), device=self._labels.device)
+            indices = torch.arange(start, min(start + EVALUATION_BATCH, self.num), device=self.labels.device)
             yield self.at(indices)
 
 

@@ -106,6 +106,14 @@ class LoadedAUC(LoadedClassification):
             kind = "positive" if self._p[one_sided[0]] else "negative"
             hint = ": use --task.p global or another partition" if self._settings.p == "local" else ""
             raise UserError(f"task.p = {self._settings.p}: client {one_sided[0]} counts only {kind} samples{hint}")
+        for name, parts in self._scored().items():
+            held = [sum(int(samples.labels.sum()) for samples in parts), sum(samples.num for samples in parts)]
+            positives, number = link.gather(held).sum(0)
+            if not 0 < positives < number:
+                raise UserError(
+                    f"task.data = {self._settings.data}: {name} needs both kinds of samples, and "
+                    f"{int(positives)} of {int(number)} are positive (classes of the second half)"
+                )
 
     def build_model(self, model_class, model_settings):
         return Scorer(super().build_model(model_class, model_settings))
@@ -123,11 +131,14 @@ class LoadedAUC(LoadedClassification):
     def evaluate(self, module, link):
         objective = sum(self._objective(module, client) for client in self._train)
         metrics = {"train_loss": link.gather([objective]).sum() / self._place.num_clients}
-        parts = {"auc": self._tests} | ({"holdout_auc": self._held} if self._place.holdout else {})
-        for name, samples in parts.items():
+        for name, samples in self._scored().items():
             outputs, positive = (link.concatenate(values) for values in _scored(module, samples))
             metrics[name] = roc_auc(outputs, positive)
         return metrics
+
+    def _scored(self):
+        """Metric -> the samples of this rank that it is computed on."""
+        return {"auc": self._tests} | ({"holdout_auc": self._held} if self._place.holdout else {})
 
     def _objective(self, module, client):
         """F_i at the module's variables, over all samples of a client."""
