@@ -523,6 +523,49 @@ def test_silo_files_written_and_trained(tmp_path, capsys):
     assert ended.returncode == 0, ended.stderr
 
 
+def test_silo_files_keep_columns_and_attributes(tmp_path, capsys):
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        for split, number in (("train", 30), ("test", 9)):
+            file[f"{split}/images"] = IMAGES[:number]
+            file[f"{split}/labels"] = LABELS[:number]
+        file["train/site"] = [f"site-{number % 7}" for number in range(30)]  # words of any length
+        file["train/age"] = np.arange(30) / 4
+        file["train/note"] = "for all samples together"
+        file.attrs.update({"class_names": [f"digit {label}" for label in range(10)], "num_classes": 10, "mean": 0.25})
+    pattern = tmp_path / "silo_{client:02d}.h5"
+    words = ["partition", tmp_path / "mine.h5", "--partition", "iid", "--clients", 3, "--write", pattern]
+    code, _, errors = run(capsys, *words)
+    assert code == 0, errors
+    whole = HDF5Source(tmp_path / "mine.h5")
+    silos = [HDF5Source(tmp_path / f"silo_0{client}.h5") for client in range(3)]
+    ages = np.concatenate([silo.column("age") for silo in silos])
+    rows = (4 * ages).astype(int)
+    assert sorted(rows) == list(range(30))
+    assert np.array_equal(np.concatenate([silo.column("site") for silo in silos]), whole.column("site")[rows])
+    assert np.array_equal(np.concatenate([silo.labels["train"] for silo in silos]), whole.labels["train"][rows])
+    for silo in silos:
+        assert silo.attributes["class_names"].tolist() == whole.attributes["class_names"].tolist()
+        assert (silo.name, silo.mean, set(silo.columns())) == ("mine", (0.25,), {"age", "site"})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("s_{client}_{x}.h5", "expected {client} as the only words in braces"),
+        ("s_{client:zz}.h5", "expected {client} as the only words in braces"),
+        ("s_{client[0]}.h5", "expected {client} as the only words in braces"),
+        ("s_{client.h5", "expected {client} as the only words in braces"),
+        ("s_{client!r:.1}.h5", "names one file for several clients"),
+    ],
+)
+def test_a_pattern_that_is_none(tmp_path, capsys, pattern, message):
+    with h5py.File(tmp_path / "tale.h5", "w") as file:
+        file["train/text"] = file["test/text"] = np.frombuffer(b"a b " * 50, np.uint8)
+    for data in ("digits", tmp_path / "tale.h5"):
+        assert message in fails(capsys, "partition", data, "--clients", 12, "--write", tmp_path / pattern)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_text_silos_written(tmp_path, capsys):
     content = "".join(f"a line of {number} words\n" for number in range(300)).encode()
     with h5py.File(tmp_path / "tale.h5", "w") as file:

@@ -17,7 +17,7 @@ import numpy as np
 from fedmpi.data.download import checksum
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.prepare import prepare, write
-from fedmpi.data.source import SPLITS, data_sets, find_file, names_silos, open_source, readable
+from fedmpi.data.source import SPLITS, data_sets, find_file, names_silos, open_source, readable, silo_name
 from fedmpi.data.text import Text, is_text
 from fedmpi.errors import UserError
 
@@ -131,8 +131,9 @@ def _partition(options, settings):
     if names_silos(options.data):
         raise UserError(f"{options.data}: silo files are split already")
     num_clients = config.run.clients or 10
+    paths = _silo_paths(options.write, num_clients) if options.write else None
     if options.data != "digits" and is_text(find_file(options.data, config.run.data_dir)):
-        _partition_text(Text(find_file(options.data, config.run.data_dir)), num_clients, options)
+        _partition_text(Text(find_file(options.data, config.run.data_dir)), num_clients, paths, options)
         return
     source = open_source(options.data, config.run.data_dir)
     parts = config.partition(source.column(config.partition.column), num_clients, config.run.seed)
@@ -147,7 +148,8 @@ def _partition(options, settings):
         )
         print(f"drawn: {options.plot}")
     if options.write:
-        _write_silos(source, parts, options.write)
+        _write_silos(source, parts, paths)
+        print(f"written: {num_clients} files {options.write}")
 
 
 def _in_words(partition):
@@ -157,10 +159,8 @@ def _in_words(partition):
     return partition["name"] + (f" ({words})" if words else "")
 
 
-def _partition_text(text, num_clients, options):
+def _partition_text(text, num_clients, paths, options):
     """Contiguous parts as training cuts them; drawn and written where asked for."""
-    if options.write and not names_silos(options.write):
-        raise UserError(f"--write {options.write}: expected {{client}} in the name, like silo_{{client}}.h5")
     parts, edges = text.parts("train", num_clients)
     sizes = np.diff(edges)
     print("client      words  bytes of text for training")
@@ -175,16 +175,16 @@ def _partition_text(text, num_clients, options):
         draw_sizes(options.plot, sizes, "words", f"{text.path.stem}, contiguous parts, {num_clients} clients")
         print(f"drawn: {options.plot}")
     if options.write:
-        _write_texts(text, num_clients, options.write)
+        _write_texts(text, paths, options.write)
 
 
-def _write_texts(text, num_clients, pattern):
+def _write_texts(text, paths, pattern):
     """One file per client; the test text is cut in the same way."""
-    parts = {split: text.parts(split, num_clients)[0] for split in SPLITS}
-    for client in range(num_clients):
+    parts = {split: text.parts(split, len(paths))[0] for split in SPLITS}
+    for client, path in enumerate(paths):
         splits = {f"{split}/text": of_clients[client] for split, of_clients in parts.items()}
-        write(pathlib.Path(pattern.format(client=client)), splits, {"dataset": text.path.stem})
-    print(f"written: {num_clients} files {pattern}")
+        write(path, splits, {"dataset": text.path.stem})
+    print(f"written: {len(paths)} files {pattern}")
 
 
 def _report(source, parts):
@@ -199,18 +199,30 @@ def _report(source, parts):
     print(f"samples per client: {sizes.min()} to {sizes.max()}, {sizes.sum()} of {len(source.labels['train'])} in all")
 
 
-def _write_silos(source, parts, pattern):
-    """One file per client; the test set is dealt in turn."""
+def _silo_paths(pattern, num_clients):
+    """The files to write, one per client.
+
+    Raises:
+        UserError: if the pattern names no client, or the same file twice.
+    """
     if not names_silos(pattern):
         raise UserError(f"--write {pattern}: expected {{client}} in the name, like silo_{{client}}.h5")
-    num_test = len(source.labels["test"])
-    for client, part in enumerate(parts):
+    names = [silo_name(pattern, client, f"--write {pattern}") for client in range(num_clients)]
+    if len(set(names)) < num_clients:
+        raise UserError(f"--write {pattern}: names one file for several clients: expected {{client}} or {{client:03d}}")
+    return [pathlib.Path(name) for name in names]
+
+
+def _write_silos(source, parts, paths):
+    """One file per client, with the columns and attributes of the source; the test set is dealt in turn."""
+    num_test, columns = len(source.labels["test"]), source.columns()
+    for client, (part, path) in enumerate(zip(parts, paths)):
         rows = {"train": part, "test": np.arange(client, num_test, len(parts))}
         splits = {f"{split}/images": source.read(split, rows[split]) for split in SPLITS}
         splits |= {f"{split}/labels": source.labels[split][rows[split]] for split in SPLITS}
-        attributes = {"dataset": source.name, "num_classes": source.num_classes, "mean": source.mean, "std": source.std}
-        write(pathlib.Path(pattern.format(client=client)), splits, attributes)
-    print(f"written: {len(parts)} files {pattern}")
+        splits |= {f"train/{name}": values[part] for name, values in columns.items()}
+        facts = {"dataset": source.name, "num_classes": source.num_classes, "mean": source.mean, "std": source.std}
+        write(path, splits, source.attributes | facts)
 
 
 def main(arguments=None):

@@ -33,6 +33,7 @@ class Source:
         num_classes: labels are 0..num_classes-1; classes_declared: whether the data set says so, or
             it is only the largest label seen.
         mean, std: per channel, of pixel/255 for uint8 samples, of the values themselves otherwise.
+        attributes: of the file, as they stand there.
         rows_at_once: samples that can only be read together (a chunk of the file).
     """
 
@@ -45,10 +46,15 @@ class Source:
     dtype: np.dtype = np.dtype(np.uint8)
     classes_declared: bool = True
     rows_at_once: int = 1
+    attributes = {}  # a class attribute, no argument
 
     def read(self, split, indices):
         """[len(indices), *shape] samples of "train" or "test" in the order of sorted `indices`."""
         raise NotImplementedError
+
+    def columns(self):
+        """name -> [n] values: those that the data set has besides samples and labels."""
+        return {}
 
     def file_rows(self, indices):
         """Which rows of the file's training set the training samples `indices` are."""
@@ -106,16 +112,25 @@ def names_silos(name):
     return "{client" in name
 
 
+def silo_name(pattern, client, given):
+    """The name of one client's file, from 'silo_{client}.h5'; also '{client:03d}'.
+
+    Raises:
+        UserError: if the pattern is none; `given` says where it came from.
+    """
+    try:
+        return pattern.format(client=client)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
+        raise UserError(f"{given}: expected {{client}} as the only words in braces") from None
+
+
 def silo_path(name, client):
-    """The file of one client, 'silo_{client}.h5'; also '{client:03d}'.
+    """The file of one client, which must be there; see `silo_name`.
 
     Raises:
         UserError: if the pattern is none, or there is no such file.
     """
-    try:
-        path = name.format(client=client)
-    except (KeyError, IndexError, ValueError, AttributeError):
-        raise UserError(f"task.data = {name}: expected {{client}} as the only words in braces") from None
+    path = silo_name(name, client, f"task.data = {name}")
     if not pathlib.Path(path).is_file():
         raise UserError(f"task.data = {name}: client {client} has no file {path}")
     return path
@@ -196,6 +211,7 @@ class HDF5Source(Source):
         raise UserError(f"{self.path}: {key} is {dataset.dtype}{list(dataset.shape)}: expected {expected}")
 
     def _read_attributes(self, file):
+        self.attributes = dict(file.attrs)
         self.name = str(file.attrs.get("dataset", self.path.stem))
         declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes"))
         self.classes_declared = declared is not None
@@ -219,6 +235,14 @@ class HDF5Source(Source):
                 )
             return column[:]
 
+    def columns(self):
+        with readable(self.path) as file:
+            return {
+                name: _fixed_width(column[:])
+                for name, column in file["train"].items()
+                if name != "labels" and isinstance(column, h5py.Dataset) and column.shape == file["train/labels"].shape
+            }
+
     def read(self, split, indices):
         """Rows `indices` (sorted), reading the file piece by piece: memory for them and one piece."""
         with readable(self.path) as file:
@@ -236,6 +260,11 @@ class HDF5Source(Source):
             bad = indices[~np.isfinite(rows.reshape(len(rows), -1)).all(1)][0]
             raise UserError(f"{self.path}: {split}/images holds a value that is not finite in sample {bad}")
         return rows
+
+
+def _fixed_width(column):
+    """A column as it can be written again: words of any length as bytes of one length."""
+    return column.astype("S") if column.dtype.kind == "O" else column
 
 
 class DigitsSource(Source):
