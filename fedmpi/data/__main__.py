@@ -136,7 +136,7 @@ def _partition(options, settings):
         _partition_text(Text(find_file(options.data, config.run.data_dir)), num_clients, paths, options)
         return
     source = open_source(options.data, config.run.data_dir)
-    parts = config.partition(source.column(config.partition.column), num_clients, config.run.seed)
+    parts = config.partition.of(source, num_clients, config.run.seed)
     _report(source, parts)
     if options.plot:
         from fedmpi.data.plot import counts_of, draw

@@ -47,6 +47,14 @@ class Partition:
                 )
         return parts
 
+    def of(self, source, num_clients, seed):
+        """The same for the training set of a `fedmpi.data.source.Source`, whose column it reads."""
+        return self.for_data(source.name)(source.column(self.column), num_clients, seed)
+
+    def for_data(self, name):
+        """The partition as it is meant for a data set of that name."""
+        return self
+
     def split(self, labels, num_clients, draw):
         """One index array per client; written by each partition. `draw` is a numpy Generator."""
         raise NotImplementedError
@@ -130,7 +138,8 @@ class Halves(Partition):
     first_classes: str = setting(
         "",
         "classes of the first half of the clients, like 0,1,2,5,9, or the paper's for "
-        "fashion_mnist, mnist or cifar10; empty: the lower half of the labels",
+        "fashion_mnist, mnist or cifar10; empty: the paper's for the data set, if it is one of them, or the "
+        "lower half of the labels",
     )
     deal: str = setting("stride", "how a half is split over its clients", among=("stride", "shuffle"))
 
@@ -141,6 +150,10 @@ class Halves(Partition):
         deal = Stride().split if self.deal == "stride" else IID().split
         halves = [np.flatnonzero(in_first), np.flatnonzero(~in_first)]
         return [half[part] for half in halves for part in deal(labels[half], num_clients // 2, draw)]
+
+    def for_data(self, name):
+        known = not self.first_classes and name in FIRST_CLASSES
+        return dataclasses.replace(self, first_classes=name) if known else self
 
     def _first(self, classes):
         """The classes of the first half, out of all classes of the data."""

@@ -51,7 +51,7 @@ def _load_shared(data, place, partition):
 
 def share(source, place, partition):
     """A source that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
-    parts = partition(source.column(partition.column), place.num_clients, place.seed)
+    parts = partition.of(source, place.num_clients, place.seed)
     rows = ClientRows(source, parts, place.clients, place.rank, place.num_ranks)
     num_test = len(source.labels["test"])
     edges = [num_test * rank // place.num_ranks for rank in (place.rank, place.rank + 1)]
