@@ -111,8 +111,8 @@ def test_halves_of_the_papers(name, first, deal):
     labels = shuffled()
     parts = Halves(first_classes=name, deal=deal)(labels, 4, 0)
     data_set = types.SimpleNamespace(name=name, column=lambda column: labels)
-    for mine, known in zip(parts, Halves(deal=deal).of(data_set, 4, 0)):
-        np.testing.assert_array_equal(mine, known)  # the data set's name alone says as much
+    for mine, by_name in zip(parts, Halves(deal=deal).of(data_set, 4, 0)):
+        np.testing.assert_array_equal(mine, by_name)  # the data set's name alone says as much
     assert classes_of(parts, labels) == [first, first, set(range(10)) - first, set(range(10)) - first]
     assert [len(part) for part in parts] == [150] * 4
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
