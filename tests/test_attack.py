@@ -195,6 +195,12 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
         (folder / "settings.yaml").write_text(yaml.safe_dump({**settings, **change}))
         with pytest.raises(UserError, match="expected classification|does not fit mlp"):
             loading(folder)
+    shutil.copytree(classifier, folder := tmp_path / "of-silos")
+    settings = yaml.safe_load((folder / "settings.yaml").read_text())
+    settings["task"]["data"] = "silo_{client}.h5"
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(UserError, match="was trained on silo files silo_{client}.h5: expected one data file"):
+        loading(folder)
     shutil.copytree(classifier, folder := tmp_path / "torn")
     (folder / "model.h5").write_bytes(b"nothing")
     with pytest.raises(UserError, match="model.h5"):

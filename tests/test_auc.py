@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedmpi.algorithms import FAFED, FMGDA
 from fedmpi.data.imbalanced import ImbalancedBinary
-from fedmpi.data.partition import Even, Stride
+from fedmpi.data.partition import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
 from fedmpi.oracles import Autograd, TwoPoint
@@ -184,6 +184,46 @@ def test_the_split_that_is_saved_names_rows_of_the_file(tmp_path):
         pixels = inputs[:, 0].numpy() * source.std[0] + source.mean[0]
         np.testing.assert_allclose(pixels * 255, source.read("train", part), atol=1e-9)
         assert labels.tolist() == (source.labels["train"][part] >= 5).tolist()
+
+
+def silo(path, attributes=(), labels=10):
+    draw = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        for split in ("train", "test"):
+            file[f"{split}/images"] = draw.integers(0, 256, (100, 4, 4), dtype=np.uint8)
+            file[f"{split}/labels"] = np.arange(100) % labels
+        file.attrs.update(attributes)
+
+
+def load_silos(tmp_path, partition=None, **fields):
+    return loaded(2, partition, data=str(tmp_path / "silo_{client}.h5"), **fields)
+
+
+def test_every_silo_has_its_own_imbalanced_version(tmp_path):
+    for client in range(2):
+        silo(tmp_path / f"silo_{client}.h5", {"num_classes": 10}, labels=10 - 2 * client)
+    task = load_silos(tmp_path)
+    labels = [task.batch(client, torch.arange(task.num_samples(client)))[1] for client in range(2)]
+    assert [torch.bincount(own).tolist() for own in labels] == [[10, 50], [10, 36]]  # 2 of each class below 5
+    task.write_split(tmp_path)
+    assert not (tmp_path / "partition.h5").exists()
+    done = train(2, tmp_path, "--task", "auc", "--data", tmp_path / "silo_{client}.h5", "--rounds", 2)
+    assert done.returncode == 0 and "auc" in done.stdout, done.stderr
+
+
+def test_silos_that_do_not_fit_are_one_line(tmp_path):
+    silo(tmp_path / "silo_0.h5", {"num_classes": 10})
+    silo(tmp_path / "silo_1.h5")
+    with pytest.raises(UserError, match="silo_1.h5: lacks the attribute num_classes: it says which"):
+        load_silos(tmp_path)
+    silo(tmp_path / "silo_1.h5", {"num_classes": 12})
+    with pytest.raises(UserError, match="client 1 has .*, of 12; client 0 has .*, of 10"):
+        load_silos(tmp_path)
+    silo(tmp_path / "silo_1.h5", {"num_classes": 40})
+    with pytest.raises(UserError, match="silo_1: no training sample stays where 0.99 of every class below 20 is"):
+        load_silos(tmp_path, removed_share=0.99)
+    with pytest.raises(UserError, match="partition iid: silo files .* are split already"):
+        load_silos(tmp_path, IID())
 
 
 # The task.

@@ -24,7 +24,9 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.data import official
 from fedmpi.data.__main__ import main
 from fedmpi.data.official import File, Official
+from fedmpi.data.partition import Stride
 from fedmpi.data.source import HDF5Source, open_source
+from fedmpi.tasks.auc import DeepAUC
 from fedmpi.tasks.base import Place
 from fedmpi.tasks.language import Language
 
@@ -564,6 +566,28 @@ def test_a_pattern_that_is_none(tmp_path, capsys, pattern, message):
     for data in ("digits", tmp_path / "tale.h5"):
         assert message in fails(capsys, "partition", data, "--clients", 12, "--write", tmp_path / pattern)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_split_of_a_task_is_of_what_it_trains_on(tmp_path, capsys):
+    pattern = tmp_path / "silo_{client}.h5"
+    words = ["partition", "digits", "--task", "auc", "--seed", 3, "--clients", 3]
+    code, output, errors = run(capsys, *words, "--write", pattern)
+    assert code == 0, errors
+    assert "850 of 850 in all" in output and "train with --task auc --task.removed_share 0" in output
+    place = Place(3, range(3), 0, 1, 3, None, torch.device("cpu"), torch.float64)
+    whole = DeepAUC().load(place, Stride())
+    silos = DeepAUC(data=str(pattern), removed_share=0).load(place, Stride())
+    for task in (whole, silos):
+        task.meet(SoloLink())
+    for client, line in enumerate(output.splitlines()[1:4]):
+        everything = torch.arange(whole.num_samples(client))
+        (inputs, labels, p), (own_inputs, own_labels, own_p) = (
+            task.batch(client, everything) for task in (whole, silos)
+        )
+        assert torch.equal(inputs, own_inputs) and torch.equal(labels, own_labels) and p == own_p
+        assert line.split() == [str(client), str(len(labels)), *map(str, torch.bincount(labels).tolist())]
+    assert "splits no samples" in fails(capsys, "partition", "digits", "--task", "language")
+    assert "unknown setting task.data: task attack" in fails(capsys, "partition", "digits", "--task", "attack")
 
 
 def test_text_silos_written(tmp_path, capsys):

@@ -15,6 +15,7 @@ import sys
 import numpy as np
 
 from fedmpi.data.download import checksum
+from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.prepare import prepare, write
 from fedmpi.data.source import SPLITS, data_sets, find_file, names_silos, open_source, readable, silo_name
@@ -132,10 +133,14 @@ def _partition(options, settings):
         raise UserError(f"{options.data}: silo files are split already")
     num_clients = config.run.clients or 10
     paths = _silo_paths(options.write, num_clients) if options.write else None
-    if options.data != "digits" and is_text(find_file(options.data, config.run.data_dir)):
+    task = config.resolved["task"]["name"]
+    if task != "auc" and options.data != "digits" and is_text(find_file(options.data, config.run.data_dir)):
         _partition_text(Text(find_file(options.data, config.run.data_dir)), num_clients, paths, options)
         return
-    source = open_source(options.data, config.run.data_dir)
+    if config.partition is None:
+        raise UserError(f"--task {task}: splits no samples, and {options.data} is no text")
+    whole = open_source(options.data, config.run.data_dir)
+    source = config.task.version(whole, config.run.seed) if hasattr(config.task, "version") else whole
     parts = config.partition.of(source, num_clients, config.run.seed)
     _report(source, parts)
     if options.plot:
@@ -148,8 +153,10 @@ def _partition(options, settings):
         )
         print(f"drawn: {options.plot}")
     if options.write:
-        _write_silos(source, parts, paths)
+        _write_silos(whole, [source.file_rows(part) for part in parts], paths)
         print(f"written: {num_clients} files {options.write}")
+        if isinstance(source, ImbalancedBinary):
+            print("their classes are those of the data set; train with --task auc --task.removed_share 0")
 
 
 def _in_words(partition):

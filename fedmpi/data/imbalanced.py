@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedmpi.data.source import Source
+from fedmpi.errors import UserError
 from fedmpi.streams import generator
 
 
@@ -14,7 +15,7 @@ class ImbalancedBinary(Source):
     ``stride`` deals them as in the paper.
 
     Args:
-        source: any `Source`. removed_share: of each negative class, in [0, 1).
+        source: any `Source`; it has `num_original_classes`. removed_share: of each negative class, in [0, 1).
         seed: of the run; what stays is the stream (seed, "imbalance").
 
     Source: "On the Convergence of Federated Deep AUC Maximization", section on data: 0.8 is removed.
@@ -29,6 +30,12 @@ class ImbalancedBinary(Source):
             samples = np.flatnonzero(classes == negative)
             number = int((1 - removed_share) * len(samples) + 1e-9)
             kept.append(draw.permutation(samples)[:number])
+        if not sum(map(len, kept)):
+            raise UserError(
+                f"{source.name}: no training sample stays where {removed_share} of every class "
+                f"below {first_positive} is removed"
+            )
+        self.num_original_classes = source.num_classes
         self._kept = {"train": np.sort(np.concatenate(kept)), "test": np.arange(len(source.labels["test"]))}
         self._classes = classes[self._kept["train"]]
         super().__init__(
@@ -42,6 +49,7 @@ class ImbalancedBinary(Source):
             mean=source.mean,
             std=source.std,
             dtype=source.dtype,
+            classes_declared=source.classes_declared,
             rows_at_once=source.rows_at_once,
         )
 

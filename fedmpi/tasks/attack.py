@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmpi.data.partition import write_partition
 from fedmpi.data.samples import Samples, input_shape
-from fedmpi.data.source import open_source, readable
+from fedmpi.data.source import names_silos, open_source, readable
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
 from fedmpi.settings import setting
@@ -96,6 +96,8 @@ def load_classifier(folder, place):
     task = settings.get("task", {}) if isinstance(settings, dict) else {}
     if task.get("name") != "classification":
         raise UserError(f"{given}: is a run of task {task.get('name')}: expected classification")
+    if names_silos(task["data"]):
+        raise UserError(f"{given}: was trained on silo files {task['data']}: expected one data file for all clients")
     source = open_source(task["data"], place.data_dir or settings.get("data_dir"))
     if len(source.shape) < 2:
         raise UserError(f"{given}: was trained on samples {list(source.shape)}: expected images")

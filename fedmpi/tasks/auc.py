@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from fedmpi.data.imbalanced import ImbalancedBinary
-from fedmpi.data.source import open_source
+from fedmpi.data.source import names_silos
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
-from fedmpi.tasks.classification import Classification, LoadedClassification, share
+from fedmpi.tasks.classification import Classification, LoadedClassification
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,13 @@ class DeepAUC(Classification):
     )
 
     def load(self, place, partition):
-        source = ImbalancedBinary(open_source(self.data, place.data_dir), self.removed_share, place.seed)
-        return LoadedAUC(self, place, *share(source, place, partition))
+        return LoadedAUC(self, place, *self.open(place, partition))
+
+    def version(self, source, seed):
+        """The imbalanced binary version of a data set; of silo files each has its own."""
+        if names_silos(self.data) and not source.classes_declared:
+            raise UserError(f"{source.path}: lacks the attribute num_classes: it says which classes are positive")
+        return ImbalancedBinary(source, self.removed_share, seed)
 
 
 def auc_loss(h, positive, p, a, b, w):
@@ -89,8 +94,10 @@ class LoadedAUC(LoadedClassification):
 
     goal = ("auc", 1)
 
-    def __init__(self, settings, place, *data):
-        super().__init__(settings, place, *data)
+    def __init__(self, settings, place, sources, *data):
+        super().__init__(settings, place, sources, *data)
+        originals = [f", of {source.num_original_classes}" for source in sources.values()]
+        self._facts = [f"{fact}{original}" for fact, original in zip(self._facts, originals)]
         self.ascent_scale = settings.ascent_scale
 
     def meet(self, link):

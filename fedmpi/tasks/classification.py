@@ -6,11 +6,12 @@ import numpy as np
 from torch.nn import functional
 
 from fedmpi.data.holdout import hold_out
-from fedmpi.data.partition import Even, write_partition
+from fedmpi.data.partition import write_partition
 from fedmpi.data.rows import ClientRows
 from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
 from fedmpi.data.source import HDF5Source, names_silos, open_source, silo_path
 from fedmpi.errors import UserError
+from fedmpi.registry import command_name
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
 
@@ -39,14 +40,20 @@ class Classification(Task):
     flip: bool = setting(False, "mirror training images left to right at random")
 
     def load(self, place, partition):
-        load = _load_silos if names_silos(self.data) else _load_shared
-        sources, parts, rows, tests = load(self.data, place, partition)
-        return LoadedClassification(self, place, sources, parts, rows, tests)
+        return LoadedClassification(self, place, *self.open(place, partition))
+
+    def open(self, place, partition):
+        """The data of `LoadedClassification`: sources, parts, rows, tests."""
+        return (_load_silos if names_silos(self.data) else _load_shared)(self, place, partition)
+
+    def version(self, source, seed):
+        """What of a data set the task trains on, a `Source`: all of it. `seed` is the run's."""
+        return source
 
 
-def _load_shared(data, place, partition):
+def _load_shared(task, place, partition):
     """One file that all ranks read; see `share`."""
-    return share(open_source(data, place.data_dir), place, partition)
+    return share(task.version(open_source(task.data, place.data_dir), place.seed), place, partition)
 
 
 def share(source, place, partition):
@@ -58,12 +65,12 @@ def share(source, place, partition):
     return dict.fromkeys(place.clients, source), parts, rows, [(source, np.arange(*edges))]
 
 
-def _load_silos(data, place, partition):
+def _load_silos(task, place, partition):
     """One file per client, of which a rank opens those of its own clients only."""
-    if partition != Even():
-        name = type(partition).__name__.lower()
-        raise UserError(f"partition {name}: silo files {data} are split already: leave --partition out")
-    sources = {client: HDF5Source(silo_path(data, client)) for client in place.clients}
+    name = command_name(type(partition))
+    if name != (task.partition or "even") or partition != type(partition)():  # not the one that comes unasked
+        raise UserError(f"partition {name}: silo files {task.data} are split already: leave --partition out")
+    sources = {client: task.version(HDF5Source(silo_path(task.data, client)), place.seed) for client in place.clients}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
     tests = [(source, np.arange(len(source.labels["test"]))) for source in sources.values()]
@@ -174,7 +181,7 @@ class LoadedClassification(LoadedTask):
 def _facts(source):
     """What must be alike in the files of all clients, as one line of text."""
     classes = f", {source.num_classes} classes" if source.classes_declared else ""
-    return f"{source.dtype} samples {list(source.shape)}{classes}, mean {list(source.mean)}, std {list(source.std)}"
+    return f"{source.dtype} samples {list(source.shape)}, mean {list(source.mean)}, std {list(source.std)}{classes}"
 
 
 def _expect_alike(link, facts, data):
