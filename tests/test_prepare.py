@@ -646,3 +646,80 @@ def test_a_pipe_that_closes_is_no_error():
     root = pathlib.Path(__file__).resolve().parent.parent
     ended = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=root, timeout=60)
     assert not ended.stderr
+
+
+TABLE = "a,b,sick\n" + "".join(f"{row},{row + 0.5},{row % 2}\n" for row in range(20))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TABLE.replace("7,7.5", "7,"), "line 9 has nothing in the column b: expected a number in every line"),
+        (TABLE.replace("a,b,", "a,a,"), "the header names a twice"),
+        (TABLE.replace("a,b,", "a,labels,").replace(".5,", ".5x,"), "a column of words is called labels"),
+    ],
+)
+def test_tables_that_would_lose_something(tmp_path, capsys, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    code, _, errors = run(capsys, "prepare", "t", "--from", tmp_path / "t.csv", "--data-dir", tmp_path)
+    assert code == 2 and message in errors
+
+
+def test_tables_as_office_programs_write_them(tmp_path, capsys):
+    text = TABLE.replace("a,b,sick", "sick,b,town").replace(".5,0", ".5,Köln").replace(".5,1", ".5,Malmö") + "\n\n"
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8-sig")
+    code, _, errors = run(
+        capsys, "prepare", "t", "--from", tmp_path / "t.csv", "--label", "sick", "--data-dir", tmp_path
+    )
+    assert code == 0, errors
+    assert set(HDF5Source(tmp_path / "t.h5").column("town")) == {"Köln".encode(), "Malmö".encode()}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((20, 0)), "y": np.arange(20) % 2}, "train images are float64[16, 0]"),
+        ({"x": np.zeros((20, 2)), "y": np.arange(20) + 2**40}, "classes: expected labels from 0 on without gaps"),
+    ],
+)
+def test_arrays_that_are_no_data_set(tmp_path, capsys, arrays, message):
+    np.savez(tmp_path / "t.npz", **arrays)
+    code, _, errors = run(capsys, "prepare", "t", "--from", tmp_path / "t.npz", "--data-dir", tmp_path)
+    assert code == 2 and message in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["t.npz"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prepare", "t", "--size", -3], "--size -3: expected at least 1"),
+        (["prepare", "digits"], "prepare digits: these come with scikit-learn"),
+    ],
+)
+def test_requests_that_make_no_sense(tmp_path, capsys, words, message):
+    code, _, errors = run(capsys, *words, "--from", tmp_path, "--data-dir", tmp_path)
+    assert code == 2 and message in errors
+
+
+def test_an_empty_text_is_refused(tmp_path, capsys):
+    for split, words in (("train", ""), ("test", "a b\n")):
+        (tmp_path / f"{split}.txt").write_text(words)
+    code, _, errors = run(capsys, "prepare", "t", "--from", tmp_path, "--data-dir", tmp_path)
+    assert code == 2 and "train.txt: is empty: expected words" in errors
+
+
+def test_a_folder_without_a_test_set_says_so(tmp_path, capsys):
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    code, _, errors = run(capsys, "prepare", "t", "--from", tmp_path, "--data-dir", tmp_path)
+    assert code == 2 and "holds train/ and no test/" in errors
+
+
+@pytest.mark.parametrize("mark", "-.")
+def test_official_files_where_torchvision_keeps_them(tmp_path, capsys, mark):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for file in idx_files(raw, zipped=False).iterdir():
+        file.rename(raw / file.name.replace("-idx", f"{mark}idx"))
+    code, _, errors = run(capsys, "prepare", "fashion_mnist", "--from", tmp_path, "--data-dir", tmp_path)
+    assert code == 0, errors
+    np.testing.assert_array_equal(HDF5Source(tmp_path / "fashion_mnist.h5").labels["train"], LABELS)

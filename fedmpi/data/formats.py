@@ -25,6 +25,8 @@ DAMAGED = (
     EOFError,
     ValueError,
     KeyError,
+    NotImplementedError,
+    RuntimeError,
     zlib.error,
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -46,9 +48,13 @@ def read_idx(path):
 def mnist_like(folder):
     """MNIST or Fashion-MNIST from their four IDX files."""
     splits = {}
+    # where torchvision keeps them, in a folder that it was given
+    inner = [folder / path for path in ("raw", "MNIST/raw", "FashionMNIST/raw")]
+    root = next((path for path in inner if path.is_dir() and not any(folder.glob("*-ubyte*"))), folder)
     for split, prefix in (("train", "train"), ("test", "t10k")):
-        for kind, ending in (("images", "images-idx3-ubyte"), ("labels", "labels-idx1-ubyte")):
-            splits[f"{split}/{kind}"] = read_idx(_one_of(folder, f"{prefix}-{ending}.gz", f"{prefix}-{ending}"))
+        for kind, ending in (("images", "idx3-ubyte"), ("labels", "idx1-ubyte")):
+            names = [f"{prefix}-{kind}{mark}{ending}{packed}" for mark in "-." for packed in (".gz", "")]
+            splits[f"{split}/{kind}"] = read_idx(_one_of(root, *names))
     return splits, {"num_classes": 10}
 
 
@@ -127,6 +133,8 @@ def text(root):
         if not found:
             raise UserError(f"{root}: holds neither wiki.{split}.tokens nor {split}.txt")
         splits[f"{split}/text"] = np.frombuffer(_content(found[0]), np.uint8)
+        if not len(splits[f"{split}/text"]):
+            raise UserError(f"{found[0]}: is empty: expected words")
     return splits, {}
 
 
@@ -188,6 +196,8 @@ def image_folder(root, options):
         labels = {split: labels[rows] for split, rows in chosen.items()}
     else:
         test = next((root / name for name in ("test", "testing") if (root / name).is_dir()), root / "val")
+        if not test.is_dir():
+            raise UserError(f"{root}: holds {first.name}/ and no test/: expected both, with a folder per class in each")
         found = {"train": _by_class(first), "test": _by_class(test)}
         files, labels, names = ({split: found[split][i] for split in found} for i in range(3))
         if names["train"] != names["test"]:
@@ -255,13 +265,18 @@ def _numbered(labels):
 def table(path, options):
     """A CSV file with a header: numbers are features, words are columns to split by, one column the label."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8-sig") as file:
             names, *rows = list(csv.reader(file))
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as CSV with a header: {error}") from None
     label = options.label or (names[-1] if names else "")
     if label not in names or len(rows) < 2:
         raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
+    again = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if again is not None:
+        raise UserError(f"{path}: the header names {again} twice: expected another name for each column")
+    while rows and not rows[-1]:  # blank lines at the end
+        rows.pop()
     for line, row in enumerate(rows, start=2):
         if len(row) != len(names):
             raise UserError(f"{path}: line {line} has {len(row)} fields: expected {len(names)}, as in the header")
@@ -275,7 +290,8 @@ def table(path, options):
         try:
             features[name] = values.astype(np.float32)
         except ValueError:
-            words[name] = values.astype("S")
+            _see_that_it_is_words(path, name, values)
+            words[name] = np.char.encode(values, "utf-8")
     if not features:
         raise UserError(f"{path}: expected at least one column of numbers besides {label}")
     matrix = np.stack(list(features.values()), axis=1)
@@ -284,6 +300,19 @@ def table(path, options):
         splits |= {f"{split}/images": matrix[chosen], f"{split}/labels": labels[chosen]}
         splits |= {f"{split}/{name}": values[chosen] for name, values in words.items()}
     return splits, {"num_classes": len(classes), "class_names": classes.tolist(), "feature_names": list(features)}
+
+
+def _see_that_it_is_words(path, name, values):
+    """A column that is not all numbers is one of words: no number is only missing, and no name is taken."""
+    blank = np.char.strip(values) == ""
+    try:
+        values[~blank].astype(np.float32)
+    except ValueError:
+        if name in ("images", "labels"):
+            raise UserError(f"{path}: a column of words is called {name}: expected another name for it") from None
+        return
+    line = 2 + int(np.flatnonzero(blank)[0])
+    raise UserError(f"{path}: line {line} has nothing in the column {name}: expected a number in every line")
 
 
 def own(path, options):

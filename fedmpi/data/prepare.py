@@ -1,5 +1,6 @@
 """Making the one HDF5 file of a data set, from official files or one's own."""
 
+import contextlib
 import pathlib
 
 import h5py
@@ -34,6 +35,10 @@ def prepare(name, folder, options):
     Raises:
         UserError: if there is nothing to make it from, or it is not what it should be.
     """
+    if name == "digits":
+        raise UserError("prepare digits: these come with scikit-learn and need no file; choose another name for yours")
+    if options.size is not None and options.size < 1:
+        raise UserError(f"--size {options.size}: expected at least 1, pixels a side")
     path = folder / f"{name}.h5"
     if path.exists() and not options.force:
         print(f"{path} is there already (--force makes it again)")
@@ -87,7 +92,8 @@ def write(path, splits, attributes):
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min(initial=0) < 0 or not len(labels):
             holds = f", the least {labels.min()}" if labels.size and labels.dtype.kind in "iu" else ""
             _refuse(path, split, "labels", labels, holds, "integers [n] from 0, at least one")
-        if images.dtype not in (np.uint8, np.float16, np.float32, np.float64) or len(images.shape) < 2:
+        is_number = images.dtype in (np.uint8, np.float16, np.float32, np.float64)
+        if not is_number or len(images.shape) < 2 or 0 in images.shape[1:]:
             _refuse(path, split, "images", images, "", "numbers [n, ...], n samples")
         splits[f"{split}/labels"] = labels.astype(np.min_scalar_type(int(labels.max())))
     try:
@@ -105,10 +111,12 @@ def write(path, splits, attributes):
             HDF5Source(unfinished)  # so that what is wrong is said now, not when training
         unfinished.replace(path)
     except UserError as error:
-        unfinished.unlink(missing_ok=True)
         raise UserError(str(error).replace(str(unfinished), str(path))) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
 
 
 def _refuse(path, split, kind, rows, holds, expected):

@@ -19,6 +19,7 @@ NORMALISATION = {
 }
 NUM_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "tiny_imagenet": 200, "digits": 10}
 SPLITS = ("train", "test")
+MOST_CLASSES = 1_000_000  # more are a mistake in the labels, and no network has so many outputs
 ROWS_AT_ONCE = 1000  # of a file that is not chunked
 
 
@@ -187,6 +188,8 @@ class HDF5Source(Source):
             self.rows_at_once = train.chunks[0] if train.chunks else ROWS_AT_ONCE
             self.labels = {split: file[f"{split}/labels"][:].astype(np.int64) for split in SPLITS}
             self._read_attributes(file)
+        if self.num_classes > MOST_CLASSES:
+            raise UserError(f"{self.path}: has {self.num_classes:,} classes: expected labels from 0 on without gaps")
         for split, labels in self.labels.items():
             outside = labels[(labels < 0) | (labels >= self.num_classes)]
             if len(outside):
