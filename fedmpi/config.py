@@ -28,7 +28,7 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.data.partition import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
-from fedmpi.presets import preset_names, preset_path, summary
+from fedmpi.presets import is_paper, preset_names, preset_path, summary
 from fedmpi.registry import command_name, find, known
 from fedmpi.settings import check, nearest, setting
 from fedmpi.tasks.base import Task
@@ -201,15 +201,9 @@ def _read(path, flag):
         raise UserError(f"{flag} {path}: cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{flag} {path}: expected settings like 'rounds: 100', one a line")
-    if not _is_paper(content.get("paper") or {}):
+    if not is_paper(content.get("paper") or {}):
         raise UserError(f"{flag} {path}: paper: is no setting; expected source, printed and methods as in a preset")
     return content
-
-
-def _is_paper(paper):
-    """Whether a file's key "paper" is as `fedmpi.presets` says."""
-    tables = [paper.get(key, {}) for key in ("printed", "methods")] if isinstance(paper, dict) else [None]
-    return all(isinstance(table, dict) and all(isinstance(row, dict) for row in table.values()) for table in tables)
 
 
 def _file_words(content):

@@ -3,11 +3,13 @@
 import collections
 import dataclasses
 import json
+import math
 import pathlib
 
 import yaml
 
 from fedmpi.errors import UserError
+from fedmpi.presets import is_paper
 
 # Settings that say where a run was made or lies; runs that differ in nothing else are seeds of one method.
 PLACES = ("seed", "name", "out", "data_dir", "ranks")
@@ -200,7 +202,7 @@ def _sort_by(runs, key):
 
 
 def _chosen(run, wanted):
-    return json.dumps({key: value for key, value in sorted(run.settings.items()) if wanted(key)})
+    return json.dumps({key: value for key, value in sorted(run.settings.items()) if wanted(key)}, default=str)
 
 
 def _differing(settings):
@@ -217,7 +219,19 @@ def _read_settings(path):
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected settings, one a line")
     paper = content.pop("paper", None) or {}
-    return flatten(content), paper
+    if not is_paper(paper):
+        raise UserError(f"{path}: paper: expected source, printed and methods as in a preset")
+    settings = flatten({str(key): value for key, value in content.items()})
+    _check_settings(path, settings)
+    return settings, paper
+
+
+def _check_settings(path, settings):
+    """See that the settings by which runs are sorted, named and timed are what they should be."""
+    for keys, kind, words in ((("algorithm", "task"), str, "a name"), (("rounds", "seed"), int, "a whole number")):
+        for key in keys:
+            if key in settings and type(settings[key]) is not kind:
+                raise UserError(f"{path}: {key} = {settings[key]!r}: expected {words}")
 
 
 def _read_records(path):
@@ -230,7 +244,17 @@ def _read_records(path):
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             record = json.loads(line)
-            by_round[record["round"]] = {k: v for k, v in record.items() if isinstance(v, (int, float))}
-        except (ValueError, TypeError, KeyError):
-            raise UserError(f"{path}: line {number} is not the record of a round") from None
+        except ValueError:
+            record = None
+        if not _is_record(record):
+            raise UserError(f"{path}: line {number} is not the record of a round")
+        by_round[record["round"]] = {k: v for k, v in record.items() if type(v) in (int, float)}
     return [by_round[number] for number in sorted(by_round)]
+
+
+def _is_record(record):
+    """Whether a line of metrics.jsonl has its round, and counts and times that are numbers >= 0."""
+    if not isinstance(record, dict) or type(record.get("round")) is not int or record["round"] < 1:
+        return False
+    amounts = [record[key] for key in COUNTS + CLOCKS if key in record]
+    return all(type(amount) in (int, float) and 0 <= amount < math.inf for amount in amounts)

@@ -299,6 +299,41 @@ def test_broken_folders_get_a_line_each(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        '{"round": "x"}', '{"round": null}', '{"round": true}', '{"round": 0}', "[1, 2]", "3", '{"loss": 1}',
+        '{"round": 1, "seconds": NaN}', '{"round": 1, "bytes": "x"}',
+    ],
+)  # fmt: skip
+def test_a_damaged_record_is_a_complaint(tmp_path, line):
+    make_run(tmp_path / "good", "fafed", 0)
+    broken = make_run(tmp_path / "broken", "fafed", 1)
+    (broken / "metrics.jsonl").write_text(f"{line}\n")
+    runs, complaints = find_runs([tmp_path])
+    assert [run.path.name for run in runs] == ["good"]
+    assert complaints == [f"{broken / 'metrics.jsonl'}: line 1 is not the record of a round"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"paper": 3}, "paper: expected"), ({"paper": {"printed": {"accuracy": 3}}}, "paper: expected"),
+        ({"algorithm": ["x"]}, "algorithm = ['x']: expected a name"), ({"algorithm": None}, "expected a name"),
+        ({"task": 3}, "task = 3: expected a name"), ({"rounds": "many"}, "rounds = 'many': expected a whole number"),
+        ({"seed": [1]}, "seed = [1]: expected a whole number"),
+    ],
+)  # fmt: skip
+def test_damaged_settings_are_a_complaint(tmp_path, damage, message):
+    make_run(tmp_path / "good", "fafed", 0)
+    broken = make_run(tmp_path / "broken", "fafed", 1)
+    settings = yaml.safe_load((broken / "settings.yaml").read_text())
+    (broken / "settings.yaml").write_text(yaml.safe_dump(settings | damage))
+    runs, complaints = find_runs([tmp_path])
+    assert [run.path.name for run in runs] == ["good"]
+    assert len(complaints) == 1 and str(tmp_path / "broken") in complaints[0] and message in complaints[0]
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ((), "required: RUN"),

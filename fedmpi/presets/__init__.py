@@ -32,6 +32,12 @@ def preset_path(name):
     return FOLDER / f"{plain}.yaml"
 
 
+def is_paper(paper):
+    """Whether what a file has under its key "paper" is as said above."""
+    tables = [paper.get(key, {}) for key in ("printed", "methods")] if isinstance(paper, dict) else [None]
+    return all(isinstance(table, dict) and all(isinstance(row, dict) for row in table.values()) for table in tables)
+
+
 def summary(name):
     """What a preset is, in the words of its first line."""
     with open(preset_path(name), encoding="utf-8") as file:
