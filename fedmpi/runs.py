@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -11,8 +12,12 @@ import yaml
 from fedmpi.errors import UserError
 from fedmpi.presets import is_paper
 
-# Settings that say where a run was made or lies; runs that differ in nothing else are seeds of one method.
-PLACES = ("seed", "name", "out", "data_dir", "ranks")
+# Settings that say how fast a run is and how often it is looked at: what is learned is the same, but for rounding.
+PACE = (
+    "eval_every", "device", "threads", "transport", "channels_last", "direct_gradients", "fused_update", "tune_malloc",
+)  # fmt: skip
+# Settings that say where and how a run was made or lies; runs that differ in nothing else are seeds of one method.
+PLACES = ("seed", "name", "out", "data_dir", "ranks", *PACE)
 # Settings that say what is learned: methods are compared within a problem.
 PROBLEM = ("task", "partition", "model")
 # What a record counts; everything else in it is a metric.
@@ -56,7 +61,7 @@ class RunFolder:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed only.
+    """Runs that differ in their seed, and in where and how fast they were made, only.
 
     Attributes:
         label: what tells it from the other methods of its problem.
@@ -152,15 +157,23 @@ def flatten(settings):
 
 def problems(runs):
     """Runs sorted into problems, methods and seeds: a list of `Problem`."""
-    by_problem = _sort_by(runs, lambda run: _chosen(run, lambda key: key.partition(".")[0] in PROBLEM))
-    differing = _differing([group[0].settings for group in by_problem])
-    found = []
-    for group in by_problem:
-        first = group[0].settings
-        more = [key for key in differing if key.partition(".")[0] in PROBLEM and key not in PROBLEM + ("task.data",)]
-        label = ", ".join([problem_name(first), *(say(key, first.get(key)) for key in more)])
-        found.append(Problem(label, _methods(group)))
-    return found
+    return [one for like in _sort_by(runs, lambda run: problem_name(run.settings)) for one in _problems_of_a_name(like)]
+
+
+def _problems_of_a_name(runs):
+    keys = [key for key in _common(runs) if key.partition(".")[0] in PROBLEM]
+    groups = _sort_by(runs, functools.partial(_chosen, keys=keys))
+    differing = _differing(groups, keys)
+    return [Problem(_label(problem_name(group[0].settings), group, differing), _methods(group)) for group in groups]
+
+
+def _common(runs):
+    """The settings that all runs know: a newer one tells no problems and no methods apart."""
+    return [key for key in runs[0].settings if all(key in run.settings for run in runs)]
+
+
+def _label(name, group, keys):
+    return ", ".join([name, *(say(key, group[0].settings[key]) for key in keys)])
 
 
 def problem_name(settings):
@@ -176,22 +189,17 @@ def say(key, value):
 
 
 def _methods(runs):
-    common = {}  # algorithm -> the settings that all its runs know: a newer one tells no methods apart
-    for run in runs:
-        name = run.settings.get("algorithm", "?")
-        common[name] = common.get(name, run.settings.keys()) & run.settings.keys()
+    methods = []
+    for like in _sort_by(runs, _algorithm):
+        keys = [key for key in _common(like) if key not in PLACES]
+        groups = _sort_by(like, functools.partial(_chosen, keys=keys))
+        differing = _differing(groups, keys)
+        methods += [Method(_label(_algorithm(group[0]), group, differing), group) for group in groups]
+    return methods
 
-    def tells(run):
-        return lambda key: key not in PLACES and key in common[run.settings.get("algorithm", "?")]
 
-    groups = _sort_by(runs, lambda run: _chosen(run, tells(run)))
-    names = [group[0].settings.get("algorithm", "?") for group in groups]
-    labels = []
-    for name, group in zip(names, groups):
-        like_it = [other[0].settings for other, its_name in zip(groups, names) if its_name == name]
-        differing = [key for key in _differing(like_it) if key in common[name]]
-        labels.append(", ".join([name, *(say(key, group[0].settings.get(key)) for key in differing)]))
-    return [Method(label, group) for label, group in zip(labels, groups)]
+def _algorithm(run):
+    return run.settings.get("algorithm", "?")
 
 
 def _sort_by(runs, key):
@@ -201,14 +209,13 @@ def _sort_by(runs, key):
     return list(groups.values())
 
 
-def _chosen(run, wanted):
-    return json.dumps({key: value for key, value in sorted(run.settings.items()) if wanted(key)}, default=str)
+def _chosen(run, keys):
+    return json.dumps([run.settings[key] for key in keys], default=str)
 
 
-def _differing(settings):
-    """The keys in which flat settings differ, but for those of `PLACES`."""
-    keys = dict.fromkeys(key for one in settings for key in one if key not in PLACES)
-    return [key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings)]
+def _differing(groups, keys):
+    """Those of some keys in which the first runs of groups differ."""
+    return [key for key in keys if len({_chosen(group[0], [key]) for group in groups}) > 1]
 
 
 def _read_settings(path):

@@ -22,6 +22,8 @@ from conftest import ROOT, hear_ctrl_c, train
 
 from fedmpi.errors import UserError
 from fedmpi.report.curves import Spread, Target, curve, final
+from fedmpi.report.page import section
+from fedmpi.report.tables import Table
 from fedmpi.report.units import metric as in_digits
 from fedmpi.runs import find_runs, problems
 
@@ -231,6 +233,18 @@ def test_a_setting_that_older_runs_do_not_know_tells_no_methods_apart(tmp_path):
     }  # fmt: skip
 
 
+def test_settings_of_speed_tear_no_seeds_apart(tmp_path):
+    speeds = [
+        {"threads": 1, "eval_every": 5, "device": "cpu", "transport": "shared", "tune_malloc": True},
+        {"threads": 4, "eval_every": 2, "device": "cuda", "transport": "allreduce", "tune_malloc": False},
+    ]
+    for seed, speed in enumerate(speeds):
+        make_run(tmp_path / f"{seed}", "fafed", seed, **speed)
+    (problem,) = problems(find_runs([tmp_path])[0])
+    assert {method.label: len(method.runs) for method in problem.methods} == {"fafed": 2}
+    assert "<td>device</td><td>cpu, cuda</td>" in section(problem, ["red"], Table([], []), [], Table([], []), {})
+
+
 def test_a_run_without_a_round_yet_is_said_to_be_one(tmp_path):
     make_run(tmp_path / "job", "fafed", 0)
     (tmp_path / "job" / "metrics.jsonl").unlink()
@@ -264,6 +278,32 @@ def test_different_data_are_different_comparisons(tmp_path):
     make_run(tmp_path / "a", "fafed", 0)
     make_run(tmp_path / "b", "fafed", 0, task={"name": "classification", "data": "/data/silos.h5"})
     assert [problem.label for problem in problems(find_runs([tmp_path])[0])] == ["digits, even", "silos, even"]
+
+
+def test_problems_are_told_apart_by_what_all_of_a_name_know(tmp_path):
+    """Another partition's settings stand in no label; equal file names and settings of a new version do no harm."""
+    dirichlet = {"name": "dirichlet", "concentration": 0.3, "min_samples": 1}
+    make_run(tmp_path / "a", "fafed", 0)
+    make_run(tmp_path / "b", "fafed", 0, partition={"name": "even", "new_setting": 1})
+    make_run(tmp_path / "c", "fafed", 0, partition=dirichlet)
+    make_run(tmp_path / "d", "fafed", 0, partition={**dirichlet, "concentration": 0.5})
+    make_run(tmp_path / "e", "fafed", 0, task={"name": "classification", "data": "/one/silos.h5", "flip": False})
+    make_run(tmp_path / "f", "fafed", 0, task={"name": "classification", "data": "/two/silos.h5", "flip": False})
+    assert [problem.label for problem in problems(find_runs([tmp_path])[0])] == [
+        "digits, even", "digits, dirichlet, concentration 0.3", "digits, dirichlet, concentration 0.5",
+        "silos, even, data /one/silos.h5", "silos, even, data /two/silos.h5",
+    ]  # fmt: skip
+
+
+def test_names_of_figures_are_short_and_each_its_own(tmp_path):
+    pytest.importorskip("matplotlib")
+    for number in range(3):
+        data = {"name": "classification", "data": f"{'far/' * 50}{number}/{'long' * 20}.h5"}
+        make_run(tmp_path / f"runs/{number}", "fafed", 0, rounds=2, task=data)
+    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html")
+    assert ended.returncode == 0, ended.stderr
+    names = [path.name for path in (tmp_path / "page").glob("*accuracy-round.svg")]
+    assert len(names) == 3 and all(len(name) < 80 for name in names)
 
 
 @pytest.mark.parametrize(

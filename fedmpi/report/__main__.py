@@ -18,6 +18,8 @@ Writes one HTML page that holds everything, and beside it, in a folder of the sa
 as SVG and PNG, the curves and final values as CSV, and the tables in Markdown. Runs that differ in
 nothing but their seed are one line with a band."""
 
+LONGEST_PREFIX = 48  # letters of a problem's label in the names of its figures
+
 
 def main(arguments=None):
     """Entry point; `arguments` default to those of the process."""
@@ -138,11 +140,10 @@ def _write_beside(folder, comparison, figures, targets):
     from fedmpi.report.figures import as_svg, save_png
 
     folder.mkdir(exist_ok=True)
-    for problem, drawn in zip(comparison, figures):
-        prefix = f"{_plain(problem.label)}-" if len(comparison) > 1 else ""
+    for prefix, drawn in zip(_prefixes(comparison), figures):
         for (axis, metric), figure in drawn.items():
-            (folder / f"{prefix}{metric}-{axis}.svg").write_text(as_svg(figure), encoding="utf-8")
-            save_png(figure, folder / f"{prefix}{metric}-{axis}.png")
+            (folder / f"{prefix}{_plain(metric)}-{axis}.svg").write_text(as_svg(figure), encoding="utf-8")
+            save_png(figure, folder / f"{prefix}{_plain(metric)}-{axis}.png")
     write_curves(folder / "curves.csv", comparison)
     write_finals(folder / "finals.csv", comparison)
     (folder / "tables.md").write_text(_markdown(comparison, targets), encoding="utf-8")
@@ -150,6 +151,18 @@ def _write_beside(folder, comparison, figures, targets):
 
 def _folder(out):
     return out.with_suffix("") if out.suffix else out.with_name(out.name + "-files")
+
+
+def _prefixes(comparison):
+    """What the names of each problem's figures begin with: its label, cut if long, and numbered if need be."""
+    if len(comparison) == 1:
+        return [""]
+    prefixes = []
+    for problem in comparison:
+        short = _plain(_plain(problem.label)[:LONGEST_PREFIX])
+        tries = itertools.chain([f"{short}-"], (f"{short}-{number}-" for number in itertools.count(2)))
+        prefixes.append(next(prefix for prefix in tries if prefix not in prefixes))
+    return prefixes
 
 
 def _plain(label):

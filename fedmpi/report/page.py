@@ -7,7 +7,7 @@ import html
 from fedmpi import __version__
 from fedmpi.report.curves import AXES, final, less_is_better, metrics_of, title
 from fedmpi.report.units import metric as in_digits
-from fedmpi.runs import PLACES, PROBLEM, say
+from fedmpi.runs import PACE, PLACES, PROBLEM, say
 
 STYLE = """
 :root { color-scheme: light; --ink: #1f2328; --muted: #59636e; --line: #d9dee3; --faint: #f6f8fa; --best: #0b5cad; }
@@ -55,8 +55,9 @@ HEADINGS = {
     "seconds": "Against wall time",
 }
 READING = (
-    "A line is the mean over the runs of a method that differ in their seed only; the shade around it goes from "
-    "the lowest to the highest of them. Runs that did not come to their end are left out where others did. "
+    "A line is the mean over the runs of a method that differ in their seed only, or in how fast they were "
+    "computed; the shade around it goes from the lowest to the highest of them. "
+    "Runs that did not come to their end are left out where others did. "
     "Tables give the mean ± the sample's standard deviation. "
     "A dotted line leads from the end of a shorter curve to its name. Bytes are what one client hands to Allreduce; "
     "gradient evaluations are those of all clients together. Wall time includes evaluation."
@@ -162,7 +163,7 @@ def _figure(svg, words):
 
 
 def _settings(problem):
-    """All settings, one row per key; a column per method where they differ."""
+    """All settings, one row per key; a row per method where they differ."""
     settings = [method.settings for method in problem.methods]
     keys = [key for key in dict.fromkeys(key for one in settings for key in one) if key not in PLACES]
     rows = []
@@ -174,5 +175,10 @@ def _settings(problem):
             rows += [
                 (f"{key}, {method.label}", say("", value).strip()) for method, value in zip(problem.methods, values)
             ]
+    runs = [run for method in problem.methods for run in method.runs]
+    for key in PACE:
+        values = dict.fromkeys(str(run.settings[key]) for run in runs if key in run.settings)
+        if values:
+            rows.append((key, ", ".join(values)))
     cells = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(value)}</td></tr>" for key, value in rows)
     return f"<div class=scroll><table class=plain><tbody>{cells}</tbody></table></div>"
