@@ -189,11 +189,14 @@ def say(key, value):
 
 
 def _methods(runs):
+    """The methods of a problem; a run's own settings are named in all labels where any two methods differ in them."""
+    of_a_run = [key for key in _common(runs) if "." not in key and key not in (*PLACES, "algorithm")]
+    of_a_run = _differing([[run] for run in runs], of_a_run)
     methods = []
     for like in _sort_by(runs, _algorithm):
         keys = [key for key in _common(like) if key not in PLACES]
         groups = _sort_by(like, functools.partial(_chosen, keys=keys))
-        differing = _differing(groups, keys)
+        differing = dict.fromkeys([*of_a_run, *_differing(groups, keys)])
         methods += [Method(_label(_algorithm(group[0]), group, differing), group) for group in groups]
     return methods
 

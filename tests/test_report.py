@@ -21,9 +21,11 @@ import yaml
 from conftest import ROOT, hear_ctrl_c, train
 
 from fedmpi.errors import UserError
+from fedmpi.report.__main__ import _folder as files_folder
 from fedmpi.report.curves import Spread, Target, curve, final
+from fedmpi.report.live import watch
 from fedmpi.report.page import section
-from fedmpi.report.tables import Table
+from fedmpi.report.tables import Table, final_table
 from fedmpi.report.units import metric as in_digits
 from fedmpi.runs import find_runs, problems
 
@@ -245,6 +247,38 @@ def test_settings_of_speed_tear_no_seeds_apart(tmp_path):
     assert "<td>device</td><td>cpu, cuda</td>" in section(problem, ["red"], Table([], []), [], Table([], []), {})
 
 
+def test_methods_of_different_runs_are_named_by_what_differs(tmp_path):
+    make_run(tmp_path / "a", "fafed", 0, clients=4, batch_size=50)
+    make_run(tmp_path / "b", "fafed", 1, clients=4, batch_size=50)
+    make_run(tmp_path / "c", "fedavg", 0, clients=8, batch_size=10)
+    (problem,) = problems(find_runs([tmp_path])[0])
+    assert {method.label: len(method.runs) for method in problem.methods} == {
+        "fafed, batch_size 50, clients 4": 2, "fedavg, batch_size 10, clients 8": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("out", "folder"), [("page.html", "page"), ("runs.html", "runs-files"), ("x", "x-files")])
+def test_figures_never_lie_among_runs(tmp_path, out, folder):
+    make_run(tmp_path / "runs" / "a", "fafed", 0)
+    assert files_folder(tmp_path / out) == tmp_path / folder
+
+
+def test_a_value_that_is_no_number_is_not_the_best(tmp_path, capsys):
+    """It stands in its row; neither the findings nor the marks nor the live view take it for a value to compare."""
+    folders = [make_run(tmp_path / name, name, 0, rounds=2) for name in FLOOR]
+    record = {"round": 3, "loss": math.nan, "train_loss": math.nan, "accuracy": math.nan}
+    for folder in folders[:2]:
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+    (problem,) = problems(find_runs(folders)[0])
+    table = final_table(problem)
+    assert [row[table.header.index("test accuracy")] for row in table.rows][:2] == ["nan", "nan"] and not table.best
+    text = section(problem, ["red"] * 3, table, [], table, {})
+    assert text.count("</b>scaffold</li>") == 2 and "<b>nan" not in text
+    watch(folders, 0.1, lambda refresh: None)
+    assert "nan" in capsys.readouterr().out
+
+
 def test_a_run_without_a_round_yet_is_said_to_be_one(tmp_path):
     make_run(tmp_path / "job", "fafed", 0)
     (tmp_path / "job" / "metrics.jsonl").unlink()
@@ -379,7 +413,8 @@ def test_damaged_settings_are_a_complaint(tmp_path, damage, message):
         ((), "required: RUN"),
         (("{run}", "--target", "accuracy"), "like accuracy=0.85"),
         (("{run}", "--target", "acuracy=0.5"), "no run measured it"),
-        (("{run}", "--watch", "never"), "--watch"),
+        (("{run}", "--watch", "never"), "--watch: never: expected seconds from 0.1 to 3600"),
+        (("{run}", "--watch", "0"), "--watch: 0: expected seconds from 0.1 to 3600"),
         (("{run}", "--out", "{run}/settings.yaml/page.html"), "cannot be written"),
     ],
 )

@@ -1,5 +1,6 @@
 """Figures and tables of runs: ``python -m fedmpi.report runs/fafed-digits-001 runs/fedavg-digits-001``."""
 
+import argparse
 import itertools
 import pathlib
 import re
@@ -9,7 +10,7 @@ from fedmpi.alone import Parser, run_alone
 from fedmpi.errors import UserError
 from fedmpi.report.curves import AXES, Target, metrics_of
 from fedmpi.report.tables import final_table, run_table, target_table, write_curves, write_finals
-from fedmpi.runs import find_runs, problems
+from fedmpi.runs import find_runs, is_run, problems, run_folders
 
 DESCRIPTION = """\
 Draw runs: loss and metrics against communication rounds, bytes, gradient evaluations and wall time.
@@ -61,9 +62,12 @@ def _parser():
 
 
 def _seconds(text):
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.1 <= value <= 3600:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text}: expected seconds from 0.1 to 3600")
     return value
 
 
@@ -150,7 +154,10 @@ def _write_beside(folder, comparison, figures, targets):
 
 
 def _folder(out):
-    return out.with_suffix("") if out.suffix else out.with_name(out.name + "-files")
+    """Where figures and tables go: a folder of the page's name, unless that holds runs."""
+    folder = out.with_suffix("")
+    holds_runs = any(is_run(inner) for inner in run_folders(folder))
+    return folder if out.suffix and not holds_runs else folder.with_name(f"{folder.name}-files")
 
 
 def _prefixes(comparison):

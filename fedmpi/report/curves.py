@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import re
 import statistics
 
@@ -101,6 +102,14 @@ def final(method, key):
     values = [run.final(key) for run in usable_runs(method)]
     values = tuple(value for value in values if value is not None)
     return Spread(values) if values else None
+
+
+def best_of(methods, metric):
+    """(number of the method that ended with the best finite mean or None, how many such means there are)."""
+    spreads = {number: final(method, metric) for number, method in enumerate(methods)}
+    means = {number: spread.mean for number, spread in spreads.items() if spread and math.isfinite(spread.mean)}
+    choose = min if less_is_better(metric) else max
+    return choose(means, key=means.get, default=None), len(means)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Running jobs on a terminal: a line per run, written over again until all have ended."""
 
+import math
 import sys
 import time
 
@@ -88,8 +89,8 @@ def _loss(run):
     losses = [record["loss"] for record in run.records if "loss" in record]
     if not losses:
         return "–", ""
-    thinned = losses[:: -(-len(losses) // 20)]
-    low, high = min(thinned), max(thinned)
+    thinned = [loss for loss in losses[:: -(-len(losses) // 20)] if math.isfinite(loss)]
+    low, high = min(thinned, default=0), max(thinned, default=0)
     bars = "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in thinned)
     return f"{losses[-1]:.4f}", bars
 

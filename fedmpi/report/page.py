@@ -5,7 +5,7 @@ import datetime
 import html
 
 from fedmpi import __version__
-from fedmpi.report.curves import AXES, final, less_is_better, metrics_of, title
+from fedmpi.report.curves import AXES, best_of, final, less_is_better, metrics_of, title
 from fedmpi.report.units import metric as in_digits
 from fedmpi.runs import PACE, PLACES, PROBLEM, say
 
@@ -128,13 +128,11 @@ def _findings(problem, colors):
     """The best method of each evaluated metric, as a few large numbers."""
     items = []
     for metric in [name for name in metrics_of(problem.methods) if name != "loss"][:2]:
-        spreads = {number: final(method, metric) for number, method in enumerate(problem.methods)}
-        means = {number: spread.mean for number, spread in spreads.items() if spread is not None}
-        if not means:
+        best, _ = best_of(problem.methods, metric)
+        if best is None:
             continue
-        best = (min if less_is_better(metric) else max)(means, key=means.get)
         word = "lowest" if less_is_better(metric) else "highest"
-        mean, _, deviation = in_digits(spreads[best]).partition(" ")
+        mean, _, deviation = in_digits(final(problem.methods[best], metric)).partition(" ")
         items.append(
             f'<li style="--c:{colors[best]}"><span class=muted>{word} {html.escape(title(metric))}</span>'
             f"<b>{mean} <small>{deviation}</small></b>{html.escape(problem.methods[best].label)}</li>"

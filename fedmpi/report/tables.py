@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 
-from fedmpi.report.curves import AXES, curve, final, less_is_better, metrics_of, title
+from fedmpi.report.curves import AXES, best_of, curve, final, metrics_of, title
 from fedmpi.report.units import count, metric
 
 COSTS = {"round": "rounds", "bytes": "sent per client", "gradients": "gradients", "seconds": "time"}
@@ -125,10 +125,9 @@ def _cost(spread, axis, with_range=False):
 def _best(methods, metrics, first_column):
     """(row, column) of the best mean of each metric, if there is a choice."""
     for column, name in enumerate(metrics, first_column):
-        spreads = {row: final(method, name) for row, method in enumerate(methods)}
-        means = {row: spread.mean for row, spread in spreads.items() if spread is not None}
-        if len(means) > 1:
-            yield (min if less_is_better(name) else max)(means, key=means.get), column
+        best, num_methods = best_of(methods, name)
+        if num_methods > 1:
+            yield best, column
 
 
 def _printed(method, metric_name):
