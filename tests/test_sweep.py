@@ -150,6 +150,19 @@ def test_a_wrong_setting_ends_the_sweep_with_one_line(tmp_path):
     assert "did you mean 'step_size'" in line
 
 
+@pytest.mark.parametrize(
+    ("words", "progress", "message"),
+    [
+        (("--metric", "holdout_nope"), "no holdout_nope", "there are loss, train_loss, holdout_loss, holdout_accuracy"),
+        (("--holdout", 0), "nothing held out", "no run measured held-out data"),
+    ],
+)
+def test_without_the_metric_all_runs_are_made_and_one_line_says_so(tmp_path, words, progress, message):
+    ended = sweep("--grid", "seed=0,1", *TINY, "--rounds", 1, *words, "--out", tmp_path)
+    assert f"[2/2] seed=1: {progress}" in ended.stdout
+    assert ended.returncode == 2 and message in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
 def test_ctrl_c_ends_the_runs_too(tmp_path):
     words = ["--grid", "seed=0,1", "--rounds", "1000000", "--ranks", "2", "--threads", "1", "--out", str(tmp_path)]
     with subprocess.Popen(

@@ -10,10 +10,12 @@ from fedmpi.alone import Parser, run_alone
 from fedmpi.errors import UserError
 from fedmpi.runs import read_run
 from fedmpi.sweep.choice import (
+    HOLDOUT,
     best_of_each_algorithm,
     candidate_table,
     check_metric,
     ended_runs,
+    may_choose,
     rank,
     usual_metric,
     write_best,
@@ -134,11 +136,19 @@ class _Progress:
         how = f"broken, exit code {code}: {last}"
         if outcome(folder) == "complete":
             record = read_run(folder)
-            metric = self._metric or usual_metric([record])
-            how = f"{metric} {record.final(metric):.4f}"
+            how = _result(record, self._metric)
         elif outcome(folder) == "diverged":
             how = "diverged"
         print(f"[{self._ended}/{self._number}] {run.name}: {how} ({seconds:.1f} s)", flush=True)
+
+
+def _result(record, metric):
+    """What a run came to, in words; it may not have measured the metric."""
+    if metric is None and not any(name.startswith(HOLDOUT) for name in record.metrics):
+        return "nothing held out"
+    metric = metric or usual_metric([record])
+    value = record.final(metric)
+    return f"no {metric}" if value is None else f"{metric} {value:.4f}"
 
 
 def _choose(plan, options):
@@ -149,8 +159,8 @@ def _choose(plan, options):
     metric = options.metric or usual_metric(ended.values())
     candidates = rank(plan, metric, ended)
     if candidates[0].spread is None:
-        names = dict.fromkeys(name for run in ended.values() for name in run.metrics)
-        raise UserError(f"--metric {metric}: no run measured it; they measured {', '.join(names)}")
+        names = dict.fromkeys(name for run in ended.values() for name in run.metrics if may_choose(name))
+        raise UserError(f"--metric {metric}: no run measured it; to choose by there are {', '.join(names)}")
     print(candidate_table(candidates, metric).text())
     try:
         write_candidates(options.out / "sweep.csv", candidates, metric)

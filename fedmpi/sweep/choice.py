@@ -43,13 +43,18 @@ class Candidate:
         return ", ".join(f"{key} {word}" for key, word in self.varied.items()) or "all alike"
 
 
+def may_choose(name):
+    """Whether a metric is one of training data."""
+    return name.startswith(HOLDOUT) or name in ALLOWED
+
+
 def check_metric(name):
     """See that settings may be chosen by a metric.
 
     Raises:
         UserError: if it may have been measured on the test set.
     """
-    if not name.startswith(HOLDOUT) and name not in ALLOWED:
+    if not may_choose(name):
         raise UserError(
             f"--metric {name}: settings are chosen by training data, never by the test set: "
             f"expected holdout_accuracy, holdout_loss, ... or {', '.join(ALLOWED)}"
