@@ -163,6 +163,29 @@ def test_without_the_metric_all_runs_are_made_and_one_line_says_so(tmp_path, wor
     assert ended.returncode == 2 and message in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--grid", "seed=0,x"), "run seed=x: seed = x: expected a whole number"),
+        (("--grid", "algorithm.stepsize=1,2", "--emit-slurm", "job.sh"), "did you mean 'step_size'"),
+        (("--grid", "seed=0,1", "--list", "tasks"), "run seed=0: --list"),
+        (("--grid", "seed=0,1", "--task", "quadratic"), "aside; choose without it: --holdout 0 --metric train_loss"),
+    ],
+)
+def test_the_settings_of_all_runs_are_checked_before_any_work(tmp_path, words, message):
+    ended = sweep(*words, "--out", tmp_path / "sweep")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "sweep").exists() and not pathlib.Path("job.sh").exists()
+
+
+def test_a_folder_without_runs_takes_other_settings(tmp_path):
+    words = ("--grid", "seed=0", *TINY, "--out", tmp_path)
+    assert "cannot be started" in sweep(*words, "--launch", "no-such-launcher").stderr
+    assert sweep(*words, "--rounds", 1).returncode == 0
+    assert "rounds was 1" in sweep(*words, "--rounds", 2).stderr
+
+
 def test_ctrl_c_ends_the_runs_too(tmp_path):
     words = ["--grid", "seed=0,1", "--rounds", "1000000", "--ranks", "2", "--threads", "1", "--out", str(tmp_path)]
     with subprocess.Popen(
@@ -257,7 +280,7 @@ def test_plans(tmp_path):
         (("--grid", "name=a,b"), "name: is not a setting"),
         (("--grid", "seed=0,1", "--metric", "accuracy"), "never by the test set"),
         (("--grid", "seed=0,1", "--metric", "test_loss"), "never by the test set"),
-        (("--grid", "seed=0,1", "--ranks", "0"), "--ranks"),
+        (("--grid", "seed=0,1", "--ranks", "0"), "--ranks: expected a whole number >= 1, not '0'"),
         (("--grid", "seed=0,1", "rounds"), "expected an option"),
         (("--plan", "missing.yaml"), "cannot be read"),
         (("--grid", "seed=0,1", "--table"), "no run has ended"),

@@ -1,5 +1,6 @@
 """Choose settings: ``python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 --rounds 50``."""
 
+import argparse
 import os
 import pathlib
 import sys
@@ -8,7 +9,7 @@ import yaml
 
 from fedmpi.alone import Parser, run_alone
 from fedmpi.errors import UserError
-from fedmpi.runs import read_run
+from fedmpi.runs import is_run, read_run
 from fedmpi.sweep.choice import (
     HOLDOUT,
     best_of_each_algorithm,
@@ -39,7 +40,7 @@ a YAML file like
     grid: {algorithm.step_size: [0.001, 0.01], seed: [0, 1, 2]}
     list:                 # each of these with each point of the grid
       - {algorithm: fafed}
-      - {algorithm: fedavg, batch_size: 10}"""
+      - {algorithm: {name: fedavg, step_size: 0.01}, batch_size: 10}"""
 
 
 def main(arguments=None):
@@ -69,10 +70,9 @@ def _parser():
 
 
 def _count(text):
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, not '{text}'")
+    return int(text)
 
 
 def _run(arguments):
@@ -80,9 +80,10 @@ def _run(arguments):
     if options.metric:
         check_metric(options.metric)
     plan = make_plan(options.out.absolute(), options.plan, options.grid, common)
-    _complete(plan.common, options)
+    added = _complete(plan.common, options)
     todo = [run for run in plan.runs if outcome(plan.folder(run)) in ("missing", "broken")]
     if not options.table:
+        _check_runs(plan, todo, added)
         _claim_folder(plan)
         print(f"{len(plan.runs)} runs, {len(todo)} of them to be made, in {options.out}", flush=True)
     if options.emit_slurm:
@@ -97,12 +98,39 @@ def _run(arguments):
 
 
 def _complete(common, options):
-    """Settings of every run that follow from the sweep's own, unless they are given."""
-    if options.metric is None or options.metric.startswith("holdout_"):
-        common.setdefault("holdout", "0.1")
+    """Give every run the settings that follow from the sweep's own, unless they are given: the names of those."""
+    wanted = {}
+    if options.metric is None or options.metric.startswith(HOLDOUT):
+        wanted["holdout"] = "0.1"
     if (options.at_a_time or 1) > 1 and not options.emit_slurm:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        common.setdefault("threads", str(max(1, cores // ((options.ranks or 1) * options.at_a_time))))
+        wanted["threads"] = str(max(1, cores // ((options.ranks or 1) * options.at_a_time)))
+    added = {key: word for key, word in wanted.items() if key not in common}
+    common.update(added)
+    return list(added)
+
+
+def _check_runs(plan, runs, added):
+    """See that all settings are right before any work starts.
+
+    Args:
+        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that nobody gave, see `_complete`.
+
+    Raises:
+        UserError: if those of a run are not.
+    """
+    if not runs:
+        return
+    from fedmpi.config import read_command_line  # brings torch, which --table and --help do without
+
+    for run in runs:
+        try:
+            if isinstance(read_command_line(plan.words(run)), str):
+                raise UserError("--list and --print_config are for fedmpi.train")
+        except UserError as error:
+            ours = "holdout" in added and "holdout" not in run.varied and str(error).startswith("holdout =")
+            advice = "; choose without it: --holdout 0 --metric train_loss" if ours else ""
+            raise UserError(f"run {run.name}: {error}{advice}") from None
 
 
 def _claim_folder(plan):
@@ -115,7 +143,8 @@ def _claim_folder(plan):
     settings = {key: word for key, word in plan.common.items() if key != "threads"}
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
-        if note.is_file() and (before := yaml.safe_load(note.read_text(encoding="utf-8"))) != settings:
+        before = yaml.safe_load(note.read_text(encoding="utf-8")) if note.is_file() else settings
+        if before != settings and any(map(is_run, plan.out.iterdir())):
             keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             changes = ", ".join(f"{key} was {before.get(key, 'not set')}" for key in keys)
             raise UserError(f"{plan.out}: holds runs with other common settings ({changes}); choose another --out")
