@@ -271,6 +271,19 @@ def test_plans(tmp_path):
     assert f"--out={tmp_path}" in plan.words(plan.runs[0])
 
 
+def test_plans_in_the_form_of_a_settings_file(tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_text(
+        "settings: {task: {name: quadratic, dim: 3}, rounds: 5}\ngrid: {algorithm: {momentum: [0.1, 0.2]}}\n"
+        "list: [{algorithm: {name: fafed, step_size: 0.01}}]\n"
+    )
+    plan = make_plan(tmp_path, file, [], [])
+    assert plan.common == {"task": "quadratic", "task.dim": "3", "rounds": "5"}
+    assert [run.varied for run in plan.runs] == [
+        {"algorithm": "fafed", "algorithm.step_size": "0.01", "algorithm.momentum": word} for word in ("0.1", "0.2")
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -9,6 +9,7 @@ import re
 import yaml
 
 from fedmpi.errors import UserError
+from fedmpi.runs import flatten
 
 OWN = ("out", "name", "ranks")  # settings of a run that the sweep gives itself
 
@@ -63,10 +64,10 @@ def make_plan(out, file, grid, common):
         UserError: one line: what came, what was expected.
     """
     content = _read(file) if file else {}
-    axes = {_key(key): _values(key, values) for key, values in content.get("grid", {}).items()}
+    axes = {_key(key): _values(key, values) for key, values in flatten(content.get("grid", {})).items()}
     axes |= dict(_axis(text) for text in grid)
-    points = [{_key(key): _word(value) for key, value in point.items()} for point in content.get("list", [{}])]
-    shared = {_key(key): _word(value) for key, value in content.get("settings", {}).items()} | _settings(common)
+    points = [_words(point) for point in content.get("list", [{}])]
+    shared = _words(content.get("settings", {})) | _settings(common)
     shared = {key: word for key, word in shared.items() if key not in axes}
     if not axes and points == [{}]:
         raise UserError("nothing to vary: give --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 or a --plan")
@@ -88,6 +89,11 @@ def _read(path):
     if not all(isinstance(point, dict) for point in content.get("list", [])):
         raise UserError(f"--plan {path}: list: expected settings in each line, like - {{seed: 0}}")
     return content
+
+
+def _words(settings):
+    """Setting -> word from a dict as in a settings file."""
+    return {_key(key): _word(value) for key, value in flatten(settings).items()}
 
 
 def _axis(text):
