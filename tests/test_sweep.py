@@ -1,6 +1,7 @@
 """Held-out training data, and the sweep that chooses settings by them."""
 
 import csv
+import fcntl
 import json
 import os
 import pathlib
@@ -349,6 +350,11 @@ def test_a_job_array_is_the_template_with_the_runs_in_it(tmp_path):
     made(tmp_path / "out" / names[0], "fedavg", 0, 0.5)
     assert "is complete" in task(0).stdout
     made(tmp_path / "out" / names[1], "fedavg", 1, None)
+    with open(tmp_path / "out" / f"{names[1]}.log", "a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)  # as the process does that makes this run elsewhere
+        there = task(1)
+    assert (there.returncode, there.stdout) == (1, "") and (tmp_path / "out" / names[1]).exists()
+    assert there.stderr == f"{tmp_path / 'out' / names[1]}: is being made elsewhere\n"
     assert "--seed=1" in task(1).stdout.splitlines() and not (tmp_path / "out" / names[1]).exists()
 
 

@@ -7,6 +7,7 @@ from fedmpi.errors import UserError
 
 ARGUMENTS = '"$@"'
 PLACES_OF_RANKS = re.compile(r"#SBATCH\s+(--nodes|-N|--ntasks-per-node)\b")  # in the way of another number of ranks
+LOCKED = 75  # exit code of flock where somebody else holds the lock; others mean that there are no locks
 
 
 def job_array(template, plan, runs, ranks, at_a_time):
@@ -52,6 +53,9 @@ def _choice(plan, runs):
         "    exit 2",
         "    ;;",
         "esac",
+        "# The lock on the run's log, as a sweep without SLURM takes it; held until the launcher ends.",
+        'exec 9>>"$folder.log"',
+        f'flock -n -E {LOCKED} 9 || [ $? -ne {LOCKED} ] || {{ echo "$folder: is being made elsewhere" >&2; exit 1; }}',
         '[ ! -e "$folder/model.pt" ] || { echo "$folder is complete"; exit 0; }',
         'if [ -e "$folder/settings.yaml" ]; then rm -r -- "$folder"; fi   # a try that did not end',
     ]
