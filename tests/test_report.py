@@ -132,7 +132,7 @@ def test_final_values_are_means_and_deviations(made):
     header = rows[0]
     (row,) = [row for row in rows[1:4] if row[0] == "fafed"]
     assert row[header.index("test accuracy")] == words
-    assert row[header.index("sent per client")] == "120 MB"
+    assert row[header.index("sent per client")] == "114.4 MiB"  # as readable_bytes has it
     assert words in made[1]
     assert f"**{words}**" in (made[0] / "page" / "tables.md").read_text()
     with open(made[0] / "page" / "finals.csv") as file:
@@ -145,7 +145,7 @@ def test_rounds_and_bytes_to_a_target(made):
     """FedAvg's accuracy is 0.65 - 0.5 / round + 0.01 seed, evaluated every other round: 0.6 takes 10, 10 and 8."""
     assert [round(accuracy("fedavg", seed, n), 6) >= 0.6 for seed, n in ((0, 10), (1, 10), (2, 8))] == [True] * 3
     (row,) = [row for row in Page((made[0] / "page.html").read_text()).rows[4:] if row[0] == "fedavg"][:1]
-    assert row[1:4] == ["3 of 3", "9 (8–10)", "9.33 (8.00–10.00) MB"]
+    assert row[1:4] == ["3 of 3", "9 (8–10)", "8.9 MiB (7.6 MiB–9.5 MiB)"]
 
 
 def test_figures_lie_beside_the_page(made):

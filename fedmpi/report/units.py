@@ -2,12 +2,16 @@
 
 import math
 
+from fedmpi.recorder import readable_bytes
+
 SCALES = {  # smallest number for which the unit is used, its size, its name
-    "bytes": ((0, 1, "bytes"), (1e3, 1e3, "kB"), (1e6, 1e6, "MB"), (1e9, 1e9, "GB"), (1e12, 1e12, "TB")),
+    "bytes": (  # as `readable_bytes` has them, for the axis of a figure
+        (0, 1, "B"), (2**10, 2**10, "KiB"), (2**20, 2**20, "MiB"), (2**30, 2**30, "GiB"), (2**40, 2**40, "TiB"),
+    ),
     "gradients": ((0, 1, ""), (1e4, 1e3, "thousands"), (2e6, 1e6, "millions"), (2e9, 1e9, "billions")),
     "seconds": ((0, 1, "s"), (120, 60, "min"), (7200, 3600, "h")),
     "round": ((0, 1, ""), (1e5, 1e3, "thousands")),
-}
+}  # fmt: skip
 
 
 def scale(axis, largest):
@@ -16,12 +20,17 @@ def scale(axis, largest):
 
 
 def count(axis, spread, with_range=False):
-    """Mean of a `Spread` of an axis with its unit, like "12.3 MB"; with its range like "12.3 (11.9–13.0) MB"."""
+    """Mean of a `Spread` of an axis with its unit, like "12.3 min"; with its range like "12.3 (11.9–13.0) min"."""
+    values = (spread.mean, min(spread.values), max(spread.values))
+    if axis == "bytes":
+        return _with_range(*map(readable_bytes, values), with_range)
     factor, unit = scale(axis, spread.mean)
-    digits = 0 if unit in ("", "bytes") else max(0, 2 - int(math.log10(max(spread.mean / factor, 1))))
-    mean, low, high = (f"{x / factor:,.{digits}f}" for x in (spread.mean, min(spread.values), max(spread.values)))
-    words = f"{mean} ({low}–{high})" if with_range and low != high else mean
-    return f"{words} {unit}".rstrip()
+    digits = 0 if unit == "" else max(0, 2 - int(math.log10(max(spread.mean / factor, 1))))
+    return f"{_with_range(*(f'{x / factor:,.{digits}f}' for x in values), with_range)} {unit}".rstrip()
+
+
+def _with_range(mean, low, high, with_range):
+    return f"{mean} ({low}–{high})" if with_range and low != high else mean
 
 
 def metric(spread):
