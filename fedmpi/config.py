@@ -65,7 +65,9 @@ class Run:
     name: str | None = setting(None, "name of the run folder; default: algorithm, data and a number")
     dtype: str = setting("float32", "of every row", among=("float32", "float64"))
     device: str = setting("auto", "auto (a GPU per rank if there are any), cpu, cuda or cuda:NUMBER")
-    threads: int | None = setting(None, "CPU threads per rank; default: cores of the node / its ranks", least=1)
+    threads: int | None = setting(
+        None, "CPU threads per rank; default: cores of the node / its ranks", least=1, most=1024
+    )
     ranks: int | None = setting(None, "how many ranks were started; a different number is an error", least=1)
     transport: str = setting(
         "auto",

@@ -187,6 +187,7 @@ def test_no_words_leave_a_figure(tmp_path, num_methods):
     [
         ((0.5, 0.7), "0.6000 ± 0.1414"), ((0.0,), "0.0000"), ((1.5e-7,), "1.5e-07"), ((123.44,), "123.4"),
         ((59_030.4, 59_030.4), "59,030 ± 0"), ((-0.25,), "-0.2500"), ((3e12,), "3e+12"), ((math.nan,), "nan"),
+        ((math.nan, math.nan), "nan ± nan"),
     ],
 )  # fmt: skip
 def test_metrics_in_digits(values, words):

@@ -45,6 +45,10 @@ class Benchmark:
         for algorithm in self.algorithms:
             read_command_line([*words_of(name or "fashion"), *self.extra, "--algorithm", algorithm])
         self.projection = scaling.read_projection(self.chosen.project) if self.chosen.project else None
+        if self.projection and self.link.size == 1 and None in (self.projection.bw, self.projection.lat):
+            raise UserError(
+                f"--project {self.chosen.project}: one rank has no link to measure: give bw=... and lat=..."
+            )
         self.old = output.read(self.chosen.compare) if self.chosen.compare and self.link.rank == 0 else None
         self._write()
 

@@ -50,15 +50,21 @@ class Rounds:
         self.federation.run_round()
 
     def gradients(self):
-        """The gradients of one round on this rank's clients and nothing else, by plain PyTorch."""
+        """The gradients of one round on this rank's clients and nothing else, by plain PyTorch.
+
+        Where they are two-point estimates: the losses that those need.
+        """
         flat, task = self.training.flat, self.training.task
         batches = self._batches()
         flat.point_at(self.federation.server.x, self.federation.state.buffers)
         flat.module.train()
         number = round(self.gradients_per_step * self.local_steps * len(self.federation.clients))
-        for index in range(number):
-            loss = task.loss(flat.module, batches[index % len(batches)])
-            torch.autograd.grad(loss, flat.parameters)
+        directions = getattr(self.config.oracle, "directions", None)
+        with torch.set_grad_enabled(directions is None):
+            for index in range(number if directions is None else number * (directions + 1)):
+                loss = task.loss(flat.module, batches[index % len(batches)])
+                if directions is None:
+                    torch.autograd.grad(loss, flat.parameters)
 
     def _batches(self):
         if not hasattr(self, "_fixed"):

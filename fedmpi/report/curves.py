@@ -53,8 +53,10 @@ class Spread:
 
     @property
     def deviation(self):
-        """The sample's standard deviation; None for a single value."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        """The sample's standard deviation; None for a single value, nan if one is not finite."""
+        if len(self.values) == 1:
+            return None
+        return statistics.stdev(self.values) if all(map(math.isfinite, self.values)) else math.nan
 
 
 def title(metric):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import math
 
 import yaml
 
@@ -95,8 +96,9 @@ def rank(plan, metric, ended):
     candidates = [_candidate(plan, dict(key), runs, metric, ended) for key, runs in groups.items()]
 
     def place(candidate):
-        mean = candidate.spread.mean if candidate.spread else 0
-        return not candidate.is_whole, candidate.spread is None, mean if less_is_better(metric) else -mean
+        mean = candidate.spread.mean if candidate.spread else math.nan
+        is_value = math.isfinite(mean)
+        return not (candidate.is_whole and is_value), not is_value, mean if less_is_better(metric) else -mean
 
     return sorted(candidates, key=place)
 
