@@ -119,4 +119,6 @@ def test_the_table_names_every_algorithm_and_its_paper():
         (line,) = [line for line in lines if line.split(" ")[0] == command_name(cls)]
         assert costs.cost(cls).paper in line
     fafed = next(line for line in lines if line.startswith("fafed "))
-    assert fafed.split() == ["fafed", "Wu", "et", "al.", "2023", "3", "3", "3d", "2", "6", "1", "x_prev"]
+    assert fafed.split() == ["fafed", "Wu", "et", "al.", "2023", "3", "3", "3d", "2", "2", "6", "1", "x_prev"]
+    fedzo = next(line for line in lines if line.startswith("fedzo "))
+    assert "  0; b1 (b2 + 1) losses  " in fedzo
