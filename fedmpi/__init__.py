@@ -7,7 +7,7 @@ __all__ = ["simulate"]
 def __getattr__(name):
     """`fedmpi.simulate`, fetched when asked for: programs that only read files start without torch."""
     if name == "simulate":
-        from fedmpi.simulation import simulate
+        from fedmpi.federation.simulate import simulate
 
         return simulate
     raise AttributeError(f"module 'fedmpi' has no attribute {name!r}")

@@ -2,14 +2,15 @@
 
 import sys
 
-from fedmpi.main import run_program, show
+from fedmpi.program.ranks import run_program, show
 
 
 def _run(arguments, link):
-    from fedmpi.config import read_command_line
-    from fedmpi.training import together, train
+    from fedmpi.comm.agreement import agree
+    from fedmpi.config.build import read_command_line
+    from fedmpi.training.build import train
 
-    config = together(link, lambda: read_command_line(arguments))
+    config = agree(link, lambda: read_command_line(arguments))
     if isinstance(config, str):
         if link.rank == 0:
             show(config)

@@ -11,15 +11,15 @@ import torch
 import yaml
 from conftest import train
 
-from fedmpi.config import read_command_line
-from fedmpi.data.partition import Even
+from fedmpi.config.build import read_command_line
+from fedmpi.data.partitions.base import Even
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
 from fedmpi.models.mlp import MLP
 from fedmpi.oracles import TwoPoint
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.tasks.attack import BlackBoxAttack, load_classifier
-from fedmpi.tasks.base import Place
-from fedmpi.vectors import FlatModule
+from fedmpi.tasks.base import RankContext
 
 Y = 4
 
@@ -27,14 +27,14 @@ Y = 4
 class Alone:
     """The link of one process."""
 
-    def gather(self, values):
+    def allgather(self, values):
         return np.array(values, dtype=float)[None]
 
-    def concatenate(self, values):
+    def allgatherv(self, values):
         return np.array(values, dtype=float)
 
 
-PLACE = Place(3, range(3), 0, 1, 0, None, torch.device("cpu"), torch.float64)
+PLACE = RankContext(3, range(3), 0, 1, 0, None, torch.device("cpu"), torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def classifier(tmp_path_factory):
 @pytest.fixture(scope="module")
 def task(classifier):
     loaded = BlackBoxAttack(classifier=str(classifier), distortion_weight=0.3).load(PLACE, Even())
-    loaded.meet(Alone())
+    loaded.synchronise(Alone())
     return loaded
 
 
@@ -210,7 +210,7 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
         for value in file["model"].values():
             value[...] = 0
     with pytest.raises(UserError, match="knows no image of class 4"):
-        loading(folder).meet(Alone())
+        loading(folder).synchronise(Alone())
 
 
 def test_an_attack_under_mpirun(classifier, tmp_path):

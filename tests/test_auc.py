@@ -13,14 +13,14 @@ from sklearn.metrics import roc_auc_score
 
 from fedmpi.algorithms import FAFED, FMGDA
 from fedmpi.data.imbalanced import ImbalancedBinary
-from fedmpi.data.partition import IID, Even, Stride
+from fedmpi.data.partitions.base import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
 from fedmpi.oracles import Autograd, TwoPoint
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc
-from fedmpi.tasks.base import Place
+from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.saddle_toys import TwoParameterAUC
-from fedmpi.vectors import FlatModule
 
 
 class Alone:
@@ -28,21 +28,21 @@ class Alone:
 
     rank, size = 0, 1
 
-    def gather(self, values):
+    def allgather(self, values):
         return np.array(values, dtype=float)[None]
 
-    def concatenate(self, values):
+    def allgatherv(self, values):
         return np.array(values, dtype=float)
 
 
 def place(num_clients=4, clients=None, dtype=torch.float64):
     clients = range(num_clients) if clients is None else clients
-    return Place(num_clients, clients, 0, 1, 3, None, torch.device("cpu"), dtype)
+    return RankContext(num_clients, clients, 0, 1, 3, None, torch.device("cpu"), dtype)
 
 
 def loaded(num_clients=4, partition=None, dtype=torch.float64, **fields):
     task = DeepAUC(**fields).load(place(num_clients, dtype=dtype), partition or Stride())
-    task.meet(Alone())
+    task.synchronise(Alone())
     return task
 
 

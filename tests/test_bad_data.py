@@ -8,10 +8,10 @@ from conftest import train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmpi.data.partition import Column, Dirichlet, Even
+from fedmpi.data.partitions.base import Column, Dirichlet, Even
 from fedmpi.data.source import HDF5Source, open_source, silo_path
 from fedmpi.errors import UserError
-from fedmpi.tasks.base import Place
+from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 
 IMAGES, LABELS = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 3
@@ -32,7 +32,7 @@ def write(path, attributes=(), **changes):
 
 def load(data, num_clients=2, partition=None, **task):
     """What one rank alone does before training."""
-    place = Place(num_clients, range(num_clients), 0, 1, 0, None, torch.device("cpu"), torch.float32)
+    place = RankContext(num_clients, range(num_clients), 0, 1, 0, None, torch.device("cpu"), torch.float32)
     return Classification(data=str(data), **task).load(place, partition or Even())
 
 

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from fedmpi import costs
-from fedmpi.config import CHOICES, Config, read_command_line
+from fedmpi.config.build import CHOICES, Config, read_command_line
 from fedmpi.errors import UserError
+from fedmpi.federation import costs
 from fedmpi.registry import known
 
 

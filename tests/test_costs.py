@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import fedmpi.algorithms
-from fedmpi import costs, simulation
 from fedmpi.algorithms import CODA, SCAFFOLD, SCAFFOLDM, Algorithm, FedAvg, LocalAMSGrad, MimeAdam
+from fedmpi.federation import costs
+from fedmpi.federation import simulate as simulation
 from fedmpi.registry import command_name, known
 
 EVERY_CLASS = list(known(fedmpi.algorithms, Algorithm).values())

@@ -7,18 +7,18 @@ import torch
 from conftest import train
 
 from fedmpi.comm.link import SoloLink
-from fedmpi.data.partition import IID, Even
+from fedmpi.data.partitions.base import IID, Even
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.data.samples import Augmentation, Samples
 from fedmpi.data.source import HDF5Source, open_source
 from fedmpi.oracles import AutogradOracle, seed_noise
-from fedmpi.tasks.base import Place
+from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
-from fedmpi.vectors import FlatModule
 
 
 def place(num_clients=1, dtype=torch.float32):
-    return Place(num_clients, range(num_clients), 0, 1, 0, None, torch.device("cpu"), dtype)
+    return RankContext(num_clients, range(num_clients), 0, 1, 0, None, torch.device("cpu"), dtype)
 
 
 def write(path, images, attributes=(), **columns):
@@ -115,7 +115,7 @@ def test_both_gradients_of_a_pair_see_one_augmentation_and_evaluation_sees_none(
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
     task = Classification(data=str(write(tmp_path / "data.h5", images)), crop_padding=3, flip=True)
     loaded = task.load(place(), Even())
-    loaded.meet(SoloLink())
+    loaded.synchronise(SoloLink())
     flat = FlatModule(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2)))
     rows = torch.zeros(2, flat.dim)
 
@@ -139,7 +139,7 @@ def test_both_gradients_of_a_pair_see_one_augmentation_and_evaluation_sees_none(
 def test_shuffled_parts_are_the_rows_of_the_partition(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (40, 3, 3), dtype=np.uint8)
     loaded = Classification(data=str(write(tmp_path / "data.h5", images))).load(place(3), IID())
-    loaded.meet(SoloLink())
+    loaded.synchronise(SoloLink())
     loaded.write_split(tmp_path)
     with h5py.File(tmp_path / "partition.h5") as file:
         for client in range(3):
@@ -178,7 +178,7 @@ def test_without_a_hold_out_no_row_is_copied(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
     loaded = Classification(data=str(write(tmp_path / "data.h5", images))).load(place(), Even())
     rows = loaded._rows.collect(SoloLink())[0]
-    loaded.meet(SoloLink())
+    loaded.synchronise(SoloLink())
     assert np.shares_memory(loaded._train[0]._rows.numpy(), rows)
 
 

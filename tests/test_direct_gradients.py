@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedmpi import vectors
-from fedmpi.vectors import FlatModule
+from fedmpi.oracles import flat_module as vectors
+from fedmpi.oracles.flat_module import FlatModule
 
 
 class Twice(nn.Module):

@@ -39,7 +39,7 @@ from fedmpi.algorithms import (
 )
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
-from fedmpi.federation import Federation
+from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle
 from fedmpi.registry import command_name, known
 
@@ -335,15 +335,15 @@ class ThreadLink(SoloLink):
         self._shared["barrier"].wait(timeout=30)
         return values
 
-    def sum(self, block):
-        super().sum(block)
+    def allreduce(self, block):
+        super().allreduce(block)
         first, *others = self._gather(block.clone())
         total = first.clone()
         for other in others:
             total.add_(other)
         block.copy_(total)
 
-    def gather(self, values):
+    def allgather(self, values):
         return np.stack(self._gather(np.array(values)))
 
 
@@ -382,8 +382,8 @@ def run_rank(algorithm, link, clients, setup, **options):
     seen = []
 
     def look():
-        rows = {**federation.state.averaged_rows(), **federation.state.server_rows()}
-        rows["buffers"] = federation.state.buffers
+        rows = {**federation.store.averaged_rows(), **federation.store.server_rows()}
+        rows["buffers"] = federation.store.buffers
         seen.append({name: row.numpy().copy() for name, row in rows.items()})
 
     federation.start()

@@ -17,10 +17,10 @@ from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
 from fedmpi.errors import UserError
 from fedmpi.models.lstm import LSTM
 from fedmpi.oracles import AutogradOracle
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.streams import FIRST, WHOLE
-from fedmpi.tasks.base import Place
+from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.language import Language
-from fedmpi.vectors import FlatModule
 
 
 def write(path, train_text, test_text="the cat sat\n" * 20, **attributes):
@@ -38,9 +38,9 @@ def story(num_lines=60, seed=0):
 
 
 def load(path, num_clients=1, **task):
-    place = Place(num_clients, range(num_clients), 0, 1, 0, None, torch.device("cpu"), torch.float64)
+    place = RankContext(num_clients, range(num_clients), 0, 1, 0, None, torch.device("cpu"), torch.float64)
     loaded = Language(data=str(path), **task).load(place, None)
-    loaded.meet(SoloLink())
+    loaded.synchronise(SoloLink())
     return loaded
 
 

@@ -13,7 +13,7 @@ from fedmpi.algorithms import FAFED, STEM, FedAvg
 from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLocalSGDA
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
-from fedmpi.federation import Federation
+from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle
 from fedmpi.tasks.auc import auc_loss
 

@@ -5,15 +5,15 @@ import torch
 from torch import nn
 
 import fedmpi.models
-from fedmpi.config import read_command_line
+from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
 from fedmpi.models.cnn import AttackedCNN, CifarCNN, FashionCNN, LambCNN, MnistCNN
 from fedmpi.models.lstm import LSTM
 from fedmpi.models.mlp import MLP
 from fedmpi.models.resnet import ResNet9, ResNet18
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.registry import known
 from fedmpi.tasks.base import LoadedTask
-from fedmpi.vectors import FlatModule
 
 GREY, COLOUR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
 

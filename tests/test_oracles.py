@@ -11,8 +11,8 @@ from fedmpi.data.sampler import EpochSampler
 from fedmpi.models.cnn import FashionCNN, LambCNN
 from fedmpi.oracles import AutogradOracle
 from fedmpi.oracles.base import may_draw
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.streams import FIRST, WHOLE
-from fedmpi.vectors import FlatModule
 
 INPUTS, LABELS = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmpi.data
-from fedmpi.data.partition import (
+from fedmpi.data.partitions.base import (
     IID,
     Classes,
     Column,

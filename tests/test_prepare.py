@@ -24,10 +24,10 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.data import official
 from fedmpi.data.__main__ import main
 from fedmpi.data.official import File, Official
-from fedmpi.data.partition import Stride
+from fedmpi.data.partitions.base import Stride
 from fedmpi.data.source import HDF5Source, open_source
 from fedmpi.tasks.auc import DeepAUC
-from fedmpi.tasks.base import Place
+from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.language import Language
 
 DRAW = np.random.default_rng(0)
@@ -574,11 +574,11 @@ def test_the_split_of_a_task_is_of_what_it_trains_on(tmp_path, capsys):
     code, output, errors = run(capsys, *words, "--write", pattern)
     assert code == 0, errors
     assert "850 of 850 in all" in output and "train with --task auc --task.removed_share 0" in output
-    place = Place(3, range(3), 0, 1, 3, None, torch.device("cpu"), torch.float64)
+    place = RankContext(3, range(3), 0, 1, 3, None, torch.device("cpu"), torch.float64)
     whole = DeepAUC().load(place, Stride())
     silos = DeepAUC(data=str(pattern), removed_share=0).load(place, Stride())
     for task in (whole, silos):
-        task.meet(SoloLink())
+        task.synchronise(SoloLink())
     for client, line in enumerate(output.splitlines()[1:4]):
         everything = torch.arange(whole.num_samples(client))
         (inputs, labels, p), (own_inputs, own_labels, own_p) = (
@@ -615,10 +615,10 @@ def test_parts_of_a_text_are_those_of_training_and_are_drawn(tmp_path, capsys):
     code, output, errors = run(capsys, *words)
     assert code == 0, errors
     assert "words per client: 117 to 118, 353 in all" in output
-    place = Place(3, range(3), 0, 1, 0, None, torch.device("cpu"), torch.float64)
+    place = RankContext(3, range(3), 0, 1, 0, None, torch.device("cpu"), torch.float64)
     loaded = [Language(data=str(path)).load(place, None) for path in (tmp_path / "tale.h5", pattern)]
     for task in loaded:
-        task.meet(SoloLink())
+        task.synchronise(SoloLink())
     for client, line in enumerate(output.splitlines()[1:4]):
         whole, silo = (task._train[client].tolist() for task in loaded)
         assert whole == silo and line.split()[:2] == [str(client), str(len(whole))]

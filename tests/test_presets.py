@@ -8,11 +8,11 @@ import pytest
 import yaml
 from conftest import PROGRAMS, start, train
 
-from fedmpi.config import read_command_line
+from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
 from fedmpi.presets import preset_names, preset_path
 from fedmpi.registry import command_name
-from fedmpi.runs import read_run
+from fedmpi.runs.folder import read_run
 
 HIGH = "fafed/fashion_mnist_high"
 

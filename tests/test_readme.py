@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from fedmpi.config import read_command_line
+from fedmpi.config.build import read_command_line
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -27,7 +27,8 @@ from fedmpi.report.live import watch
 from fedmpi.report.page import section
 from fedmpi.report.tables import Table, final_table
 from fedmpi.report.units import metric as in_digits
-from fedmpi.runs import find_runs, problems
+from fedmpi.runs.comparison import problems
+from fedmpi.runs.folder import find_runs
 
 PNG = b"\x89PNG\r\n\x1a\n"
 WIDTHS = (1280, 390)  # a screen, a phone
@@ -132,7 +133,7 @@ def test_final_values_are_means_and_deviations(made):
     header = rows[0]
     (row,) = [row for row in rows[1:4] if row[0] == "fafed"]
     assert row[header.index("test accuracy")] == words
-    assert row[header.index("sent per client")] == "114.4 MiB"  # as readable_bytes has it
+    assert row[header.index("sent per client")] == "114.4 MiB"  # as format_bytes has it
     assert words in made[1]
     assert f"**{words}**" in (made[0] / "page" / "tables.md").read_text()
     with open(made[0] / "page" / "finals.csv") as file:

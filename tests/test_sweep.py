@@ -20,11 +20,11 @@ from torch.nn import functional
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.holdout import hold_out
-from fedmpi.data.partition import Even
+from fedmpi.data.partitions.base import Even
 from fedmpi.errors import UserError
 from fedmpi.sweep.choice import best_of_each_algorithm, ended_runs, rank
 from fedmpi.sweep.plan import make_plan
-from fedmpi.tasks.base import Place
+from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 
 TINY = ("--rounds", 6, "--local-steps", 2, "--clients", 2, "--algorithm", "fedavg", "--threads", 1)
@@ -33,9 +33,9 @@ GRID = ("--grid", "algorithm.step_size=0.001,0.1", "--grid", "seed=0,1")
 
 def digits(holdout, seed=3):
     """The digits of three clients, loaded, with their model of random weights."""
-    place = Place(3, range(3), 0, 1, seed, None, torch.device("cpu"), torch.float64, holdout)
+    place = RankContext(3, range(3), 0, 1, seed, None, torch.device("cpu"), torch.float64, holdout)
     task = Classification().load(place, Even())
-    task.meet(SoloLink())
+    task.synchronise(SoloLink())
     torch.manual_seed(0)
     return task, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).double().eval()
 

@@ -6,7 +6,8 @@ from torch import nn
 
 from fedmpi.algorithms import FAFED, FedAvg
 from fedmpi.errors import UserError
-from fedmpi.vectors import FlatModule, RankState
+from fedmpi.federation.rows import RowStore
+from fedmpi.oracles.flat_module import FlatModule
 
 
 def network():
@@ -77,7 +78,7 @@ def test_a_module_without_parameters_is_refused():
 
 @pytest.mark.parametrize("num_local", [1, 3])
 def test_exchanged_rows_are_one_contiguous_block(num_local):
-    state = RankState(FAFED(), dim=5, num_buffers=2, num_local=num_local, dtype=torch.float32)
+    state = RowStore(FAFED(), dim=5, num_buffers=2, num_local=num_local, dtype=torch.float32)
     region = state.region(("x", "m", "v"))
     assert (region.start, region.stop) == (0, 17)
     assert state.region(("m", "v")) == slice(5, 17)  # the buffers travel behind the last row
@@ -91,7 +92,7 @@ def test_exchanged_rows_are_one_contiguous_block(num_local):
 
 
 def test_one_client_per_rank_copies_nothing():
-    state = RankState(FAFED(), dim=5, num_buffers=0, num_local=1, dtype=torch.float32)
+    state = RowStore(FAFED(), dim=5, num_buffers=0, num_local=1, dtype=torch.float32)
     client, averaged = state.client_rows(0), state.averaged_rows()
     summed = state.sum(state.region(("x", "m", "v")), 1)
     for name in ("x", "m", "v"):
@@ -101,7 +102,7 @@ def test_one_client_per_rank_copies_nothing():
 
 @pytest.mark.parametrize("num_turns", range(1, 9))
 def test_sums_over_a_ranks_clients_are_pairwise(num_turns):
-    state = RankState(FedAvg(), dim=1, num_buffers=0, num_local=8, dtype=torch.float32)
+    state = RowStore(FedAvg(), dim=1, num_buffers=0, num_local=8, dtype=torch.float32)
     region = state.region(("x",))
     values = torch.rand(num_turns) * 10.0 ** torch.randint(-6, 6, (num_turns,))
 
@@ -120,6 +121,6 @@ def test_sums_over_a_ranks_clients_are_pairwise(num_turns):
 
 def test_nobody_working_sums_to_zero():
     for num_local in (1, 2):
-        state = RankState(FedAvg(), dim=3, num_buffers=0, num_local=num_local, dtype=torch.float32)
+        state = RowStore(FedAvg(), dim=3, num_buffers=0, num_local=num_local, dtype=torch.float32)
         state.client_rows(0)["x"].fill_(7)
         assert torch.equal(state.sum(state.region(("x",)), 0), torch.zeros(3))

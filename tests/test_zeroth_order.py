@@ -12,11 +12,11 @@ from torch.nn import functional
 
 import fedmpi
 from fedmpi.algorithms import FAFED, FAFedZO, FedAvg, FedZO
-from fedmpi.config import read_command_line
+from fedmpi.config.build import read_command_line
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError
 from fedmpi.oracles import Autograd, TwoPoint, two_point
-from fedmpi.vectors import FlatModule
+from fedmpi.oracles.flat_module import FlatModule
 
 N, D, MU = 3, 4, 0.05
 X0 = np.random.default_rng(3).normal(size=D)

@@ -82,7 +82,7 @@ class FAFED(Algorithm):
         self.advance(client, server, g, g_prev, self.eta(client) if moves else None)
 
     def advance(self, client, server, g, g_prev, eta):
-        """The arithmetic of a local step; η = None: it does not move. `fedmpi.fused` has it in one pass."""
+        """The arithmetic of a local step; η = None: it does not move. `fedmpi.algorithms.fused` has it in one pass."""
         # m_i <- g + (1 - α)(m_i - g⁻)
         client.m.sub_(g_prev, alpha=self.prev_grad_scale)
         torch.add(g, client.m, alpha=1 - self.alpha(client), out=client.m)

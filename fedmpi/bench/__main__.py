@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from fedmpi.errors import UserError
-from fedmpi.main import run_program, show
+from fedmpi.program.ranks import run_program, show
 
 PARTS = ("link", "round", "workloads", "settings", "scaling", "directions")
 
@@ -46,9 +46,9 @@ def read_arguments(arguments):
 
 def _run(arguments, link):
     from fedmpi.bench.program import Benchmark
-    from fedmpi.training import together
+    from fedmpi.comm.agreement import agree
 
-    chosen = together(link, lambda: read_arguments(arguments))
+    chosen = agree(link, lambda: read_arguments(arguments))
     if isinstance(chosen, str):
         if link.rank == 0:
             show(chosen)

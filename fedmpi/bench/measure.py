@@ -70,7 +70,7 @@ def contest(link, contestants, seconds, least=5, most=200):
     Returns:
         dict of name -> `Times` of one run, on every rank alike.
     """
-    first = {c.name: link.gather([_turn(link, c, 1)]).max() for c in contestants}
+    first = {c.name: link.allgather([_turn(link, c, 1)]).max() for c in contestants}
     rivals = [c for c in contestants if first[c.name] <= seconds or len(contestants) == 1]
     repeats = [_repeats(link, contestant) for contestant in rivals]
 
@@ -78,9 +78,9 @@ def contest(link, contestants, seconds, least=5, most=200):
         return [_turn(link, contestant, number) for contestant, number in zip(rivals, repeats)]
 
     spent = [cycle()]
-    cycles = int(np.clip(seconds / link.gather([sum(spent[0])]).max(), least, most)) if rivals else 1
+    cycles = int(np.clip(seconds / link.allgather([sum(spent[0])]).max(), least, most)) if rivals else 1
     spent = np.array(spent + [cycle() for _ in range(cycles - 1)]) / repeats
-    slowest = link.gather(spent.ravel()).max(0).reshape(spent.shape)
+    slowest = link.allgather(spent.ravel()).max(0).reshape(spent.shape)
     keep_freed_memory()
     times = {contestant.name: Times(column) for contestant, column in zip(rivals, slowest.T)}
     return {name: times.get(name, Times([once])) for name, once in first.items()}
@@ -89,7 +89,7 @@ def contest(link, contestants, seconds, least=5, most=200):
 def _repeats(link, contestant):
     """How often it runs within a turn: until that takes SHORTEST_TURN."""
     number = 1
-    while number < MOST_REPEATS and link.gather([_turn(link, contestant, number)]).max() < SHORTEST_TURN:
+    while number < MOST_REPEATS and link.allgather([_turn(link, contestant, number)]).max() < SHORTEST_TURN:
         number *= 4
     return number
 
@@ -137,7 +137,7 @@ def describe_machine(link):
         "ranks": link.size,
         "nodes": link.num_nodes,
         "threads per rank": torch.get_num_threads(),
-        "crowded": link.crowded,
+        "oversubscribed": link.oversubscribed,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -8,13 +8,13 @@ from fedmpi.bench.measure import Contestant, contest, describe_machine
 from fedmpi.bench.output import milliseconds, rate, ratio, table
 from fedmpi.bench.rounds import Rounds, contestants, facts
 from fedmpi.bench.workloads import HERE, WORKLOADS, words_of
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.host import share_of_cores
-from fedmpi.config import read_command_line
+from fedmpi.config.build import read_command_line
 from fedmpi.errors import AgreedUserError, UserError
-from fedmpi.recorder import readable_bytes
 from fedmpi.settings import nearest
 from fedmpi.streams import derive
-from fedmpi.training import together
+from fedmpi.text import format_bytes
 
 TARGETS = {"cnn": 0.9, "mlp": 0.6, "many_clients": 0.8}  # of the hand-written flat loop's round
 POINTS = [(1, 1), (2, 1), (5, 1), (10, 1), (20, 1), (2, 2), (5, 2), (5, 4)]  # (q, clients per rank)
@@ -34,7 +34,7 @@ class Benchmark:
         self.extra = chosen.set.split()
         self.machine = describe_machine(link)
         self.results = output.Results(self.machine, link.rank == 0)
-        together(link, self._check)
+        agree(link, self._check)
 
     def _check(self):
         if not self.algorithms:
@@ -68,7 +68,7 @@ class Benchmark:
             chosen = [*chosen, "scaling"]
         for part in chosen:
             parts[part]()
-            together(self.link, self._write)  # what a later part may lose is kept
+            agree(self.link, self._write)  # what a later part may lose is kept
         if self.old is not None:
             self.results.say("", f"compared with {self.chosen.compare}", *self.results.compare(self.old))
 
@@ -91,13 +91,13 @@ class Benchmark:
         rows, one_call = [], True
         for nbytes in sizes:
             times = links.measure_size(self.link, nbytes, self.seconds / len(sizes), one_call)
-            # Spinning on a crowded node takes seconds for what takes milliseconds; larger ones are left out then.
+            # Spinning on an oversubscribed node takes seconds for milliseconds of work: leave larger ones out.
             one_call = one_call and times["one call"].median < self.seconds / len(sizes)
             for name, one in times.items():
                 self.results.keep(f"link/{nbytes}/{name}", one)
             best = min(times["shared"].median, times["allreduce"].median)
             names = ("shared", "allreduce", "one call", "copy")
-            rows.append([readable_bytes(nbytes), *(milliseconds(times[n]) if n in times else "-" for n in names)])
+            rows.append([format_bytes(nbytes), *(milliseconds(times[n]) if n in times else "-" for n in names)])
             rows[-1] += [rate(nbytes, best), rate(nbytes, times["copy"].median)]
             rows[-1] += [ratio(times["allreduce"] / times["shared"])]
         titles = ["bytes", "shared ms", "allreduce ms", "one call ms", "copy ms", "GB/s", "copy GB/s"]
@@ -110,7 +110,7 @@ class Benchmark:
             for name, one in times.items():
                 self.results.keep(f"link/{model}/{name}", one)
             flat = times["flat"]
-            rows.append([model, readable_bytes(4 * sum(tensors)), *(milliseconds(one) for one in times.values())])
+            rows.append([model, format_bytes(4 * sum(tensors)), *(milliseconds(one) for one in times.values())])
             rows[-1] += [ratio(times["per tensor"] / flat), ratio(times["per tensor"] / times["flat, plain"])]
         titles = ["model", "bytes", "flat ms", "flat, plain ms", "per tensor ms", "per tensor/flat", "../flat, plain"]
         self.results.say("", *table(titles, rows))
@@ -142,7 +142,7 @@ class Benchmark:
         self.results.say(f"  {some.num_clients} clients on {self.link.size} ranks, {some.dim:,} parameters")
         shown = [
             [row["algorithm"], milliseconds(row["seconds"]), milliseconds(row["floor"]), ratio(row["ratio"])]
-            + [f"{row['client steps per second']:.0f}", readable_bytes(row["bytes"]), readable_bytes(row["memory"])]
+            + [f"{row['client steps per second']:.0f}", format_bytes(row["bytes"]), format_bytes(row["memory"])]
             + [row["transport"]]
             for row in rows
         ]
@@ -186,7 +186,7 @@ class Benchmark:
         self.results.say(*table(titles, rows))
         if any("-" in row for row in rows):
             self.results.say("  -: PeriodicModelAverager knows one client per rank, on two ranks or more of one node")
-        if self.link.crowded:
+        if self.link.oversubscribed:
             self.results.say("  more ranks than cores: the loops' ranks spin while they wait, which makes them slow")
 
     def _baselines(self, rounds, has_gloo):
@@ -228,9 +228,9 @@ class Benchmark:
             Contestant("malloc's defaults", as_is.run, keeps_memory=False),
             *(Contestant(name, rounds.run) for name, rounds in opened.items()),
         ]
-        if self.link.crowded:
+        if self.link.oversubscribed:
             spinning = self._rounds(workload, *words)
-            spinning.link.crowded = False
+            spinning.link.oversubscribed = False
             opened["ranks wait spinning"] = spinning
             rivals.append(Contestant("ranks wait spinning", spinning.run))
         times = self._contest(rivals)

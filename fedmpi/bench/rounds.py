@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from fedmpi.bench.measure import Contestant, forget_peak_memory, peak_memory
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.mpi import MPILink
-from fedmpi.config import read_command_line
-from fedmpi.training import prepare, together
+from fedmpi.config.build import read_command_line
+from fedmpi.training.build import prepare
 
 FLOOR_BATCHES = 8  # minibatches that the floor's gradients take in turn
 
@@ -26,12 +27,12 @@ class Rounds:
     def __init__(self, link, words):
         forget_peak_memory()
         before = peak_memory()
-        self.config = together(link, lambda: read_command_line(list(words)))
+        self.config = agree(link, lambda: read_command_line(list(words)))
         self.link = MPILink(link.comm)
         self.training = prepare(self.config, self.link)
         self.federation = self.training.federation
         self.federation.start()
-        state = self.federation.state
+        state = self.federation.store
         self._averages = state.block if state.outgoing is state.block else torch.empty_like(state.block)
         run = self.config.run
         self.num_clients = self.training.place.num_clients
@@ -42,7 +43,7 @@ class Rounds:
         self.federation.run_round()
         self.nbytes = self.link.traffic.nbytes - nbytes  # per rank and round
         gradients = sum(c.oracle.num_gradients for c in self.federation.clients) - sum(evaluated)
-        self.memory = float(self.link.gather([peak_memory() - before]).max())  # that it added, per rank
+        self.memory = float(self.link.allgather([peak_memory() - before]).max())  # that it added, per rank
         self.gradients_per_step = gradients / max(1, len(self.federation.clients) * self.local_steps)
 
     def run(self):
@@ -56,7 +57,7 @@ class Rounds:
         """
         flat, task = self.training.flat, self.training.task
         batches = self._batches()
-        flat.point_at(self.federation.server.x, self.federation.state.buffers)
+        flat.point_at(self.federation.server.x, self.federation.store.buffers)
         flat.module.train()
         number = round(self.gradients_per_step * self.local_steps * len(self.federation.clients))
         directions = getattr(self.config.oracle, "directions", None)
@@ -79,7 +80,7 @@ class Rounds:
 
     def exchange(self):
         """The communication of one round and nothing else."""
-        self.link.average(self.federation.state.outgoing, self.link.size, out=self._averages)
+        self.link.average(self.federation.store.outgoing, self.link.size, out=self._averages)
 
     def close(self):
         """Give the shared memory back; the federation is of no use then. Collective."""
@@ -116,7 +117,7 @@ class Rounds:
         """How many rounds fit into the time, by running one of them."""
         begun = time.perf_counter()
         self.run()
-        once = self.link.gather([time.perf_counter() - begun]).max()
+        once = self.link.allgather([time.perf_counter() - begun]).max()
         return int(np.clip(seconds / once, 3, 200))
 
 
@@ -192,7 +193,7 @@ def facts(name, rounds, times, split_seconds):
     round_times = times[f"{name} round"]
     floor = times[f"{name} floor"]
     split = rounds.split(split_seconds)
-    mean_split = rounds.link.gather(list(split.values())).mean(0)
+    mean_split = rounds.link.allgather(list(split.values())).mean(0)
     return {
         "algorithm": name,
         "seconds": round_times,

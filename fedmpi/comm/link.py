@@ -41,24 +41,24 @@ class SoloLink:
         """[numel] zeros."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def sum(self, block):
+    def allreduce(self, block):
         """The sum over one rank is what is there."""
         self.traffic.add(block.numel() * block.element_size())
 
     def average(self, block, divisor, out):
         """out = block / divisor; `out` may be `block`."""
-        self.sum(block)
+        self.allreduce(block)
         divide(block, divisor, out)
 
-    def gather(self, values):
+    def allgather(self, values):
         """[1, n] from [n]."""
         return np.array(values)[None]
 
-    def concatenate(self, values):
+    def allgatherv(self, values):
         """What is there, as float64."""
         return np.array(values, dtype=np.float64)
 
-    def exchange(self, rows, wanted):
+    def alltoallv(self, rows, wanted):
         """The rows that this rank wants of itself."""
         return rows[wanted[0]]
 

@@ -18,7 +18,7 @@ from fedmpi.comm.link import Traffic, divide  # noqa: E402
 from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread  # noqa: E402
 from fedmpi.errors import UserError  # noqa: E402
 
-# How a rank waits on a crowded node: yields first, which costs others nothing, then naps (seconds).
+# How a rank waits on a oversubscribed node: yields first, which costs others nothing, then naps (seconds).
 LOOKS_BEFORE_NAPS, SHORTEST_NAP, LONGEST_NAP = 100, 1e-5, 2e-3
 PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
 LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit
@@ -45,7 +45,7 @@ class MPILink:
 
     Attributes:
         rank, size: in `comm`; local_rank, local_size: among the ranks of this node.
-        crowded: whether this node has more ranks than cores; collective calls then sleep while waiting
+        oversubscribed: whether this node has more ranks than cores; collective calls then sleep while waiting
             for ranks that still work.
         traffic: the account of this rank's collectives.
         num_nodes: that the ranks are on.
@@ -57,7 +57,7 @@ class MPILink:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         cores = self._count_cores()
-        self.crowded = self.node.size > cores
+        self.oversubscribed = self.node.size > cores
         if colour is not None:
             machine, self.node = self.node, self.node.Split(colour)
             machine.Free()
@@ -67,7 +67,7 @@ class MPILink:
         self.transport = transport
         self.traffic = Traffic()
         self.used = "nothing to sum" if self.size == 1 else "Allreduce"
-        sizes = self.gather([self.local_size])[:, 0].astype(int)
+        sizes = self.allgather([self.local_size])[:, 0].astype(int)
         self._smallest_node = int(sizes.min())
         self.num_nodes = round(sum(1 / sizes))
         self._windows = []
@@ -125,7 +125,7 @@ class MPILink:
             if comm:
                 comm.Free()
 
-    def sum(self, block):
+    def allreduce(self, block):
         """Sum a contiguous 1-d tensor over all ranks, in place; see `average`. Collective."""
         self.average(block, 1, block)
 
@@ -195,12 +195,12 @@ class MPILink:
         for piece in block.split(PIECE // block.element_size() if on_cpu else LARGEST_CALL):
             # mpi4py takes numpy arrays by the buffer protocol and GPU tensors by DLPack
             buffer = piece.numpy() if on_cpu else piece
-            if self.crowded:
+            if self.oversubscribed:
                 self._wait(comm.Iallreduce(MPI.IN_PLACE, buffer))
             else:
                 comm.Allreduce(MPI.IN_PLACE, buffer)
 
-    def gather(self, values):
+    def allgather(self, values):
         """[size, n] float64: every rank's [n] `values`, in rank order. Collective."""
         mine = np.ascontiguousarray(values, dtype=np.float64)
         everyone = np.empty((self.size, mine.size))
@@ -212,12 +212,12 @@ class MPILink:
         return everyone
 
     def _wait(self, request):
-        """Wait for a request; on a crowded node by giving the core away between looks at it.
+        """Wait for a request; on a oversubscribed node by giving the core away between looks at it.
 
         Waiting inside MPI spins, and where ranks outnumber cores that takes the cores from the
         ranks that others wait for.
         """
-        if self.crowded:
+        if self.oversubscribed:
             looks, nap = 0, SHORTEST_NAP
             while not request.Test():
                 looks += 1
@@ -229,16 +229,16 @@ class MPILink:
         else:
             request.Wait()
 
-    def concatenate(self, values):
+    def allgatherv(self, values):
         """All ranks' [n_r] float64 `values`, one after the other, n_r of any length. Collective."""
         mine = np.ascontiguousarray(values, dtype=np.float64)
-        counts = self.gather(np.array([mine.size]))[:, 0].astype(int)
+        counts = self.allgather(np.array([mine.size]))[:, 0].astype(int)
         everyone = np.empty(counts.sum())
         self._wait(self.comm.Iallgatherv(mine, [everyone, counts]))
         self.traffic.other_bytes += mine.nbytes
         return everyone
 
-    def exchange(self, rows, wanted):
+    def alltoallv(self, rows, wanted):
         """[m, ...] the rows that the others have for this rank, in rank order. Collective.
 
         Args:
@@ -246,7 +246,7 @@ class MPILink:
             wanted: for each rank the indices into `rows` of what goes to it, in the order it is sent.
         """
         counts = [len(indices) for indices in wanted]
-        come = self.gather(counts)[:, self.rank].astype(int)
+        come = self.allgather(counts)[:, self.rank].astype(int)
         sent = rows[np.concatenate(wanted)]
         received = np.empty((come.sum(), *rows.shape[1:]), rows.dtype)
         # Counted in rows: the number of bytes may exceed MPI's 32 bits.
@@ -270,7 +270,7 @@ class MPILink:
 
     def first_failing(self, failed):
         """The lowest rank that says it failed, or None. Collective."""
-        flags = self.gather(np.array([float(failed)]))[:, 0]
+        flags = self.allgather(np.array([float(failed)]))[:, 0]
         return int(np.argmax(flags)) if flags.any() else None
 
     def abort(self, code):

@@ -68,7 +68,7 @@ class NodeWindow:
     def reduce(self, where, then=None):
         """Sum the slice `where` of all vectors into that of the first. Not collective.
 
-        Pairwise in rank order, (a0 + a1) + (a2 + a3), as `RankState` adds the clients of a rank: the
+        Pairwise in rank order, (a0 + a1) + (a2 + a3), as `RowStore` adds the clients of a rank: the
         bits depend neither on the slices nor on who comes first. The other vectors' slices are
         used up on the way.
 

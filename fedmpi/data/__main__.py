@@ -123,7 +123,7 @@ def _few(numbers, most=20):
 
 
 def _partition(options, settings):
-    from fedmpi.config import read_command_line  # imports torch: only where it is needed
+    from fedmpi.config.build import read_command_line  # imports torch: only where it is needed
 
     config = read_command_line(["--data", options.data, *settings])
     if isinstance(config, str):

@@ -6,8 +6,8 @@ import pathlib
 import h5py
 import numpy as np
 
-from fedmpi.data import formats
 from fedmpi.data.download import fetch
+from fedmpi.data.formats import own as formats
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.source import NORMALISATION, SPLITS, HDF5Source
 from fedmpi.errors import UserError

@@ -58,19 +58,19 @@ class Samples:
         self.num = len(labels)
 
     @classmethod
-    def of(cls, rows, labels, mean, std, place):
-        """Samples on the place's device from arrays; an input is (value - mean) / std, bytes count as value/255."""
+    def of(cls, rows, labels, mean, std, context):
+        """Samples on the context's device from arrays; an input is (value - mean) / std, bytes count as value/255."""
         rows = torch.from_numpy(rows)
         per_value = 255.0 if rows.dtype == torch.uint8 else 1.0
-        mean, std = (torch.tensor(values, dtype=place.dtype).squeeze() for values in (mean, std))
-        moved = [t.to(place.device) for t in (rows, torch.from_numpy(labels), 1 / (per_value * std), -mean / std)]
+        mean, std = (torch.tensor(values, dtype=context.dtype).squeeze() for values in (mean, std))
+        moved = [t.to(context.device) for t in (rows, torch.from_numpy(labels), 1 / (per_value * std), -mean / std)]
         return cls(*moved)
 
     @classmethod
-    def read(cls, source, split, indices, place):
+    def read(cls, source, split, indices, context):
         """The samples of a source at sorted `indices`, with the source's own normalisation."""
         rows, labels = source.read(split, indices), source.labels[split][indices]
-        return cls.of(rows, labels, source.mean, source.std, place)
+        return cls.of(rows, labels, source.mean, source.std, context)
 
     def at(self, indices, augmentation=None):
         """(inputs, labels) at int64 `indices`: gathered as bytes, then scaled; images channels first."""

@@ -100,7 +100,7 @@ def agree_on_dictionary(link, words):
         link: over the ranks. words: of this rank's share, the shares in the order of the ranks.
     """
     mine = np.frombuffer(b" ".join(dict.fromkeys(words)) + b" ", np.uint8)
-    everyones = link.exchange(mine, [np.arange(len(mine))] * link.size).tobytes().split()
+    everyones = link.alltoallv(mine, [np.arange(len(mine))] * link.size).tobytes().split()
     return {word: number for number, word in enumerate(dict.fromkeys([*everyones, UNKNOWN]))}
 
 
@@ -120,11 +120,11 @@ def deal(link, numbers, num_parts, ranges):
     Returns:
         part -> [n] numbers; the parts begin and end at `word_edges`.
     """
-    lengths = link.gather([len(numbers)])[:, 0].astype(int)
+    lengths = link.allgather([len(numbers)])[:, 0].astype(int)
     total, begin = int(lengths.sum()), int(lengths[: link.rank].sum())
     edges = word_edges(total, num_parts)
     within = np.clip(np.array(edges) - begin, 0, len(numbers))
     wanted = [np.arange(within[parts.start], within[parts.stop]) for parts in ranges]
-    received = link.exchange(numbers, wanted)
+    received = link.alltoallv(numbers, wanted)
     own = ranges[link.rank]
     return {part: received[edges[part] - edges[own.start] : edges[part + 1] - edges[own.start]] for part in own}

@@ -153,7 +153,7 @@ class ModuleOracle:
         self._flat.hold_counters(self._client)
         self._losses.append(self._evaluate(z, xi, out))
         self.num_gradients += 1
-        turn_round(out, self._ascent, self._ascent_scale)
+        negate_ascent(out, self._ascent, self._ascent_scale)
         if self._clip_norm is not None:
             out.mul_((self._clip_norm / torch.linalg.vector_norm(out)).clamp(max=1))
         if self._weight_decay:
@@ -201,7 +201,7 @@ def _num_bytes(batch):
     return sum(map(_num_bytes, batch)) if isinstance(batch, tuple) else AHEAD
 
 
-def turn_round(gradient, ascent, scale=1.0):
+def negate_ascent(gradient, ascent, scale=1.0):
     """Change the sign of the ascent block of a gradient, in place: descending there is ascending.
 
     Args:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fedmpi.oracles.base import turn_round
+from fedmpi.oracles.base import negate_ascent
 from fedmpi.oracles.two_point import add_estimate
 from fedmpi.streams import FIRST
 
@@ -43,7 +43,7 @@ class FunctionOracle:
         """The gradient at z as a new [dim] tensor of z's dtype, its ascent block turned round."""
         self.num_gradients += 1
         g = self._evaluate(z, xi)
-        turn_round(g, self._ascent, self._ascent_scale)
+        negate_ascent(g, self._ascent, self._ascent_scale)
         return g
 
     def gradient_pair(self, z, z_prev, xi):

@@ -6,11 +6,13 @@ import pathlib
 import re
 import sys
 
-from fedmpi.alone import Parser, run_alone
 from fedmpi.errors import UserError
+from fedmpi.program.parser import Parser
+from fedmpi.program.single import run_single
 from fedmpi.report.curves import AXES, Target, metrics_of
 from fedmpi.report.tables import final_table, run_table, target_table, write_curves, write_finals
-from fedmpi.runs import find_runs, is_run, problems, run_folders
+from fedmpi.runs.comparison import problems
+from fedmpi.runs.folder import find_runs, is_run, run_folders
 
 DESCRIPTION = """\
 Draw runs: loss and metrics against communication rounds, bytes, gradient evaluations and wall time.
@@ -24,7 +26,7 @@ LONGEST_PREFIX = 48  # letters of a problem's label in the names of its figures
 
 def main(arguments=None):
     """Entry point; `arguments` default to those of the process."""
-    run_alone(_run, sys.argv[1:] if arguments is None else arguments)
+    run_single(_run, sys.argv[1:] if arguments is None else arguments)
 
 
 def _run(arguments):

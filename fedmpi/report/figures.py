@@ -76,7 +76,7 @@ def draw(methods, axis, metric, target=None):
     """The figure of a metric against an axis.
 
     Args:
-        methods: list of `fedmpi.runs.Method`; its order gives the colours.
+        methods: list of `fedmpi.runs.comparison.Method`; its order gives the colours.
         axis: one of `AXES`. metric: a metric's name. target: a `Target` of this metric, or None.
 
     Returns:

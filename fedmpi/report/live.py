@@ -5,7 +5,7 @@ import sys
 import time
 
 from fedmpi.report.tables import Table
-from fedmpi.runs import find_runs
+from fedmpi.runs.folder import find_runs
 
 BARS = "▁▂▃▄▅▆▇█"
 SILENCE = 60  # seconds without a round after which a job counts as stopped, if its rounds are shorter than a tenth

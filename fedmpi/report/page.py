@@ -7,7 +7,7 @@ import html
 from fedmpi import __version__
 from fedmpi.report.curves import AXES, best_of, final, less_is_better, metrics_of, title
 from fedmpi.report.units import metric as in_digits
-from fedmpi.runs import PACE, PLACES, PROBLEM, say
+from fedmpi.runs.comparison import PACE, PLACES, PROBLEM, say
 
 STYLE = """
 :root { color-scheme: light; --ink: #1f2328; --muted: #59636e; --line: #d9dee3; --faint: #f6f8fa; --best: #0b5cad; }
@@ -90,7 +90,7 @@ def section(problem, colors, finals, targets, runs, figures):
     """One problem: what came out, tables, figures, settings.
 
     Args:
-        problem: a `fedmpi.runs.Problem`. colors: one per method.
+        problem: a `fedmpi.runs.comparison.Problem`. colors: one per method.
         finals, runs: `Table`s. targets: list of (`Target`, `Table`).
         figures: axis -> list of (metric, SVG text).
     """

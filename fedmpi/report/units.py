@@ -2,10 +2,10 @@
 
 import math
 
-from fedmpi.recorder import readable_bytes
+from fedmpi.text import format_bytes
 
 SCALES = {  # smallest number for which the unit is used, its size, its name
-    "bytes": (  # as `readable_bytes` has them, for the axis of a figure
+    "bytes": (  # as `format_bytes` has them, for the axis of a figure
         (0, 1, "B"), (2**10, 2**10, "KiB"), (2**20, 2**20, "MiB"), (2**30, 2**30, "GiB"), (2**40, 2**40, "TiB"),
     ),
     "gradients": ((0, 1, ""), (1e4, 1e3, "thousands"), (2e6, 1e6, "millions"), (2e9, 1e9, "billions")),
@@ -23,7 +23,7 @@ def count(axis, spread, with_range=False):
     """Mean of a `Spread` of an axis with its unit, like "12.3 min"; with its range like "12.3 (11.9–13.0) min"."""
     values = (spread.mean, min(spread.values), max(spread.values))
     if axis == "bytes":
-        return _with_range(*map(readable_bytes, values), with_range)
+        return _with_range(*map(format_bytes, values), with_range)
     factor, unit = scale(axis, spread.mean)
     digits = 0 if unit == "" else max(0, 2 - int(math.log10(max(spread.mean / factor, 1))))
     return f"{_with_range(*(f'{x / factor:,.{digits}f}' for x in values), with_range)} {unit}".rstrip()

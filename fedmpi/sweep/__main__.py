@@ -7,9 +7,10 @@ import sys
 
 import yaml
 
-from fedmpi.alone import Parser, run_alone
 from fedmpi.errors import UserError
-from fedmpi.runs import is_run, read_run
+from fedmpi.program.parser import Parser
+from fedmpi.program.single import run_single
+from fedmpi.runs.folder import is_run, read_run
 from fedmpi.sweep.choice import (
     HOLDOUT,
     best_of_each_algorithm,
@@ -45,7 +46,7 @@ a YAML file like
 
 def main(arguments=None):
     """Entry point; `arguments` default to those of the process."""
-    run_alone(_run, sys.argv[1:] if arguments is None else arguments)
+    run_single(_run, sys.argv[1:] if arguments is None else arguments)
 
 
 def _parser():
@@ -121,7 +122,7 @@ def _check_runs(plan, runs, added):
     """
     if not runs:
         return
-    from fedmpi.config import read_command_line  # brings torch, which --table and --help do without
+    from fedmpi.config.build import read_command_line  # brings torch, which --table and --help do without
 
     for run in runs:
         try:

@@ -10,7 +10,7 @@ from fedmpi.errors import UserError
 from fedmpi.report.curves import Spread, less_is_better, title
 from fedmpi.report.tables import Table
 from fedmpi.report.units import metric as in_digits
-from fedmpi.runs import read_run
+from fedmpi.runs.folder import read_run
 from fedmpi.sweep.local import outcome
 
 # Measured on training data; everything else a run measures may come from the test set.

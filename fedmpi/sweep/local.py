@@ -13,7 +13,7 @@ import sys
 import time
 
 from fedmpi.errors import UserError
-from fedmpi.runs import is_complete, is_run
+from fedmpi.runs.folder import is_complete, is_run
 
 PATIENCE = 10  # seconds that a job has to end after SIGTERM
 

@@ -8,8 +8,8 @@ import re
 
 import yaml
 
+from fedmpi.config.words import flatten
 from fedmpi.errors import UserError
-from fedmpi.runs import flatten
 
 OWN = ("out", "name", "ranks")  # settings of a run that the sweep gives itself
 

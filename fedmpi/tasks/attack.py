@@ -8,7 +8,7 @@ import torch
 import yaml
 from torch import nn
 
-from fedmpi.data.partition import write_partition
+from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, input_shape
 from fedmpi.data.source import names_silos, open_source, readable
 from fedmpi.errors import UserError
@@ -49,11 +49,11 @@ class BlackBoxAttack(Task):
         most=0.1,
     )
 
-    def load(self, place, partition):
-        classifier, source = load_classifier(self.classifier, place)
+    def load(self, context, partition):
+        classifier, source = load_classifier(self.classifier, context)
         if self.target_class >= source.num_classes:
             raise UserError(f"task.target_class = {self.target_class}: expected 0..{source.num_classes - 1}")
-        return LoadedAttack(self, place, partition, classifier, source)
+        return LoadedAttack(self, context, partition, classifier, source)
 
 
 class Classifier(nn.Module):
@@ -74,14 +74,14 @@ class Classifier(nn.Module):
         return self.net((images + 0.5 - self._mean) / self._std)
 
 
-def load_classifier(folder, place):
+def load_classifier(folder, context):
     """A classifier that fedmpi trained, and the data set that it was trained on.
 
     Args:
-        folder: its run folder. place: a `Place`.
+        folder: its run folder. context: a `RankContext`.
 
     Returns:
-        (`Classifier` on the place's device, `Source`).
+        (`Classifier` on the context's device, `Source`).
 
     Raises:
         UserError: if the folder is not that of a classification run on images.
@@ -98,7 +98,7 @@ def load_classifier(folder, place):
         raise UserError(f"{given}: is a run of task {task.get('name')}: expected classification")
     if names_silos(task["data"]):
         raise UserError(f"{given}: was trained on silo files {task['data']}: expected one data file for all clients")
-    source = open_source(task["data"], place.data_dir or settings.get("data_dir"))
+    source = open_source(task["data"], context.data_dir or settings.get("data_dir"))
     if len(source.shape) < 2:
         raise UserError(f"{given}: was trained on samples {list(source.shape)}: expected images")
     model = settings.get("model") or {"name": DEFAULT_MODELS.get(source.name, "mlp")}
@@ -109,7 +109,7 @@ def load_classifier(folder, place):
     except (RuntimeError, KeyError) as error:
         raise UserError(f"{given}: model.h5 does not fit {model['name']}: {' '.join(str(error).split())}") from None
     classifier = Classifier(net, task.get("mean") or source.mean, task.get("std") or source.std)
-    return classifier.to(place.device, place.dtype), source
+    return classifier.to(context.device, context.dtype), source
 
 
 def _read_values(path):
@@ -139,26 +139,26 @@ class LoadedAttack(LoadedTask):
 
     goal = ("attack_accuracy", 1)
 
-    def __init__(self, settings, place, partition, classifier, source):
-        self._settings, self._place, self._partition = settings, place, partition
+    def __init__(self, settings, context, partition, classifier, source):
+        self._settings, self._context, self._partition = settings, context, partition
         self._classifier, self._shape = classifier, input_shape(source.shape)
         self._data = str(getattr(source, "path", source.name))
         y = settings.target_class
         others = [j for j in range(source.num_classes) if j != y]
-        self._others = torch.tensor(others, device=place.device)
+        self._others = torch.tensor(others, device=context.device)
         self._train, self._test = (np.flatnonzero(source.labels[split] == y) for split in ("train", "test"))
         self._rows = {"train": source.read("train", self._train), "test": source.read("test", self._test)}
         # Each rank asks about its share of the images; `meet` brings the answers together.
         self._right = {split: self._is_right(self._share(rows)) for split, rows in self._rows.items()}
 
     def _share(self, rows):
-        edges = [len(rows) * rank // self._place.num_ranks for rank in (self._place.rank, self._place.rank + 1)]
+        edges = [len(rows) * rank // self._context.num_ranks for rank in (self._context.rank, self._context.rank + 1)]
         return rows[slice(*edges)]
 
     def _samples(self, rows):
         """Images in [-½, ½]; all labels are y."""
         labels = np.full(len(rows), self._settings.target_class)
-        return Samples.of(rows, labels, (0.5,), (1.0,), self._place)
+        return Samples.of(rows, labels, (0.5,), (1.0,), self._context)
 
     @torch.no_grad()
     def _is_right(self, rows):
@@ -168,10 +168,10 @@ class LoadedAttack(LoadedTask):
             answers.append((self._classifier(images).argmax(1) == labels).cpu().numpy())
         return np.concatenate(answers)
 
-    def meet(self, link):
+    def synchronise(self, link):
         """Split the images that the classifier gets right over the clients. Collective on the link."""
-        right = link.concatenate(self._right["train"]).astype(bool)
-        num_tests = int(link.gather([self._right["test"].sum()]).sum())
+        right = link.allgatherv(self._right["train"]).astype(bool)
+        num_tests = int(link.allgather([self._right["test"].sum()]).sum())
         if not right.any() or not num_tests:
             raise UserError(
                 f"task.classifier = {self._settings.classifier}: knows no image of class "
@@ -179,13 +179,13 @@ class LoadedAttack(LoadedTask):
             )
         rows, parts = self._rows["train"][right], self._split(int(right.sum()))
         self._parts = [self._train[right][part] for part in parts]
-        self._clients = {client: self._samples(rows[parts[client]]) for client in self._place.clients}
+        self._clients = {client: self._samples(rows[parts[client]]) for client in self._context.clients}
         self._tests = self._samples(self._share(self._rows["test"])[self._right["test"]])
         self._rows = self._right = None
 
     def _split(self, num_images):
         """One index array per client; all images are of one class."""
-        return self._partition(np.zeros(num_images, dtype=np.int64), self._place.num_clients, self._place.seed)
+        return self._partition(np.zeros(num_images, dtype=np.int64), self._context.num_clients, self._context.seed)
 
     def write_split(self, folder):
         write_partition(folder / "partition.h5", self._parts, self._data)
@@ -217,8 +217,8 @@ class LoadedAttack(LoadedTask):
     def evaluate(self, module, link):
         of_clients = sum(self._means(module, samples)[:2] for samples in self._clients.values())
         mistaken = self._means(module, self._tests)[2] * self._tests.num
-        margin, distortion, mistaken, num = link.gather([*of_clients, mistaken, self._tests.num]).sum(0)
-        margin, distortion = margin / self._place.num_clients, distortion / self._place.num_clients
+        margin, distortion, mistaken, num = link.allgather([*of_clients, mistaken, self._tests.num]).sum(0)
+        margin, distortion = margin / self._context.num_clients, distortion / self._context.num_clients
         return {
             "train_loss": margin + self._settings.distortion_weight * distortion,
             "attack_loss": margin,
@@ -257,8 +257,8 @@ class LoadedAttack(LoadedTask):
 
     def _to_show(self, module):
         """Some images of this rank: half of them mistaken ones, which come first, as far as there are any."""
-        samples = self._tests if self._tests.num else self._clients[self._place.clients[0]]
-        images, _ = samples.at(torch.arange(samples.num, device=self._place.device))
+        samples = self._tests if self._tests.num else self._clients[self._context.clients[0]]
+        images, _ = samples.at(torch.arange(samples.num, device=self._context.device))
         mistaken = self._attack(module, images)[2]
         misses, hits = (where.nonzero().flatten() for where in (~mistaken, mistaken))
         half = SHOWN // 2

@@ -36,8 +36,8 @@ class DeepAUC(Classification):
         1.0, "step size of w over that of the rest, in algorithms that have one step size for all", above=0
     )
 
-    def load(self, place, partition):
-        return LoadedAUC(self, place, *self.open(place, partition))
+    def load(self, context, partition):
+        return LoadedAUC(self, context, *self.open(context, partition))
 
     def version(self, source, seed):
         """The imbalanced binary version of a data set; of silo files each has its own."""
@@ -66,8 +66,8 @@ def roc_auc(scores, positive):
         scores: [n] numbers. positive: [n] whether a sample is positive; both kinds must be there.
     """
     positive = np.asarray(positive, dtype=bool)
-    _, place, number = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(number) - (number - 1) / 2)[place]  # from 1; equal scores share their mean rank
+    _, which, number = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(number) - (number - 1) / 2)[which]  # from 1; equal scores share their mean rank
     num_positive, num_negative = positive.sum(), (~positive).sum()
     return float((ranks[positive].sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
 
@@ -94,17 +94,17 @@ class LoadedAUC(LoadedClassification):
 
     goal = ("auc", 1)
 
-    def __init__(self, settings, place, sources, *data):
-        super().__init__(settings, place, sources, *data)
+    def __init__(self, settings, context, sources, *data):
+        super().__init__(settings, context, sources, *data)
         originals = [f", of {source.num_original_classes}" for source in sources.values()]
         self._facts = [f"{fact}{original}" for fact, original in zip(self._facts, originals)]
         self.ascent_scale = settings.ascent_scale
 
-    def meet(self, link):
+    def synchronise(self, link):
         """Agree on p, the share of positives. Collective on the link."""
         counts = {client: np.array([labels.sum(), len(labels)]) for client, labels in self._labels.items()}
-        in_all = link.gather(sum(counts.values())).sum(0)
-        super().meet(link)
+        in_all = link.allgather(sum(counts.values())).sum(0)
+        super().synchronise(link)
         self.num_classes = 1  # outputs of the network
         of_client = counts if self._settings.p == "local" else dict.fromkeys(counts, in_all)
         self._p = {client: float(positives / number) for client, (positives, number) in of_client.items()}
@@ -115,7 +115,7 @@ class LoadedAUC(LoadedClassification):
             raise UserError(f"task.p = {self._settings.p}: client {one_sided[0]} counts only {kind} samples{hint}")
         for name, parts in self._scored().items():
             held = [sum(int(samples.labels.sum()) for samples in parts), sum(samples.num for samples in parts)]
-            positives, number = link.gather(held).sum(0)
+            positives, number = link.allgather(held).sum(0)
             if not 0 < positives < number:
                 raise UserError(
                     f"task.data = {self._settings.data}: {name} needs both kinds of samples, and "
@@ -137,15 +137,15 @@ class LoadedAUC(LoadedClassification):
 
     def evaluate(self, module, link):
         objective = sum(self._objective(module, client) for client in self._train)
-        metrics = {"train_loss": link.gather([objective]).sum() / self._place.num_clients}
+        metrics = {"train_loss": link.allgather([objective]).sum() / self._context.num_clients}
         for name, samples in self._scored().items():
-            outputs, positive = (link.concatenate(values) for values in _scored(module, samples))
+            outputs, positive = (link.allgatherv(values) for values in _scored(module, samples))
             metrics[name] = roc_auc(outputs, positive)
         return metrics
 
     def _scored(self):
         """Metric -> the samples of this rank that it is computed on."""
-        return {"auc": self._tests} | ({"holdout_auc": self._held} if self._place.holdout else {})
+        return {"auc": self._tests} | ({"holdout_auc": self._held} if self._context.holdout else {})
 
     def _objective(self, module, client):
         """F_i at the module's variables, over all samples of a client."""

@@ -11,7 +11,7 @@ from fedmpi.settings import check
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RankContext:
     """Where in the federation this rank stands.
 
     Attributes:
@@ -41,7 +41,7 @@ class Task:
         has_model: whether the user chooses the model. has_partition: whether there are data to split;
             None: where there is a model.
         partition, oracle: the names of those that it takes if the user names none; None: the usual.
-        can_hold_out: whether it can keep a part of the training data aside (`Place.holdout`).
+        can_hold_out: whether it can keep a part of the training data aside (`RankContext.holdout`).
     """
 
     has_model = True
@@ -53,11 +53,11 @@ class Task:
     def __post_init__(self):
         check(self, "task.")
 
-    def load(self, place, partition):
+    def load(self, context, partition):
         """Read what this rank's clients train on.
 
         Args:
-            place: a `Place`. partition: a `fedmpi.data.partition.Partition`, or None.
+            context: a `RankContext`. partition: a `fedmpi.data.partitions.base.Partition`, or None.
 
         Returns:
             the loaded task: an object with the methods of `LoadedTask`.
@@ -119,7 +119,7 @@ class LoadedTask:
         """The slice of the flat vector in which the problem ascends (min-max); None: it only descends."""
         return None
 
-    def meet(self, link):
+    def synchronise(self, link):
         """What the ranks must tell each other before a model can be built. Collective on the link.
 
         Raises:

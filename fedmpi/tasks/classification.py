@@ -6,9 +6,9 @@ import numpy as np
 from torch.nn import functional
 
 from fedmpi.data.holdout import hold_out
-from fedmpi.data.partition import write_partition
-from fedmpi.data.rows import ClientRows
+from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
+from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import HDF5Source, names_silos, open_source, silo_path
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
@@ -39,38 +39,40 @@ class Classification(Task):
     crop_padding: int = setting(0, "pad training images by this many black pixels and crop at random", least=0)
     flip: bool = setting(False, "mirror training images left to right at random")
 
-    def load(self, place, partition):
-        return LoadedClassification(self, place, *self.open(place, partition))
+    def load(self, context, partition):
+        return LoadedClassification(self, context, *self.open(context, partition))
 
-    def open(self, place, partition):
+    def open(self, context, partition):
         """The data of `LoadedClassification`: sources, parts, rows, tests."""
-        return (_load_silos if names_silos(self.data) else _load_shared)(self, place, partition)
+        return (_load_silos if names_silos(self.data) else _load_shared)(self, context, partition)
 
     def version(self, source, seed):
         """What of a data set the task trains on, a `Source`: all of it. `seed` is the run's."""
         return source
 
 
-def _load_shared(task, place, partition):
+def _load_shared(task, context, partition):
     """One file that all ranks read; see `share`."""
-    return share(task.version(open_source(task.data, place.data_dir), place.seed), place, partition)
+    return share(task.version(open_source(task.data, context.data_dir), context.seed), context, partition)
 
 
-def share(source, place, partition):
+def share(source, context, partition):
     """A source that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
-    parts = partition.of(source, place.num_clients, place.seed)
-    rows = ClientRows(source, parts, place.clients, place.rank, place.num_ranks)
+    parts = partition.of(source, context.num_clients, context.seed)
+    rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
     num_test = len(source.labels["test"])
-    edges = [num_test * rank // place.num_ranks for rank in (place.rank, place.rank + 1)]
-    return dict.fromkeys(place.clients, source), parts, rows, [(source, np.arange(*edges))]
+    edges = [num_test * rank // context.num_ranks for rank in (context.rank, context.rank + 1)]
+    return dict.fromkeys(context.clients, source), parts, rows, [(source, np.arange(*edges))]
 
 
-def _load_silos(task, place, partition):
+def _load_silos(task, context, partition):
     """One file per client, of which a rank opens those of its own clients only."""
     name = command_name(type(partition))
     if name != (task.partition or "even") or partition != type(partition)():  # not the one that comes unasked
         raise UserError(f"partition {name}: silo files {task.data} are split already: leave --partition out")
-    sources = {client: task.version(HDF5Source(silo_path(task.data, client)), place.seed) for client in place.clients}
+    sources = {
+        client: task.version(HDF5Source(silo_path(task.data, client)), context.seed) for client in context.clients
+    }
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
     tests = [(source, np.arange(len(source.labels["test"]))) for source in sources.values()]
@@ -91,7 +93,7 @@ class LoadedClassification(LoadedTask):
     """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy; holdout_loss, holdout_accuracy where asked for.
 
     Args:
-        settings: a `Classification`. place: a `Place`.
+        settings: a `Classification`. context: a `RankContext`.
         sources: client -> `Source` of each client of this rank.
         parts: client -> indices, of all clients of the federation where they share a file.
         rows: `rows.collect(link)` gives client -> [n, ...] array.
@@ -101,11 +103,11 @@ class LoadedClassification(LoadedTask):
     goal = ("accuracy", 1)
     random_loss = False
 
-    def __init__(self, settings, place, sources, parts, rows, tests):
-        source = sources[place.clients[0]]
-        self._settings, self._place, self._parts, self._rows = settings, place, parts, rows
+    def __init__(self, settings, context, sources, parts, rows, tests):
+        source = sources[context.clients[0]]
+        self._settings, self._context, self._parts, self._rows = settings, context, parts, rows
         self._own = {  # client -> those of its rows that it trains on, and those kept aside
-            client: hold_out(len(parts[client]), place.holdout, place.seed, client) for client in sources
+            client: hold_out(len(parts[client]), context.holdout, context.seed, client) for client in sources
         }
         labels = {client: own.labels["train"][parts[client]] for client, own in sources.items()}
         self._labels = {client: labels[client][kept] for client, (kept, _) in self._own.items()}
@@ -123,7 +125,7 @@ class LoadedClassification(LoadedTask):
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
         self._tests = [
-            Samples.of(own.read("test", at), own.labels["test"][at], *self._normalisation, place) for own, at in tests
+            Samples.of(own.read("test", at), own.labels["test"][at], *self._normalisation, context) for own, at in tests
         ]
 
     def _check(self, source):
@@ -132,9 +134,9 @@ class LoadedClassification(LoadedTask):
         own = self._settings.mean is not None or self._settings.std is not None
         check_normalisation(*self._normalisation, source.shape, "task." if own else f"{source.name}: attribute ")
 
-    def meet(self, link):
+    def synchronise(self, link):
         _expect_alike(link, self._facts, self._settings.data)
-        self.num_classes = int(link.gather([self.num_classes]).max())
+        self.num_classes = int(link.allgather([self.num_classes]).max())
         rows = self._rows.collect(link)
         self._train = {
             client: self._samples(rows[client][kept], self._labels[client]) for client, (kept, _) in self._own.items()
@@ -143,11 +145,11 @@ class LoadedClassification(LoadedTask):
             self._samples(rows[client][held], self._held_labels[client]) for client, (_, held) in self._own.items()
         ]
         self._rows = self._labels = self._held_labels = None
-        if self._place.holdout and not link.gather([sum(samples.num for samples in self._held)]).sum():
-            raise UserError(f"holdout = {self._place.holdout}: keeps no sample aside, all clients have too few")
+        if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
+            raise UserError(f"holdout = {self._context.holdout}: keeps no sample aside, all clients have too few")
 
     def _samples(self, rows, labels):
-        return Samples.of(rows, labels, *self._normalisation, self._place)
+        return Samples.of(rows, labels, *self._normalisation, self._context)
 
     def num_samples(self, client):
         return self._train[client].num
@@ -162,9 +164,9 @@ class LoadedClassification(LoadedTask):
     def evaluate(self, module, link):
         objective = sum(_sums(module, samples)[0] / samples.num for samples in self._train.values())
         here = [objective, *_totals(module, self._tests), *_totals(module, self._held)]
-        objective, *test, held_loss, held_correct, num_held = link.gather(np.array(here)).sum(0)
+        objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
         metrics = {
-            "train_loss": objective / self._place.num_clients,
+            "train_loss": objective / self._context.num_clients,
             "test_loss": test[0] / test[2],
             "accuracy": test[1] / test[2],
         }
@@ -191,7 +193,7 @@ def _expect_alike(link, facts, data):
         UserError: on every rank alike, with the first client that differs from client 0.
     """
     mine = "".join(f"{line}\n" for line in facts).encode()
-    lines = link.concatenate(list(mine)).astype(np.uint8).tobytes().decode().splitlines()
+    lines = link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().splitlines()
     for client, line in enumerate(lines):
         if line != lines[0]:
             raise UserError(f"{data}: client {client} has {line}; client 0 has {lines[0]}: expected them alike")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedmpi.data.partition import write_partition
+from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file, names_silos, silo_path
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_edges
@@ -44,14 +44,14 @@ class Language(Task):
     has_partition = False
     can_hold_out = True
 
-    def load(self, place, partition):
+    def load(self, context, partition):
         if names_silos(self.data):
-            texts = [Text(silo_path(self.data, client)) for client in place.clients]
+            texts = [Text(silo_path(self.data, client)) for client in context.clients]
             train, test = ([text.words(split, 0, 1) for text in texts] for split in ("train", "test"))
-            return LoadedLanguage(self, place, train, list(itertools.chain(*test)))
-        text = Text(find_file(self.data, place.data_dir))
-        train, test = (text.words(split, place.rank, place.num_ranks) for split in ("train", "test"))
-        return LoadedLanguage(self, place, [train], test)
+            return LoadedLanguage(self, context, train, list(itertools.chain(*test)))
+        text = Text(find_file(self.data, context.data_dir))
+        train, test = (text.words(split, context.rank, context.num_ranks) for split in ("train", "test"))
+        return LoadedLanguage(self, context, [train], test)
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class Piece:
 class LoadedLanguage(LoadedTask):
     """See `LoadedTask`. Metrics: train_loss, test_loss (both per word), perplexity.
 
-    With `Place.holdout`, the last words of each client's part are kept aside: holdout_loss, holdout_perplexity.
+    With `RankContext.holdout`, the last words of each client's part are kept aside: holdout_loss, holdout_perplexity.
 
     A model is called as `module(inputs, state)` and returns (scores [steps, columns, words], state).
     """
@@ -81,15 +81,15 @@ class LoadedLanguage(LoadedTask):
     goal = ("perplexity", -1)
     default_model = "lstm"
 
-    def __init__(self, settings, place, train, test):
+    def __init__(self, settings, context, train, test):
         """`train`: lists of words, one per client of this rank or one to be dealt; `test`: this rank's words."""
-        self._settings, self._place, self._words = settings, place, (train, test)
+        self._settings, self._context, self._words = settings, context, (train, test)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
         self._states = {}  # client -> (position in the columns, hidden state there)
 
-    def meet(self, link):
-        place = self._place
+    def synchronise(self, link):
+        context = self._context
         (train, test), self._words = self._words, None
         dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
         train, test = [numbers_of(words, dictionary) for words in train], numbers_of(test, dictionary)
@@ -97,40 +97,40 @@ class LoadedLanguage(LoadedTask):
         if names_silos(self._settings.data):
             parts = self._keep(link, train)
         else:
-            self._num_words = int(link.gather([len(train[0])]).sum())
-            starts = link.gather([place.clients.start, place.clients.stop]).astype(int)
-            parts = self._deal(link, train[0], place.num_clients, [range(*edges) for edges in starts])
-        ends = {part: len(stream) - math.floor(place.holdout * len(stream)) for part, stream in parts.items()}
+            self._num_words = int(link.allgather([len(train[0])]).sum())
+            starts = link.allgather([context.clients.start, context.clients.stop]).astype(int)
+            parts = self._deal(link, train[0], context.num_clients, [range(*edges) for edges in starts])
+        ends = {part: len(stream) - math.floor(context.holdout * len(stream)) for part, stream in parts.items()}
         self._train = {part: stream[: ends[part]] for part, stream in parts.items()}
         self._held = [stream[ends[part] :] for part, stream in parts.items() if ends[part] + 2 <= len(stream)]
-        if place.holdout and not link.gather([len(self._held)]).sum():
-            raise UserError(f"holdout = {place.holdout}: keeps no words aside, all clients have too few")
+        if context.holdout and not link.allgather([len(self._held)]).sum():
+            raise UserError(f"holdout = {context.holdout}: keeps no words aside, all clients have too few")
         edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
         self._test = self._deal(link, test, TEST_PARTS, [range(a, b) for a, b in zip(edges, edges[1:])])
 
     def _keep(self, link, texts):
         """The parts of a rank whose clients have a text each. Collective."""
-        lengths = link.concatenate([len(text) for text in texts])
+        lengths = link.allgatherv([len(text) for text in texts])
         if lengths.min() < 2:
             client = int(lengths.argmin())
             raise UserError(
                 f"task.data = {self._settings.data}: client {client} has {int(lengths[client])} words: too few"
             )
-        return {client: self._to_device(text) for client, text in zip(self._place.clients, texts)}
+        return {client: self._to_device(text) for client, text in zip(self._context.clients, texts)}
 
     def _to_device(self, stream):
-        return torch.from_numpy(stream).to(self._place.device)
+        return torch.from_numpy(stream).to(self._context.device)
 
     def _deal(self, link, numbers, num_parts, ranges):
         """This rank's parts of the text, part -> [n] tensor on the device. Collective."""
-        total = int(link.gather([len(numbers)]).sum())
+        total = int(link.allgather([len(numbers)]).sum())
         word_edges(total, num_parts, f"task.data = {self._settings.data}")  # or one line that says why not
         parts = deal(link, numbers, num_parts, ranges)
         return {part: self._to_device(stream) for part, stream in parts.items()}
 
     def write_split(self, folder):
         if self._num_words is not None:
-            edges = word_edges(self._num_words, self._place.num_clients)
+            edges = word_edges(self._num_words, self._context.num_clients)
             parts = list(zip(edges, edges[1:]))
             write_partition(folder / "partition.h5", parts, self._settings.data, unit="words")
 
@@ -162,10 +162,10 @@ class LoadedLanguage(LoadedTask):
         test = self._sum(module, [stream[: most and most // TEST_PARTS] for stream in self._test.values()])
         objective = sum(loss / number for loss, number in train)
         held = self._sum(module, [stream[:most] for stream in self._held])
-        total = link.gather(np.array([objective, *test, *held])).sum(0)
-        metrics = {"train_loss": total[0] / self._place.num_clients}
+        total = link.allgather(np.array([objective, *test, *held])).sum(0)
+        metrics = {"train_loss": total[0] / self._context.num_clients}
         metrics |= {"test_loss": total[1] / total[2], "perplexity": _perplexity(total[1] / total[2])}
-        if self._place.holdout:
+        if self._context.holdout:
             metrics |= {"holdout_loss": total[3] / total[4], "holdout_perplexity": _perplexity(total[3] / total[4])}
         return metrics
 

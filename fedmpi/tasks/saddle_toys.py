@@ -31,18 +31,18 @@ class SaddleQuadratic(Task):
 
     has_model = False
 
-    def load(self, place, partition):
+    def load(self, context, partition):
         size, sign = self.dim + self.dual_dim, np.r_[np.ones(self.dim), -np.ones(self.dual_dim)]
-        coupling = self.coupling * generator(place.seed, "saddle").standard_normal((self.dim, self.dual_dim))
-        H, b = np.zeros((place.num_clients, size, size)), np.zeros((place.num_clients, size))
-        for client in range(place.num_clients):
-            draw = generator(place.seed, "saddle", client)
+        coupling = self.coupling * generator(context.seed, "saddle").standard_normal((self.dim, self.dual_dim))
+        H, b = np.zeros((context.num_clients, size, size)), np.zeros((context.num_clients, size))
+        for client in range(context.num_clients):
+            draw = generator(context.seed, "saddle", client)
             H[client] = np.diag(sign * (1 + self.heterogeneity * draw.random(size)))
             H[client, : self.dim, self.dim :] = coupling
             H[client, self.dim :, : self.dim] = coupling.T
             b[client] = self.heterogeneity * draw.standard_normal(size)
         saddle = np.linalg.solve(H.sum(0), np.einsum("cij,cj->i", H, b))
-        H, b = (torch.tensor(t, dtype=place.dtype, device=place.device) for t in (H, b))
+        H, b = (torch.tensor(t, dtype=context.dtype, device=context.device) for t in (H, b))
 
         def loss(client, z, noise):
             away = z - b[client]
@@ -51,7 +51,7 @@ class SaddleQuadratic(Task):
         def metrics(z):
             return {"distance": float(np.linalg.norm(z - saddle))}
 
-        return _LoadedSaddle(place, np.ones(size, dtype=np.float32), self.dim, loss, metrics, self.noise)
+        return _LoadedSaddle(context, np.ones(size, dtype=np.float32), self.dim, loss, metrics, self.noise)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,9 @@ class TwoParameterAUC(Task):
 
     has_model = False
 
-    def load(self, place, partition):
-        x = torch.tensor([1.0, -1.0], dtype=place.dtype, device=place.device)
-        positive = torch.tensor([1, 0], device=place.device)
+    def load(self, context, partition):
+        x = torch.tensor([1.0, -1.0], dtype=context.dtype, device=context.device)
+        positive = torch.tensor([1, 0], device=context.device)
 
         def loss(client, z, noise):
             m1, m2, a, b, w = z
@@ -90,14 +90,14 @@ class TwoParameterAUC(Task):
             return {"gap": float(gap), "distance": float(np.linalg.norm(rest - np.r_[h, h[1] - h[0]]))}
 
         start = [self.m1, self.m2, 1.0, 0.0, 0.0]
-        return _LoadedSaddle(place, start, 4, loss, metrics, self.noise, goal=("gap", -1))
+        return _LoadedSaddle(context, start, 4, loss, metrics, self.noise, goal=("gap", -1))
 
 
 class _LoadedSaddle(LoadedTask):
     """A task whose clients' losses are functions of the point; every sample differs by its noise only."""
 
-    def __init__(self, place, z0, num_primal, loss, metrics, noise, goal=("distance", -1)):
-        self._place, self._z0, self._num_primal = place, z0, num_primal
+    def __init__(self, context, z0, num_primal, loss, metrics, noise, goal=("distance", -1)):
+        self._context, self._z0, self._num_primal = context, z0, num_primal
         self._loss, self._metrics, self._noise, self.goal = loss, metrics, noise, goal
 
     def build_model(self, model_class, model_settings):
@@ -120,6 +120,6 @@ class _LoadedSaddle(LoadedTask):
 
     def evaluate(self, module, link):
         point = module()
-        mine = sum(self._loss(client, point, 0.0).item() for client in self._place.clients)
-        total = link.gather([mine]).sum()
-        return {"train_loss": total / self._place.num_clients, **self._metrics(point.double().cpu().numpy())}
+        mine = sum(self._loss(client, point, 0.0).item() for client in self._context.clients)
+        total = link.allgather([mine]).sum()
+        return {"train_loss": total / self._context.num_clients, **self._metrics(point.double().cpu().numpy())}

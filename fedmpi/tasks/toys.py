@@ -42,10 +42,10 @@ class CounterExample(Task):
 
     has_model = False
 
-    def load(self, place, partition):
-        if place.num_clients != 3:
-            raise UserError(f"clients = {place.num_clients}: task counterexample has 3 clients, use --clients 3")
-        return _LoadedToy(place, [self.x0], self._loss, distance_to=np.zeros(1))
+    def load(self, context, partition):
+        if context.num_clients != 3:
+            raise UserError(f"clients = {context.num_clients}: task counterexample has 3 clients, use --clients 3")
+        return _LoadedToy(context, [self.x0], self._loss, distance_to=np.zeros(1))
 
     def _loss(self, client, x):
         scale = 3 if client == 0 else -1
@@ -66,21 +66,21 @@ class Quadratic(Task):
 
     has_model = False
 
-    def load(self, place, partition):
+    def load(self, context, partition):
         curvature, centre = [], []
-        for client in range(place.num_clients):
-            draw = generator(place.seed, "quadratic", client)
+        for client in range(context.num_clients):
+            draw = generator(context.seed, "quadratic", client)
             curvature.append(1 + self.heterogeneity * draw.random(self.dim))
             centre.append(self.heterogeneity * draw.standard_normal(self.dim))
         curvature, centre = np.array(curvature), np.array(centre)
         minimum = (curvature * centre).sum(0) / curvature.sum(0)
-        h = torch.tensor(curvature, dtype=place.dtype, device=place.device)
-        b = torch.tensor(centre, dtype=place.dtype, device=place.device)
+        h = torch.tensor(curvature, dtype=context.dtype, device=context.device)
+        b = torch.tensor(centre, dtype=context.dtype, device=context.device)
 
         def loss(client, x):
             return 0.5 * (h[client] * (x - b[client]) ** 2).sum()
 
-        return _LoadedToy(place, np.ones(self.dim, dtype=np.float32), loss, distance_to=minimum)
+        return _LoadedToy(context, np.ones(self.dim, dtype=np.float32), loss, distance_to=minimum)
 
 
 class _LoadedToy(LoadedTask):
@@ -88,8 +88,8 @@ class _LoadedToy(LoadedTask):
 
     goal = ("distance", -1)
 
-    def __init__(self, place, x0, loss, distance_to):
-        self._place, self._x0, self._loss, self._minimum = place, x0, loss, distance_to
+    def __init__(self, context, x0, loss, distance_to):
+        self._context, self._x0, self._loss, self._minimum = context, x0, loss, distance_to
 
     def build_model(self, model_class, model_settings):
         return Point(self._x0)
@@ -108,7 +108,7 @@ class _LoadedToy(LoadedTask):
 
     def evaluate(self, module, link):
         point = module()
-        mine = sum(self._loss(client, point).item() for client in self._place.clients)
-        total = link.gather(np.array([mine]))[:, 0].sum()
+        mine = sum(self._loss(client, point).item() for client in self._context.clients)
+        total = link.allgather(np.array([mine]))[:, 0].sum()
         distance = np.linalg.norm(point.double().cpu().numpy() - self._minimum)
-        return {"train_loss": total / self._place.num_clients, "distance": float(distance)}
+        return {"train_loss": total / self._context.num_clients, "distance": float(distance)}

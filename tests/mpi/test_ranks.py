@@ -10,7 +10,8 @@ from mpi4py import MPI
 from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fedmpi.errors import Diverged
-from fedmpi.federation import Federation, spread
+from fedmpi.federation.participation import spread
+from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle
 from fedmpi.streams import generator
 
@@ -46,7 +47,7 @@ def run(
 def test_sum_is_numpys_and_the_same_everywhere(link, dtype, size):
     everyone = [generator(0, "sum", rank, size).standard_normal(size) for rank in range(link.size)]
     block = torch.tensor(everyone[link.rank], dtype=dtype)
-    link.sum(block)
+    link.allreduce(block)
     np.testing.assert_allclose(
         block.numpy(), np.sum(everyone, axis=0), rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6
     )
@@ -56,10 +57,10 @@ def test_sum_is_numpys_and_the_same_everywhere(link, dtype, size):
 
 
 def test_gather_and_concatenate(link):
-    np.testing.assert_array_equal(link.gather([link.rank, 5]), [[rank, 5] for rank in range(link.size)])
+    np.testing.assert_array_equal(link.allgather([link.rank, 5]), [[rank, 5] for rank in range(link.size)])
     mine = np.full(link.rank, float(link.rank))  # rank 0 has nothing
     expected = [rank for rank in range(link.size) for _ in range(rank)]
-    np.testing.assert_array_equal(link.concatenate(mine), expected)
+    np.testing.assert_array_equal(link.allgatherv(mine), expected)
 
 
 def test_first_failing(link):
@@ -77,7 +78,7 @@ def test_ranks_do_what_one_process_does(link, algorithm, num_clients, participan
     last = simulate(
         algorithm, gradient, np.linspace(-1, 1, DIM), num_clients, rounds=4, local_steps=3, participants=participants
     )[-1]["rows"]
-    for name, row in federation.state.averaged_rows().items():
+    for name, row in federation.store.averaged_rows().items():
         np.testing.assert_allclose(row.numpy(), last[name][0], rtol=1e-12, atol=1e-13, err_msg=name)
     for client in federation.clients:
         for name in algorithm.client_rows:
@@ -88,7 +89,7 @@ def test_ranks_do_what_one_process_does(link, algorithm, num_clients, participan
 def test_the_server_is_the_same_bytes_on_every_rank_and_twice(link, dtype):
     def bits():
         federation = run(link, FAFED(), 4, rounds=5, dtype=dtype)
-        rows = {**federation.state.averaged_rows(), **federation.state.server_rows()}
+        rows = {**federation.store.averaged_rows(), **federation.store.server_rows()}
         return torch.cat(list(rows.values())).numpy().tobytes()
 
     first = bits()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from fedmpi.data.partition import IID, Even, Shared
-from fedmpi.data.rows import ClientRows
+from fedmpi.data.partitions.base import IID, Even, Shared
+from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import HDF5Source
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
 from fedmpi.errors import UserError
-from fedmpi.federation import spread
-from fedmpi.tasks.base import Place
+from fedmpi.federation.participation import spread
+from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 
 pytestmark = pytest.mark.mpi
@@ -88,7 +88,7 @@ def test_bytes_read_and_memory_are_the_ranks_share(link, folder, partition, seve
 def place(link, num_clients=None):
     num_clients = num_clients or link.size
     clients = spread(num_clients, link.size)[link.rank]
-    return Place(num_clients, clients, link.rank, link.size, 0, None, torch.device("cpu"), torch.float32)
+    return RankContext(num_clients, clients, link.rank, link.size, 0, None, torch.device("cpu"), torch.float32)
 
 
 def silos(link, folder, name, facts):
@@ -103,7 +103,7 @@ def silos(link, folder, name, facts):
 def test_a_rank_opens_its_own_silo_files_only(link, folder):
     task = silos(link, folder, "own", lambda client: {"num_train": 300 + client})
     loaded = task.load(place(link), Even())
-    loaded.meet(link)
+    loaded.synchronise(link)
     assert loaded.num_samples(link.rank) == 300 + link.rank and loaded.num_classes == 10
 
 
@@ -124,7 +124,7 @@ def test_silo_files_that_differ_are_one_line_on_every_rank(link, folder, facts, 
         pytest.skip("needs two silos")
     loaded = silos(link, folder, "differ", lambda client: {"num_train": 300, **facts(client)}).load(place(link), Even())
     with pytest.raises(UserError, match=message):
-        loaded.meet(link)
+        loaded.synchronise(link)
 
 
 def test_a_text_is_read_numbered_and_dealt_by_all_ranks(link, folder):

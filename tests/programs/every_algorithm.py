@@ -5,10 +5,10 @@ import sys
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm
-from fedmpi.config import read_command_line
-from fedmpi.main import run_program
+from fedmpi.config.build import read_command_line
+from fedmpi.program.ranks import run_program
 from fedmpi.registry import known
-from fedmpi.training import prepare
+from fedmpi.training.build import prepare
 
 
 def program(arguments, link):

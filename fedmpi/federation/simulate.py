@@ -8,7 +8,7 @@ import torch
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
-from fedmpi.federation import Federation
+from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle, LossFunctionOracle
 
 
@@ -131,14 +131,14 @@ class _Recorder:
 
     def _resting(self, federation):
         """Rows of every client between rounds: the averages, and what it keeps."""
-        averaged = federation.state.averaged_rows()
+        averaged = federation.store.averaged_rows()
         return {
             client.index: {name: averaged.get(name, getattr(client, name)).numpy().copy() for name in self._shown}
             for client in federation.clients
         }
 
     def _server(self, federation):
-        rows = {name: row.numpy().copy() for name, row in federation.state.server_rows().items()}
+        rows = {name: row.numpy().copy() for name, row in federation.store.server_rows().items()}
         return {name: np.stack([row] * self._num_clients) if name == "x" else row for name, row in rows.items()}
 
     def _add(self, federation, round_index, step, clients, server):

@@ -15,7 +15,7 @@ import zlib
 
 import numpy as np
 
-from fedmpi.data.pickled import cifar10_records
+from fedmpi.data.formats.pickled import cifar10_records
 from fedmpi.errors import UserError
 from fedmpi.streams import generator
 

@@ -8,62 +8,10 @@ import math
 import time
 
 from fedmpi.algorithms.base import Exchange
-from fedmpi.client import Client, Server
 from fedmpi.errors import Diverged, UserError
+from fedmpi.federation.client import Client, Server
+from fedmpi.federation.rows import RowStore, check_rows
 from fedmpi.streams import generator
-from fedmpi.vectors import RankState
-
-
-def spread(num_clients, num_ranks):
-    """The clients of each rank: consecutive numbers, counts that differ by at most one.
-
-    Returns:
-        list of `range`, one per rank.
-
-    Raises:
-        UserError: if there are fewer clients than ranks.
-    """
-    if num_clients < num_ranks:
-        raise UserError(
-            f"clients = {num_clients}: expected at least one client per rank, and {num_ranks} ranks were started: "
-            f"start at most {num_clients} ranks or ask for more clients"
-        )
-    edges = [num_clients * rank // num_ranks for rank in range(num_ranks + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:])]
-
-
-def draw_participants(num_clients, participation, seed, round_index):
-    """The clients of a round: max(1, ⌊participation N⌋) of N without replacement, sorted.
-
-    Every rank draws the same from the stream (seed, "participants", round): no message is needed.
-    """
-    num = max(1, math.floor(participation * num_clients + 1e-9))
-    if num >= num_clients:
-        return list(range(num_clients))
-    drawn = generator(seed, "participants", round_index).choice(num_clients, num, replace=False)
-    return sorted(int(c) for c in drawn)
-
-
-def check_rows(algorithm):
-    """See that an algorithm's rows are names, each in one place.
-
-    Raises:
-        UserError: one line: which declaration, what is expected.
-    """
-    name, seen = type(algorithm).__name__, set()
-    for kind in ("exchanged", "server_rows", "client_rows", "scratch"):
-        rows = getattr(algorithm, kind)
-        if not isinstance(rows, tuple) or not all(isinstance(row, str) for row in rows):
-            raise UserError(f"{name}.{kind} = {rows!r}: expected a tuple of names, like ('x', 'm') or ('x',)")
-        again = seen.intersection(rows) or {row for row in rows if rows.count(row) > 1}
-        if again:
-            raise UserError(
-                f"{name}.{kind} = {rows!r}: {min(again)} is named already; expected each row once in exchanged, "
-                "server_rows, client_rows and scratch together"
-            )
-        seen.update(rows)
-    if "x" not in (*algorithm.exchanged, *algorithm.server_rows):
-        raise UserError(f"{name} has no row 'x', the model: name it in exchanged or server_rows")
 
 
 class Federation:
@@ -83,7 +31,7 @@ class Federation:
         weights: a number > 0 per client, its weight in every average; None: all alike.
         observe: called as `observe(federation, round_index, step, client)` after the start, after
             every local step of a client, and after every round's last average (step None).
-        poison: see `RankState`.
+        poison: see `RowStore`.
         seed: of the run; what ranks draw alike comes from it.
         segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
         ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
@@ -112,19 +60,19 @@ class Federation:
     ):
         check_rows(algorithm)
         self.algorithm, self.link = algorithm, link
-        self.state = RankState(
+        self.store = RowStore(
             algorithm, x0.numel(), buffers0.numel(), len(oracles), x0.dtype, x0.device, poison, link.allocate
         )
-        averaged, kept = self.state.averaged_rows(), self.state.server_rows()
+        averaged, kept = self.store.averaged_rows(), self.store.server_rows()
         segments = segments or [slice(0, x0.numel())]
         self.server = Server({**averaged, **kept}, num_clients, segments, x0.numel(), ascent)
         self.server_seen_by_clients = Server(kept, num_clients, segments, x0.numel(), ascent)
         self.clients = [
-            Client(index, self.state.client_rows(position), make(self.state))
+            Client(index, self.store.client_rows(position), make(self.store))
             for position, (index, make) in enumerate(oracles.items())
         ]
         self.server.x.copy_(x0)
-        self.state.buffers.copy_(buffers0)
+        self.store.buffers.copy_(buffers0)
         self._local_steps = local_steps if callable(local_steps) else lambda client: local_steps
         steps = [self._local_steps(client) for client in range(num_clients)]
         if min(steps) < 1:
@@ -145,19 +93,19 @@ class Federation:
 
         The float buffers stay as they were: only some start exchanges would average them.
         """
-        buffers = self.state.buffers.clone()
+        buffers = self.store.buffers.clone()
         exchange = Exchange(self.algorithm.exchanged_at_start, self.algorithm.start, self.algorithm.server_start)
         everybody = range(self.server.num_clients)
         if exchange.rows:
             self._exchange(exchange, everybody, first_in_round=True)
         else:
             for position, client in enumerate(self.clients):
-                self.state.begin_turn(position, True, slice(0, 0))
+                self.store.begin_turn(position, True, slice(0, 0))
                 self.algorithm.start(client, self.server_seen_by_clients, client.oracle)
             self.algorithm.server_start(self.server)
-        self.state.buffers.copy_(buffers)
+        self.store.buffers.copy_(buffers)
         for position, client in enumerate(self.clients):
-            self.state.begin_turn(position, True, slice(0, 0))
+            self.store.begin_turn(position, True, slice(0, 0))
             self.algorithm.client_start(client, self.server_seen_by_clients)
         self._observe(self, -1, None, None)
 
@@ -203,22 +151,22 @@ class Federation:
         workers = list(participants)
         if exchange.alone:
             workers = [self._choose(workers)]
-        region = self.state.region(exchange.rows)
+        region = self.store.region(exchange.rows)
         loss_sum, num_losses, worked, bad_client = 0.0, 0, 0, -1
         for position, client in enumerate(self.clients):
             if client.index not in workers:
                 continue
-            self.state.begin_turn(position, first_in_round, region)
+            self.store.begin_turn(position, first_in_round, region)
             self._work(exchange, client)
-            self.state.end_turn(position, region, self._weights[client.index], worked)
+            self.store.end_turn(position, region, self._weights[client.index], worked)
             client_sum, client_num = client.oracle.take_losses()
             loss_sum, num_losses, worked = loss_sum + client_sum, num_losses + client_num, worked + 1
             if not math.isfinite(client_sum) and bad_client < 0:
                 bad_client = client.index
         worked_until = time.perf_counter()
         loss = self._agree_on_loss(loss_sum, num_losses, bad_client)
-        summed = self.state.sum(region, worked)
-        self.link.average(summed, sum(self._weights[client] for client in workers), out=self.state.block[region])
+        summed = self.store.sum(region, worked)
+        self.link.average(summed, sum(self._weights[client] for client in workers), out=self.store.block[region])
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
         if exchange.then is not None:
@@ -260,7 +208,7 @@ class Federation:
         The ranks also add up here how many gradients they have evaluated: it costs no message of its own.
         """
         gradients = sum(client.oracle.num_gradients for client in self.clients)
-        everywhere = self.link.gather([loss_sum, num_losses, bad_client, gradients]).tolist()
+        everywhere = self.link.allgather([loss_sum, num_losses, bad_client, gradients]).tolist()
         totals, numbers, _, gradients = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
         for rank, (total, _, client, _) in enumerate(everywhere):

@@ -3,13 +3,12 @@
 It knows neither MPI nor torch, so such a program starts in a moment.
 """
 
-import argparse
 import sys
 
 from fedmpi.errors import UserError
 
 
-def run_alone(program, arguments):
+def run_single(program, arguments):
     """Run `program(arguments)`; a `UserError` ends the process with its one line and exit code 2."""
     try:
         program(arguments)
@@ -22,13 +21,3 @@ def run_alone(program, arguments):
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()
         sys.exit(1)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are `UserError`s: one line, no usage text."""
-
-    def __init__(self, **settings):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
-
-    def error(self, message):
-        raise UserError(f"{message} (see --help)")

@@ -52,11 +52,11 @@ class ClientRows:
             return self._rows
         if self._num_ranks == 1:
             return {client: self._rows[self._parts[client]] for client in self._clients}
-        ranges = link.gather([self._clients.start, self._clients.stop]).astype(int)
+        ranges = link.allgather([self._clients.start, self._clients.stop]).astype(int)
         begin, end = self._begin, self._begin + len(self._rows)
         wanted = [[self._within(client, begin, end) - begin for client in range(*edges)] for edges in ranges]
         wanted = [np.concatenate(of_rank) for of_rank in wanted]
-        self._rows = link.exchange(self._rows, wanted)
+        self._rows = link.alltoallv(self._rows, wanted)
         return self._sort_out(ranges[link.rank])
 
     def _within(self, client, begin, end):

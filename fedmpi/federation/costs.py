@@ -14,7 +14,7 @@ import torch
 import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
-from fedmpi.federation import Federation
+from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle
 from fedmpi.registry import command_name, known
 
@@ -174,8 +174,8 @@ class _CountingLink(SoloLink):
         super().__init__()
         self.lengths = []
 
-    def sum(self, block):
-        super().sum(block)
+    def allreduce(self, block):
+        super().allreduce(block)
         self.lengths.append(block.numel())
 
 

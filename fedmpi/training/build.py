@@ -1,6 +1,5 @@
 """One training run: from settings to a trained model in a run folder."""
 
-import dataclasses
 import functools
 import math
 import re
@@ -9,38 +8,22 @@ import time
 import numpy as np
 import torch
 
-from fedmpi.checkpoint import save_model
+from fedmpi.algorithms.fused import fuse
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.mpi import check_launch
-from fedmpi.errors import AgreedUserError, Diverged, UserError
-from fedmpi.federation import Federation, draw_participants, spread
-from fedmpi.fused import fuse
+from fedmpi.errors import Diverged
+from fedmpi.federation.participation import draw_participants, spread
+from fedmpi.federation.rounds import Federation
 from fedmpi.models import find_model
-from fedmpi.recorder import Recorder, readable_bytes, table
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.registry import command_name
+from fedmpi.runs.model_files import save_model
+from fedmpi.runs.recorder import Recorder
 from fedmpi.streams import derive, generator
-from fedmpi.tasks.base import Place
-from fedmpi.vectors import FlatModule
-
-
-def together(link, action):
-    """Do something that may meet a user's error on some ranks only, and let all ranks agree on it.
-
-    Collective on the link; if `action` itself is, it must fail on all ranks alike.
-
-    Raises:
-        AgreedUserError: on every rank if on any; with text only on the lowest rank that met one.
-    """
-    result, error = None, None
-    try:
-        result = action()
-    except UserError as met:
-        error = met
-    failing = np.flatnonzero(link.gather([float(error is not None)])[:, 0])
-    if not len(failing):
-        return result
-    where = f"on rank {failing[0]}: " if failing[0] > 0 else ""
-    raise AgreedUserError(f"{where}{error}" if failing[0] == link.rank else "") from error
+from fedmpi.tasks.base import RankContext
+from fedmpi.text import format_bytes, table
+from fedmpi.training.result import Iterate, OutputRule
 
 
 def train(config, link):
@@ -53,12 +36,12 @@ def train(config, link):
         the run folder on rank 0, None elsewhere.
 
     Raises:
-        AgreedUserError: on every rank alike (see `together`), before any training or if the result
+        AgreedUserError: on every rank alike (see `agree`), before any training or if the result
             cannot be written.
         Diverged: on every rank alike, if a loss is not finite.
     """
     training = prepare(config, link)
-    recorder = together(link, training.make_recorder)
+    recorder = agree(link, training.make_recorder)
     try:
         return training.run(recorder)
     except Diverged as error:
@@ -74,20 +57,20 @@ def prepare(config, link):
     """Everything of a run up to its first step. Collective on the link.
 
     Returns:
-        an object with the run's `place`, `task`, `flat` (a `FlatModule`) and `federation`.
+        an object with the run's `context`, `task`, `flat` (a `FlatModule`) and `federation`.
 
     Raises:
-        AgreedUserError: on every rank alike (see `together`).
+        AgreedUserError: on every rank alike (see `agree`).
     """
-    together(link, lambda: check_launch(link, config.run.ranks))
+    agree(link, lambda: check_launch(link, config.run.ranks))
     if config.run.tune_malloc:
         keep_freed_memory()
     torch.set_num_threads(config.run.threads or share_of_cores(link))
     link.transport = config.run.transport
-    training = together(link, lambda: _Training(config, link))
-    together(link, lambda: training.task.meet(link))
-    together(link, training.build)
-    together(link, training.assemble)
+    training = agree(link, lambda: _Training(config, link))
+    agree(link, lambda: training.task.synchronise(link))
+    agree(link, training.build)
+    agree(link, training.assemble)
     return training
 
 
@@ -99,7 +82,7 @@ class _Training:
         self.config, self.link = config, link
         run = config.run
         num_clients = run.clients or link.size
-        self.place = Place(
+        self.context = RankContext(
             num_clients=num_clients,
             clients=spread(num_clients, link.size)[link.rank],
             rank=link.rank,
@@ -110,7 +93,7 @@ class _Training:
             dtype=getattr(torch, run.dtype),
             holdout=run.holdout,
         )
-        self.task = config.task.load(self.place, config.partition)
+        self.task = config.task.load(self.context, config.partition)
 
     def build(self):
         """Make the model, and see that it takes the data; not collective."""
@@ -119,21 +102,21 @@ class _Training:
         if model_class is None and config.task.has_model:
             model_class = find_model(self.task.default_model)
         torch.manual_seed(derive(run.seed, "model"))
-        module = self.task.build_model(model_class, config.model_settings).to(self.place.device, self.place.dtype)
+        module = self.task.build_model(model_class, config.model_settings).to(self.context.device, self.context.dtype)
         self.flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
-        self.task.try_out(module, self.place.clients[0])
+        self.task.try_out(module, self.context.clients[0])
         self.algorithm = fuse(config.algorithm, self.flat.x) if run.fused_update else config.algorithm
 
     def assemble(self):
         """Join the ranks' clients into a federation. Collective."""
-        run, place, link = self.config.run, self.place, self.link
-        mine = np.array([self.task.num_samples(client) for client in place.clients], dtype=np.float64)
-        num_samples = link.concatenate(mine)
-        batches = link.concatenate([self._sampler(client).batches_per_pass for client in place.clients])
+        run, context, link = self.config.run, self.context, self.link
+        mine = np.array([self.task.num_samples(client) for client in context.clients], dtype=np.float64)
+        num_samples = link.allgatherv(mine)
+        batches = link.allgatherv([self._sampler(client).batches_per_pass for client in context.clients])
         if run.local_epochs is not None:
             steps = np.maximum(1, np.round(run.local_epochs * batches)).astype(int).tolist()
         else:
-            steps = [run.local_steps] * place.num_clients
+            steps = [run.local_steps] * context.num_clients
         self.num_rounds = run.rounds
         if run.epochs is not None:
             self.num_rounds = max(1, math.ceil(run.epochs * batches.max() / max(steps)))
@@ -141,12 +124,12 @@ class _Training:
         self.federation = Federation(
             self.algorithm,
             link,
-            {client: functools.partial(self._oracle, client, workspace) for client in place.clients},
-            place.num_clients,
+            {client: functools.partial(self._oracle, client, workspace) for client in context.clients},
+            context.num_clients,
             self.flat.x,
             self.flat.buffers,
             steps.__getitem__,
-            participants=functools.partial(draw_participants, place.num_clients, run.participation, run.seed),
+            participants=functools.partial(draw_participants, context.num_clients, run.participation, run.seed),
             weights=num_samples.tolist() if run.weighting == "samples" else None,
             seed=run.seed,
             segments=self.flat.segments,
@@ -172,7 +155,7 @@ class _Training:
     def _sampler(self, client):
         run = self.config.run
         first = run.first_batch_size or run.batch_size
-        return self.task.sampler(client, run.batch_size, first, run.seed, self.place.device)
+        return self.task.sampler(client, run.batch_size, first, run.seed, self.context.device)
 
     def make_recorder(self):
         """The recorder on rank 0, None elsewhere."""
@@ -191,7 +174,7 @@ class _Training:
         run, federation = self.config.run, self.federation
         every = run.eval_every or max(1, self.num_rounds // 20)
         chosen = int(generator(run.seed, "output").integers(1, self.num_rounds + 1))
-        kept = _Kept(run.output, chosen, self.task.goal)
+        kept = OutputRule(run.output, chosen, self.task.goal)
         evaluation_seconds, began = 0.0, time.perf_counter()
         metrics = {}
         if recorder:
@@ -203,7 +186,7 @@ class _Training:
             evaluated = {}
             if number % every == 0 or number == self.num_rounds:
                 before = time.perf_counter()
-                evaluated = metrics = self._evaluate(federation.server.x, federation.state.buffers, number)
+                evaluated = metrics = self._evaluate(federation.server.x, federation.store.buffers, number)
                 evaluation_seconds += time.perf_counter() - before
             kept.see(number, federation, evaluated)
             if recorder:
@@ -220,13 +203,13 @@ class _Training:
                 }
                 recorder.round(record, evaluated)
         result, which = kept.result()
-        rows = {**federation.state.averaged_rows(), **federation.state.server_rows()}
+        rows = {**federation.store.averaged_rows(), **federation.store.server_rows()}
         if result is None:
-            result = _Iterate(number, federation.server.x, federation.state.buffers)
+            result = Iterate(number, federation.server.x, federation.store.buffers)
         else:
             rows = {"x": result.x}  # the others belong to the last iterate
             metrics = self._evaluate(result.x, result.buffers, result.round)
-        together(self.link, lambda: self._save(recorder, result, rows))
+        agree(self.link, lambda: self._save(recorder, result, rows))
         if recorder is None:
             return None
         recorder.close()
@@ -237,7 +220,7 @@ class _Training:
         """Write the resulting model; on rank 0."""
         if recorder is None:
             return
-        self.flat.hold_counters(self.place.clients[0])
+        self.flat.hold_counters(self.context.clients[0])
         save_model(recorder.folder, self.flat.named_values(result.x, result.buffers), rows)
         self.task.write_result(self.flat.module, recorder.folder)
 
@@ -253,7 +236,7 @@ class _Training:
         return {name: float(value) for name, value in metrics.items()}
 
     def _table(self, record, metrics, which, folder):
-        place, seconds, gradients = self.place, record["seconds"], record["gradients"]
+        context, seconds, gradients = self.context, record["seconds"], record["gradients"]
 
         def share(part):
             return f"{part:.2f} s ({100 * part / seconds:.0f} %)"
@@ -262,8 +245,8 @@ class _Training:
         return table(
             [
                 ("algorithm", command_name(type(self.config.algorithm))),
-                ("clients", f"{place.num_clients} on {self.link.size} ranks"),
-                ("each rank", f"{torch.get_num_threads()} threads, {place.device}"),
+                ("clients", f"{context.num_clients} on {self.link.size} ranks"),
+                ("each rank", f"{torch.get_num_threads()} threads, {context.device}"),
                 ("parameters", f"{self.flat.dim:,}"),
                 ("rounds", f"{record['round']} ({record['iteration']} local steps, {gradients:,} gradients in all)"),
                 *((name.replace("_", " "), self._beside(name, f"{value:.4f}")) for name, value in metrics.items()),
@@ -271,7 +254,7 @@ class _Training:
                 ("communication", f"{share(record['communication_seconds'])}, {self.link.used}"),
                 ("evaluation", share(record["evaluation_seconds"])),
                 ("in all", f"{seconds:.2f} s"),
-                ("sent per client", f"{readable_bytes(record['bytes'])} in {communications} Allreduces"),
+                ("sent per client", f"{format_bytes(record['bytes'])} in {communications} Allreduces"),
                 ("result", f"{which}, in {folder}"),
             ]
         )
@@ -281,40 +264,3 @@ class _Training:
         printed = self.config.resolved.get("paper", {}).get("printed", {}).get(metric, {})
         value = printed.get(command_name(type(self.config.algorithm)))
         return words if value is None else f"{words} (in the paper: {value})"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Iterate:
-    """An averaged model: the round after which it was, x [dim] and its float buffers."""
-
-    round: int
-    x: torch.Tensor
-    buffers: torch.Tensor
-
-
-class _Kept:
-    """The iterate that is to be the result, if not the last: the best seen, or that of a round drawn beforehand."""
-
-    def __init__(self, rule, chosen_round, goal):
-        self._rule, self._chosen, (self._metric, self._sign) = rule, chosen_round, goal
-        self._iterate, self._best = None, -math.inf
-
-    def see(self, number, federation, metrics):
-        """Look at the model after round `number`."""
-        if self._rule == "uniform":
-            wanted = number == self._chosen
-        elif self._rule == "best":
-            value = self._sign * metrics.get(self._metric, math.nan)
-            wanted = value > self._best
-            self._best = max(self._best, value) if wanted else self._best
-        else:
-            wanted = False
-        if wanted:
-            self._iterate = _Iterate(number, federation.server.x.clone(), federation.state.buffers.clone())
-
-    def result(self):
-        """(the `_Iterate`, or None for the last; words that say which)."""
-        if self._iterate is None:
-            return None, "last iterate"
-        how = "best by " + self._metric if self._rule == "best" else "drawn uniformly"
-        return self._iterate, f"iterate of round {self._iterate.round} ({how})"

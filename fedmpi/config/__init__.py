@@ -1,0 +1,1 @@
+"""Settings: what can be set, how it is written, and a run as resolved."""

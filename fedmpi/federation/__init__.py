@@ -1,0 +1,5 @@
+"""The loop of a federation and what it moves: clients, the server, rows, rounds."""
+
+from fedmpi.federation.rounds import Federation
+
+__all__ = ["Federation"]

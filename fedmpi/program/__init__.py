@@ -1,0 +1,1 @@
+"""How programs begin and end."""
