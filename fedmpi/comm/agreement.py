@@ -1,25 +1,26 @@
 """How all ranks agree on an error that only some of them met."""
 
-import numpy as np
-
 from fedmpi.errors import AgreedUserError, UserError
 
 
 def agree(link, action):
-    """Do something that may meet a user's error on some ranks only, and let all ranks agree on it.
+    """Do something that may meet a user's error on some ranks only; all ranks raise, or none. Collective on the link.
 
-    Collective on the link; if `action` itself is, it must fail on all ranks alike.
+    If `action` itself is collective, it must fail on all ranks or on none.
+
+    Returns:
+        what `action()` returns.
 
     Raises:
-        AgreedUserError: on every rank if on any; with text only on the lowest rank that met one.
+        AgreedUserError: on every rank if on any; its text is empty except on the lowest rank that met an error.
     """
     result, error = None, None
     try:
         result = action()
     except UserError as met:
         error = met
-    failing = np.flatnonzero(link.allgather([float(error is not None)])[:, 0])
-    if not len(failing):
+    failing = link.first_failing(error is not None)
+    if failing is None:
         return result
-    where = f"on rank {failing[0]}: " if failing[0] > 0 else ""
-    raise AgreedUserError(f"{where}{error}" if failing[0] == link.rank else "") from error
+    where = f"on rank {failing}: " if failing > 0 else ""
+    raise AgreedUserError(f"{where}{error}" if failing == link.rank else "") from error

@@ -1,5 +1,6 @@
-"""Sums over the ranks, and what they cost."""
+"""What a federation asks of the ranks that it runs on: sums of model vectors and small agreements."""
 
+import abc
 import dataclasses
 
 import numpy as np
@@ -29,42 +30,104 @@ class Traffic:
         self.largest = max(self.largest, nbytes)
 
 
-class SoloLink:
-    """The link of a process that holds all clients: nothing to sum, everything counted."""
+class Link(abc.ABC):
+    """The ranks of a job, as seen by one of them. All methods are collective: every rank makes the same calls.
+
+    Attributes:
+        rank, size: this rank's number and the number of ranks.
+        local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
+        traffic: the `Traffic` of this rank.
+        used: in words, how the last block was summed.
+    """
 
     rank, size = 0, 1
+    local_rank, local_size = 0, 1
+    used = "nothing to sum"
+
+    @abc.abstractmethod
+    def allocate(self, numel, dtype, device="cpu"):
+        """[numel] zeros where `average` is fastest; valid until `close`."""
+
+    @abc.abstractmethod
+    def average(self, block, divisor, out):
+        """out = (sum of `block` over all ranks) / divisor, with the same bits on every rank.
+
+        Args:
+            block: [n] float32 or float64, contiguous, the same n and dtype on every rank; overwritten.
+            divisor: a number, the same on every rank.
+            out: [n]; may be `block` itself.
+        """
+
+    @abc.abstractmethod
+    def allgather(self, values):
+        """[size, n] float64: every rank's [n] `values`, in rank order."""
+
+    @abc.abstractmethod
+    def allgatherv(self, values):
+        """[sum of n_r] float64: all ranks' [n_r] `values`, one after the other; n_r may differ."""
+
+    @abc.abstractmethod
+    def alltoallv(self, rows, wanted):
+        """[m, ...] the rows that the other ranks send to this one, in rank order.
+
+        Args:
+            rows: [n, ...] array of this rank; dtype and shape of a row are the same on every rank.
+            wanted: for each rank, the indices into `rows` of what it is sent, in that order.
+        """
+
+    @abc.abstractmethod
+    def barrier(self):
+        """Wait for all ranks."""
+
+    @abc.abstractmethod
+    def close(self):
+        """Free what `allocate` gave; the link cannot be used afterwards."""
+
+    def allreduce(self, block):
+        """Sum a contiguous 1-d tensor over all ranks, in place; see `average`."""
+        self.average(block, 1, block)
+
+    def first_failing(self, failed):
+        """The lowest rank whose `failed` is true, or None."""
+        return lowest_true(self.allgather([float(failed)]))
+
+
+class SoloLink(Link):
+    """The link of one process that holds all clients: nothing is sent, everything is counted."""
 
     def __init__(self):
         self.traffic = Traffic()
 
     def allocate(self, numel, dtype, device="cpu"):
-        """[numel] zeros."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def allreduce(self, block):
-        """The sum over one rank is what is there."""
-        self.traffic.add(block.numel() * block.element_size())
-
     def average(self, block, divisor, out):
-        """out = block / divisor; `out` may be `block`."""
-        self.allreduce(block)
+        self.traffic.add(block.numel() * block.element_size())
         divide(block, divisor, out)
 
     def allgather(self, values):
-        """[1, n] from [n]."""
-        return np.array(values)[None]
+        return np.array(values, dtype=np.float64)[None]
 
     def allgatherv(self, values):
-        """What is there, as float64."""
         return np.array(values, dtype=np.float64)
 
     def alltoallv(self, rows, wanted):
-        """The rows that this rank wants of itself."""
         return rows[wanted[0]]
+
+    def barrier(self):
+        """One process waits for nobody."""
+
+    def close(self):
+        """Nothing was opened."""
+
+
+def lowest_true(flags):
+    """The first row of a [size, 1] array that is not 0, or None."""
+    return int(np.argmax(flags[:, 0])) if flags.any() else None
 
 
 def divide(block, divisor, out):
-    """out = block / divisor with as few passes over the memory as that takes."""
+    """out = block / divisor with as few passes over the memory as possible."""
     if divisor != 1:
         torch.div(block, divisor, out=out)
     elif out.data_ptr() != block.data_ptr():

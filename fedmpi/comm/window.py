@@ -3,7 +3,6 @@
 import mmap
 import os
 
-import numpy as np
 import torch
 from mpi4py import MPI
 
@@ -22,7 +21,7 @@ class NodeWindow:
     Collective on `node`, also where it fails: all ranks raise or none.
 
     Args:
-        node: communicator of ranks that share memory.
+        node: `Communicator` of ranks that share memory.
         numel, dtype: of every rank's vector; the same on all ranks.
 
     Attributes:
@@ -35,15 +34,15 @@ class NodeWindow:
     def __init__(self, node, numel, dtype):
         self._itemsize = dtype.itemsize
         nbytes = -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE  # no page has two owners
-        # Asked for too much, the system says yes and kills the process at the first touch.
-        if not _all_agree(node, _free_bytes() >= nbytes * node.size):
+        # Linux overcommits: a window that is too large is granted, and the process is killed on first touch.
+        if node.first_failing(_free_bytes() < nbytes * node.size) is not None:
             raise NoWindow(f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left")
         window, reason = None, "on another rank"
         try:
-            window = MPI.Win.Allocate_shared(nbytes, 1, comm=node)
+            window = MPI.Win.Allocate_shared(nbytes, 1, comm=node.mpi)
         except MPI.Exception as error:
             reason = error.Get_error_string()
-        if not _all_agree(node, window is not None):
+        if node.first_failing(window is None) is not None:
             raise NoWindow(f"MPI_Win_allocate_shared failed: {reason}")
         self._window = window
         self._window.Lock_all(MPI.MODE_NOCHECK)
@@ -70,7 +69,7 @@ class NodeWindow:
 
         Pairwise in rank order, (a0 + a1) + (a2 + a3), as `RowStore` adds the clients of a rank: the
         bits depend neither on the slices nor on who comes first. The other vectors' slices are
-        used up on the way.
+        overwritten.
 
         Args:
             then: called with the list of the vectors' strips after each strip of the slice, while
@@ -111,9 +110,3 @@ def _free_bytes():
         return float("inf")  # elsewhere than on Linux; MPI says itself what is missing
     stat = os.statvfs(SHARED_FOLDER)
     return stat.f_bavail * stat.f_frsize
-
-
-def _all_agree(comm, flag):
-    flags = np.array([flag], dtype=np.int8)
-    comm.Allreduce(MPI.IN_PLACE, flags, op=MPI.MIN)
-    return bool(flags[0])

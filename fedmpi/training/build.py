@@ -11,7 +11,7 @@ import torch
 from fedmpi.algorithms.fused import fuse
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
-from fedmpi.comm.mpi import check_launch
+from fedmpi.comm.launch import check_launch
 from fedmpi.errors import Diverged
 from fedmpi.federation.participation import draw_participants, spread
 from fedmpi.federation.rounds import Federation

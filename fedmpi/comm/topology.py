@@ -1,0 +1,139 @@
+"""Which ranks there are, which of them share a node, and how a rank waits for the others."""
+
+import os
+import time
+
+import mpi4py
+import numpy as np
+
+mpi4py.rc.thread_level = "funneled"  # progress bars and checkpoints have threads; only the main one calls MPI
+
+from mpi4py import MPI  # noqa: E402  (initialises MPI)
+
+from fedmpi.comm.host import usable_cores  # noqa: E402
+from fedmpi.comm.link import lowest_true  # noqa: E402
+
+# How a rank waits on an oversubscribed node: yields first, which costs others nothing, then naps (seconds).
+LOOKS_BEFORE_NAPS, SHORTEST_NAP, LONGEST_NAP = 100, 1e-5, 2e-3
+PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
+LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit
+
+
+class Waiter:
+    """Waits for MPI's requests.
+
+    Attributes:
+        oversubscribed: whether the node has more ranks than cores. Waiting inside MPI spins, which then
+            takes the cores from the ranks that others wait for: yield and nap between looks instead.
+    """
+
+    def __init__(self, oversubscribed=False):
+        self.oversubscribed = oversubscribed
+
+    def __call__(self, request):
+        """Wait until `request` is complete."""
+        if not self.oversubscribed:
+            request.Wait()
+            return
+        looks, nap = 0, SHORTEST_NAP
+        while not request.Test():
+            looks += 1
+            if looks < LOOKS_BEFORE_NAPS:
+                os.sched_yield()
+            else:
+                time.sleep(nap)
+                nap = min(1.3 * nap, LONGEST_NAP)
+
+
+class Communicator:
+    """An MPI communicator whose collectives wait by a `Waiter`. All methods are collective on it.
+
+    Attributes:
+        mpi: the mpi4py intracommunicator. rank, size: in it.
+    """
+
+    def __init__(self, mpi, waiter):
+        self.mpi, self.wait = mpi, waiter
+        self.rank, self.size = mpi.rank, mpi.size
+
+    def allgather(self, values):
+        """[size, n] float64: every rank's [n] `values`, in rank order."""
+        mine = np.ascontiguousarray(values, dtype=np.float64)
+        everyone = np.empty((self.size, mine.size))
+        if self.size == 1:
+            everyone[0] = mine
+        else:
+            self.wait(self.mpi.Iallgather(mine, everyone))
+        return everyone
+
+    def first_failing(self, failed):
+        """The lowest rank whose `failed` is true, or None."""
+        return lowest_true(self.allgather([float(failed)]))
+
+    def allreduce(self, block):
+        """Sum a contiguous 1-d tensor over the ranks, in place and in pieces.
+
+        Args:
+            block: float32 or float64, on the CPU or (where MPI can read it) on a GPU.
+        """
+        on_cpu = block.device.type == "cpu"
+        for piece in block.split(PIECE // block.element_size() if on_cpu else LARGEST_CALL):
+            # mpi4py takes numpy arrays by the buffer protocol and GPU tensors by DLPack
+            buffer = piece.numpy() if on_cpu else piece
+            if self.wait.oversubscribed:
+                self.wait(self.mpi.Iallreduce(MPI.IN_PLACE, buffer))
+            else:
+                self.mpi.Allreduce(MPI.IN_PLACE, buffer)
+
+    def barrier(self):
+        """Wait for all ranks."""
+        self.wait(self.mpi.Ibarrier())
+
+    def split(self, colour):
+        """The communicator of the ranks that give the same `colour`; None where it is None."""
+        part = self.mpi.Split(MPI.UNDEFINED if colour is None else colour, self.rank)
+        return Communicator(part, self.wait) if part else None
+
+    def free(self):
+        """Free the communicator."""
+        self.mpi.Free()
+
+
+class Topology:
+    """The ranks of a communicator and the nodes that they are on. Collective, as is `close`.
+
+    Args:
+        mpi: an mpi4py intracommunicator.
+        colour: ranks of one machine with different colours count as on different nodes (for tests).
+
+    Attributes:
+        world, node: `Communicator` of all ranks, and of this node's.
+        num_nodes: that the ranks are on; smallest_node: number of ranks on the node with the fewest.
+        usable_cores: of this machine, that any of its ranks may use.
+        waiter: the `Waiter` of both.
+    """
+
+    def __init__(self, mpi, colour=None):
+        machine = mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        self.usable_cores = _count_cores(machine)
+        self.waiter = Waiter(machine.size > self.usable_cores)
+        self.world, self.node = Communicator(mpi, self.waiter), Communicator(machine, self.waiter)
+        if colour is not None:
+            self.node = self.node.split(colour)
+            machine.Free()
+        sizes = self.world.allgather([self.node.size])[:, 0].astype(int)
+        self.smallest_node = int(sizes.min())
+        self.num_nodes = round(sum(1 / sizes))
+
+    def close(self):
+        """Free the node's communicator; the world's belongs to whoever made it."""
+        self.node.free()
+
+
+def _count_cores(machine):
+    """Number of cores that any rank of this machine may use. Collective on the machine's communicator."""
+    mask = np.zeros(4096, dtype=np.uint8)
+    mask[[core for core in usable_cores() if core < mask.size]] = 1
+    everyone = np.empty_like(mask)
+    machine.Allreduce(mask, everyone, op=MPI.MAX)
+    return int(everyone.sum())

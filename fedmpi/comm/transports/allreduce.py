@@ -1,0 +1,48 @@
+"""MPI's own Allreduce."""
+
+import torch
+
+from fedmpi.comm.link import divide
+from fedmpi.comm.transports.base import Transport
+
+
+class Allreduce(Transport):
+    """MPI's in-place Allreduce, in pieces; serves any memory, also what no transport allocated.
+
+    Blocks on a GPU go through pinned host memory unless MPI is CUDA-aware.
+    """
+
+    name = "allreduce"
+    used = "Allreduce"
+
+    def __init__(self, topology, cuda_aware=False):
+        super().__init__(topology, cuda_aware)
+        self._staging = None
+
+    def gains(self, nbytes, device):
+        return True
+
+    def allocate(self, numel, dtype, device):
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def owns(self, block):
+        return True
+
+    def average(self, block, divisor, out):
+        if block.device.type == "cpu":
+            self.topology.world.allreduce(block)
+        elif self.cuda_aware:
+            torch.cuda.synchronize(block.device)  # MPI does not know the stream that fills the block
+            self.topology.world.allreduce(block)
+        else:
+            staged = self._host_memory(block)
+            staged.copy_(block)
+            self.topology.world.allreduce(staged)
+            block.copy_(staged, non_blocking=True)
+        divide(block, divisor, out)
+
+    def _host_memory(self, block):
+        """Pinned memory of the block's length and dtype."""
+        if self._staging is None or self._staging.numel() < block.numel() or self._staging.dtype != block.dtype:
+            self._staging = torch.empty(block.numel(), dtype=block.dtype, pin_memory=True)
+        return self._staging[: block.numel()]

@@ -1,0 +1,61 @@
+"""What a transport is."""
+
+import abc
+
+
+class Unavailable(Exception):
+    """The transport cannot serve a block here; raised on all ranks or on none. The text says why."""
+
+
+class Transport(abc.ABC):
+    """One way to sum blocks over the ranks. Collective: every rank makes the same calls in the same order.
+
+    A transport serves the blocks that it allocated. What it may rely on: a rank fills its block, then all
+    ranks call `average`; between two averages nobody else touches it.
+
+    Attributes:
+        name: on the command line.
+        preference: under ``--transport auto`` the transport with the largest one that gains is taken.
+        used: in words, for the closing table.
+
+    Args:
+        topology: the `Topology` of the ranks.
+        cuda_aware: whether MPI reads and writes GPU memory.
+    """
+
+    name = ""
+    preference = 0
+    used = ""
+
+    def __init__(self, topology, cuda_aware=False):
+        self.topology, self.cuda_aware = topology, cuda_aware
+
+    @abc.abstractmethod
+    def gains(self, nbytes, device):
+        """Whether ``--transport auto`` should take it for blocks of `nbytes` on a `torch.device`."""
+
+    @abc.abstractmethod
+    def allocate(self, numel, dtype, device):
+        """[numel] zeros.
+
+        Raises:
+            Unavailable: on all ranks or on none, if there is no such memory.
+        """
+
+    @abc.abstractmethod
+    def owns(self, block):
+        """Whether `block` is, or is part of, a block that this transport allocated."""
+
+    @abc.abstractmethod
+    def average(self, block, divisor, out):
+        """out = (sum of `block` over all ranks) / divisor; see `Link.average`."""
+
+    def neighbours(self, block):
+        """The same part of the blocks of all ranks of this node, in rank order, readable in place; None if they are not.
+
+        They hold what their owners wrote before the last collective call on the node.
+        """
+        return None
+
+    def close(self):
+        """Free the blocks; using them afterwards may end the process."""
