@@ -16,7 +16,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["fedmpi", "fedmpi.*"]),
-    package_data={"fedmpi": ["presets/**/*.yaml"]},
+    package_data={"fedmpi": ["presets/**/*.yaml", "py.typed"]},
     install_requires=[
         "torch>=2.4",  # models, gradients, vectors
         "mpi4py>=4.0",  # MPI; version 4 works with any MPI library at run time
@@ -38,6 +38,7 @@ setup(
             "pytest-timeout>=2.3",  # no test hangs
             "hypothesis>=6.100",  # property tests
             "ruff>=0.6",  # style
+            "mypy>=1.11",  # types of the public face
             "matplotlib>=3.8",
             "pillow>=10.0",
         ],

@@ -1,13 +1,76 @@
-"""fedmpi: cross-silo federated learning over MPI."""
+"""fedmpi: cross-silo federated learning over MPI.
+
+``dir(fedmpi)`` lists what a program may use. Everything is imported at its first use, so that
+``import fedmpi`` alone loads neither torch nor MPI.
+"""
+
+import importlib
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedmpi import algorithms, train
+    from fedmpi.algorithms.base import Algorithm, Exchange
+    from fedmpi.errors import UserError
+    from fedmpi.federation.rounds import Federation
+    from fedmpi.federation.simulate import simulate
+    from fedmpi.runs.folder import RunFolder
+    from fedmpi.settings import setting
 
 __version__ = "0.1.0"
-__all__ = ["simulate"]
+__all__ = [
+    "Algorithm",
+    "Exchange",
+    "Federation",
+    "UserError",
+    "__version__",
+    "algorithms",
+    "load_run",
+    "setting",
+    "simulate",
+    "train",
+]
+_DEFINED_IN = {
+    "Algorithm": "fedmpi.algorithms.base",
+    "Exchange": "fedmpi.algorithms.base",
+    "Federation": "fedmpi.federation.rounds",
+    "UserError": "fedmpi.errors",
+    "setting": "fedmpi.settings",
+    "simulate": "fedmpi.federation.simulate",
+}
+_MODULES = ("algorithms", "train")
 
 
-def __getattr__(name):
-    """`fedmpi.simulate`, fetched when asked for: programs that only read files start without torch."""
-    if name == "simulate":
-        from fedmpi.federation.simulate import simulate
+def load_run(folder: str | os.PathLike[str]) -> "RunFolder":
+    """The settings and the records of a run folder, also while the run is still going on.
 
-        return simulate
-    raise AttributeError(f"module 'fedmpi' has no attribute {name!r}")
+    Args:
+        folder: path of the run folder.
+
+    Raises:
+        UserError: one line: what is wrong with the folder.
+
+    >>> import fedmpi
+    >>> run = fedmpi.load_run("runs/example")
+    >>> run.is_complete, run.settings["algorithm"], len(run.records)
+    (True, 'fafed', 3)
+    >>> 0 < run.final("accuracy") <= 1
+    True
+    """
+    from fedmpi.runs.folder import read_run
+
+    run: RunFolder = read_run(pathlib.Path(folder))
+    return run
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"fedmpi.{name}")
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module 'fedmpi' has no attribute '{name}'")
+    return getattr(importlib.import_module(_DEFINED_IN[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,12 +2,18 @@
 
 
 class UserError(Exception):
-    """Wrong input, found before any work starts; its text is the one line shown (exit code 2)."""
+    """Wrong input, found before any work starts; its text is the one line shown (exit code 2).
+
+    >>> import fedmpi
+    >>> fedmpi.algorithms.FedAvg(step_size=-0.1)
+    Traceback (most recent call last):
+    fedmpi.errors.UserError: algorithm.step_size = -0.1: expected a number > 0 (η, step size of the local SGD steps)
+    """
 
 
 class AgreedUserError(UserError):
-    """A user's error that every rank knows of, so that all can end in order; empty where another rank tells it."""
+    """A user's error that all ranks have, so that all can end in order; empty on ranks that need not print it."""
 
 
 class Diverged(Exception):
-    """A loss became infinite or not a number; raised on every rank alike (exit code 1)."""
+    """A loss became infinite or not a number; raised on all ranks (exit code 1)."""

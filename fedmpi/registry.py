@@ -3,17 +3,19 @@
 import importlib
 import inspect
 import pkgutil
+import types
+from typing import Any
 
 from fedmpi.errors import UserError
 from fedmpi.settings import nearest
 
 
-def command_name(cls):
+def command_name(cls: type) -> str:
     """The name of a class on the command line: its own `name` or its class name in lower case."""
-    return vars(cls).get("name") or cls.__name__.lower()
+    return str(vars(cls).get("name") or cls.__name__.lower())
 
 
-def known(package, base):
+def known(package: types.ModuleType, base: type) -> dict[str, Any]:
     """Name -> class of every subclass of `base` defined in the modules of `package`.
 
     Args:
@@ -32,7 +34,7 @@ def known(package, base):
     return dict(sorted(found.items()))
 
 
-def find(kind, name, package, base):
+def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
     """The class that the user means by `name`.
 
     Args:
@@ -58,7 +60,7 @@ def find(kind, name, package, base):
     )
 
 
-def _import(kind, path, base):
+def _import(kind: str, path: str, base: type) -> Any:
     module_name, _, class_name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module_name), class_name)

@@ -8,11 +8,24 @@ import dataclasses
 import difflib
 import math
 import numbers
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 from fedmpi.errors import UserError
 
+T = TypeVar("T")
 
-def setting(default, help, *, above=None, least=None, below=None, most=None, among=None):
+
+def setting(
+    default: T,
+    help: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    among: Collection[object] | None = None,
+) -> T:
     """A dataclass field with its help text and the range of its numbers.
 
     Args:
@@ -20,13 +33,23 @@ def setting(default, help, *, above=None, least=None, below=None, most=None, amo
         help: what it means, with its symbol in the paper; shown by ``--help``.
         above, least, below, most: open and closed bounds of a number.
         among: the allowed words.
+
+    >>> import dataclasses, fedmpi
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class WithMomentum(fedmpi.algorithms.FedAvg):
+    ...     momentum: float = fedmpi.setting(0.9, "β, weight of the old direction", least=0, below=1)
+    >>> WithMomentum().momentum
+    0.9
+    >>> WithMomentum(momentum=1.0)
+    Traceback (most recent call last):
+    fedmpi.errors.UserError: algorithm.momentum = 1.0: expected a number >= 0 and < 1 (β, weight of the old direction)
     """
     bounds = {"above": above, "least": least, "below": below, "most": most}
     metadata = {"help": help, "among": among, **{k: v for k, v in bounds.items() if v is not None}}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_BOUNDS = {
+_BOUNDS: dict[str, tuple[Callable[[Any, float], bool], str]] = {
     "above": (lambda value, bound: value > bound, ">"),
     "least": (lambda value, bound: value >= bound, ">="),
     "below": (lambda value, bound: value < bound, "<"),
@@ -34,7 +57,7 @@ _BOUNDS = {
 }
 
 
-def check(settings, prefix=""):
+def check(settings: Any, prefix: str = "") -> None:
     """Check every field of a dataclass instance against its declared range.
 
     Args:
@@ -60,7 +83,7 @@ def check(settings, prefix=""):
             raise UserError(f"{prefix}{field.name} = {value}: expected a number {allowed} ({field.metadata['help']})")
 
 
-def nearest(word, known):
+def nearest(word: object, known: Collection[object]) -> str:
     """The end of an error message: the known word that looks most like `word`, or nothing."""
     close = difflib.get_close_matches(str(word).lower(), [str(k) for k in known], n=1)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -12,12 +12,12 @@ FIRST = -1  # the number of the initial, larger batch among a client's samples
 WHOLE = -2  # and of the batch that is all its data
 
 
-def derive(seed, *purpose):
+def derive(seed: int, *purpose: object) -> int:
     """A 63-bit seed for the stream named by `purpose` (words and integers) under `seed`."""
     text = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(seed, *purpose):
+def generator(seed: int, *purpose: object) -> np.random.Generator:
     """A fresh `numpy.random.Generator` at the beginning of the stream named by `purpose`."""
     return np.random.Generator(np.random.Philox(derive(seed, *purpose)))

@@ -18,9 +18,10 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # pytest ends with 5 where the arguments left no test; that is no failure of a part.
 part() { "$@" || { code=$?; [ $code -eq 5 ] || exit $code; }; }
 
-say "style"
+say "style and types"
 ruff check .
 ruff format --check .
+mypy
 
 for ranks in 1 2 3 4; do
     say "tests/mpi on $ranks ranks"

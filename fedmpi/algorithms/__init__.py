@@ -1,47 +1,35 @@
-"""The equations of the papers, one file per family, and nothing else."""
+"""The equations of the papers, one file per family: ``from fedmpi.algorithms import FAFED``.
 
-from fedmpi.algorithms.amsgrad import LocalAMSGrad
+Every public subclass of `Algorithm` in the files of this folder is found by itself when it is used;
+there is no list to edit.
+
+>>> import fedmpi
+>>> fedmpi.algorithms.FAFED(step_size=0.01).second_moment_decay
+0.9
+>>> [name for name in dir(fedmpi.algorithms) if name.startswith("FedA")]
+['FedAMS', 'FedAdagrad', 'FedAdam', 'FedAvg', 'FedAvgM', 'FedAvgMVR']
+"""
+
+import sys
+from typing import Any
+
 from fedmpi.algorithms.base import Algorithm, Exchange
-from fedmpi.algorithms.fafed import FAFED
-from fedmpi.algorithms.fedavg import FedAvg, FedProx
-from fedmpi.algorithms.fedopt import FedAdagrad, FedAdam, FedAMS, FedYogi
-from fedmpi.algorithms.lamb import FedLAMB
-from fedmpi.algorithms.mime import MimeAdam
-from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLocalSGDA
-from fedmpi.algorithms.momentum import SCAFFOLDM, SCAFFOLDMVR, FedAvgM, FedAvgMVR
-from fedmpi.algorithms.naive import NaiveAdaptiveFedAvg
-from fedmpi.algorithms.scaffold import SCAFFOLD
-from fedmpi.algorithms.stem import STEM
-from fedmpi.algorithms.storm import CELSGD, MBSTORM
-from fedmpi.algorithms.zeroth_order import FAFedZO, FedZO
+from fedmpi.registry import known
 
-__all__ = [
-    "Algorithm",
-    "CELSGD",
-    "CODA",
-    "CODASCA",
-    "Exchange",
-    "FAFED",
-    "FAFedZO",
-    "FMGDA",
-    "FedAMS",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedAvgMVR",
-    "FedLAMB",
-    "FedProx",
-    "FedYogi",
-    "FedZO",
-    "LocalAMSGrad",
-    "LocalSGDA",
-    "MBSTORM",
-    "MimeAdam",
-    "MomentumLocalSGDA",
-    "NaiveAdaptiveFedAvg",
-    "SCAFFOLD",
-    "SCAFFOLDM",
-    "SCAFFOLDMVR",
-    "STEM",
-]
+
+def _classes() -> dict[str, Any]:
+    """Class name -> class of every algorithm; imports all files of this folder."""
+    return {cls.__name__: cls for cls in known(sys.modules[__name__], Algorithm).values()}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return __dir__()
+    cls = None if name.startswith("_") else _classes().get(name)
+    if cls is None:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return cls
+
+
+def __dir__() -> list[str]:
+    return sorted([Algorithm.__name__, Exchange.__name__, *_classes()])

@@ -10,9 +10,9 @@ from fedmpi.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class LocalAMSGrad(Algorithm):
-    """Adam's moments on every client, its own for ever; one shared v̂, the largest average of the v_i.
+    """Adam's moments m_i and v_i on every client, never averaged into it; one shared v̂, the largest mean of v_i.
 
-    Not FedAMS, whose adaptive step is the server's.
+    Not FedAMS, in which the server makes the adaptive step.
 
     Source: Chen, Li, Li, "Toward Communication Efficient Adaptive Gradient Method", FODS 2020,
     Algorithm 3.
@@ -20,10 +20,10 @@ class LocalAMSGrad(Algorithm):
     α -> step_size; β1 -> momentum; β2 -> second_moment_decay; ε (of v̂_0) -> v0.
     Invariant: v̂ is the same on all clients and never decreases.
     Special case: one client with one local step is AMSGrad without bias correction.
-    Differs from the paper: v0 is by default the mean square of one initial gradient, because v̂ stays
-    at v0 for the whole first round: with 1e-8 its steps would be α m 10⁴.
+    Differs from the paper: v0 is by default the mean square of one initial gradient, because v̂ is v0
+    during the whole first round: with 1e-8 its steps would be α m 10⁴.
 
-    The last local step of a round waits for the new v̂ (refresh = "before"): two averages a round.
+    With refresh = "before" the last local step of a round moves with the new v̂: two averages a round.
     """
 
     name = "local_amsgrad"
@@ -36,7 +36,7 @@ class LocalAMSGrad(Algorithm):
         None, "v̂ and v_i at the start; default: mean of the clients' squared initial gradients, at least 1e-8", above=0
     )
     refresh: str = setting(
-        "before", "v̂ is renewed before (the paper) or after the last step of a round", among=("before", "after")
+        "before", "v̂ is updated before (the paper) or after the last step of a round", among=("before", "after")
     )
 
     exchanged = ("v_mean", "x")
@@ -50,7 +50,7 @@ class LocalAMSGrad(Algorithm):
         return ("v_mean",) if self.v0 is None else ()
 
     def exchanges(self):
-        """v and then x; both at once where the last step does not wait for v̂."""
+        """v and then x; both at once if the last step does not need the new v̂."""
         if self.refresh == "after":
             return (Exchange(("v_mean", "x"), then=self.refresh_v_hat),)
         return (
@@ -59,7 +59,7 @@ class LocalAMSGrad(Algorithm):
         )
 
     def start(self, client, server, oracle):
-        """The square of an initial gradient, if v0 is not given."""
+        """The square of an initial gradient, if v0 is not set."""
         if self.v0 is None:
             g = oracle.gradient(client.x, oracle.draw_first())
             torch.mul(g, g, out=client.v_mean)
@@ -88,7 +88,7 @@ class LocalAMSGrad(Algorithm):
             client.x.addcdiv_(client.m, client.denominator, value=-self.eta(client))
 
     def upload(self, client, server, oracle):
-        """A copy of v_i is averaged; v_i itself stays the client's own."""
+        """A copy of v_i is averaged; v_i itself is kept by the client."""
         client.v_mean.copy_(client.v)
 
     def refresh_v_hat(self, server):

@@ -4,31 +4,32 @@ An algorithm sees vectors only: no MPI, no model, no data. It names four kinds o
 vector of the model's length `dim`, and writes what happens at four moments; everything has a
 default except `local_step`:
 
-    start        once, on every client: fill rows to be averaged before the first round
+    start        once, on every client: fill the rows that are averaged before the first round
     local_step   q times a round, on every participating client
-    server_step  after the average, on every rank alike: the server is a state, not a process
+    server_step  after the average, on all ranks: every rank holds a copy of the server's state
     exchanges    only for methods that average more than once a round
 
 Rows:
 
     exchanged    what a client sends. They form one contiguous block, so one Allreduce averages them
                  without packing. Afterwards `server.NAME` is the average of the clients' `NAME`, and
-                 every client, absent ones too, begins the next round with it as `client.NAME`.
-    server_rows  further vectors that every rank keeps alike; clients read them.
+                 every client, an absent one too, begins the next round with it as `client.NAME`.
+    server_rows  further vectors of the server, equal on all ranks; clients read them.
     client_rows  a client's own vectors, kept from round to round and never averaged.
-    scratch      vectors that mean something within one client's turn only.
+    scratch      vectors that are valid within one client's turn only.
 
 While clients work, an exchanged row belongs to the client: `server.NAME` is not readable then (with
-one client per rank it is the same memory). What clients need of the old model during the round, the
-server copies into a row of its own.
+one client per rank it is the same memory). If clients need the old model during the round, the
+server copies it into a row of its own.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedmpi.algorithms import schedules
+from fedmpi.errors import UserError
 from fedmpi.settings import check, setting
 
 
@@ -39,31 +40,54 @@ class Exchange:
     Args:
         rows: consecutive names of `exchanged`. The exchanges of one round run through `exchanged`
             from front to back; a client's later rows stay its own until their turn.
-        work: `work(client, server, oracle)`, done by every participating client; None stands for
-            the local steps.
-        then: `then(server)`, done on every rank alike with the averages in the server's rows.
-        alone: whether a single participant works, drawn from a stream that all ranks share; the
-            "average" is then what it holds.
-        due: `due(server) -> bool`, whether the round has this exchange at all; None: every round.
+        work: `work(client, server, oracle)`, called on every participating client; None: the local
+            steps.
+        then: `then(server)`, called on all ranks with the averages in the server's rows.
+        alone: whether one participant works alone, drawn from a stream that all ranks share; the
+            "average" is then that client's rows.
+        due: `due(server) -> bool`, whether the exchange takes place in this round; None: in every round.
+
+    CE-LSGD averages twice a round, and the second time one client works alone:
+
+    >>> import fedmpi
+    >>> [(exchange.rows, exchange.alone) for exchange in fedmpi.algorithms.CELSGD().exchanges()]
+    [(('g',), False), (('x',), True)]
+    >>> fedmpi.Exchange(("x",), then=lambda server: server.x.mul_(0.5)).alone
+    False
     """
 
     rows: tuple[str, ...]
-    work: Callable | None = None
-    then: Callable | None = None
+    work: Callable[[Any, Any, Any], None] | None = None
+    then: Callable[[Any], None] | None = None
     alone: bool = False
-    due: Callable | None = None
+    due: Callable[[Any], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """Base of all algorithms: FedAvg's skeleton, without its step; and the schedule of the step size.
+    """Base of all algorithms: FedAvg without its local step, and the schedule of the step size.
 
-    What the methods find beside the rows, as attributes:
+    An algorithm is a frozen dataclass of its settings. This one is local SGD, on f_i = ½ (x - i)²:
+
+    >>> import dataclasses, fedmpi
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class LocalSGD(fedmpi.Algorithm):
+    ...     step_size: float = fedmpi.setting(0.1, "η of the local steps", above=0)
+    ...
+    ...     def local_step(self, client, server, oracle):
+    ...         g = oracle.gradient(client.x, oracle.draw())
+    ...         client.x.add_(g, alpha=-self.eta(client))
+    >>> trace = fedmpi.simulate(LocalSGD(step_size=0.5), lambda i, x, sample: x - i, x0=[9.0], rounds=20)
+    >>> trace[-1]["rows"]["x"].round(6).tolist()  # of clients 0, 1 and 2
+    [[1.0], [1.0], [1.0]]
+
+    Besides the rows, the methods find these attributes:
         client.index       this client's number, from 0.
         client.num_steps   its local steps in this round, K_i (q where all do the same).
         client.step_index  the current local step within the round, from 0.
+        client.is_last_step  whether it is the last local step of the round: an average follows.
         client.iteration   t, local steps since the start, counted by the shared clock, from 1.
-        client.was_absent  whether it sat out the previous round (False in round 0).
+        client.was_absent  whether it was absent in the previous round (False in round 0).
         client.round_index, server.round_index: the round, from 0; -1 during the start.
         server.iteration   t at the end of the round's local steps; 0 at the start.
         server.num_steps   K, mean of the participants' local steps in this round.
@@ -71,17 +95,17 @@ class Algorithm:
         server.participation: the participants' share in the weight of all clients, |S| / N.
         server.segments    slices of the model's parameter tensors in a row, for layer-wise methods.
         server.primal, server.dual: slices of a row in which a min-max problem descends and ascends
-            (all of it and none in a minimisation). Gradients have the dual's sign turned already.
+            (all of it and none in a minimisation). Gradients have the dual's sign negated already.
 
     Besides the rows, a class may declare
         clock: what t of the step-size schedule counts, "iteration" (local steps) or "round_index".
-        also_called: other names, in lower case, under which people look for it; they are answered with its own.
-        oracle: the kind of oracle that it is made for (`fedmpi.oracles`), if the user names none.
-        downlink: the rows that a server would have to send for a round, where that is not what was
-            exchanged: clients can recover some rows, and read others that only the server changes.
+        also_called: further names, in lower case; whoever uses one is told the class's own name.
+        oracle: the kind of oracle (`fedmpi.oracles`) that is used unless the user names one.
+        downlink: the rows that a server would have to send for a round, if they are not those that
+            were exchanged: clients can recover some rows, and read others that only the server changes.
 
     Raises:
-        UserError: if a hyper-parameter is outside its declared range.
+        UserError: if a setting is outside its declared range.
     """
 
     schedule: str = setting(
@@ -92,9 +116,12 @@ class Algorithm:
     schedule_every: int = setting(1, "t grows by 1 after so many local steps (or rounds, in round methods)", least=1)
     schedule_offset: float = setting(1.0, "w of cube_root", above=0)
     schedule_rate: float = setting(1.0, "σ² of cube_root", least=0)
-    schedule_plateau: float = setting(0.0, "W of cube_root: w_t = max(w, W - t); 0: always w", least=0)
+    schedule_plateau: float = setting(0.0, "W of cube_root: w_t = max(w, W - σ² t); 0: w_t = w", least=0)
     schedule_period: int = setting(100, "step: t between two drops; cosine: t at its end", least=1)
     schedule_factor: float = setting(0.1, "step: of every drop; cosine: last step size / first", least=0, most=1)
+
+    if TYPE_CHECKING:
+        step_size: float  # every algorithm declares it, with its own default
 
     also_called: ClassVar[tuple[str, ...]] = ()
     oracle: ClassVar[str | None] = None
@@ -106,57 +133,77 @@ class Algorithm:
     client_rows: ClassVar[tuple[str, ...]] = ()
     scratch: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check(self, "algorithm.")
 
-    def eta(self, clock):
-        """The step size of the moment, `step_size` times its schedule.
+    def eta(self, clock: Any) -> float:
+        """The current step size: `step_size` times its schedule.
 
         Args:
             clock: the client or the server; t is its iteration or round, as the class declares.
         """
         return self._eta_at(getattr(clock, self.clock))
 
-    def alpha(self, clock):
-        """The fresh gradient's weight: α, or α_t = min(1, c η_{t-1}²) where c is given."""
-        if self.fresh_weight_scale is None:
-            return self.fresh_weight
-        return min(1.0, self.fresh_weight_scale * self._eta_at(getattr(clock, self.clock) - 1) ** 2)
+    def alpha(self, clock: Any, weight: float, scale: float | None) -> float:
+        """The current weight of the fresh gradient: `weight` (α), or min(1, c η_{t-1}²) if c is given.
 
-    def _eta_at(self, t):
+        Args:
+            clock: see `eta`. weight: α in [0, 1]. scale: c > 0, or None.
+        """
+        if scale is None:
+            return weight
+        return min(1.0, scale * self._eta_at(getattr(clock, self.clock) - 1) ** 2)
+
+    def _eta_at(self, t: int) -> float:
         return self.step_size * self._schedule(max(t, 0) // self.schedule_every)
 
     @functools.cached_property
-    def _schedule(self):
-        return {
+    def _schedule(self) -> Callable[[int], float]:
+        factors: dict[str, Callable[[int], float]] = {
             "constant": schedules.Constant(),
             "cube_root": schedules.CubeRoot(self.schedule_offset, self.schedule_rate, self.schedule_plateau),
             "step": schedules.StepDecay(self.schedule_period, self.schedule_factor),
             "cosine": schedules.CosineDecay(self.schedule_period, self.schedule_factor),
-        }[self.schedule]
+        }
+        return factors[self.schedule]
 
-    def start(self, client, server, oracle):
+    def compiled(self, like: Any) -> "Algorithm":
+        """The same algorithm with its update compiled into one pass over the rows, which takes some seconds.
+
+        It computes what the algorithm's own arithmetic computes, up to the last digits.
+
+        Args:
+            like: a [dim] tensor of the rows' dtype and device.
+
+        Raises:
+            UserError: one line, if there is no compiled update or no compiler.
+        """
+        raise UserError(
+            f"fused_update = true: there is no compiled update of {type(self).__name__}; leave fused_update off"
+        )
+
+    def start(self, client: Any, server: Any, oracle: Any) -> None:
         """Before the first round: fill the client's rows named in `exchanged_at_start`."""
 
-    def server_start(self, server):
-        """Take up the averages of the start; called also where nothing is exchanged at the start."""
+    def server_start(self, server: Any) -> None:
+        """Use the averages of the start; also called if nothing is exchanged at the start."""
 
-    def client_start(self, client, server):
-        """Last moment of the start, on every client: fill its kept rows (`client_rows`) from the averages."""
+    def client_start(self, client: Any, server: Any) -> None:
+        """Last call of the start, on every client: fill its own rows (`client_rows`) from the averages."""
 
-    def download(self, client, server):
+    def download(self, client: Any, server: Any) -> None:
         """Begin a participating client's round; its exchanged rows hold the last averages."""
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Any, server: Any, oracle: Any) -> None:
         """One local step."""
         raise NotImplementedError(f"{type(self).__name__} does not define local_step")
 
-    def upload(self, client, server, oracle):
+    def upload(self, client: Any, server: Any, oracle: Any) -> None:
         """End a participating client's local steps: complete its exchanged rows."""
 
-    def server_step(self, server):
-        """Take up the averages of a round."""
+    def server_step(self, server: Any) -> None:
+        """Use the averages of a round."""
 
-    def exchanges(self):
+    def exchanges(self) -> tuple[Exchange, ...]:
         """The exchanges of a round, in order: one, after the local steps, unless overridden."""
         return (Exchange(self.exchanged, then=self.server_step),)

@@ -1,10 +1,13 @@
-"""FAFED: adaptive steps that all clients scale alike."""
+"""FAFED: adaptive steps, scaled by one matrix that all clients share."""
 
 import dataclasses
+import functools
+import types
 
 import torch
 
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.errors import UserError
 from fedmpi.settings import setting
 
 
@@ -19,12 +22,13 @@ class FAFED(Algorithm):
     Invariant: mean x_{t+1} = mean x_t - η mean m_t / A_t at every t, averaged or not.
     Special cases: A = 1 for ever is STEM; one client with q = 1 is adaptive STORM; β = 1 keeps A_0.
 
-    adaptive_matrix: the paper allows any A_t that all clients share. "global" and "adagrad_norm" put
-    ‖g‖² in the place of g²; their v holds one number in every coordinate, and AdaGrad-Norm sums.
+    adaptive_matrix: the paper allows any A_t that all clients share. "global" and "adagrad_norm" use
+    ‖g‖² instead of g²: every coordinate of their v has the same value. "adagrad_norm" sums ‖g‖²
+    instead of averaging it.
 
-    In the paper's order the last local step of a round does not move: the server moves for everybody,
-    with the new A (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the client's own iterate and is
-    never averaged.
+    In the paper's order the last local step of a round does not move: the server moves x for all
+    clients, with the new A (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the
+    client's own iterate and is never averaged.
     """
 
     step_size: float = setting(0.003, "η_t, step size of every move", above=0)
@@ -34,7 +38,7 @@ class FAFED(Algorithm):
     epsilon: float = setting(0.01, "ρ, added to the root of the averaged second moment", above=0)
     adaptive_matrix: str = setting(
         "diagonal",
-        "v: every coordinate's second moment; global: one number, of ‖g‖²; adagrad_norm: the sum of ‖g‖²",
+        "v is the second moment of each coordinate (diagonal), of ‖g‖² (global), or the sum of ‖g‖² (adagrad_norm)",
         among=("diagonal", "global", "adagrad_norm"),
     )
     first_step: str = setting(
@@ -56,7 +60,7 @@ class FAFED(Algorithm):
     client_rows = ("x_prev",)
 
     def start(self, client, server, oracle):
-        """Lines 1-2: m_i = ∇f_i(x_0; B_0), v_i = its square; both will be averaged."""
+        """Lines 1-2: m_i = ∇f_i(x_0; B_0), v_i = its square; both are averaged next."""
         g = oracle.gradient(client.x, oracle.draw_first())
         client.m.copy_(g)
         client.v.copy_(self._square(g))
@@ -71,7 +75,7 @@ class FAFED(Algorithm):
             server.x.add_(server.m, alpha=-self.eta(server))
 
     def download(self, client, server):
-        """A client that sat out has no iterate of the step before: it begins as if at rest."""
+        """After an absence x_prev is stale: reset it to x, so that the correction vanishes."""
         if client.was_absent:
             client.x_prev.copy_(client.x)
 
@@ -82,10 +86,10 @@ class FAFED(Algorithm):
         self.advance(client, server, g, g_prev, self.eta(client) if moves else None)
 
     def advance(self, client, server, g, g_prev, eta):
-        """The arithmetic of a local step; η = None: it does not move. `fedmpi.algorithms.fused` has it in one pass."""
+        """The arithmetic of a local step; without a move if η is None. `_CompiledFAFED` does it in one pass."""
         # m_i <- g + (1 - α)(m_i - g⁻)
         client.m.sub_(g_prev, alpha=self.prev_grad_scale)
-        torch.add(g, client.m, alpha=1 - self.alpha(client), out=client.m)
+        torch.add(g, client.m, alpha=1 - self._alpha(client), out=client.m)
         if self.adaptive_matrix == "adagrad_norm":
             client.v.add_(self._square(g))
         else:
@@ -100,10 +104,66 @@ class FAFED(Algorithm):
         if self.sync_order == "paper":
             server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
 
+    def compiled(self, like):
+        """See `Algorithm.compiled`; only for adaptive_matrix = diagonal."""
+        if type(self) is not FAFED:
+            return super().compiled(like)  # a subclass may compute something else
+        if self.adaptive_matrix != "diagonal":
+            raise UserError(
+                f"fused_update = true: there is no compiled update of FAFED with adaptive_matrix = "
+                f"{self.adaptive_matrix}, only with diagonal; leave fused_update off"
+            )
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return _CompiledFAFED(**settings).try_out(like)
+
+    def _alpha(self, client):
+        return self.alpha(client, self.fresh_weight, self.fresh_weight_scale)
+
     def _square(self, g):
-        """g² per coordinate, overwriting g; or ‖g‖², so that every coordinate of v holds the same."""
+        """g² per coordinate, overwriting g; or ‖g‖², a 0-d tensor."""
         return g.square_() if self.adaptive_matrix == "diagonal" else torch.dot(g, g)
 
     def _refresh(self, server):
         """A = √v̄ + ρ: the root of the average; ρ is added after the root."""
         torch.sqrt(server.v, out=server.A).add_(self.epsilon)
+
+
+class _CompiledFAFED(FAFED):
+    """FAFED with the diagonal matrix, its local step's arithmetic compiled into one pass over the rows."""
+
+    def advance(self, client, server, g, g_prev, eta):
+        """See `FAFED.advance`."""
+        numbers = [self._alpha(client), self.second_moment_decay, self.prev_grad_scale, eta or 0.0]
+        rows = (client.x, client.x_prev, client.m, client.v, server.A, g, g_prev)
+        _compile(_advance)(*rows, g.new_tensor(numbers))
+
+    def try_out(self, like):
+        """Compile now, on rows of the dtype and device of `like`, rather than in the first local step; returns self.
+
+        Raises:
+            UserError: if torch cannot compile here.
+        """
+        rows = dict(zip(("x", "x_prev", "m", "v", "A"), like.new_ones(5, 64)))
+        client = types.SimpleNamespace(iteration=1, round_index=0, **rows)
+        try:
+            self.advance(client, types.SimpleNamespace(A=rows["A"]), *like.new_ones(2, 64), 0.1)
+        except RuntimeError as error:  # what torch raises if there is no compiler
+            raise UserError(
+                f"fused_update = true: torch cannot compile here ({str(error).strip().splitlines()[0]}): "
+                "install a C++ compiler or leave fused_update off"
+            ) from error
+        return self
+
+
+@functools.cache
+def _compile(function):
+    return torch.compile(function, fullgraph=True, dynamic=True)
+
+
+def _advance(x, x_prev, m, v, A, g, g_prev, numbers):
+    """`FAFED.advance`; numbers = [α, β, the scale of g⁻, η], η = 0 for a step without a move."""
+    alpha, beta, scale, eta = numbers.unbind()
+    m.copy_(g + (1 - alpha) * (m - scale * g_prev))
+    v.copy_(beta * v + (1 - beta) * g * g)
+    x_prev.copy_(x)
+    x.copy_(x - eta * m / A)

@@ -1,4 +1,4 @@
-"""Local SGD and what is built directly on it."""
+"""Local SGD, and its variant with a proximal term."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ class FedAvg(Algorithm):
     """FedAvg, also called local SGD: q steps of SGD on every client, then the average.
 
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-    Data", AISTATS 2017, Algorithm 1, with uniform weights as in the five papers that fedmpi follows.
+    Data", AISTATS 2017, Algorithm 1, with uniform weights as in all five papers that fedmpi implements.
     Paper to code: w_k -> client.x; w -> server.x; η -> step_size; η_g -> server_step_size.
     Special cases: one local step is minibatch SGD on the union of the batches; one client is SGD.
 
@@ -33,7 +33,7 @@ class FedAvg(Algorithm):
         client.x.add_(g, alpha=-self.eta(client))
 
     def server_start(self, server):
-        """Remember where the first round starts."""
+        """Keep x of the first round's start."""
         if "x_start" in self.server_rows:
             server.x_start.copy_(server.x)
 
@@ -46,7 +46,7 @@ class FedAvg(Algorithm):
 
 @dataclasses.dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg whose clients are pulled back to where the round started.
+    """FedAvg whose clients are pulled towards x of the round's start.
 
     Source: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2.
     Paper to code: w_k -> client.x; w^t -> server.x_start; η -> step_size; μ -> proximal_weight.

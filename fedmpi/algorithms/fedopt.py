@@ -1,4 +1,4 @@
-"""Local SGD under a server that is adaptive: it takes the clients' mean move for a gradient."""
+"""Local SGD with an adaptive server, which treats the clients' mean move as a negative gradient."""
 
 import dataclasses
 import math
@@ -12,9 +12,9 @@ from fedmpi.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class _FedOpt(FedAvg):
-    """What FedAdam, FedYogi and FedAdagrad share: FedAvg's local steps, then one adaptive server step.
+    """The common part of FedAdam, FedYogi and FedAdagrad: FedAvg's local steps, then one adaptive server step.
 
-    A server step works in the row of the average: Δ, Δ² and the denominator take turns in server.x.
+    A server step reuses the row of the average: server.x is Δ, then Δ², then the denominator.
     """
 
     server_step_size: float = setting(0.01, "η, step size of the server", above=0)
@@ -54,7 +54,9 @@ class FedAdam(_FedOpt):
     η_l -> step_size; η -> server_step_size; β1 -> momentum; β2 -> second_moment_decay; τ -> epsilon.
     Special cases: β1 = 0, β2 = 1 and η = 2τ is FedAvg; β1 = β2 = 0 moves by η Δ / (|Δ| + τ).
 
-    No bias correction, as in the paper; with it (and v0 = 0) this is Flower's FedAdam.
+    No bias correction, as in the paper. bias_correction is Adam's, with exponent r + 1 in round r = 0, 1, ...;
+    Flower's FedAdam, which starts from v0 = 0, has exponent r + 2 instead, because it counts rounds from 1
+    and adds 1.
     """
 
     second_moment_decay: float = setting(0.99, "β2, weight of the old second moment", least=0, most=1)
@@ -70,7 +72,7 @@ class FedAdam(_FedOpt):
         server.v.lerp_(square, 1 - self.second_moment_decay)
 
     def rate(self, server):
-        """η, bias-corrected if asked."""
+        """η, with Adam's correction if bias_correction is set."""
         if not self.bias_correction:
             return self.server_step_size
         t = server.round_index + 1
@@ -79,7 +81,7 @@ class FedAdam(_FedOpt):
 
 @dataclasses.dataclass(frozen=True)
 class FedYogi(_FedOpt):
-    """FedAvg's clients and Yogi on the server: v moves by a bounded amount, whatever its distance.
+    """FedAvg's clients and Yogi on the server: v changes by (1-β2) Δ², however far it is from Δ².
 
     Source: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     Paper to code: as in FedAdam.
@@ -155,7 +157,7 @@ class FedAMS(FedAvg):
 
     def server_step(self, server):
         """m and v as Adam's, v̂ <- max(v̂, v, ε), x <- x + η m / √v̂ (option 1)."""
-        delta = server.x.sub_(server.x_start)  # Δ = mean(x_i) - x, in the row of the average
+        delta = server.x.sub_(server.x_start)  # Δ = mean(x_i) - x, downhill
         server.m.lerp_(delta, 1 - self.momentum)
         server.v.lerp_(delta.square_(), 1 - self.second_moment_decay)
         torch.maximum(server.v_hat, server.v, out=server.v_hat)

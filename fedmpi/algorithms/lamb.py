@@ -1,4 +1,4 @@
-"""Fed-LAMB: adaptive in every coordinate and in every layer."""
+"""Fed-LAMB: adaptive per coordinate and per layer."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ class FedLAMB(Algorithm):
     v_i = v̂, in each round.
     Differs from the paper: the gradient of local step t is taken at θ^(t-1), not θ^0; m̂ does not
     overwrite m; v, which starts from v̂ and not from 0, has no bias correction; the denominator has
-    the v̂ of the round's start; v̂ averages over the participants; a layer of norm 0 moves by α u.
+    the v̂ of the round's start; v̂ averages v over the participants; a layer of norm 0 moves by α u.
     """
 
     name = "fed_lamb"

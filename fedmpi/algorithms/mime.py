@@ -1,4 +1,4 @@
-"""Mime: the server's optimiser, run on the clients with its statistics frozen."""
+"""Mime: the server's optimiser, applied on the clients while its statistics are frozen."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ from fedmpi.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class MimeAdam(Algorithm):
-    """Adam's steps on every client with m and v of the server, which only full gradients at x change.
+    """Adam's steps on every client with m and v of the server, which are updated by full gradients at x only.
 
     Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the Centralized Barrier
     for Cross-Device Federated Learning", NeurIPS 2021, Algorithm 1 with Adam as base optimiser.
     Paper to code: y_i -> client.x; c -> client.c; x -> server.x_start; m, v -> server.m, server.v;
     η -> step_size; β1 -> momentum; β2 -> second_moment_decay; ε -> epsilon.
-    Special case: one local step, β1 = 0 and √v + ε of ones would be gradient descent on c.
+    Special case: with one local step, β1 = 0 and √v + ε = 1 it would be gradient descent along c.
 
     Two averages a round: first c, the gradient over the participants' whole data, then the model.
     """
@@ -44,11 +44,11 @@ class MimeAdam(Algorithm):
         server.x_start.copy_(server.x)
 
     def full_gradient(self, client, server, oracle):
-        """c = mean ∇f_i(x) over all data."""
+        """c = ∇f_i(x) over the client's whole data."""
         client.c.copy_(oracle.gradient(client.x, oracle.whole()))
 
     def download(self, client, server):
-        """The denominator of the whole round."""
+        """√v + ε, frozen in the round."""
         torch.sqrt(server.v, out=client.denominator).add_(self.epsilon)
 
     def local_step(self, client, server, oracle):

@@ -1,9 +1,9 @@
 """Min-max problems: clients descend in θ and ascend in w.
 
-The vector x holds both, (θ, w); `server.primal` and `server.dual` say which part is which. The
-oracle has turned the sign of the ascent (`fedmpi.oracles`): a "gradient" here is (∇_θ f_i, -∇_w f_i),
-and moving against it descends in θ and ascends in w. What is left for the algorithms are the step
-sizes and momentum weights of each block.
+The vector x contains both, (θ, w); `server.primal` and `server.dual` are their slices. The oracle
+has negated the gradient of the ascent (`fedmpi.oracles`): a "gradient" here is (∇_θ f_i, -∇_w f_i),
+and a move against it descends in θ and ascends in w. The algorithms add the step sizes and momentum
+weights of each block.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ class _MinMax(Algorithm):
             x[block].add_(direction[block], alpha=-eta)
 
     def _etas(self, clock, server):
-        """(block, its step size of the moment) for every block."""
+        """(block, its current step size) for every block."""
         eta = self.eta(clock)
         dual = eta if self.dual_step_size is None else eta * (self.dual_step_size / self.step_size)
         return _by_block(server, eta, dual)
 
 
 def _by_block(server, primal, dual):
-    """[(block, `primal` or `dual`), ...] over the blocks of x; a dual of None is as the primal."""
+    """[(block, `primal` or `dual`), ...] over the blocks of x; a dual of None is equal to the primal."""
     dual = primal if dual is None else dual
     return [(block, primal) for block in server.primal] + [(block, dual) for block in server.dual]
 
@@ -70,9 +70,9 @@ class MomentumLocalSGDA(_MinMax):
     dual_step_size; β_x, β_y -> fresh_weight, dual_fresh_weight; α_t -> time_step (κ in the AUC
     paper, which has 1); τ -> q.
     Special case: β = κ = 1 is Local SGDA up to and including the first average, each step on the
-    sample before; afterwards it differs, because the kept gradients were taken before the average.
+    previous sample; afterwards it differs, because the stored gradients were taken before the average.
 
-    The initial directions, on the batch B_0, are not averaged: the first local step begins with them.
+    The initial directions, on the batch B_0, are not averaged: the first local step moves along them.
     """
 
     name = "momentum_local_sgda"
@@ -104,30 +104,35 @@ class FMGDA(_MinMax):
     Source: "On the Convergence of Federated Deep AUC Maximization", Algorithm 1 (FMSGDA in its tables).
     Paper to code: (θ_{t,i}, w_{t,i}) -> client.x; (θ_{t-1,i}, w_{t-1,i}) -> client.x_prev;
     (u_i, -v_i) -> client.D, which is 0 before the first local step; ĉη_t, cη_t -> step_size,
-    dual_step_size; α_t, β_t -> fresh_weight, dual_fresh_weight.
+    dual_step_size; α_t, β_t -> fresh_weight, dual_fresh_weight; c_1, c_2 of its Theorem 1, which has
+    α_t = c_1 η_t² and β_t = c_2 η_t² -> fresh_weight_scale, dual_fresh_weight_scale.
     Invariant: with full batches the mean of D_i is the mean of ∇f_i(x_i) after every estimate.
     Special cases: α = β = 1 is Local SGDA on the samples B_0, ξ_1, ξ_2, ...; without a dual block and
     with q = 1 it is STEM.
 
-    A local step here is an estimate, then a move: the paper's loop, whose iteration t moves, averages
-    if q divides t, and then estimates, cut at its averages. So the first local step of all estimates
-    on the initial batch B_0 (which is not averaged), later rounds begin with an estimate at the
-    average, and a round ends with move number q, 2q, ... and the average. The mean of the moved
-    points is the paper's mean(x_j) - η mean(D_j). x_prev is the client's own and never averaged.
+    A local step here is an estimate, then a move. Iteration t of the paper's loop moves, averages if q
+    divides t, and then estimates; our rounds are that loop, cut at its averages. So the very first
+    local step estimates on the initial batch B_0 (and that estimate is not averaged), later rounds
+    begin with an estimate at the average, and a round ends with move q, 2q, ... and the average. The
+    mean of the moved points is the paper's mean(x_j) - η mean(D_j). x_prev is the client's own
+    iterate and never averaged. η_t of α_t and β_t is the step size of the descent at the move before
+    the estimate, ĉη_t: ĉ² is part of c_1 and c_2.
     """
 
     also_called = ("fmsgda",)
 
     fresh_weight: float = setting(0.1, "α, weight of the fresh gradient in the descent direction", least=0, most=1)
     dual_fresh_weight: float | None = setting(
-        None, "β, the same of the ascent direction; default: fresh_weight", least=0, most=1
+        None, "β, the same of the ascent direction; default: as of the descent", least=0, most=1
     )
+    fresh_weight_scale: float | None = setting(None, "c_1: α_t = min(1, c_1 η_t²) instead", above=0)
+    dual_fresh_weight_scale: float | None = setting(None, "c_2: β_t = min(1, c_2 η_t²) instead", above=0)
 
     exchanged = ("x", "D")
     client_rows = ("x_prev",)
 
     def download(self, client, server):
-        """A client that sat out has no iterate of the step before: it begins as if at rest."""
+        """After an absence x_prev is stale: reset it to x, so that the correction vanishes."""
         if client.was_absent:
             client.x_prev.copy_(client.x)
 
@@ -137,18 +142,24 @@ class FMGDA(_MinMax):
             client.D.copy_(oracle.gradient(client.x, oracle.draw_first()))
         else:
             g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
-            for block, weight in _by_block(server, self.fresh_weight, self.dual_fresh_weight):
+            for block, weight in self._weights(client, server):
                 client.D[block].sub_(g_prev[block]).mul_(1 - weight).add_(g[block])
         client.x_prev.copy_(client.x)
         self._move(client.x, client.D, client, server)
 
+    def _weights(self, client, server):
+        """(block, its current weight of the fresh gradient) for every block."""
+        alpha = self.alpha(client, self.fresh_weight, self.fresh_weight_scale)
+        beta = self.alpha(client, self.dual_fresh_weight, self.dual_fresh_weight_scale)  # None if neither is set
+        return _by_block(server, alpha, beta)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Staged(_MinMax):
-    """Stages of falling step size, in each of which θ is pulled to where the stage began."""
+    """Stages of falling step size; within a stage θ is pulled to the point where the stage began."""
 
     prox_weight: float = setting(0.002, "1/γ, weight of ½ ‖θ - θ_ref‖² in the clients' objective", least=0)
-    stage_rounds: int | None = setting(None, "T_s / I, rounds in a stage; default: one stage for ever", least=1)
+    stage_rounds: int | None = setting(None, "T_s / I, rounds in a stage; default: a single stage", least=1)
     step_decay: float = setting(3.0, "η_s / η_{s+1}, fall of the step sizes from stage to stage", least=1)
     stage_output: str = setting(
         "last",
@@ -168,7 +179,7 @@ class _Staged(_MinMax):
         return ("x_ref", "x_sum") if self.stage_output == "average" else ("x_ref",)  # x_sum: over the stage
 
     def eta(self, clock):
-        """The step size of the stage."""
+        """The current step size: its schedule, and the fall from stage to stage."""
         stage = 0 if self.stage_rounds is None else max(clock.round_index, 0) // self.stage_rounds
         return super().eta(clock) / self.step_decay**stage
 
@@ -177,7 +188,7 @@ class _Staged(_MinMax):
         server.x_ref.copy_(server.x)
 
     def download(self, client, server):
-        """Begin the mean over the round's steps."""
+        """The mean over the round's steps begins at 0."""
         if self.stage_output == "average":
             client.x_mean.zero_()
 
@@ -187,7 +198,7 @@ class _Staged(_MinMax):
             client.x[block].lerp_(server.x_ref[block], self.eta(client) * self.prox_weight)
 
     def _add_to_mean(self, client):
-        """Count the point in the mean over the round's steps."""
+        """Add x_i to the mean over the round's steps."""
         if self.stage_output == "average":
             client.x_mean.add_(client.x, alpha=1 / client.num_steps)
 
@@ -196,7 +207,7 @@ class _Staged(_MinMax):
         return self.stage_rounds is not None and (server.round_index + 1) % self.stage_rounds == 0
 
     def _end_round(self, server):
-        """At the end of a stage: where the next one starts, which is also its θ_ref; w goes on as it is."""
+        """At the end of a stage: set the start of the next, which is also its θ_ref; w stays as it is."""
         if self.stage_output == "average":
             server.x_sum.add_(server.x_mean)
         if not self._ends_stage(server):
@@ -210,7 +221,7 @@ class _Staged(_MinMax):
 
 @dataclasses.dataclass(frozen=True)
 class CODA(_Staged):
-    """Local SGDA in stages, with a proximal term that holds θ near where its stage began.
+    """Local SGDA in stages, with a proximal term that keeps θ near the point where the stage began.
 
     Source: Guo, Liu, Yuan, Shen, Liu, Yang, "Communication-Efficient Distributed Stochastic AUC
     Maximization with Deep Neural Networks", ICML 2020, Algorithms 1 and 2.
@@ -218,16 +229,16 @@ class CODA(_Staged):
     dual_step_size, if it is to differ); γ -> 1 / prox_weight; I -> q; T_s / I -> stage_rounds.
     Special cases: one stage without the proximal term is Local SGDA; the closed form of the step is
     the explicit one where 1/γ = 0.
-    Differs from the paper: a stage ends with its last point unless stage_output is average, and w
-    goes on unless dual_restart sets it anew (public codes).
+    Differs from the paper: a stage ends with its last point unless stage_output is average, and w is
+    kept unless dual_restart is set (public codes).
 
-    The new w of dual_restart is mean h⁻ - mean h⁺, h⁻ and h⁺ the scores of the negative and positive
-    samples of one fresh batch of every client, at the θ of the next stage. It is found from gradients
-    alone: v ends with a and b, F is quadratic in both, and its minimum over a is mean h⁺, over b mean h⁻.
-    Weight decay and clipping would shift it. It has an Allreduce of its own where a stage ends.
+    dual_restart sets w = mean h⁻ - mean h⁺, where h⁻ and h⁺ are the scores of the negative and positive
+    samples of one fresh batch of every client, at the θ of the next stage. Gradients are enough to
+    compute it: v ends with a and b, F is quadratic in both, and its minimum over a is mean h⁺, over b mean h⁻.
+    Weight decay and clipping would shift it. It takes one more Allreduce at the end of a stage.
 
     Raises:
-        UserError: if dual_restart has no stages, or no (a, b, w).
+        UserError: if dual_restart is set without stages, or on a problem without (a, b, w).
     """
 
     prox: str = setting(
@@ -242,14 +253,14 @@ class CODA(_Staged):
     def __post_init__(self):
         super().__post_init__()
         if self.dual_restart and self.stage_rounds is None:
-            raise UserError("algorithm.dual_restart: expected stage_rounds too: w is set anew where a stage ends")
+            raise UserError("algorithm.dual_restart: expected stage_rounds too: w is reset at the end of a stage")
 
     @property
     def exchanged(self):
         return (*super().exchanged, "of_scores") if self.dual_restart else super().exchanged
 
     def exchanges(self):
-        """The variables; then, for dual_restart at a stage's end, what tells the mean scores at their average."""
+        """The variables; then, for dual_restart at the end of a stage, what the mean scores follow from."""
         if not self.dual_restart:
             return super().exchanges()
         return (
@@ -276,7 +287,7 @@ class CODA(_Staged):
         self._add_to_mean(client)
 
     def server_step(self, server):
-        """Take up the average; perhaps a stage ends."""
+        """x is the average; perhaps a stage ends."""
         self._end_round(server)
 
     def ask_for_scores(self, client, server, oracle):
@@ -290,8 +301,9 @@ class CODA(_Staged):
         client.of_scores[2:4] = g_beside[ab] - g[ab]
 
     def restart(self, server):
-        """w <- mean h⁻ - mean h⁺; it stays where the batches held no negative or no positive sample."""
-        slope, curvature = server.of_scores[:2], server.of_scores[2:4]  # 2(1-p)(a q⁺ - mean h 1[+]), 2(1-p) q⁺; b alike
+        """w <- mean h⁻ - mean h⁺; unchanged if the batches contain no negative or no positive sample."""
+        # of a: 2(1-p)(a q⁺ - mean h 1[+]) and 2(1-p) q⁺
+        slope, curvature = server.of_scores[:2], server.of_scores[2:4]
         if (curvature > 0).all():
             positive, negative = server.x[_last_two(server.primal)] - slope / curvature
             server.x[server.dual[0]] = negative - positive
@@ -304,13 +316,13 @@ class CODA(_Staged):
 
 
 def _last_two(primal):
-    """The slice of a and b: the last two numbers that descend."""
+    """The slice of a and b: the last two variables that descend."""
     return slice(primal[-1].stop - 2, primal[-1].stop)
 
 
 @dataclasses.dataclass(frozen=True)
 class CODASCA(_Staged):
-    """CODA whose drift is cancelled by control variates of both variables.
+    """CODA with control variates of both variables, which cancel client drift.
 
     Source: Yuan, Guo, Xu, Ying, Yang, "Federated Deep AUC Maximization for Heterogeneous Data with a
     Constant Communication Complexity", ICML 2021, Algorithms 1 and 2.
@@ -346,7 +358,7 @@ class CODASCA(_Staged):
         self._add_to_mean(client)
 
     def upload(self, client, server, oracle):
-        """c_i⁺ - c_i = -c + (x - x_i) / (I η_l), with each block's own rate; c_i moves at once."""
+        """c_i⁺ - c_i = -c + (x - x_i) / (I η_l), with each block's own step size; then c_i <- c_i⁺."""
         torch.sub(server.x_start, client.x, out=client.delta_c)
         for block, eta in self._etas(client, server):
             client.delta_c[block].div_(client.num_steps * eta)

@@ -1,4 +1,4 @@
-"""Momentum that the server computes and the clients follow, with and without control variates."""
+"""Momentum that the server computes and the clients use, with and without control variates."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from fedmpi.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class _Momentum(Algorithm):
-    """What the four methods share: their hyper-parameters and the server's step.
+    """The common part of the four methods: their hyper-parameters and the server's step.
 
     Letters of all four: x_i -> client.x; x^r -> server.x_start; g^r -> g; β -> fresh_weight, of the
     NEW gradient; η -> step_size; γ -> server_step_size, an absolute rate: x <- x - γ g.
@@ -32,7 +32,7 @@ class _Momentum(Algorithm):
 def _form():
     return setting(
         "original",
-        "original, or reparameterised: g / β, βη and βγ stand for g, η and γ; step sizes are then given in that form",
+        "original, or reparameterised: g / β, βη and βγ replace g, η and γ; step sizes are then set in that form",
         among=("original", "reparameterised"),
     )
 
@@ -45,15 +45,15 @@ def _c0():
 
 @dataclasses.dataclass(frozen=True)
 class FedAvgM(_Momentum):
-    """FedAvg along a mixture of the client's gradient and the last round's mean direction; also FedCM.
+    """FedAvg along a mixture of the client's gradient and the last round's mean direction; also called FedCM.
 
-    Not the "FedAvgM" whose momentum is the server's alone.
+    Not the "FedAvgM" in which only the server has momentum.
 
     Source: Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and Provably",
     arXiv:2306.16504 (2023), Algorithm 1; form "reparameterised": its Eqs. (31)-(33).
     Paper to code: see `_Momentum`; reparameterised: ĝ, η̂, γ̂ -> g, step_size, server_step_size.
     Invariants: g^{r+1} = β (mean local gradient) + (1-β) g^r = (x^r - x^{r+1}) / γ.
-    Special cases: β = 1 is FedAvg with η_g = γ / (ηK); β = 0 never moves; both forms make the same
+    Special cases: β = 1 is FedAvg with η_g = γ / (ηK); β = 0 never moves; both forms have the same
     iterates if η̂ = βη and γ̂ = βγ.
     """
 
@@ -91,10 +91,10 @@ class FedAvgMVR(_Momentum):
 
     Source: Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and Provably",
     arXiv:2306.16504 (2023), Algorithm 3.
-    Paper to code: see `_Momentum`; x^{r-1}, the global model of the round before -> server.x_prev.
+    Paper to code: see `_Momentum`; x^{r-1}, the global model of the previous round -> server.x_prev.
     Special cases: β = 1 is FedAvg with η_g = γ / (ηK), whatever g^0.
 
-    g is averaged once, before the first round, and from then on computed by everybody.
+    g is averaged once, before the first round, and from then on computed on all ranks.
     """
 
     name = "fedavg_m_vr"
@@ -137,10 +137,10 @@ class SCAFFOLDM(_Momentum):
     arXiv:2306.16504 (2023), Algorithm 2; form "reparameterised": its Eqs. (31)-(33).
     Paper to code: see `_Momentum`; c_i -> client.c_i; c -> server.c; c_i⁺ - c_i -> delta_c.
     Invariant: c is the mean of c_i over all clients, absent ones too, after every round.
-    Special cases: β = 1 is SCAFFOLD, option II, with η_g = γ / (ηK); one local step and everybody
-    present is FedAvg-M.
+    Special cases: β = 1 is SCAFFOLD, option II, with η_g = γ / (ηK); one local step and full
+    participation is FedAvg-M.
 
-    c_i⁺ is the mean of the plain local gradients; the path travelled would be wrong for β < 1.
+    c_i⁺ is the mean of the plain local gradients; the path travelled (option II) is wrong for β < 1.
     """
 
     name = "scaffold_m"
@@ -172,7 +172,7 @@ class SCAFFOLDM(_Momentum):
             server.c.copy_(server.delta_c)
 
     def download(self, client, server):
-        """delta_c gathers the local gradients."""
+        """delta_c sums the local gradients from 0."""
         client.delta_c.zero_()
 
     def local_step(self, client, server, oracle):
@@ -202,8 +202,8 @@ class SCAFFOLDMVR(_Momentum):
     arXiv:2306.16504 (2023), Algorithm 4.
     Paper to code: see `_Momentum`; x^{r-1} -> server.x_prev; c_i -> client.c_i; c -> server.c.
     Invariant: c is the mean of c_i over all clients, absent ones too, after every round.
-    Special cases: β = 1 is SCAFFOLD, option II, with η_g = γ / (ηK); one local step and everybody
-    present is FedAvg-M-VR.
+    Special cases: β = 1 is SCAFFOLD, option II, with η_g = γ / (ηK); one local step and full
+    participation is FedAvg-M-VR.
     """
 
     name = "scaffold_m_vr"
@@ -232,7 +232,7 @@ class SCAFFOLDMVR(_Momentum):
             server.g.copy_(server.delta_c)
 
     def download(self, client, server):
-        """delta_c gathers the local gradients."""
+        """delta_c sums the local gradients from 0."""
         client.delta_c.zero_()
 
     def local_step(self, client, server, oracle):
@@ -255,13 +255,13 @@ class SCAFFOLDMVR(_Momentum):
 
 
 def _check_form(algorithm):
-    """Raise UserError where the reparameterised form, which divides g by β, does not exist."""
+    """Raise UserError if β = 0 in the reparameterised form, which divides g by β."""
     if algorithm.form == "reparameterised" and algorithm.fresh_weight == 0:
         raise UserError("algorithm.fresh_weight = 0: form = reparameterised needs a number > 0 (g is divided by it)")
 
 
 def _start_c(algorithm, client, oracle):
-    """c_i = ∇f_i(x^0; B_0), and a copy to be averaged."""
+    """c_i = ∇f_i(x^0; B_0), and a copy that is averaged; or 0."""
     if algorithm.c0 == "gradient":
         client.c_i.copy_(oracle.gradient(client.x, oracle.draw_first()))
         client.delta_c.copy_(client.c_i)

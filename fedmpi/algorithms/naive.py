@@ -1,4 +1,4 @@
-"""The adaptive method that does not converge: what FAFED repairs."""
+"""The adaptive method that does not converge, which FAFED repairs."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ class NaiveAdaptiveFedAvg(Algorithm):
     """Local adaptive steps with each client's own second moment; only x is averaged.
 
     Source: Wu et al., "Faster Adaptive Federated Learning", AAAI 2023, Algorithm 1; the paper's
-    counter-example (task `counterexample`) shows that it can walk away from the minimum for ever.
+    counter-example (task `counterexample`) shows that it can move away from the minimum for ever.
     Paper to code: x_{t,i} -> client.x; v_{t,i} -> client.v; η -> step_size;
-    β -> second_moment_decay; ε -> epsilon.
-    Differs from the paper: 0/0 counts as 0 where ε = 0 meets a gradient that was always zero.
+    β -> second_moment_decay; v_0 -> v0; ε -> epsilon.
+    Differs from the paper: 0/0 is 0, for ε = 0 and a coordinate whose gradient was always zero.
     """
 
     name = "naive_adaptive_fedavg"
@@ -24,10 +24,15 @@ class NaiveAdaptiveFedAvg(Algorithm):
     step_size: float = setting(0.01, "η, step size of the local steps", above=0)
     second_moment_decay: float = setting(0.9, "β, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(1e-8, "ε, added to the root of the second moment; the paper has 0", least=0)
+    v0: float = setting(0.0, "v_0, v_i before the first step", least=0)
 
     clock = "iteration"
     client_rows = ("v",)
     scratch = ("denominator",)
+
+    def client_start(self, client, server):
+        """v_i = v_0."""
+        client.v.fill_(self.v0)
 
     def local_step(self, client, server, oracle):
         """Lines 4-6: v_i <- β v_i + (1-β) g², x_i <- x_i - η g / (√v_i + ε)."""

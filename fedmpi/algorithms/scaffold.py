@@ -1,4 +1,4 @@
-"""SCAFFOLD: client drift cancelled by control variates."""
+"""SCAFFOLD: control variates that cancel client drift."""
 
 import dataclasses
 

@@ -19,7 +19,7 @@ class STEM(Algorithm):
     Invariant: with full batches the mean of d_i is the mean of ∇f_i(x_i) after every step.
     Special cases: a = 1 is one SGD step on the initial batches, then FedAvg; FAFED with A = 1 is STEM.
 
-    The last local step of a round does not move: the server moves for everybody, so after a round
+    The last local step of a round does not move: the server moves x for all clients, so after a round
     server.x is x_{t+1}. x_{t-1} is the client's own iterate and is never averaged.
     """
 
@@ -33,7 +33,7 @@ class STEM(Algorithm):
     client_rows = ("x_prev",)
 
     def start(self, client, server, oracle):
-        """d_i = ∇f_i(x_0; B_0), to be averaged."""
+        """d_i = ∇f_i(x_0; B_0), which is averaged next."""
         client.d.copy_(oracle.gradient(client.x, oracle.draw_first()))
         client.x_prev.copy_(client.x)
 
@@ -42,14 +42,15 @@ class STEM(Algorithm):
         server.x.add_(server.d, alpha=-self.eta(server))
 
     def download(self, client, server):
-        """A client that sat out has no iterate of the step before: it begins as if at rest."""
+        """After an absence x_prev is stale: reset it to x, so that the correction vanishes."""
         if client.was_absent:
             client.x_prev.copy_(client.x)
 
     def local_step(self, client, server, oracle):
         """d_i <- g + (1 - a)(d_i - g⁻), both gradients on the same sample; then x_i <- x_i - η d_i."""
         g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
-        client.d.sub_(g_prev).mul_(1 - self.alpha(client)).add_(g)
+        a = self.alpha(client, self.fresh_weight, self.fresh_weight_scale)
+        client.d.sub_(g_prev).mul_(1 - a).add_(g)
         client.x_prev.copy_(client.x)
         if not client.is_last_step:
             client.x.add_(client.d, alpha=-self.eta(client))

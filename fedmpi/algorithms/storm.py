@@ -1,4 +1,4 @@
-"""Recursive momentum on minibatches that all clients gather at the same point."""
+"""Recursive momentum on minibatches that all clients draw at the same point."""
 
 import dataclasses
 
@@ -8,12 +8,12 @@ from fedmpi.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class MBSTORM(Algorithm):
-    """Minibatch STORM: K minibatches per client at one point, one average, one step of the server.
+    """Minibatch STORM: K minibatches per client at one point, one average, one server step.
 
     Source: Patel, Wang, Woodworth, Bullins, Srebro, "Towards Optimal Communication Complexity in
     Distributed Non-Convex Optimization", NeurIPS 2022, baseline.
     Paper to code: x^r -> server.x; x^{r-1} -> server.x_prev; g^r -> g; β -> fresh_weight;
-    γ -> server_step_size; K -> local_steps. step_size (η) only sets the default γ = ηK.
+    γ -> server_step_size; K -> local_steps. step_size (η) is used only in the default γ = ηK.
     Invariant: with full batches g is the gradient of f at x^r, for every β.
 
     No client moves. A "local step" is one of the K minibatches.
@@ -40,7 +40,7 @@ class MBSTORM(Algorithm):
         server.x_prev.copy_(server.x)
 
     def download(self, client, server):
-        """The sum begins with (1-β) g^r."""
+        """The sum starts at (1-β) g^r."""
         client.g.mul_(1 - self.fresh_weight)
 
     def local_step(self, client, server, oracle):
@@ -56,7 +56,7 @@ class MBSTORM(Algorithm):
 
 @dataclasses.dataclass(frozen=True)
 class CELSGD(Algorithm):
-    """Communication-efficient local SGD: a direction from all clients, then K steps of a single one.
+    """Communication-efficient local SGD: a direction from all clients, then K steps of one drawn client.
 
     Source: Patel, Wang, Woodworth, Bullins, Srebro, "Towards Optimal Communication Complexity in
     Distributed Non-Convex Optimization", NeurIPS 2022, Algorithm 1.
@@ -66,7 +66,7 @@ class CELSGD(Algorithm):
     minibatch STORM with γ = η.
 
     Two averages a round: of g, and of x, which only the drawn client has moved (a broadcast). With
-    local = "all", our extension, every participant makes the K steps and they are averaged.
+    local = "all", our extension, every participant makes the K steps and the results are averaged.
     """
 
     name = "ce_lsgd"
@@ -82,7 +82,7 @@ class CELSGD(Algorithm):
     downlink = ("x",)  # and g to the drawn client
 
     def exchanges(self):
-        """g from everybody, then x from the one that moves."""
+        """g of all participants, then x of the drawn client."""
         return (
             Exchange(("g",), then=self.server_step),
             Exchange(("x",), work=self.move, alone=self.local == "one"),
@@ -97,7 +97,7 @@ class CELSGD(Algorithm):
         server.x_prev.copy_(server.x)
 
     def download(self, client, server):
-        """The sum begins with (1-β) g^r."""
+        """The sum starts at (1-β) g^r."""
         client.g.mul_(1 - self.fresh_weight)
 
     def local_step(self, client, server, oracle):
@@ -106,11 +106,11 @@ class CELSGD(Algorithm):
         client.g.add_(g.sub_(g_prev, alpha=1 - self.fresh_weight), alpha=1 / client.num_steps)
 
     def server_step(self, server):
-        """Between the two averages nobody has moved yet: x^r becomes x^{r-1} of the next round."""
+        """Between the two averages no client has moved: keep x^r, which is x^{r-1} of the next round."""
         server.x_prev.copy_(server.x)
 
     def move(self, client, server, oracle):
-        """K steps w <- w - η u; between them u <- u + ∇f_j(w; ζ) - ∇f_j(w before; ζ)."""
+        """K steps w <- w - η u; after each but the last u <- u + ∇f_j(w; ζ) - ∇f_j(w before; ζ)."""
         client.u.copy_(client.g)
         for k in range(client.num_steps):
             client.w_prev.copy_(client.x)

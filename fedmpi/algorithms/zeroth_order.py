@@ -1,4 +1,4 @@
-"""Methods that see values of the loss only: first-order methods on the two-point oracle."""
+"""Methods that use values of the loss only: first-order methods on the two-point oracle."""
 
 import dataclasses
 
@@ -31,12 +31,12 @@ class FAFedZO(FAFED):
     ϱ -> second_moment_decay; ρ -> epsilon; p (or E) -> q, the local steps of a round; μ, b2 ->
     smoothing and directions of the oracle; b1 -> batch_size.
     Special case: with d orthonormal directions and linear losses it is FAFED.
-    Differs from the paper: line 8 is overwritten before it is used, and lines 17-19 restate line 14;
-    the average is applied once.
+    Differs from the paper: its line 8 is left out, because its result is overwritten before it is used;
+    lines 17-19 restate line 14, so the average is applied once.
     """
 
-    step_size: float = setting(0.1, "η_t, step size of every move", above=0)  # as in the paper, for both
-    # Not in the paper. With FAFED's 0.1 the objective rose again on MNIST (50 clients, E = 5); with 0.5 it fell on.
+    step_size: float = setting(0.1, "η_t, step size of every move", above=0)  # the paper's, for both methods
+    # Not in the paper: on MNIST (50 clients, E = 5) the objective rose again with FAFED's 0.1, but not with 0.5.
     fresh_weight: float = setting(0.5, "χ_t, weight of the fresh estimate in m", least=0, most=1)
 
     oracle = "two_point"

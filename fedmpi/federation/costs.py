@@ -1,9 +1,9 @@
-"""What each algorithm costs: measured on a toy of one variable, where a vector is one number.
+"""What each algorithm costs, measured on a problem of one variable, where a vector is one number.
 
-A round of two clients is run with oracles that count gradients and a link that counts what is summed,
-so the table says what the classes do and cannot fall behind them. Only two things are taken from a
-class's word: `downlink` (what a server would send, fedmpi's replicated server sends nothing) and the
-paper, which its docstring names.
+One round of two clients is run with oracles that count gradients and a link that counts what is
+summed, so the table describes what the classes do. Only two facts are declared by the class: `downlink`
+(what a server would send; fedmpi's server has a copy on every rank, so nothing is sent) and the paper,
+in the docstring.
 """
 
 import dataclasses
@@ -26,15 +26,14 @@ class Cost:
     Attributes:
         name: of the algorithm on the command line. paper: authors and year.
         up, down: vectors that a client sends to, and gets from, a server.
-        up_alone, down_alone: further ones of the single client that is drawn, where one is.
-        allreduces: vectors in each Allreduce of a round; at_start: in that before the first round.
-        gradients_per_step: by each local step. estimates: whether these are two-point estimates.
+        up_alone, down_alone: further vectors of the drawn client, in methods that draw one.
+        allreduces: vectors in each Allreduce of a round; at_start: in the one before the first round.
+        gradients_per_step: in each local step. estimates: whether these are two-point estimates.
         passes: gradients of a client's whole data per round.
-        gradients_alone: further ones of the drawn client per local step; it saves as many in the
-            last step.
-        private: names of the vectors that a client keeps for itself from round to round.
-        client_memory: vectors that a client works with, private, exchanged, scratch and gradients.
-        server_memory: further vectors that every rank holds of the server's state.
+        gradients_alone: further gradients of the drawn client in each of its local steps but the last.
+        private: names of the vectors that a client keeps from round to round and does not send.
+        client_memory: vectors that a client works with: private, exchanged, scratch and gradients.
+        server_memory: further vectors of the server's state, on every rank.
     """
 
     name: str
@@ -86,7 +85,7 @@ def cost(algorithm):
 
 
 def table():
-    """The costs of all algorithms as text, a line each."""
+    """The costs of all algorithms as text, one line for each."""
     costs = [cost(cls) for cls in known(fedmpi.algorithms, Algorithm).values()]
     header = ("algorithm", "paper", "up", "down", "Allreduce", "start", "gradients", "client", "server", "keeps")
     lines = [header, *(_line(c) for c in costs)]
@@ -143,7 +142,7 @@ def _paper(cls):
 
 
 class _CountingOracle(FunctionOracle):
-    """Gradients of ½ x², counted by what they are asked for."""
+    """Gradients of ½ x², counted separately for samples and for the whole data."""
 
     def __init__(self, client):
         super().__init__(None, client)
@@ -168,7 +167,7 @@ class _CountingOracle(FunctionOracle):
 
 
 class _CountingLink(SoloLink):
-    """Remembers the length of every vector summed."""
+    """Records the length of every block that is summed."""
 
     def __init__(self):
         super().__init__()
@@ -181,7 +180,7 @@ class _CountingLink(SoloLink):
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-    """What a run of one round took; lists have an entry per client, the drawn one first."""
+    """What one round took; lists have an entry per client, the drawn one first."""
 
     allreduces: list
     at_start: int

@@ -17,7 +17,18 @@ from fedmpi.streams import generator
 class Federation:
     """One rank's part of a federation: its clients, the replicated server, and the rounds.
 
-    Collective: every rank of the link makes the same calls.
+    Collective: every rank of the link makes the same calls. Here one process has both clients:
+
+    >>> import fedmpi, torch
+    >>> from fedmpi.comm.link import SoloLink
+    >>> from fedmpi.oracles import FunctionOracle
+    >>> oracles = {i: lambda state, i=i: FunctionOracle(lambda client, x, sample: x - client, i) for i in range(2)}
+    >>> fedavg, x0 = fedmpi.algorithms.FedAvg(step_size=0.5), torch.tensor([4.0])
+    >>> federation = fedmpi.Federation(fedavg, SoloLink(), oracles, 2, x0, torch.empty(0), local_steps=1)
+    >>> federation.start()
+    >>> loss = federation.run_round()
+    >>> federation.server.x
+    tensor([2.2500])
 
     Args:
         algorithm: an `Algorithm`.

@@ -1,6 +1,8 @@
-"""An algorithm on its own: all clients in one process, on functions instead of models and data."""
+"""Run an algorithm in one process with all clients, on functions instead of models and data."""
 
 import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,33 +15,43 @@ from fedmpi.oracles import FunctionOracle, LossFunctionOracle
 
 
 def simulate(
-    algorithm,
-    gradient=None,
-    x0=None,
-    num_clients=3,
-    rounds=4,
-    local_steps=2,
-    participants=None,
-    dtype=torch.float64,
+    algorithm: Algorithm,
+    gradient: Callable[[int, torch.Tensor, int], Any] | None = None,
+    x0: Any = None,
+    num_clients: int = 3,
+    rounds: int = 4,
+    local_steps: int | Callable[[int], int] = 2,
+    participants: Callable[[int], Iterable[int]] | None = None,
+    dtype: torch.dtype = torch.float64,
     *,
-    chosen=None,
-    segments=None,
-    ascent=None,
-    ascent_scale=1.0,
-    loss=None,
-    directions=None,
-    smoothing=1e-3,
-):
-    """Run an algorithm on given gradients, or on given losses, and return everything it did.
+    chosen: Callable[[int], int] | None = None,
+    segments: Sequence[slice] | None = None,
+    ascent: slice | None = None,
+    ascent_scale: float = 1.0,
+    loss: Callable[[int, torch.Tensor, int], Any] | None = None,
+    directions: Callable[[int, int], Any] | None = None,
+    smoothing: float = 1e-3,
+) -> list[dict[str, Any]]:
+    """Run an algorithm on given gradients, or on given losses, and return its rows at every moment.
 
     The loop is the one of the real run (`fedmpi.federation`); only the oracle and the link differ.
+    Two clients with f_i(x) = ½ (x - i)², one local step a round:
+
+    >>> import fedmpi
+    >>> fedavg = fedmpi.algorithms.FedAvg(step_size=0.5)
+    >>> trace = fedmpi.simulate(fedavg, lambda i, x, sample: x - i, x0=[4.0], num_clients=2, rounds=1, local_steps=1)
+    >>> for record in trace:
+    ...     print(record["round"], record["step"], record["rows"]["x"].tolist())
+    -1 None [[4.0], [4.0]]
+    0 0 [[2.0], [2.5]]
+    0 None [[2.25], [2.25]]
 
     Args:
         algorithm: an `Algorithm`, for example ``FAFED(step_size=0.1)``.
         gradient: `gradient(client, x, sample) -> [dim]`, x a [dim] tensor, sample the number of the
-            client's earlier draws; the initial batch, and all data where a method asks for its
-            gradient (MimeAdam), are sample -1. A method that compares two
-            gradients calls it twice with the same sample.
+            client's earlier draws; -1 for the initial batch, and -2 for all data of the client, whose
+            gradient some methods use (MimeAdam). A method that compares two gradients calls it twice
+            with the same sample.
         x0: [dim] the common starting point: a tensor, an array or a list.
         num_clients: N. rounds: number of rounds. local_steps: q, or `local_steps(client) -> int`.
         participants: `participants(round_index) -> clients` that take part; None: all.
@@ -57,15 +69,16 @@ def simulate(
 
     Returns:
         list of records (dicts): one after the start (round -1), one after every local step, one
-        after every round's communication (where it averages twice, after the second time). `round`
-        counts from 0; `step` counts the round's local steps from 0 and is None after a start or a
-        communication; `rows` maps each row's name to a numpy array: a client's exchanged and kept
-        rows as [num_clients, dim], the server's own as [dim], and x always as [num_clients, dim].
-        During a round the exchanged rows of absent clients are those the round began with.
+        after every round's communication (after the second one if a round has two averages). `round`
+        counts from 0; `step` counts the round's local steps from 0 and is None after the start and
+        after a communication; `rows` maps each row's name to a numpy array: a client's exchanged rows
+        and own rows as [num_clients, dim], the server's own as [dim], and x always as
+        [num_clients, dim]. During a round the exchanged rows of an absent client are those that the
+        round began with.
 
     Raises:
-        UserError: if x0 is missing, neither `gradient` nor `loss` with `directions` is given, or
-            another argument is not what it should be.
+        UserError: if x0 is missing, if neither `gradient` nor `loss` with `directions` is given, or if
+            another argument is out of its range.
     """
     if not isinstance(algorithm, Algorithm):
         raise UserError(f"simulate: algorithm = {algorithm!r}: expected an instance, like FedAvg(step_size=0.1)")
@@ -75,7 +88,7 @@ def simulate(
         raise UserError(f"simulate: num_clients = {num_clients}: expected at least 1")
     make_oracle = _oracle_of(gradient, loss, directions, smoothing, ascent, ascent_scale)
     x0 = torch.as_tensor(x0, dtype=dtype).detach().reshape(-1)
-    recorder = _Recorder(algorithm, num_clients, local_steps)
+    recorder = _Recorder(algorithm, num_clients)
     federation = Federation(
         algorithm,
         SoloLink(),
@@ -97,7 +110,9 @@ def simulate(
     return recorder.trace
 
 
-def _oracle_of(gradient, loss, directions, smoothing, ascent, ascent_scale):
+def _oracle_of(
+    gradient: Any, loss: Any, directions: Any, smoothing: float, ascent: slice | None, ascent_scale: float
+) -> Callable[[int, Any], FunctionOracle]:
     """`make(index, state) -> oracle` of a client, on gradients or on losses."""
     if gradient is not None and loss is None and directions is None:
         return lambda index, state: FunctionOracle(gradient, index, ascent, ascent_scale)
@@ -109,38 +124,39 @@ def _oracle_of(gradient, loss, directions, smoothing, ascent, ascent_scale):
 
 
 class _Recorder:
-    """Sorts what clients do in turn into records that hold all clients at one moment."""
+    """Collects the rows of clients that work in turn into records of all clients at one moment."""
 
-    def __init__(self, algorithm, num_clients, local_steps):
-        self.trace = []
-        self._num_clients, self._local_steps = num_clients, local_steps
+    def __init__(self, algorithm: Algorithm, num_clients: int) -> None:
+        self.trace: list[dict[str, Any]] = []
+        self._num_clients = num_clients
         self._shown = (*algorithm.exchanged, *algorithm.client_rows)
-        self._steps = {}  # step -> client -> rows, of the running round
+        self._steps: dict[int, dict[int, Any]] = {}  # step -> client -> rows, of the current round
+        self._before: dict[int, Any] = {}  # client -> rows when the current round began
+        self._server_before: dict[str, Any] = {}
 
-    def __call__(self, federation, round_index, step, client):
+    def __call__(self, federation: Federation, round_index: int, step: Any, client: Any) -> None:
         if client is not None:
             rows = {name: getattr(client, name).numpy().copy() for name in self._shown}
             self._steps.setdefault(step, {})[client.index] = rows
             return
-        resting = self._resting(federation)
-        for step in sorted(self._steps):
-            self._add(federation, round_index, step, {**self._before, **self._steps[step]}, self._server_before)
+        for number, moved in sorted(self._steps.items()):
+            self._add(round_index, number, {**self._before, **moved}, self._server_before)
         self._steps = {}
-        self._before, self._server_before = resting, self._server(federation)
-        self._add(federation, round_index, None, resting, self._server_before)
+        self._before, self._server_before = self._between_rounds(federation), self._server(federation)
+        self._add(round_index, None, self._before, self._server_before)
 
-    def _resting(self, federation):
-        """Rows of every client between rounds: the averages, and what it keeps."""
+    def _between_rounds(self, federation: Federation) -> dict[int, Any]:
+        """Rows of every client between two rounds: the averages, and its own rows."""
         averaged = federation.store.averaged_rows()
         return {
             client.index: {name: averaged.get(name, getattr(client, name)).numpy().copy() for name in self._shown}
             for client in federation.clients
         }
 
-    def _server(self, federation):
+    def _server(self, federation: Federation) -> dict[str, Any]:
         rows = {name: row.numpy().copy() for name, row in federation.store.server_rows().items()}
         return {name: np.stack([row] * self._num_clients) if name == "x" else row for name, row in rows.items()}
 
-    def _add(self, federation, round_index, step, clients, server):
+    def _add(self, round_index: int, step: int | None, clients: dict[int, Any], server: dict[str, Any]) -> None:
         rows = {name: np.stack([clients[c][name] for c in range(self._num_clients)]) for name in self._shown}
         self.trace.append({"round": round_index, "step": step, "rows": {**rows, **server}})

@@ -1,4 +1,4 @@
-"""Networks. A model is a `torch.nn.Module` whose constructor takes shape, num_classes and settings."""
+"""Networks: a model is a `torch.nn.Module` whose constructor takes shape, num_classes and its settings."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from fedmpi.registry import find
 
 
 def find_model(name):
-    """The model class of that name or dotted path; see `fedmpi.registry.find`."""
+    """The model class with this name or dotted path; see `fedmpi.registry.find`."""
     import fedmpi.models
 
     return find("model", name, fedmpi.models, nn.Module)

@@ -18,8 +18,8 @@ def _fafed_initialise(module):
 
 
 def _flat_size(convolutions, shape):
-    """Number of features that `convolutions` make of one image of `shape` [channels, height, width]."""
-    convolutions.eval()  # batch norm has no statistics of one image
+    """Number of outputs of `convolutions` for one image of `shape` [channels, height, width]."""
+    convolutions.eval()  # in training, batch norm needs more than one image
     with torch.no_grad():
         size = convolutions(torch.zeros(1, *shape)).numel()
     convolutions.train()
@@ -27,7 +27,7 @@ def _flat_size(convolutions, shape):
 
 
 def require_image(name, shape, smallest):
-    """See that `shape` is [channels, height, width] with sides of at least `smallest` pixels.
+    """Check that `shape` is [channels, height, width] with sides of at least `smallest` pixels.
 
     Raises:
         UserError: if it is not.
@@ -97,8 +97,8 @@ class CifarCNN(nn.Sequential):
     """The FAFED paper's network for CIFAR-10: 581,866 parameters for 32x32 images and 10 classes.
 
     conv 3x3x16, 32, 64 (padding 1), each ReLU and pool 2; fc 512 ReLU, fc 64 ReLU, fc num_classes.
-    With one output (deep AUC) 581,281 parameters; with hidden = 0 the layer of 512 is left out: the
-    three convolutional and two fully connected layers of the Fed-LAMB paper.
+    With one output (deep AUC) 581,281 parameters. hidden = 0 leaves out the layer of 512 units, which
+    gives the three convolutional and two fully connected layers of the Fed-LAMB paper.
 
     Args:
         shape: [channels, height, width]. num_classes: number of outputs.

@@ -6,12 +6,12 @@ from torch import nn
 class LSTM(nn.Module):
     """Embedding, LSTM, linear decoder: 50.1 million parameters at WikiText-2's 33,278 words.
 
-    Dropout acts on the embedding, between the layers and on the output. Embedding and decoder are
-    not tied; both start uniform on (-0.1, 0.1), the decoder's bias at 0.
+    Dropout acts on the embedding, between the layers and on the output. Embedding and decoder do not
+    share weights; both start uniform on (-0.1, 0.1), the decoder's bias at 0.
 
     Args:
         num_classes: number of words.
-        hidden: width of embedding and LSTM. layers: of the LSTM.
+        hidden: width of embedding and LSTM. layers: number of LSTM layers.
         dropout: probability of dropping a unit in training, in [0, 1).
 
     Source: the FAFED paper's network for WikiText-2; initialisation as in its public code.
@@ -31,7 +31,7 @@ class LSTM(nn.Module):
         """(scores, state) after reading `tokens`.
 
         Args:
-            tokens: [steps, columns] int64. state: as returned by the call before; None: zeros.
+            tokens: [steps, columns] int64. state: as returned by the previous call; None: zeros.
 
         Returns:
             scores: [steps, columns, num_classes] of the next token; state: a pair of tensors.

@@ -8,16 +8,16 @@ from fedmpi.errors import UserError
 
 
 class MLP(nn.Sequential):
-    """Fully connected layers with ReLU, and dropout behind each hidden one.
+    """Fully connected layers with ReLU, and dropout after each hidden layer.
 
-    hidden = 200: for MNIST it is the MLP 784-200-10 of the Fed-LAMB paper (dropout 0.5 there) and
-    the two-layer net of the momentum paper (159,010 parameters); for CIFAR-10 with hidden_layers = 2
-    the latter's three-layer MLP 3072-200-200-10 (656,810).
+    With hidden = 200 it is, for MNIST, the MLP 784-200-10 of the Fed-LAMB paper (dropout 0.5 there) and
+    the two-layer net of the momentum paper (159,010 parameters); for CIFAR-10 and hidden_layers = 2 the
+    latter's three-layer MLP 3072-200-200-10 (656,810 parameters).
 
     Args:
-        shape: of one input; flattened.
+        shape: of one input, which is flattened.
         num_classes: number of outputs.
-        hidden: width of the hidden layers. hidden_layers: their number.
+        hidden: width of the hidden layers, >= 1. hidden_layers: their number, >= 1.
         dropout: probability of dropping a hidden unit in training, in [0, 1).
     """
 

@@ -1,4 +1,4 @@
-"""Residual networks for small images: stem 3x3 with stride 1 and no max-pool behind it."""
+"""Residual networks for small images: stem 3x3 with stride 1, without max-pool after it."""
 
 from torch import nn
 from torch.nn import functional
@@ -16,12 +16,12 @@ def _norm(kind, channels):
 
 
 def _convolution(norm, before, after, stride=1):
-    """conv 3x3 without bias, and its norm."""
+    """conv 3x3 without bias, then norm."""
     return nn.Sequential(nn.Conv2d(before, after, 3, stride, padding=1, bias=False), _norm(norm, after))
 
 
 class _BasicBlock(nn.Module):
-    """Two convolutions and the way past them: 1x1 where the shape changes, else the identity."""
+    """Two convolutions and a skip connection: conv 1x1 if the shape changes, else the identity."""
 
     def __init__(self, norm, before, after, stride):
         super().__init__()
@@ -40,7 +40,7 @@ class ResNet18(nn.Sequential):
 
     Args:
         shape: [channels, height, width]. num_classes: number of outputs.
-        norm: batch, as in the papers, or group, which has no statistics that clients could disagree on.
+        norm: batch, as in the papers, or group, which has no running statistics, so none that differ between clients.
 
     Source: He et al. 2016, with the stem for small images that CIFAR-10 experiments use.
     """

@@ -5,7 +5,7 @@ import torch
 
 from fedmpi.oracles.base import negate_ascent
 from fedmpi.oracles.two_point import add_estimate
-from fedmpi.streams import FIRST
+from fedmpi.streams import FIRST, WHOLE
 
 
 class FunctionOracle:
@@ -36,8 +36,8 @@ class FunctionOracle:
         return FIRST
 
     def whole(self):
-        """All data of this client; sample -1 like the initial batch."""
-        return FIRST
+        """All data of this client: sample -2."""
+        return WHOLE
 
     def gradient(self, z, xi):
         """The gradient at z as a new [dim] tensor of z's dtype, its ascent block turned round."""

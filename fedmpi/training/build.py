@@ -8,7 +8,6 @@ import time
 import numpy as np
 import torch
 
-from fedmpi.algorithms.fused import fuse
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
@@ -105,7 +104,7 @@ class _Training:
         module = self.task.build_model(model_class, config.model_settings).to(self.context.device, self.context.dtype)
         self.flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
         self.task.try_out(module, self.context.clients[0])
-        self.algorithm = fuse(config.algorithm, self.flat.x) if run.fused_update else config.algorithm
+        self.algorithm = config.algorithm.compiled(self.flat.x) if run.fused_update else config.algorithm
 
     def assemble(self):
         """Join the ranks' clients into a federation. Collective."""

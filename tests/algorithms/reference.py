@@ -43,6 +43,10 @@ class Clients:
         """[num_clients, dim]: gradients at x on the initial batches (sample -1)."""
         return self(range(self.num), x, [-1] * self.num)
 
+    def whole(self, i, x):
+        """[dim]: gradient of client i at x on all its data (sample -2)."""
+        return self.gradient(i, x, -2)
+
 
 def everywhere(x, f):
     """x for every client."""
@@ -98,7 +102,7 @@ def scaffold(f, x, rounds, K, S, step_size, server_step_size=1.0, option="II", c
         c_new = c_i.copy()
         for i in S(r):
             if option == "I":
-                c_new[i] = f.gradient(i, x, -1)
+                c_new[i] = f.whole(i, x)
             else:
                 c_new[i] = c_i[i] - c + (x - y[i]) / (K[i] * at(step_size, r))
         x = x + server_step_size * (y[S(r)].mean(0) - x)
@@ -107,9 +111,9 @@ def scaffold(f, x, rounds, K, S, step_size, server_step_size=1.0, option="II", c
         yield {"x": everywhere(x, f), "c_i": c_i, "c": c}
 
 
-def naive_adaptive_fedavg(f, x, rounds, K, S, step_size, second_moment_decay, epsilon):
+def naive_adaptive_fedavg(f, x, rounds, K, S, step_size, second_moment_decay, epsilon, v0=0.0):
     beta, q = second_moment_decay, K[0]
-    x_i, v = everywhere(x, f), np.zeros((f.num, x.size))
+    x_i, v = everywhere(x, f), np.full((f.num, x.size), v0)
     yield {"x": x_i, "v": v}
     for t in range(1, rounds * q + 1):
         here = S((t - 1) // q)
@@ -140,7 +144,7 @@ def stem(f, x, rounds, K, S, step_size, fresh_weight=None, fresh_weight_scale=No
     present = range(f.num)
     for t in range(1, rounds * q + 1):
         here = S((t - 1) // q)
-        if (t - 1) % q == 0:  # a block begins: who was not in the one before starts at rest
+        if (t - 1) % q == 0:  # a block begins: reset the stale x_prev of clients that were absent
             for i in here:
                 if i not in present:
                     x_prev[i] = x_i[i]
@@ -324,7 +328,7 @@ def mimeadam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsil
     m, v = np.zeros(x.size), np.zeros(x.size)
     yield {"x": everywhere(x, f), "m": m, "v": v}
     for r in range(rounds):
-        c = np.mean([f.gradient(i, x, -1) for i in S(r)], axis=0)
+        c = np.mean([f.whole(i, x) for i in S(r)], axis=0)
         y = everywhere(x, f)
         for _, here in steps(S(r), K):
             xi = f.draw(here)

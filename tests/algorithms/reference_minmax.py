@@ -53,10 +53,16 @@ def momentum_local_sgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, beta_theta
     return trace
 
 
+def at(value, t):
+    """A number, or the value of a function of t = 1, 2, ..."""
+    return value(t) if callable(value) else value
+
+
 def fmgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, alpha, beta, active=None):
     """Algorithm 1 as printed: iteration t moves (averaged if q divides t), then estimates.
 
-    A client with K_i < q steps has its last move with the others', at the average.
+    eta_theta, eta_w, alpha and beta are numbers or functions of t. A client with K_i < q steps has its
+    last move with the others', at the average.
     """
     K = steps_of(n, q)
     q = max(K)
@@ -73,8 +79,8 @@ def fmgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, alpha, beta, active=None
             old[i] = z[i]
         if t % q == 0:
             mean_D, mean_E = np.mean([D[i] for i in working], 0), np.mean([E[i] for i in working], 0)
-            theta = np.mean([old[i][:d1] - eta_theta * mean_D for i in working], 0)
-            w = np.mean([old[i][d1:] + eta_w * mean_E for i in working], 0)
+            theta = np.mean([old[i][:d1] - at(eta_theta, t) * mean_D for i in working], 0)
+            w = np.mean([old[i][d1:] + at(eta_w, t) * mean_E for i in working], 0)
             for i in range(n):
                 z[i], D[i], E[i] = np.concatenate([theta, w]), mean_D.copy(), mean_E.copy()
             trace.append(z[0].copy())
@@ -85,12 +91,12 @@ def fmgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, alpha, beta, active=None
                     old[i] = z[i]
         else:
             for i in working:
-                z[i] = np.concatenate([old[i][:d1] - eta_theta * D[i], old[i][d1:] + eta_w * E[i]])
+                z[i] = np.concatenate([old[i][:d1] - at(eta_theta, t) * D[i], old[i][d1:] + at(eta_w, t) * E[i]])
         for i in working:
             g, g_old = grad(i, z[i], draws[i]), grad(i, old[i], draws[i])
             draws[i] += 1
-            D[i] = g[:d1] + (1 - alpha) * (D[i] - g_old[:d1])
-            E[i] = g[d1:] + (1 - beta) * (E[i] - g_old[d1:])
+            D[i] = g[:d1] + (1 - at(alpha, t)) * (D[i] - g_old[:d1])
+            E[i] = g[d1:] + (1 - at(beta, t)) * (E[i] - g_old[d1:])
     return trace
 
 

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import inspect
 import math
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -36,12 +38,13 @@ from fedmpi.algorithms import (
     LocalAMSGrad,
     MimeAdam,
     NaiveAdaptiveFedAvg,
+    schedules,
 )
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle
-from fedmpi.registry import command_name, known
+from fedmpi.registry import command_name, find, known
 
 DIM = 5
 LAYERS = [slice(0, 2), slice(2, 3), slice(3, 5)]
@@ -70,6 +73,7 @@ CASES = [
     (STEM, {"step_size": 0.1, "fresh_weight_scale": 40.0}),
     (NaiveAdaptiveFedAvg, {"step_size": 0.1, "second_moment_decay": 0.8, "epsilon": 1e-8}),
     (NaiveAdaptiveFedAvg, {"step_size": 0.1, "second_moment_decay": 0.8, "epsilon": 0.0}),
+    (NaiveAdaptiveFedAvg, {"step_size": 0.1, "second_moment_decay": 0.8, "epsilon": 1e-8, "v0": 0.3}),
     (FAFED, {"step_size": 0.1, "fresh_weight": 0.3, "second_moment_decay": 0.6, "epsilon": 0.05}),
     (FAFED, {"step_size": 0.1, "fresh_weight_scale": 40.0, "second_moment_decay": 0.6, "epsilon": 0.05}),
     *(
@@ -236,7 +240,7 @@ def test_clients_with_step_counts_of_their_own(cls, settings, participants):
 SCHEDULES = {
     "cube_root": (
         {"schedule_offset": 2.0, "schedule_rate": 3.0, "schedule_plateau": 6.0},
-        lambda t: max(2.0 + 3.0 * t, 6.0) ** (-1 / 3),
+        lambda t: (max(2.0, 6.0 - 3.0 * t) + 3.0 * t) ** (-1 / 3),  # w_t = max(w, W - σ² t), plus σ² t
     ),
     "step": ({"schedule_period": 2, "schedule_factor": 0.5}, lambda t: 0.5 ** (t // 2)),
     "cosine": (
@@ -262,8 +266,55 @@ def test_every_class_has_its_twin_and_a_case():
     twins = {name for name, f in vars(reference).items() if inspect.isgeneratorfunction(f)} - {"steps", "fedopt"}
     assert {command_name(cls) for cls, _ in CASES} == twins <= names
     assert names - twins <= set(vars(reference_minmax))  # zeroth-order and min-max methods
-    exported = {getattr(fedmpi.algorithms, name) for name in fedmpi.algorithms.__all__}
-    assert set(EVERY_CLASS) == exported - {Algorithm, fedmpi.algorithms.Exchange}
+
+
+def test_the_package_finds_its_classes_by_itself(tmp_path, monkeypatch):
+    """A new algorithm is a class in a file: it can be imported, completed and chosen by its name."""
+    offered = {getattr(fedmpi.algorithms, name) for name in dir(fedmpi.algorithms)}
+    assert offered == {*EVERY_CLASS, Algorithm, fedmpi.algorithms.Exchange}
+    assert fedmpi.algorithms.__all__ == dir(fedmpi.algorithms)
+    with pytest.raises(ImportError, match="cannot import name 'Novel'"):
+        from fedmpi.algorithms import Novel
+    program = """
+        import dataclasses
+        from fedmpi.algorithms.fedavg import FedAvg
+
+        @dataclasses.dataclass(frozen=True)
+        class Novel(FedAvg):
+            pass
+
+        class _Helper(FedAvg):
+            pass
+    """
+    (tmp_path / "novel_algorithm.py").write_text(textwrap.dedent(program), encoding="utf-8")
+    monkeypatch.setattr(fedmpi.algorithms, "__path__", [*fedmpi.algorithms.__path__, str(tmp_path)])
+    from fedmpi.algorithms import Novel
+
+    assert Novel().step_size == 0.1
+    assert set(dir(fedmpi.algorithms)) - {cls.__name__ for cls in offered} == {"Novel"}
+    assert find("algorithm", "novel", fedmpi.algorithms, Algorithm) is Novel
+    monkeypatch.delattr(fedmpi.algorithms, "novel_algorithm")
+    monkeypatch.delitem(sys.modules, "fedmpi.algorithms.novel_algorithm")
+
+
+def test_help_of_the_cube_root_schedule():
+    """With σ² = 3 the step size stands still while 3 t <= W - w = 4, and falls from then on."""
+    help_text = FedAvg.__dataclass_fields__["schedule_plateau"].metadata["help"]
+    assert "max(w, W - σ² t)" in help_text and "W - σ² t" in schedules.CubeRoot.__doc__
+    factors = [schedules.CubeRoot(2.0, 3.0, 6.0)(t) for t in range(3)]
+    assert factors[0] == factors[1] > factors[2]
+
+
+@pytest.mark.parametrize("algorithm", [MimeAdam(), SCAFFOLD(option="I", c0="gradient")], ids=["mimeadam", "scaffold"])
+def test_the_initial_batch_and_all_data_are_samples_of_their_own(algorithm):
+    asked = set()
+
+    def spy(client, x, sample):
+        asked.add(sample)
+        return gradient(client, x, sample)
+
+    simulate(algorithm, spy, X0, rounds=1, local_steps=2)
+    assert asked == {-2, 0, 1} | ({-1} if algorithm.exchanged_at_start else set())
 
 
 @EVERY_CASE

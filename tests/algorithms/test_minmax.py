@@ -126,6 +126,36 @@ class TestAgainstTranscriptions:
             assert_same([rows["c_i"], rows["c"]], [np.hstack([c_theta, -c_w]), np.hstack([C_theta, -C_w])], 1e-11)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cube_root"])
+@pytest.mark.parametrize("own_scale", [True, False], ids=["c1-c2", "c1"])
+@pytest.mark.parametrize("q", [2, 3])
+@pytest.mark.parametrize("active", [None, some], ids=["all", "some"])
+def test_fmgda_with_the_weights_of_its_theorem(q, active, own_scale, schedule):
+    """α_t = c_1 η_t² and β_t = c_2 η_t², η_t the step size of move t, after which estimate t is made."""
+
+    def eta(t):
+        return 0.05 * (1.0 if schedule == "constant" else (1 + t) ** (-1 / 3))
+
+    c1, c2 = 150.0, 90.0 if own_scale else None
+    settings = {"fresh_weight_scale": c1, "dual_fresh_weight_scale": c2, "schedule": schedule}
+    found = run(FMGDA(step_size=0.05, dual_step_size=0.02, **settings), q=q, participants=active)
+    weights = [lambda t: min(1, c1 * eta(t) ** 2), lambda t: min(1, (c2 or c1) * eta(t) ** 2)]
+    expected = reference.fmgda(NOISY, Z0, D1, N, 4, q, eta, lambda t: 0.4 * eta(t), *weights, active)
+    assert_same(averages(found), expected)
+
+
+def test_fmgda_weighs_each_block_by_what_is_set_for_it():
+    """The ascent has its own scale, else its own weight, else the weight of the descent; none exceeds 1."""
+    step = {"step_size": 0.05}
+    for settings, alpha, beta in (
+        ({"fresh_weight_scale": 100.0, "dual_fresh_weight": 0.6}, 0.25, 0.6),
+        ({"fresh_weight": 0.3, "dual_fresh_weight_scale": 200.0}, 0.3, 0.5),
+        ({"fresh_weight_scale": 9999.0}, 1.0, 1.0),
+    ):
+        expected = reference.fmgda(NOISY, Z0, D1, N, 4, 2, 0.05, 0.05, alpha, beta)
+        assert_same(averages(run(FMGDA(**step, **settings))), expected)
+
+
 @pytest.mark.parametrize("q", [2, 3])
 def test_momentum_local_sgda_against_its_transcription(q):
     algorithm = MomentumLocalSGDA(

@@ -1,0 +1,92 @@
+"""What an outsider finds by `import fedmpi`: every name, its example, its types, and no import that is not needed."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import PROGRAMS, ROOT, start
+
+import fedmpi
+
+
+def python(program, folder):
+    """The output of a Python program, run with this source in `folder`."""
+    words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{textwrap.dedent(program)}"]
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_import_alone_loads_neither_torch_nor_mpi(tmp_path):
+    program = """
+        import fedmpi, fedmpi.runs.folder
+        dir(fedmpi), fedmpi.UserError, fedmpi.setting, fedmpi.Algorithm, fedmpi.Exchange, fedmpi.load_run
+        print(sorted({"torch", "mpi4py", "h5py", "jsonargparse"} & set(sys.modules)))
+    """
+    assert python(program, tmp_path).strip() == "[]"
+
+
+def test_dir_lists_what_there_is_and_nothing_else():
+    needed = {"Algorithm", "Exchange", "setting", "simulate", "train", "Federation", "load_run", "UserError"}
+    assert needed | {"__version__", "algorithms"} == set(dir(fedmpi)) == set(fedmpi.__all__)
+    for name in dir(fedmpi):
+        assert getattr(fedmpi, name) is not None
+    with pytest.raises(AttributeError, match="module 'fedmpi' has no attribute 'simulation'"):
+        _ = fedmpi.simulation
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """Name -> (how many examples, how many failed), and the whole output."""
+    ended = start(1, PROGRAMS / "examples.py", tmp_path_factory.mktemp("examples"))
+    assert ended.returncode == 0, ended.stderr
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    return {line[0]: line[1:] for line in lines if line and line[0] in fedmpi.__all__}, ended.stdout
+
+
+@pytest.mark.parametrize("name", sorted(set(fedmpi.__all__) - {"__version__"}))
+def test_every_name_has_an_example_that_is_true(examples, name):
+    counts, output = examples
+    tries, failures = map(int, counts[name])
+    assert tries >= 2 and failures == 0, output
+
+
+def test_load_run_takes_a_string_or_a_path_and_says_what_is_wrong(tmp_path):
+    for folder in (tmp_path / "nothing", str(tmp_path / "nothing")):
+        with pytest.raises(fedmpi.UserError, match="nothing: no such folder"):
+            fedmpi.load_run(folder)
+
+
+def test_a_program_is_checked_against_our_types(tmp_path):
+    """As for a user who installed fedmpi: `py.typed` tells a type checker to read our annotations."""
+    program = """
+        import dataclasses
+        import fedmpi
+        from fedmpi.algorithms import FAFED
+
+        @dataclasses.dataclass(frozen=True)
+        class Mine(fedmpi.Algorithm):
+            step_size: float = fedmpi.setting(0.1, "η", above=0)
+
+        fedmpi.simulate(Mine(step_size=0.2), x0=[1.0], rounds=3)
+        fedmpi.simulate(FAFED(), lambda client, x, sample: x, [1.0])
+        fedmpi.load_run("runs/example").final("accuracy")
+        fedmpi.train.main(["--help"])
+        fedmpi.simulate(Mine(), x0=[1.0], rounds="3")
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
+    (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")  # it takes most of the time
+    words = [sys.executable, "-m", "mypy", "program.py"]
+    ended = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=240, env={"PYTHONPATH": str(ROOT)}
+    )
+    errors = [line for line in ended.stdout.splitlines() if "error:" in line]
+    assert len(errors) == 1 and 'program.py:14: error: Argument "rounds"' in errors[0], ended.stdout + ended.stderr
+
+
+def test_py_typed_is_installed(tmp_path):
+    words = ["setup.py", "-q", "egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", tmp_path / "lib"]
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    assert (tmp_path / "lib" / "fedmpi" / "py.typed").is_file()
+    assert list((tmp_path / "lib" / "fedmpi" / "presets").rglob("*.yaml"))
