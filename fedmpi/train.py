@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments, link):
     from fedmpi.comm.agreement import agree
     from fedmpi.config.build import read_command_line
-    from fedmpi.training.build import train
+    from fedmpi.training.loop import train
 
     config = agree(link, lambda: read_command_line(arguments))
     if isinstance(config, str):

@@ -1,5 +1,6 @@
 """The loop of a federation and what it moves: clients, the server, rows, rounds."""
 
-from fedmpi.federation.rounds import Federation
+from fedmpi.federation.participation import Plan
+from fedmpi.federation.rounds import Federation, Variables
 
-__all__ = ["Federation"]
+__all__ = ["Federation", "Plan", "Variables"]

@@ -14,7 +14,8 @@ import torch
 import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
-from fedmpi.federation.rounds import Federation
+from fedmpi.federation.participation import Plan
+from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.registry import command_name, known
 
@@ -173,8 +174,8 @@ class _CountingLink(SoloLink):
         super().__init__()
         self.lengths = []
 
-    def allreduce(self, block):
-        super().allreduce(block)
+    def average(self, block, divisor, out):
+        super().average(block, divisor, out)
         self.lengths.append(block.numel())
 
 
@@ -192,17 +193,10 @@ class _Measured:
 def _measure(algorithm, local_steps):
     """Run the start and one round of two clients on one variable."""
     link = _CountingLink()
-    oracles = [_CountingOracle(client) for client in range(2)]
-    federation = Federation(
-        algorithm,
-        link,
-        {client: lambda state, oracle=oracle: oracle for client, oracle in enumerate(oracles)},
-        2,
-        torch.ones(1, dtype=torch.float64),
-        torch.empty(0, dtype=torch.float64),
-        local_steps,
-        chosen=lambda round_index: 0,
-    )
+    start = Variables(torch.ones(1, dtype=torch.float64))
+    plan = Plan(2, local_steps, chosen=lambda round_index: 0)
+    federation = Federation(algorithm, link, dict.fromkeys(range(2), _CountingOracle), plan, start)
+    oracles = [client.oracle for client in federation.clients]
     federation.start()
     at_start = sum(link.lengths)
     link.lengths.clear()

@@ -1,8 +1,12 @@
-"""Which clients a rank holds, and which of them take part in a round."""
+"""Which clients a rank holds, which of them take part in a round, and for how many steps."""
 
+import dataclasses
+import functools
 import math
+from collections.abc import Callable, Sequence
 
 from fedmpi.errors import UserError
+from fedmpi.federation.round import Round
 from fedmpi.streams import generator
 
 
@@ -34,3 +38,83 @@ def draw_participants(num_clients, participation, seed, round_index):
         return list(range(num_clients))
     drawn = generator(seed, "participants", round_index).choice(num_clients, num, replace=False)
     return sorted(int(c) for c in drawn)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Who works when, for how long, and with which weight. Every rank holds the same plan.
+
+    Args:
+        num_clients: N over all ranks.
+        local_steps: q, or `local_steps(client) -> int` where clients differ.
+        participants: `participants(round_index) -> clients` of a round; None: all.
+        chosen: `chosen(round_index) -> client` that works where only one does; None: drawn uniformly.
+        weights: a number > 0 per client, its weight in every average; None: all equal.
+        seed: of the run; what all ranks draw comes from it.
+
+    Raises:
+        UserError: if a client has no local step.
+    """
+
+    num_clients: int
+    local_steps: int | Callable[[int], int] = 1
+    participants: Callable[[int], Sequence[int]] | None = None
+    chosen: Callable[[int], int] | None = None
+    weights: Sequence[float] | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        if min(self._steps) < 1:
+            raise UserError(f"local_steps = {min(self._steps)}: expected at least 1 for every client")
+
+    @functools.cached_property
+    def _steps(self):
+        return [self.steps_of(client) for client in range(self.num_clients)]
+
+    @functools.cached_property
+    def _all_weights(self):
+        return [1] * self.num_clients if self.weights is None else list(self.weights)
+
+    def steps_of(self, client):
+        """Number of local steps of a client in a round."""
+        return self.local_steps(client) if callable(self.local_steps) else self.local_steps
+
+    def weight_of(self, client):
+        """Weight of a client in every average."""
+        return self._all_weights[client]
+
+    def start(self):
+        """The `Round` before the first one: everybody takes part, and no local step is made."""
+        everybody = tuple(range(self.num_clients))
+        return Round(-1, 0, everybody, tuple(self._all_weights), 0, 1.0, max(self._steps))
+
+    def round(self, index):
+        """The `Round` number `index`.
+
+        Raises:
+            UserError: if the participants are not different clients.
+        """
+        everybody = range(self.num_clients)
+        participants = [int(c) for c in (self.participants(index) if self.participants else everybody)]
+        if not participants or len({*participants}) < len(participants) or not {*participants} <= {*everybody}:
+            raise UserError(
+                f"participants of round {index} = {participants}: expected at least one of the clients "
+                f"0 to {everybody[-1]}, and each of them once"
+            )
+        weights = [self._all_weights[c] for c in participants]
+        weight, nominal = sum(weights), max(self._steps)
+        return Round(
+            index=index,
+            iteration=(index + 1) * nominal,
+            participants=tuple(participants),
+            weights=tuple(weights),
+            num_steps=sum(w * self._steps[c] for w, c in zip(weights, participants)) / weight,
+            participation=weight / sum(self._all_weights),
+            nominal_steps=nominal,
+        )
+
+    def draw_one(self, current):
+        """The one client that works in an exchange of the round `current` where only one does; all ranks draw the same."""
+        if self.chosen is not None:
+            return int(self.chosen(current.index))
+        return int(generator(self.seed, "alone", current.index).choice(current.participants))

@@ -1,17 +1,51 @@
-"""The loop: rounds, local steps, one average after them; the only place where MPI and algorithms meet.
+"""The loop: rounds, local steps, one average after them; the only place where ranks and algorithms meet.
 
 `Federation` runs the same for N ranks and for one process with all clients (`fedmpi.simulate`): the
 link that it is given decides what "all" means.
 """
 
+import dataclasses
 import math
 import time
 
+import torch
+
 from fedmpi.algorithms.base import Exchange
-from fedmpi.errors import Diverged, UserError
+from fedmpi.errors import Diverged
 from fedmpi.federation.client import Client, Server
 from fedmpi.federation.rows import RowStore, check_rows
-from fedmpi.streams import generator
+
+
+@dataclasses.dataclass(frozen=True)
+class Variables:
+    """What is optimised: one vector, and how it is divided.
+
+    Args:
+        x: [dim] the initial model, the same on every rank.
+        buffers: [num_buffers] the initial float buffers (batch-norm statistics); None: there are none.
+        segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
+        ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
+    """
+
+    x: torch.Tensor
+    buffers: torch.Tensor | None = None
+    segments: list | None = None
+    ascent: slice | None = None
+
+
+@dataclasses.dataclass
+class Iterate:
+    """An averaged model.
+
+    Attributes:
+        round: number of rounds after which it was. x: [dim]; buffers: [num_buffers].
+        value: by which it was selected, larger is better.
+    """
+
+    round: int
+    x: torch.Tensor
+    buffers: torch.Tensor
+    value: float = math.nan
 
 
 class Federation:
@@ -21,83 +55,73 @@ class Federation:
 
     >>> import fedmpi, torch
     >>> from fedmpi.comm.link import SoloLink
+    >>> from fedmpi.federation import Plan, Variables
     >>> from fedmpi.oracles import FunctionOracle
-    >>> oracles = {i: lambda state, i=i: FunctionOracle(lambda client, x, sample: x - client, i) for i in range(2)}
-    >>> fedavg, x0 = fedmpi.algorithms.FedAvg(step_size=0.5), torch.tensor([4.0])
-    >>> federation = fedmpi.Federation(fedavg, SoloLink(), oracles, 2, x0, torch.empty(0), local_steps=1)
+    >>> def make(client):
+    ...     return FunctionOracle(lambda index, x, sample: x - index, client)
+    >>> fedavg, start = fedmpi.algorithms.FedAvg(step_size=0.5), Variables(torch.tensor([4.0]))
+    >>> federation = fedmpi.Federation(fedavg, SoloLink(), {0: make, 1: make}, Plan(num_clients=2), start)
     >>> federation.start()
     >>> loss = federation.run_round()
     >>> federation.server.x
     tensor([2.2500])
 
+    All state that crosses a round lies in its `Client`s, its `Server` and in itself: `state` gives it, `restore` takes it.
+
     Args:
         algorithm: an `Algorithm`.
-        link: sums over the ranks (`fedmpi.comm`).
-        oracles: client number -> function(state) -> oracle, for this rank's clients in order.
-        num_clients: N over all ranks.
-        x0, buffers0: [dim] and [num_buffers] initial model, the same on every rank.
-        local_steps: q, or `local_steps(client) -> int` where clients differ.
-        participants: `participants(round_index) -> clients` of a round; None: all.
-        chosen: `chosen(round_index) -> client` that works where only one does; None: drawn uniformly.
-        weights: a number > 0 per client, its weight in every average; None: all alike.
+        link: a `fedmpi.comm.link.Link`: sums over the ranks.
+        oracles: client number -> function(`Client`) -> oracle, for this rank's clients in order.
+        plan: a `Plan`: who works when, for how long, with which weight.
+        variables: the `Variables`.
+        uploads: `Upload` stages that a client's rows pass before they are summed, in order.
         observe: called as `observe(federation, round_index, step, client)` after the start, after
             every local step of a client, and after every round's last average (step None).
         poison: see `RowStore`.
-        seed: of the run; what ranks draw alike comes from it.
-        segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
-        ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
+
+    Attributes:
+        store: the `RowStore`. server: the `Server`. clients: list of `Client`, those of this rank.
+        round_index: of the next round, from 0.
+        num_gradients: evaluated so far by all clients of all ranks.
+        seconds: of this rank, in "local" steps and in "communication" (waiting included).
+        kept: the `Iterate` that `keep` remembered, or None.
 
     Raises:
-        UserError: if the algorithm's rows are not as they should be, or a client has no local step.
+        UserError: if the algorithm's rows are not as they should be.
     """
 
-    def __init__(
-        self,
-        algorithm,
-        link,
-        oracles,
-        num_clients,
-        x0,
-        buffers0,
-        local_steps,
-        participants=None,
-        chosen=None,
-        weights=None,
-        observe=None,
-        poison=False,
-        seed=0,
-        segments=None,
-        ascent=None,
-    ):
+    def __init__(self, algorithm, link, oracles, plan, variables, uploads=(), observe=None, poison=False):
         check_rows(algorithm)
-        self.algorithm, self.link = algorithm, link
+        self.algorithm, self.link, self.plan, self.uploads = algorithm, link, plan, tuple(uploads)
+        x, buffers = variables.x, variables.buffers
+        buffers = x.new_empty(0) if buffers is None else buffers
         self.store = RowStore(
-            algorithm, x0.numel(), buffers0.numel(), len(oracles), x0.dtype, x0.device, poison, link.allocate
+            algorithm, x.numel(), buffers.numel(), len(oracles), x.dtype, x.device, poison, link.allocate
         )
-        averaged, kept = self.store.averaged_rows(), self.store.server_rows()
-        segments = segments or [slice(0, x0.numel())]
-        self.server = Server({**averaged, **kept}, num_clients, segments, x0.numel(), ascent)
-        self.server_seen_by_clients = Server(kept, num_clients, segments, x0.numel(), ascent)
-        self.clients = [
-            Client(index, self.store.client_rows(position), make(self.store))
-            for position, (index, make) in enumerate(oracles.items())
-        ]
-        self.server.x.copy_(x0)
-        self.store.buffers.copy_(buffers0)
-        self._local_steps = local_steps if callable(local_steps) else lambda client: local_steps
-        steps = [self._local_steps(client) for client in range(num_clients)]
-        if min(steps) < 1:
-            raise UserError(f"local_steps = {min(steps)}: expected at least 1 for every client")
-        self._nominal_steps = max(steps)
-        self._participants = participants or (lambda round_index: range(num_clients))
-        self._chosen = chosen
-        self._weights = weights or [1] * num_clients
+        averaged, own = self.store.averaged_rows(), self.store.server_rows()
+        segments = variables.segments or [slice(0, x.numel())]
+        self.server = Server({**averaged, **own}, plan.num_clients, segments, x.numel(), variables.ascent)
+        self.server_seen_by_clients = Server(own, plan.num_clients, segments, x.numel(), variables.ascent)
+        self.clients = [self._make_client(position, *item) for position, item in enumerate(oracles.items())]
+        self.server.x.copy_(x)
+        self.store.buffers.copy_(buffers)
+        if any(upload.needs_start for upload in self.uploads):
+            self.store.keep_start()
         self._observe = observe or (lambda *args: None)
-        self._seed = seed
-        self._present = set(range(num_clients))  # who took part in the previous round
+        self._present = set(range(plan.num_clients))  # who took part in the previous round
         self.round_index = 0
-        self.num_gradients = 0  # evaluated so far by all clients together, on every rank alike
+        self.num_gradients = 0
         self.seconds = {"local": 0.0, "communication": 0.0}
+        self.kept = None
+
+    def _make_client(self, position, index, make_oracle):
+        rows, buffers = self.store.client_rows(position), self.store.work_buffers
+        client = Client(index, rows, self.algorithm.client_rows, buffers)
+        for upload in self.uploads:
+            for name in upload.kept_rows:
+                client.kept[f"{type(upload).__name__}.{name}"] = self.store.new_rows()
+        client.oracle = make_oracle(client)
+        return client
 
     def start(self):
         """Before round 0: the initial estimates, averaged if the algorithm exchanges any.
@@ -106,17 +130,19 @@ class Federation:
         """
         buffers = self.store.buffers.clone()
         exchange = Exchange(self.algorithm.exchanged_at_start, self.algorithm.start, self.algorithm.server_start)
-        everybody = range(self.server.num_clients)
+        self._set_round(self.plan.start())
         if exchange.rows:
-            self._exchange(exchange, everybody, first_in_round=True)
+            self._exchange(exchange, first_in_round=True)
         else:
+            self.store.begin_exchange((), first_in_round=True)
             for position, client in enumerate(self.clients):
-                self.store.begin_turn(position, True, slice(0, 0))
+                self.store.begin_turn(position)
                 self.algorithm.start(client, self.server_seen_by_clients, client.oracle)
             self.algorithm.server_start(self.server)
         self.store.buffers.copy_(buffers)
+        self.store.begin_exchange((), first_in_round=True)
         for position, client in enumerate(self.clients):
-            self.store.begin_turn(position, True, slice(0, 0))
+            self.store.begin_turn(position)
             self.algorithm.client_start(client, self.server_seen_by_clients)
         self._observe(self, -1, None, None)
 
@@ -124,109 +150,172 @@ class Federation:
         """One round: local steps of the participants, then the averages.
 
         Returns:
-            mean training loss of the round's local steps over all clients (nan where unknown).
+            mean training loss of the round's local steps over all clients (nan if unknown); of an algorithm
+            without local steps, that of what its clients do instead.
 
         Raises:
-            Diverged: on every rank alike, if a loss is not finite anywhere; before it is averaged.
+            Diverged: on every rank, if a loss is not finite anywhere; before it is averaged.
             UserError: if the participants are not different clients.
         """
-        participants = [int(c) for c in self._participants(self.round_index)]
-        everybody = range(self.server.num_clients)
-        if not participants or len({*participants}) < len(participants) or not {*participants} <= {*everybody}:
-            raise UserError(
-                f"participants of round {self.round_index} = {participants}: expected at least one of the clients "
-                f"0 to {everybody[-1]}, and each of them once"
-            )
-        weight = sum(self._weights[c] for c in participants)
-        for seen in (self.server, self.server_seen_by_clients):
-            seen.round_index = self.round_index
-            seen.iteration = (self.round_index + 1) * self._nominal_steps
-            seen.num_participants = len(participants)
-            seen.participation = weight / sum(self._weights)
-            seen.num_steps = sum(self._weights[c] * self._local_steps(c) for c in participants) / weight
-        for client in self.clients:
-            client.round_index = self.round_index
-            client.was_absent = client.index not in self._present
+        self._set_round(self.plan.round(self.round_index))
         due = [e for e in self.algorithm.exchanges() if e.due is None or e.due(self.server)]
-        losses = [
-            self._exchange(exchange, participants, first_in_round=number == 0) for number, exchange in enumerate(due)
-        ]
-        self._present = set(participants)
+        losses = [self._exchange(exchange, first_in_round=number == 0) for number, exchange in enumerate(due)]
+        self._present = set(self.server.round.participants)
         self._observe(self, self.round_index, None, None)
         self.round_index += 1
-        return next((loss for loss in losses if not math.isnan(loss)), math.nan)
+        of_local_steps = [loss for exchange, loss in zip(due, losses) if exchange.work is None]
+        return next((loss for loss in (*of_local_steps, *losses) if not math.isnan(loss)), math.nan)
 
-    def _exchange(self, exchange, participants, first_in_round):
-        """Let the workers work, then average their rows. Collective on the link."""
+    def keep(self, value=math.nan):
+        """Remember the current averaged model as the candidate for the result.
+
+        Args:
+            value: by which it was selected, larger is better.
+        """
+        self.kept = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
+
+    def state(self):
+        """Everything that this rank needs to go on after a round, as name -> tensor, number or list of numbers.
+
+        Names begin with "federation/", "server/" (the same on every rank) or "clients/INDEX/". Tensors are
+        views: they change when the next round runs.
+        """
+        own = {"round_index": self.round_index, "num_gradients": self.num_gradients, "present": sorted(self._present)}
+        own |= {f"seconds/{part}": seconds for part, seconds in self.seconds.items()}
+        own |= {f"traffic/{name}": number for name, number in dataclasses.asdict(self.link.traffic).items()}
+        if self.kept is not None:
+            own |= {f"kept/{name}": value for name, value in vars(self.kept).items()}
+        server = {**self.store.averaged_rows(), **self.store.server_rows(), "buffers": self.store.buffers}
+        return {
+            **{f"federation/{name}": value for name, value in own.items()},
+            **{f"server/{name}": value for name, value in server.items()},
+            **{f"clients/{c.index}/{name}": value for c in self.clients for name, value in c.state().items()},
+        }
+
+    def restore(self, state):
+        """Go on where another federation of the same settings gave its `state`; takes the place of `start`.
+
+        Args:
+            state: what `state` gave, with the clients of this rank; tensors are copied.
+
+        Raises:
+            KeyError: if something is missing.
+        """
+        own = {
+            name.removeprefix("federation/"): value for name, value in state.items() if name.startswith("federation/")
+        }
+        self.round_index, self.num_gradients = int(own["round_index"]), int(own["num_gradients"])
+        self._present = {int(client) for client in own["present"]}
+        for part in self.seconds:
+            self.seconds[part] = float(own[f"seconds/{part}"])
+        for field in dataclasses.fields(self.link.traffic):
+            setattr(self.link.traffic, field.name, int(own[f"traffic/{field.name}"]))
+        if "kept/x" in own:
+            self.kept = Iterate(
+                int(own["kept/round"]), own["kept/x"].clone(), own["kept/buffers"].clone(), float(own["kept/value"])
+            )
+        for name, row in {**self.store.averaged_rows(), **self.store.server_rows()}.items():
+            row.copy_(state[f"server/{name}"])
+        self.store.buffers.copy_(state["server/buffers"])
+        for client in self.clients:
+            prefix = f"clients/{client.index}/"
+            client.restore({n.removeprefix(prefix): value for n, value in state.items() if n.startswith(prefix)})
+
+    def _set_round(self, current):
+        """Let everybody see the `Round` that begins."""
+        for holder in (self.server, self.server_seen_by_clients, *self.clients):
+            holder.round = current
+        for client in self.clients:
+            client.step_index = -1
+            client.was_absent = client.index not in self._present
+
+    def _exchange(self, exchange, first_in_round):
+        """Let the participants work, then average their rows. Collective on the link."""
         begun = time.perf_counter()
-        workers = list(participants)
+        current, store = self.server.round, self.store
+        weights = dict(zip(current.participants, current.weights))
         if exchange.alone:
-            workers = [self._choose(workers)]
-        region = self.store.region(exchange.rows)
-        loss_sum, num_losses, worked, bad_client = 0.0, 0, 0, -1
+            drawn = self.plan.draw_one(current)
+            weights = {drawn: self.plan.weight_of(drawn)}
+        store.begin_exchange(exchange.rows, first_in_round)
+        losses = _Losses()
         for position, client in enumerate(self.clients):
-            if client.index not in workers:
-                continue
-            self.store.begin_turn(position, first_in_round, region)
-            self._work(exchange, client)
-            self.store.end_turn(position, region, self._weights[client.index], worked)
-            client_sum, client_num = client.oracle.take_losses()
-            loss_sum, num_losses, worked = loss_sum + client_sum, num_losses + client_num, worked + 1
-            if not math.isfinite(client_sum) and bad_client < 0:
-                bad_client = client.index
+            if client.index in weights:
+                store.begin_turn(position)
+                self._work(exchange, client)
+                for upload in self.uploads:
+                    self._apply(upload, exchange, client)
+                store.end_turn(position, weights[client.index])
+                losses.add(client)
         worked_until = time.perf_counter()
-        loss = self._agree_on_loss(loss_sum, num_losses, bad_client)
-        summed = self.store.sum(region, worked)
-        self.link.average(summed, sum(self._weights[client] for client in workers), out=self.store.block[region])
+        loss = self._agree_on_loss(losses)
+        self.link.average(store.sum(), sum(weights.values()), out=store.averages())
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
         if exchange.then is not None:
             exchange.then(self.server)
         return loss
 
-    def _choose(self, participants):
-        """The one client that works in an exchange where only one does; every rank draws the same."""
-        if self._chosen is not None:
-            return int(self._chosen(self.round_index))
-        return int(generator(self._seed, "alone", self.round_index).choice(participants))
+    def _apply(self, upload, exchange, client):
+        """One upload stage on the rows that a client sends."""
+        start = self.store.start_rows() if upload.needs_start else None
+        upload.apply(
+            client,
+            {name: client.rows[name] for name in exchange.rows},
+            start and {name: start[name] for name in exchange.rows},
+            {name: client.kept[f"{type(upload).__name__}.{name}"] for name in upload.kept_rows},
+        )
 
     def _work(self, exchange, client):
         """One client's turn: its local steps, or what the exchange asks for instead."""
         try:
-            self._turn(exchange, client)
+            if exchange.work is not None:
+                exchange.work(client, self.server_seen_by_clients, client.oracle)
+            else:
+                self._run_local_steps(client)
         except BaseException as error:
             error.fedmpi_client = client.index  # for the message that ends the job
             raise
 
-    def _turn(self, exchange, client):
+    def _run_local_steps(self, client):
         algorithm, server = self.algorithm, self.server_seen_by_clients
-        if exchange.work is not None:
-            exchange.work(client, server, client.oracle)
-            return
-        client.num_steps = self._local_steps(client.index)
+        client.num_steps = self.plan.steps_of(client.index)
         client.oracle.expect(client.num_steps)
         algorithm.download(client, server)
         for step in range(client.num_steps):
             client.step_index = step
-            client.iteration = self.round_index * self._nominal_steps + step + 1
             algorithm.local_step(client, server, client.oracle)
             self._observe(self, self.round_index, step, client)
         algorithm.upload(client, server, client.oracle)
 
-    def _agree_on_loss(self, loss_sum, num_losses, bad_client):
+    def _agree_on_loss(self, losses):
         """Mean loss over all clients; Diverged on every rank if one client's is not finite.
 
         The ranks also add up here how many gradients they have evaluated: it costs no message of its own.
         """
-        gradients = sum(client.oracle.num_gradients for client in self.clients)
-        everywhere = self.link.allgather([loss_sum, num_losses, bad_client, gradients]).tolist()
+        gradients = sum(client.num_gradients for client in self.clients)
+        everywhere = self.link.allgather([losses.total, losses.number, losses.bad_client, gradients]).tolist()
         totals, numbers, _, gradients = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
         for rank, (total, _, client, _) in enumerate(everywhere):
             if client >= 0:
-                moment = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
+                when = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
                 raise Diverged(
-                    f"{moment}: the loss of client {int(client)} on rank {rank} is {total}; "
+                    f"{when}: the loss of client {int(client)} on rank {rank} is {total}; "
                     "try a smaller step size or more clipping"
                 )
         return sum(totals) / sum(numbers) if any(numbers) else math.nan
+
+
+class _Losses:
+    """Sum and number of the losses of a rank's clients in one exchange, and the first client whose sum is not finite."""
+
+    def __init__(self):
+        self.total, self.number, self.bad_client = 0.0, 0, -1
+
+    def add(self, client):
+        """Take the losses that a client's oracle has collected."""
+        total, number = client.oracle.take_losses()
+        self.total, self.number = self.total + total, self.number + number
+        if not math.isfinite(total) and self.bad_client < 0:
+            self.bad_client = client.index

@@ -1,4 +1,4 @@
-"""A rank's state as rows of one matrix."""
+"""A rank's vectors as rows of contiguous blocks: its clients' own, the replicated server's, and those that are summed."""
 
 import functools
 
@@ -51,10 +51,12 @@ class RowStore:
         else:
             self._work = self.block = self.outgoing
         self._server = zeros(len(algorithm.server_rows), dim)
+        self._start = None  # the block as a round began with it, if `keep_start` asked for it and it would be lost
+        self._region, self._turns, self._begins_round = slice(0, 0), 0, True
         self._server_names, self._kept_names = algorithm.server_rows, algorithm.client_rows
 
     def server_rows(self):
-        """Name -> [dim] of the rows that only the server has, alike on every rank."""
+        """Name -> [dim] of the rows that only the server has, the same on every rank."""
         return dict(zip(self._server_names, self._server))
 
     def averaged_rows(self):
@@ -78,34 +80,40 @@ class RowStore:
         rows.update(zip(self._kept_names, self._kept[position]))
         return rows
 
-    def region(self, rows):
-        """The slice of the block that holds consecutive `rows`, with the buffers behind the last one."""
-        first = self._exchanged.index(rows[0])
-        stop = first + len(rows)
-        if self._exchanged[first:stop] != tuple(rows):
-            raise ValueError(f"{rows}: not consecutive in the exchanged rows {self._exchanged}")
-        end = self._block_size if stop == len(self._exchanged) else stop * self.dim
-        return slice(first * self.dim, end)
+    def begin_exchange(self, rows, first_in_round):
+        """Prepare the turns of the clients that take part in an exchange.
 
-    def begin_turn(self, position, first_in_round, region):
-        """Hand the working rows to a client: averages where averaged, its own values where not yet."""
+        Args:
+            rows: consecutive names in `exchanged` of what will be averaged; () if nothing will.
+            first_in_round: whether clients begin with the averages; otherwise rows that are still to be averaged
+                in this round are as the client left them.
+        """
+        self._region, self._turns = self._find_region(rows), 0
+        self._begins_round = first_in_round
+        if self._start is not None and first_in_round:
+            self._start.copy_(self.block)
+
+    def begin_turn(self, position):
+        """Hand the working rows to the rank's client number `position`."""
         if self._poison:
             self._scratch_rows.fill_(float("nan"))
         if not self._shared:
             return
-        if first_in_round or self._later is None:
+        if self._begins_round or self._later is None:
             self._work.copy_(self.block)
         else:
-            self._work[: region.start].copy_(self.block[: region.start])
-            self._work[region.start :].copy_(self._later[position, region.start :])
+            start = self._region.start
+            self._work[:start].copy_(self.block[:start])
+            self._work[start:].copy_(self._later[position, start:])
 
-    def end_turn(self, position, region, weight, turn):
-        """Add the client's share to the rank's sum and keep what a later exchange of the round needs.
+    def end_turn(self, position, weight):
+        """Add the client's share to the rank's sum, and keep what a later exchange of the round needs.
 
         Args:
-            position: of the client on this rank; turn: how many clients of the rank worked before it.
-            region: see `region`; weight: of the client in the sum.
+            position: of the client on this rank. weight: of the client in the sum.
         """
+        region, turn = self._region, self._turns
+        self._turns += 1
         mine = self._work[region]
         if weight != 1:
             mine.mul_(weight)
@@ -123,20 +131,48 @@ class RowStore:
         if self._later is not None:
             self._later[position, region.stop :].copy_(self._work[region.stop :])
 
-    def sum(self, region, num_turns):
-        """The contiguous vector to be summed over the ranks, after `num_turns` clients' turns."""
-        outgoing = self.outgoing[region]
-        if num_turns == 0:
+    def sum(self):
+        """The contiguous vector to be summed over the ranks, after the turns of an exchange; `averages` of it go back."""
+        outgoing = self.outgoing[self._region]
+        if self._turns == 0:
             return outgoing.zero_()
         if not self._shared:
             return outgoing
-        levels = [level for level in range(len(self._sums)) if num_turns >> level & 1]
-        total = self._sums[levels[0]][region]
+        levels = [level for level in range(len(self._sums)) if self._turns >> level & 1]
+        total = self._sums[levels[0]][self._region]
         for level in levels[1:]:
-            total = self._sums[level][region].add_(total)
+            total = self._sums[level][self._region].add_(total)
         if levels[-1] != len(self._sums) - 1:
             outgoing.copy_(total)
         return outgoing
+
+    def averages(self):
+        """The part of `block` into which the average of the current exchange goes."""
+        return self.block[self._region]
+
+    def keep_start(self):
+        """From now on, keep the rows that a round begins with; see `start_rows`."""
+        if not self._shared:  # with several clients the averages stay untouched while clients work
+            self._start = torch.zeros_like(self.block)
+
+    def start_rows(self):
+        """Name -> [dim] of the exchanged rows as the current round began with them; needs `keep_start`."""
+        return self._named_block(self.block if self._start is None else self._start)
+
+    def new_rows(self):
+        """Name -> [dim] zeros for each exchanged row, in memory of their own."""
+        return self._named_block(torch.zeros_like(self.block))
+
+    def _find_region(self, rows):
+        """The slice of the block that holds consecutive `rows`, with the buffers behind the last one."""
+        if not rows:
+            return slice(0, 0)
+        first = self._exchanged.index(rows[0])
+        stop = first + len(rows)
+        if self._exchanged[first:stop] != tuple(rows):
+            raise ValueError(f"{rows}: not consecutive in the exchanged rows {self._exchanged}")
+        end = self._block_size if stop == len(self._exchanged) else stop * self.dim
+        return slice(first * self.dim, end)
 
     def _named_block(self, block):
         rows = block[: len(self._exchanged) * self.dim].view(-1, self.dim)
@@ -144,7 +180,7 @@ class RowStore:
 
 
 def check_rows(algorithm):
-    """See that an algorithm's rows are names, each in one place.
+    """Check that an algorithm's rows are names, each in one place.
 
     Raises:
         UserError: one line: which declaration, what is expected.

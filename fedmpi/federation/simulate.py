@@ -1,6 +1,5 @@
 """Run an algorithm in one process with all clients, on functions instead of models and data."""
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ import torch
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
-from fedmpi.federation.rounds import Federation
+from fedmpi.federation.participation import Plan
+from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles import FunctionOracle, LossFunctionOracle
 
 
@@ -92,17 +92,11 @@ def simulate(
     federation = Federation(
         algorithm,
         SoloLink(),
-        {index: functools.partial(make_oracle, index) for index in range(num_clients)},
-        num_clients,
-        x0,
-        x0.new_empty(0),
-        local_steps,
-        participants=participants,
-        chosen=chosen,
+        dict.fromkeys(range(num_clients), make_oracle),
+        Plan(num_clients, local_steps, participants, chosen),
+        Variables(x0, segments=segments, ascent=ascent),
         observe=recorder,
         poison=True,
-        segments=segments,
-        ascent=ascent,
     )
     federation.start()
     for _ in range(rounds):
@@ -113,14 +107,14 @@ def simulate(
 def _oracle_of(
     gradient: Any, loss: Any, directions: Any, smoothing: float, ascent: slice | None, ascent_scale: float
 ) -> Callable[[int, Any], FunctionOracle]:
-    """`make(index, state) -> oracle` of a client, on gradients or on losses."""
+    """`make(client) -> oracle`, on gradients or on losses."""
     if gradient is not None and loss is None and directions is None:
-        return lambda index, state: FunctionOracle(gradient, index, ascent, ascent_scale)
+        return lambda client: FunctionOracle(gradient, client, ascent, ascent_scale)
     if gradient is not None or loss is None or directions is None:
         raise UserError("simulate: expected either gradient, or loss and directions")
     if not smoothing > 0:
         raise UserError(f"simulate: smoothing = {smoothing}: expected a number > 0 (μ)")
-    return lambda index, state: LossFunctionOracle(loss, directions, index, smoothing, ascent, ascent_scale)
+    return lambda client: LossFunctionOracle(loss, directions, client, smoothing, ascent, ascent_scale)
 
 
 class _Recorder:

@@ -5,15 +5,15 @@ sample fixes the minibatch and the random stream (dropout masks, directions of f
 so two gradients on the same sample differ only by the point. The vectors that an oracle returns are
 the algorithm's to overwrite, until its next call.
 
-Every oracle turns round the block in which a min-max problem ascends: what it returns is
+Every oracle negates the block in which a min-max problem ascends: what it returns is
 (∇_θ f_i, -∇_w f_i), so every minimisation algorithm runs on a min-max problem as it is.
 
-How gradients come about is a choice of its own (``--oracle autograd`` or ``--oracle two_point``),
+How gradients are computed is a choice of its own (``--oracle autograd`` or ``--oracle two_point``),
 open to every algorithm and task.
 """
 
 from fedmpi.oracles.autograd import Autograd, AutogradOracle
-from fedmpi.oracles.base import ModuleOracle, OracleKind, Sample, seed_noise
+from fedmpi.oracles.base import LocalObjective, ModuleOracle, Oracle, OracleKind, Sample, seed_noise
 from fedmpi.oracles.functions import FunctionOracle, LossFunctionOracle
 from fedmpi.oracles.two_point import TwoPoint, TwoPointOracle
 
@@ -22,7 +22,9 @@ __all__ = [
     "AutogradOracle",
     "FunctionOracle",
     "LossFunctionOracle",
+    "LocalObjective",
     "ModuleOracle",
+    "Oracle",
     "OracleKind",
     "Sample",
     "TwoPoint",

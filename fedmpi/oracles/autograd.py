@@ -16,8 +16,8 @@ class AutogradOracle(ModuleOracle):
             gradients and what an algorithm does with them keep their precision.
     """
 
-    def __init__(self, *args, autocast=False, **options):
-        super().__init__(*args, **options)
+    def __init__(self, client, objective, rows, autocast=False):
+        super().__init__(client, objective, rows)
         self._autocast = autocast
 
     def _evaluate(self, z, xi, out):
@@ -47,6 +47,5 @@ class Autograd(OracleKind):
     def workspace(self, x):
         return x.new_zeros(2, x.numel())
 
-    def make(self, flat, task, client, sampler, seed, workspace, buffers, **options):
-        autocast = self.autocast != "off"
-        return AutogradOracle(flat, task, client, sampler, seed, workspace, buffers, autocast=autocast, **options)
+    def make(self, client, objective, workspace):
+        return AutogradOracle(client, objective, workspace, autocast=self.autocast != "off")

@@ -1,5 +1,6 @@
 """What the oracles of a task's module have in common: samples, the loss account, the ascent block."""
 
+import abc
 import collections
 import contextlib
 import dataclasses
@@ -33,8 +34,34 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
+class LocalObjective:
+    """What a client minimises, and how its gradients are treated before an algorithm sees them.
+
+    Args:
+        flat: the `FlatModule`, shared by the clients of a rank.
+        task: gives `loss(module, batch)` and `batch(client, indices)` (`fedmpi.tasks`).
+        sampler: `sampler(number) -> indices` into the client's rows, number = 0, 1, 2, ...,
+            FIRST for the initial batch and WHOLE for all rows (`fedmpi.data.sampler`).
+        seed: of the run; the noise of sample t is the stream (seed, "noise", client, t).
+        clip_norm: largest norm of a gradient, or None. weight_decay: times z, added after clipping.
+        ascent: the slice of a row in which the problem ascends, or None.
+        ascent_scale: times the gradient of that block: its step size over that of the rest, where
+            the algorithm has one step size for all.
+    """
+
+    flat: object
+    task: object
+    sampler: object
+    seed: int = 0
+    clip_norm: float | None = None
+    weight_decay: float = 0.0
+    ascent: slice | None = None
+    ascent_scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class OracleKind:
-    """Base of the ways to come to a gradient; its settings are its fields."""
+    """Base of the ways to compute a gradient; its settings are its fields."""
 
     def __post_init__(self):
         check(self, "oracle.")
@@ -43,90 +70,102 @@ class OracleKind:
         """Vectors like `x` [dim] that all oracles of a rank share: clients work in turn."""
         raise NotImplementedError
 
-    def make(self, flat, task, client, sampler, seed, workspace, buffers, **options):
+    def make(self, client, objective, workspace):
         """The oracle of one client; see `ModuleOracle`."""
         raise NotImplementedError
 
 
-class ModuleOracle:
-    """Gradients of a task's loss on one client's data; subclasses say how a gradient is found.
+class Oracle(abc.ABC):
+    """How a client answers for its data: samples, and gradients on them. Not collective.
+
+    What it must remember from one round to the next it keeps in its client, which owns it:
+    `num_draws`, `num_gradients`, `counters`, `carried`.
 
     Args:
-        flat: the `FlatModule`, shared by the clients of a rank.
-        task: gives `loss(module, batch)` and `batch(client, indices)` (`fedmpi.tasks`).
-        client: the client's number.
-        sampler: `sampler(number) -> indices` into the client's rows, number = 0, 1, 2, ...,
-            FIRST for the initial batch and WHOLE for all rows (`fedmpi.data.sampler`).
-        seed: of the run; the noise of sample t is the stream (seed, "noise", client, t).
-        rows: [2, dim] where gradients are put; may be shared by the clients of a rank.
-        buffers: the vector that holds the working client's float buffers.
-        clip_norm: largest norm of a gradient, or None. weight_decay: times z, added after clipping.
-        ascent: the slice of a row in which the problem ascends, or None.
-        ascent_scale: times the gradient of that block: its step size over that of the rest, where
-            the algorithm has one step size for all.
+        client: a `fedmpi.federation.client.Client`.
     """
 
-    def __init__(
-        self,
-        flat,
-        task,
-        client,
-        sampler,
-        seed,
-        rows,
-        buffers,
-        clip_norm=None,
-        weight_decay=0.0,
-        ascent=None,
-        ascent_scale=1.0,
-    ):
-        self._flat, self._task, self._client, self._sampler, self._seed = flat, task, client, sampler, seed
-        self._rows = rows.unbind()  # the same two tensors at every call: their views are made once
-        self._buffers = buffers
-        self._clip_norm, self._weight_decay = clip_norm, weight_decay
-        self._ascent, self._ascent_scale = ascent, ascent_scale
-        self.num_draws = 0
-        self.num_gradients = 0
-        self._expected = 1
-        self._ahead = collections.deque()  # samples that are made and not yet drawn
-        self._random_batches = getattr(task, "random_batches", True)
-        self._random_loss = getattr(task, "random_loss", True) or may_draw(flat.module)
-        self._losses = []  # 0-d tensors, since `take_losses`
+    def __init__(self, client):
+        self.client = client
 
     def expect(self, num_draws):
-        """Be told how many draws are about to follow, as far as is known. It changes no sample."""
-        self._expected = num_draws
-        self._ahead.clear()
+        """Prepare for `num_draws` draws, as far as is known. It changes no sample."""
 
+    @abc.abstractmethod
     def draw(self):
-        """The next sample of this client's stream."""
-        if not self._ahead:
-            sample = self._sample(self.num_draws)
-            number = min(self._expected, AHEAD // max(1, _num_bytes(sample.batch)))
-            self._ahead.append(sample)
-            self._ahead.extend(self._sample(self.num_draws + later) for later in range(1, number))
-        self.num_draws += 1
-        self._expected -= 1
-        return self._ahead.popleft()
+        """The next sample ξ of this client's stream."""
 
+    @abc.abstractmethod
     def draw_first(self):
         """The initial batch B_0, from a stream of its own; drawing it moves nothing else."""
-        return self._sample(FIRST)
 
+    @abc.abstractmethod
     def whole(self):
         """All data of this client as one sample, for exact gradients of f_i."""
-        return self._sample(WHOLE)
 
+    @abc.abstractmethod
     def gradient(self, z, xi):
-        """∇f_i(z; ξ): a [dim] row that stays valid until the next call."""
-        return self._gradient(z, xi, self._rows[0])
+        """∇f_i(z; ξ): a [dim] row that stays valid until the next call; its ascent block is negated."""
 
+    @abc.abstractmethod
     def gradient_pair(self, z, z_prev, xi):
         """(∇f_i(z; ξ), ∇f_i(z_prev; ξ)), two [dim] rows that stay valid until the next call.
 
         Both see the same minibatch, dropout masks and directions; only the first moves the running
         statistics of batch-norm layers and counts as training loss.
         """
+
+    def take_losses(self):
+        """(sum, number) of the losses since the last call; forgets them."""
+        return 0.0, 0
+
+
+class ModuleOracle(Oracle):
+    """Gradients of a task's loss on one client's data; subclasses say how a gradient is found.
+
+    Args:
+        client: a `Client`. objective: its `LocalObjective`.
+        rows: [2, dim] where gradients are put; may be shared by the clients of a rank.
+    """
+
+    def __init__(self, client, objective, rows):
+        super().__init__(client)
+        self._objective, self._flat, self._task = objective, objective.flat, objective.task
+        self._rows = rows.unbind()  # the same two tensors at every call: their views are made once
+        self._buffers = client.buffers
+        client.counters = [counter.clone() for counter in self._flat.counters]
+        self._expected = 1
+        self._ahead = collections.deque()  # samples that are made and not yet drawn
+        self._random_batches = getattr(self._task, "random_batches", True)
+        self._random_loss = getattr(self._task, "random_loss", True) or may_draw(self._flat.module)
+        self._carries = getattr(self._task, "carries", False)
+        self._losses = []  # 0-d tensors, since `take_losses`
+
+    def expect(self, num_draws):
+        self._expected = num_draws
+        self._ahead.clear()
+
+    def draw(self):
+        first = self.client.num_draws
+        if not self._ahead:
+            sample = self._sample(first)
+            number = min(self._expected, AHEAD // max(1, _num_bytes(sample.batch)))
+            self._ahead.append(sample)
+            self._ahead.extend(self._sample(first + later) for later in range(1, number))
+        self.client.num_draws += 1
+        self._expected -= 1
+        return self._ahead.popleft()
+
+    def draw_first(self):
+        return self._sample(FIRST)
+
+    def whole(self):
+        return self._sample(WHOLE)
+
+    def gradient(self, z, xi):
+        return self._gradient(z, xi, self._rows[0])
+
+    def gradient_pair(self, z, z_prev, xi):
         g = self._gradient(z, xi, self._rows[0])
         with self._unmoved():
             g_prev = self._gradient(z_prev, xi, self._rows[1])
@@ -134,30 +173,33 @@ class ModuleOracle:
         return g, g_prev
 
     def take_losses(self):
-        """(sum, number) of the losses since the last call; forgets them."""
         losses, self._losses = self._losses, []
         return sum(torch.stack(losses).tolist()) if losses else 0.0, len(losses)
 
     def _sample(self, number):
-        indices = self._sampler(number)
+        objective, index = self._objective, self.client.index
+        indices = objective.sampler(number)
         if self._random_batches:
             # The batch is made once, so both gradients of a pair see the same crops and flips.
-            seed_noise(derive(self._seed, "augmentation", self._client, number), self._buffers.device)
-        batch = self._task.batch(self._client, indices)
-        return Sample(number, batch, derive(self._seed, "noise", self._client, number))
+            seed_noise(derive(objective.seed, "augmentation", index, number), self._buffers.device)
+        carried = (self.client.carried,) if self._carries else ()
+        batch = self._task.batch(index, indices, *carried)
+        return Sample(number, batch, derive(objective.seed, "noise", index, number))
 
     def _gradient(self, z, xi, out):
         """Fill `out` with the gradient that the algorithm sees."""
-        if not self._flat.module.training:
-            self._flat.module.train()
-        self._flat.hold_counters(self._client)
+        objective, flat = self._objective, self._flat
+        if not flat.module.training:
+            flat.module.train()
+        flat.point_counters_at(self.client.counters)
         self._losses.append(self._evaluate(z, xi, out))
-        self.num_gradients += 1
-        negate_ascent(out, self._ascent, self._ascent_scale)
-        if self._clip_norm is not None:
-            out.mul_((self._clip_norm / torch.linalg.vector_norm(out)).clamp(max=1))
-        if self._weight_decay:
-            out.add_(z, alpha=self._weight_decay)
+        self.client.counters = flat.counters
+        self.client.num_gradients += 1
+        negate_ascent(out, objective.ascent, objective.ascent_scale)
+        if objective.clip_norm is not None:
+            out.mul_((objective.clip_norm / torch.linalg.vector_norm(out)).clamp(max=1))
+        if objective.weight_decay:
+            out.add_(z, alpha=objective.weight_decay)
         return out
 
     def _evaluate(self, z, xi, out):
@@ -165,22 +207,21 @@ class ModuleOracle:
         raise NotImplementedError
 
     def _seed_noise(self, xi):
-        """See that what the module draws at random depends on the sample only."""
+        """Make what the module draws at random depend on the sample only."""
         if self._random_loss:
             seed_noise(xi.noise, self._buffers.device)
 
     def _unmoved(self):
-        """A context that leaves the module's buffers as they are."""
-        vectors = [self._buffers, *self._flat.counters] if self._flat.num_buffers else self._flat.counters
-        return _restored(vectors) if vectors else contextlib.nullcontext()
+        """A context that leaves the client's float and integer buffers as they are."""
+        return self._restored() if self._flat.num_buffers or self.client.counters else contextlib.nullcontext()
 
-
-@contextlib.contextmanager
-def _restored(vectors):
-    saved = [(vector, vector.clone()) for vector in vectors]
-    yield
-    for vector, value in saved:
-        vector.copy_(value)
+    @contextlib.contextmanager
+    def _restored(self):
+        buffers, counters = self._buffers.clone(), [counter.clone() for counter in self.client.counters]
+        yield
+        self._buffers.copy_(buffers)
+        self.client.counters = counters
+        self._flat.point_counters_at(counters)
 
 
 def may_draw(module):

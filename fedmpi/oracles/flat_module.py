@@ -32,7 +32,6 @@ class FlatModule:
     Attributes:
         dim: d, number of trainable parameters; num_buffers: number of float buffer elements.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
-        counters: the integer buffers of the module (numbers of batches seen).
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
 
     Raises:
@@ -60,9 +59,12 @@ class FlatModule:
             for key, buffer in owner.named_buffers(recurse=False)
             if buffer.is_floating_point()
         ]
-        self.counters = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
-        self._counts = {None: [counter.clone() for counter in self.counters]}  # of clients that had their turn
-        self._counting = None  # whose values the counters hold
+        self._integer_buffers = [
+            (owner, key)
+            for owner in module.modules()
+            for key, buffer in owner.named_buffers(recurse=False)
+            if not buffer.is_floating_point()
+        ]
         self.x = self.flatten(self.parameters)
         values = [getattr(owner, key).reshape(-1) for owner, key, _, _ in self._buffers]
         self.buffers = torch.cat(values) if values else self.x.new_empty(0)
@@ -154,14 +156,15 @@ class FlatModule:
                 owner._buffers[key] = buffers[offset : offset + size].view(shape)
                 offset += size
 
-    def hold_counters(self, client):
-        """Let the integer buffers be those of a client; each has its own, from the module's first on."""
-        if client == self._counting or not self.counters:
-            return
-        self._counts[self._counting] = [counter.clone() for counter in self.counters]
-        for counter, value in zip(self.counters, self._counts.get(client, self._counts[None])):
-            counter.copy_(value)
-        self._counting = client
+    @property
+    def counters(self):
+        """The tensors that the module holds as its integer buffers; clients have their own."""
+        return [owner._buffers[key] for owner, key in self._integer_buffers]
+
+    def point_counters_at(self, counters):
+        """Make `counters` the integer buffers of the module; what it counts in place, it counts there."""
+        for (owner, key), counter in zip(self._integer_buffers, counters):
+            owner._buffers[key] = counter
 
     def named_views(self, vector, buffers):
         """Name -> view of the parameters in `vector` [dim] and of the float buffers in `buffers`.

@@ -3,33 +3,29 @@
 import numpy as np
 import torch
 
-from fedmpi.oracles.base import negate_ascent
+from fedmpi.oracles.base import Oracle, negate_ascent
 from fedmpi.oracles.two_point import add_estimate
 from fedmpi.streams import FIRST, WHOLE
 
 
-class FunctionOracle:
+class FunctionOracle(Oracle):
     """Gradients by calling a function.
 
     Args:
-        gradient: `gradient(client, x, sample) -> vector`; x is a [dim] tensor.
-        client: the client's number.
+        gradient: `gradient(client, x, sample) -> vector`; client is its number, x a [dim] tensor.
+        client: a `Client`.
         ascent: the slice of x in which the problem ascends, or None. ascent_scale: see `ModuleOracle`.
     """
 
     def __init__(self, gradient, client, ascent=None, ascent_scale=1.0):
-        self._gradient_of, self._client = gradient, client
+        super().__init__(client)
+        self._gradient_of = gradient
         self._ascent, self._ascent_scale = ascent, ascent_scale
-        self.num_draws = 0
-        self.num_gradients = 0
-
-    def expect(self, num_draws):
-        """Nothing is made ahead here."""
 
     def draw(self):
         """The next sample: the number of draws before it."""
-        self.num_draws += 1
-        return self.num_draws - 1
+        self.client.num_draws += 1
+        return self.client.num_draws - 1
 
     def draw_first(self):
         """The initial batch: sample -1."""
@@ -40,8 +36,8 @@ class FunctionOracle:
         return WHOLE
 
     def gradient(self, z, xi):
-        """The gradient at z as a new [dim] tensor of z's dtype, its ascent block turned round."""
-        self.num_gradients += 1
+        """The gradient at z as a new [dim] tensor of z's dtype, its ascent block negated."""
+        self.client.num_gradients += 1
         g = self._evaluate(z, xi)
         negate_ascent(g, self._ascent, self._ascent_scale)
         return g
@@ -50,12 +46,8 @@ class FunctionOracle:
         """The values at two vectors on the same sample."""
         return self.gradient(z, xi), self.gradient(z_prev, xi)
 
-    def take_losses(self):
-        """No losses are known here."""
-        return 0.0, 0
-
     def _evaluate(self, z, xi):
-        value = self._gradient_of(self._client, z.clone(), xi)
+        value = self._gradient_of(self.client.index, z.clone(), xi)
         value = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
         return value.to(z.dtype).reshape(z.shape).clone()
 
@@ -66,7 +58,7 @@ class LossFunctionOracle(FunctionOracle):
     Args:
         loss: `loss(client, x, sample) -> number`; x is a [dim] tensor.
         directions: `directions(client, sample) -> [b2, dim]`, used as they are.
-        client: the client's number. smoothing: μ.
+        client: a `Client`. smoothing: μ.
         ascent, ascent_scale: see `FunctionOracle`.
     """
 
@@ -75,10 +67,10 @@ class LossFunctionOracle(FunctionOracle):
         self._loss, self._directions, self._smoothing = loss, directions, smoothing
 
     def _evaluate(self, z, xi):
-        v = torch.as_tensor(np.asarray(self._directions(self._client, xi)), dtype=z.dtype).reshape(-1, z.numel())
+        v = torch.as_tensor(np.asarray(self._directions(self.client.index, xi)), dtype=z.dtype).reshape(-1, z.numel())
         base = self._loss_at(z, xi)
         losses = torch.stack([self._loss_at(z + self._smoothing * direction, xi) for direction in v])
         return add_estimate(torch.zeros_like(z), losses - base, v, self._smoothing, len(v))
 
     def _loss_at(self, z, xi):
-        return torch.as_tensor(self._loss(self._client, z.clone(), xi), dtype=z.dtype).reshape(())
+        return torch.as_tensor(self._loss(self.client.index, z.clone(), xi), dtype=z.dtype).reshape(())

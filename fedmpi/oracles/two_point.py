@@ -70,21 +70,19 @@ class TwoPointOracle(ModuleOracle):
     all samples of the minibatch and both points of a pair share them, and the dropout masks too.
 
     Args:
+        client, objective: see `ModuleOracle`.
         workspace: a `Workspace`, shared by the clients of a rank.
         smoothing: μ > 0.
         evaluation: "batched" evaluates all perturbed vectors at once by `torch.func.vmap`, or in turn
             if torch has no batched form of a part of the module (LSTMs); "one_by_one" in turn. Both give
             the same numbers, but may draw another dropout mask where images lie in channels-last order.
-        flat, task, client, sampler, seed, buffers, options: see `ModuleOracle`.
     """
 
-    def __init__(
-        self, flat, task, client, sampler, seed, workspace, buffers, smoothing, evaluation="batched", **options
-    ):
-        super().__init__(flat, task, client, sampler, seed, workspace.rows, buffers, **options)
+    def __init__(self, client, objective, workspace, smoothing, evaluation="batched"):
+        super().__init__(client, objective, workspace.rows)
         self._workspace, self._smoothing = workspace, smoothing
         self._losses_at = {"batched": self._losses_at_once, "one_by_one": self._losses_in_turn}[evaluation]
-        self._loss_module = _LossModule(flat.module, task)
+        self._loss_module = _LossModule(objective.flat.module, objective.task)
         self.num_evaluations = 0  # forward passes on one minibatch
 
     @torch.no_grad()
@@ -203,16 +201,5 @@ class TwoPoint(OracleKind):
     def workspace(self, x):
         return Workspace(x, self.directions, self.at_once)
 
-    def make(self, flat, task, client, sampler, seed, workspace, buffers, **options):
-        return TwoPointOracle(
-            flat,
-            task,
-            client,
-            sampler,
-            seed,
-            workspace,
-            buffers,
-            smoothing=self.smoothing,
-            evaluation=self.evaluation,
-            **options,
-        )
+    def make(self, client, objective, workspace):
+        return TwoPointOracle(client, objective, workspace, self.smoothing, self.evaluation)

@@ -76,12 +76,15 @@ class LoadedTask:
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
         random_batches: whether `batch` draws from torch's generator (augmentation); it is seeded then.
+        carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
+            third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
         random_loss: whether `loss` itself does, beside what the module draws; it is seeded then.
     """
 
     default_model = None
     goal = ("train_loss", -1)
     ascent_scale = 1.0
+    carries = False
     random_batches = True
     random_loss = True
 

@@ -59,10 +59,11 @@ class Piece:
     """A minibatch: `inputs` and `targets` [steps, columns], and the hidden state before them.
 
     Attributes:
+        carried: of the client, where the state behind the piece goes.
         end: the position in each column behind the piece. is_read: whether it was evaluated before.
     """
 
-    client: int
+    carried: dict
     inputs: torch.Tensor
     targets: torch.Tensor
     state: object
@@ -80,13 +81,13 @@ class LoadedLanguage(LoadedTask):
 
     goal = ("perplexity", -1)
     default_model = "lstm"
+    carries = True
 
     def __init__(self, settings, context, train, test):
         """`train`: lists of words, one per client of this rank or one to be dealt; `test`: this rank's words."""
         self._settings, self._context, self._words = settings, context, (train, test)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
-        self._states = {}  # client -> (position in the columns, hidden state there)
 
     def synchronise(self, link):
         context = self._context
@@ -140,19 +141,24 @@ class LoadedLanguage(LoadedTask):
     def num_samples(self, client):
         return len(self._train[client])
 
-    def batch(self, client, indices):
-        """The piece at the word positions `indices` [steps, columns] of the client's part."""
+    def batch(self, client, indices, carried=None):
+        """The piece at the word positions `indices` [steps, columns] of the client's part.
+
+        Args:
+            carried: what the client's last sample left: "position" behind it in the columns, and the hidden "state".
+        """
+        carried = {} if carried is None else carried
         indices = torch.atleast_2d(indices)
         stream, begin = self._train[client], int(indices[0, 0])
-        position, state = self._states.get(client, (0, None))
+        state = carried.get("state") if carried.get("position") == begin > 0 else None
         inputs, targets = stream[indices].long(), stream[indices + 1].long()
-        return Piece(client, inputs, targets, state if position == begin > 0 else None, begin + len(indices))
+        return Piece(carried, inputs, targets, state, begin + len(indices))
 
     def loss(self, module, batch):
         scores, state = module(batch.inputs, batch.state)
         # The first evaluation of a piece carries the state on; a second one, at another vector, does not.
         if not batch.is_read and len(batch.inputs) <= self._settings.bptt:
-            self._states[batch.client] = (batch.end, _detached(state))
+            batch.carried.update(position=batch.end, state=_detached(state))
         batch.is_read = True
         return functional.cross_entropy(scores.flatten(0, 1), batch.targets.flatten())
 

@@ -1,43 +1,99 @@
-"""Which iterate is the result of a run."""
+"""The result of a run: which iterate it is, its files, and the closing table. Not collective."""
 
-import dataclasses
 import math
 
 import torch
 
-
-@dataclasses.dataclass(frozen=True)
-class Iterate:
-    """An averaged model: the round after which it was, x [dim] and its float buffers."""
-
-    round: int
-    x: torch.Tensor
-    buffers: torch.Tensor
+from fedmpi.registry import command_name
+from fedmpi.runs.model_files import save_model
+from fedmpi.streams import generator
+from fedmpi.text import format_bytes, table
 
 
-class OutputRule:
-    """The iterate that is to be the result, if not the last: the best seen, or that of a round drawn beforehand."""
+class ResultRule:
+    """Which averaged model is the result: the last, the best seen at an evaluation, or that of a round drawn beforehand.
 
-    def __init__(self, rule, chosen_round, goal):
-        self._rule, self._chosen, (self._metric, self._sign) = rule, chosen_round, goal
-        self._iterate, self._best = None, -math.inf
+    What it selects it leaves in `federation.kept`; None there stands for the last.
 
-    def see(self, number, federation, metrics):
-        """Look at the model after round `number`."""
-        if self._rule == "uniform":
-            wanted = number == self._chosen
+    Args:
+        rule: "last", "best" or "uniform". num_rounds: of the run. seed: of the run.
+        goal: (metric, sign) by which "best" compares; sign 1 where more is better.
+    """
+
+    def __init__(self, rule, num_rounds, seed, goal):
+        self._rule, (self._metric, self._sign) = rule, goal
+        self._drawn = int(generator(seed, "output").integers(1, num_rounds + 1))
+
+    def see(self, federation, metrics):
+        """Look at the model after a round; `metrics` are {} if it was not evaluated."""
+        if self._rule == "uniform" and federation.round_index == self._drawn:
+            federation.keep()
         elif self._rule == "best":
             value = self._sign * metrics.get(self._metric, math.nan)
-            wanted = value > self._best
-            self._best = max(self._best, value) if wanted else self._best
-        else:
-            wanted = False
-        if wanted:
-            self._iterate = Iterate(number, federation.server.x.clone(), federation.store.buffers.clone())
+            if value > (-math.inf if federation.kept is None else federation.kept.value):
+                federation.keep(value)
 
-    def result(self):
-        """(the `Iterate`, or None for the last; words that say which)."""
-        if self._iterate is None:
-            return None, "last iterate"
+    def describe(self, kept):
+        """In words, which iterate is the result; `kept` is `federation.kept`."""
+        if kept is None:
+            return "last iterate"
         how = "best by " + self._metric if self._rule == "best" else "drawn uniformly"
-        return self._iterate, f"iterate of round {self._iterate.round} ({how})"
+        return f"iterate of round {kept.round} ({how})"
+
+
+def save(job, recorder):
+    """Write the resulting model; on rank 0 only (`recorder` is None elsewhere).
+
+    Raises:
+        UserError: if a file cannot be written.
+    """
+    if recorder is None:
+        return
+    federation, flat, kept = job.federation, job.flat, job.federation.kept
+    if kept is None:
+        x, buffers = federation.server.x, federation.store.buffers
+        rows = {**federation.store.averaged_rows(), **federation.store.server_rows()}
+    else:
+        x, buffers, rows = kept.x, kept.buffers, {"x": kept.x}  # the other rows belong to the last iterate
+    flat.point_counters_at(federation.clients[0].counters)
+    save_model(recorder.folder, flat.named_values(x, buffers), rows)
+    job.task.write_result(flat.module, recorder.folder)
+
+
+def closing_table(job, record, metrics, result):
+    """What a run prints at its end.
+
+    Args:
+        record: of the last round. metrics: of the resulting model. result: in words, which iterate it is and where.
+    """
+    context, link, seconds = job.context, job.link, record["seconds"]
+
+    def share(part):
+        return f"{part:.2f} s ({100 * part / seconds:.0f} %)"
+
+    return table(
+        [
+            ("algorithm", command_name(type(job.config.algorithm))),
+            ("clients", f"{context.num_clients} on {link.size} ranks"),
+            ("each rank", f"{torch.get_num_threads()} threads, {context.device}"),
+            ("parameters", f"{job.flat.dim:,}"),
+            (
+                "rounds",
+                f"{record['round']} ({record['iteration']} local steps, {record['gradients']:,} gradients in all)",
+            ),
+            *((name.replace("_", " "), _beside_printed(job, name, value)) for name, value in metrics.items()),
+            ("local steps", share(record["local_seconds"])),
+            ("communication", f"{share(record['communication_seconds'])}, {link.used}"),
+            ("evaluation", share(record["evaluation_seconds"])),
+            ("in all", f"{seconds:.2f} s"),
+            ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
+            ("result", result),
+        ]
+    )
+
+
+def _beside_printed(job, metric, value):
+    """A metric's value in words, with what the paper printed if a preset says so."""
+    printed = job.config.resolved.get("paper", {}).get("printed", {}).get(metric, {})
+    in_paper = printed.get(command_name(type(job.config.algorithm)))
+    return f"{value:.4f}" if in_paper is None else f"{value:.4f} (in the paper: {in_paper})"

@@ -1,0 +1,32 @@
+"""One round of a federation: who takes part, with which weight, and when."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What all ranks agree on before a round begins; nothing of it changes while the round runs.
+
+    Attributes:
+        index: of the round, from 0; -1 during the start.
+        iteration: t at the end of its local steps, counted from the start of the run (0 during the start).
+        participants: sorted numbers of the clients that take part.
+        weights: their weights in every average of the round, in that order.
+        num_steps: K, the participants' mean number of local steps, by their weights.
+        participation: the participants' share in the weight of all clients, |S| / N; in (0, 1].
+        nominal_steps: q, by which the shared clock advances in a round: the largest number of local steps
+            of any client.
+    """
+
+    index: int
+    iteration: int
+    participants: tuple
+    weights: tuple
+    num_steps: float
+    participation: float
+    nominal_steps: int
+
+    @property
+    def first_iteration(self):
+        """t before the round's first local step."""
+        return self.iteration - self.nominal_steps
