@@ -155,7 +155,7 @@ def test_the_breakdown_accounts_for_the_round_and_leaves_no_trace():
     [
         (["--json", "missing/x.json"], "--json missing/x.json: cannot be written"),
         (["--algorithms", ","], "--algorithms: expected names like fedavg,fafed"),
-        (["--project", "N=4"], "--project N=4: one rank has no link to measure: give bw=... and lat=..."),
+        (["--project", "N=4"], "--project N=4: one rank has no link to measure: add bw=... and lat=..."),
     ],
 )
 def test_nothing_is_measured_if_the_end_is_known_to_fail(words, message):
