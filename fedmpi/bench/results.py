@@ -25,7 +25,7 @@ class Results:
 
     def print(self, *lines):
         """Print lines on the rank that prints."""
-        if self._prints:
+        if self._prints and lines:
             print(*lines, sep="\n", flush=True)
 
     def record(self, name, value, unit="s"):
