@@ -11,7 +11,7 @@ say() { printf 'fedmpi: %s\n' "$*" >&2; }
 set_up() {
     local python=${PYTHON:-python3} extras=$1 stamp=$venv/.fedmpi-installed-$1 state
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
-        say "python3 is missing or older than 3.10; set PYTHON to a newer one: PYTHON=/path/to/python3.11 $0"
+        say "$python is missing or older than Python 3.10; name a newer one: PYTHON=/path/to/python3.11 $0"
         exit 1
     }
     if [ ! -x "$venv/bin/pip" ]; then
