@@ -1,59 +1,72 @@
-"""``mpirun -np 2 python -m fedmpi.bench``: how fast communication rounds are on this machine."""
+"""Measure how fast communication rounds are on this machine: ``mpirun -np 2 python -m fedmpi.bench``."""
 
 import argparse
 import sys
 
+from fedmpi.bench.benchmark import Benchmark
+from fedmpi.bench.parts import PARTS
+from fedmpi.bench.workloads import WORKLOADS
+from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.program.parser import Parser
 from fedmpi.program.ranks import run_program, show
-
-PARTS = ("link", "round", "workloads", "settings", "scaling", "directions")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"fedmpi.bench: {message} (see --help)")
 
 
 def read_arguments(arguments):
-    """The settings of the benchmark as a namespace.
+    """The options of the benchmark as a namespace, or the text of ``--help``.
 
     Raises:
-        UserError: one line: what came, what is allowed.
+        UserError: one line: what was given, what is allowed.
     """
-    parser = _Parser(prog="python -m fedmpi.bench", add_help=False, allow_abbrev=False, description=__doc__)
+    width = max(map(len, PARTS))
+    parts = "\n".join(f"  {name:<{width}}  {part.__doc__.splitlines()[0]}" for name, part in PARTS.items())
+    parser = Parser(prog="python -m fedmpi.bench", add_help=False, description=__doc__, epilog=f"parts:\n{parts}")
     add = parser.add_argument
-    add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
-    add("--quick", action="store_true", help="small sizes and few repeats: under a minute on 2 cores")
-    add("--seconds", type=float, default=None, help="of measuring per comparison; default 10, with --quick 1")
-    add("--algorithms", default="fedavg,fafed", help="of the parts round and settings; default fedavg,fafed")
-    add("--workload", default=None, help="of the parts round, settings and scaling; default: fashion, cnn, mlp")
-    add("--set", default="", metavar="WORDS", help='settings of fedmpi.train on top of it, like "--batch_size 10"')
-    add("--project", default=None, metavar="SPEC", help='seconds per round elsewhere: "N=1024,bw=25GB/s,lat=2us"')
-    add("--json", default=None, metavar="FILE", help="write all measures")
-    add("--compare", default=None, metavar="FILE", help="print ratios to the measures of an earlier --json")
-    add("--traceback", action="store_true", help="show where an error arose")
-    add("--help", "-h", action="store_true", help="this text")
+    add("parts", nargs="*", metavar="PART", help="what to measure, see below; default: all parts")
+    add("--quick", action="store_true", help="smaller sizes and fewer repetitions: under a minute on 2 cores")
+    add("--seconds", type=_positive, help="duration of each comparison in seconds; default 10, with --quick 1")
+    add(
+        "--algorithms", default="fedavg,fafed", metavar="NAMES",
+        help="algorithms of the part round; settings takes the last of them, scaling the first; default fedavg,fafed",
+    )  # fmt: skip
+    add("--workload", help=f"workload of round, settings, scaling and directions: {', '.join(WORKLOADS)}")
+    add(
+        "--set", default="", metavar="ARGUMENTS",
+        help='arguments of fedmpi.train that override the workload\'s, like "--batch_size 10"',
+    )  # fmt: skip
+    add(
+        "--project", metavar="SPEC",
+        help='predict the time of a round on other hardware, like "N=1024,bw=25GB/s,lat=2us"; also q=, parameters=',
+    )  # fmt: skip
+    add("--json", metavar="FILE", help="write all measurements to FILE")
+    add("--compare", metavar="FILE", help="print ratios to the measurements of an earlier --json FILE")
+    add("--traceback", action="store_true", help="show the traceback of an error")
+    add("--help", "-h", action="store_true", help="show this help")
     chosen = parser.parse_args(arguments)
     if chosen.help:
         return parser.format_help()
     unknown = [part for part in chosen.parts if part not in PARTS]
     if unknown:
         raise UserError(f"part {unknown[0]}: expected some of {', '.join(PARTS)}")
-    if chosen.seconds is not None and not chosen.seconds > 0:
-        raise UserError(f"--seconds {chosen.seconds}: expected a number > 0")
     return chosen
 
 
-def _run(arguments, link):
-    from fedmpi.bench.program import Benchmark
-    from fedmpi.comm.agreement import agree
+def _positive(text):
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number > 0")
+    return number
 
+
+def _run(arguments, link):
     chosen = agree(link, lambda: read_arguments(arguments))
-    if isinstance(chosen, str):
-        if link.rank == 0:
-            show(chosen)
-        return
-    Benchmark(chosen, link).run()
+    if not isinstance(chosen, str):
+        Benchmark(chosen, link).run()
+    elif link.rank == 0:
+        show(chosen)
 
 
 if __name__ == "__main__":

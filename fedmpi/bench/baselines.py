@@ -1,7 +1,7 @@
-"""FedAvg as people write it without fedmpi; what the fixed workloads are compared with.
+"""FedAvg as people write it without fedmpi: the baselines of the part `workloads`.
 
-Each function returns another one that does a round: q steps of SGD on every client of this rank,
-then the average over all clients, in the way that its name says.
+Each `*_loop` function returns a function that runs one round: q steps of SGD on every client of this
+rank, then the average over all clients.
 """
 
 import datetime
@@ -16,10 +16,10 @@ STEP_SIZE = 0.01
 
 
 class Loop:
-    """The local part that they share: a model, data in memory as normalised floats, torch.optim.SGD.
+    """The local steps of all baselines: a model, normalised float inputs in memory, torch.optim.SGD.
 
     Args:
-        module: a fresh `torch.nn.Module`. data: a list of (inputs, labels), one per client of this rank.
+        module: a new `torch.nn.Module`. data: a list of (inputs, labels), one per client of this rank.
         num_clients: N over all ranks. local_steps: q. batch_size: b.
     """
 
@@ -29,14 +29,14 @@ class Loop:
         self.parameters = list(module.parameters())
         self.optimizer = torch.optim.SGD(self.parameters, lr=STEP_SIZE)
         self._orders = [torch.randperm(len(labels)) for _, labels in data]
-        self._places = [0] * len(data)
+        self._positions = [0] * len(data)
 
     def steps(self, client, after_step=lambda: None):
-        """q steps on the rank's client number `client`."""
+        """q steps on this rank's client at index `client`; `after_step` is called after each."""
         inputs, labels = self.data[client]
         for _ in range(self._local_steps):
-            begin = self._places[client]
-            self._places[client] = begin + self._batch_size if begin + 2 * self._batch_size <= len(labels) else 0
+            begin = self._positions[client]
+            self._positions[client] = begin + self._batch_size if begin + 2 * self._batch_size <= len(labels) else 0
             batch = self._orders[client][begin : begin + self._batch_size]
             self.optimizer.zero_grad()
             functional.cross_entropy(self.module(inputs[batch]), labels[batch]).backward()
@@ -45,7 +45,7 @@ class Loop:
 
 
 def flat_loop(comm, loop):
-    """One Allreduce of one flat vector whose views are the parameters."""
+    """One Allreduce of one flat vector; the parameters are views of it."""
     flat = torch.cat([p.data.reshape(-1) for p in loop.parameters])
     for parameter, piece in zip(loop.parameters, flat.split([p.numel() for p in loop.parameters])):
         parameter.data = piece.view_as(parameter)
@@ -70,7 +70,7 @@ def flat_loop(comm, loop):
 
 
 def per_tensor_loop(comm, loop):
-    """An Allreduce for every parameter tensor."""
+    """One Allreduce per parameter tensor."""
     starts = [torch.empty_like(p) for p in loop.parameters]
     totals = [torch.empty_like(p) for p in loop.parameters]
 
@@ -106,20 +106,20 @@ def per_tensor_loop(comm, loop):
 
 
 def model_averager_loop(loop, local_steps):
-    """PyTorch's own PeriodicModelAverager; needs `join_gloo`, and one client per rank."""
+    """PyTorch's own PeriodicModelAverager; needs `join_gloo` and one client per rank."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it advises against a period of 1, which q may be
+        warnings.simplefilter("ignore")  # it advises against a period of 1, and q may be 1
         averager = PeriodicModelAverager(period=local_steps, warmup_steps=0)
     return lambda: loop.steps(0, after_step=lambda: averager.average_parameters(loop.parameters))
 
 
 def join_gloo(link):
-    """Make torch's process group of the link's ranks, on one node. Collective.
+    """Initialise torch's process group with gloo over the link's ranks, if they are on one node. Collective.
 
     Returns:
-        whether there is one.
+        whether the group exists.
     """
     if not torch.distributed.is_available() or link.num_nodes > 1 or link.size == 1:
         return False

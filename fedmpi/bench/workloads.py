@@ -1,8 +1,7 @@
-"""What the benchmark trains: fixed workloads on random images, so that nothing is read from a disk."""
+"""What the benchmark trains: fixed workloads on random images, so that it needs no data files."""
 
 import dataclasses
 
-import torch
 from torch import nn
 from torch.nn import functional
 
@@ -12,31 +11,32 @@ from fedmpi.streams import generator
 from fedmpi.tasks.base import LoadedTask, Task
 
 HERE = "fedmpi.bench.workloads"
+RANDOM_IMAGES = f"{HERE}.RandomImages"
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomImages(Task):
-    """Ten classes of 28x28 grey noise: the work of real images, without the images."""
+    """Ten classes of random 28x28 grey images: as much work as real images."""
 
     samples: int = setting(600, "per client", least=1)
 
-    def load(self, place, partition):
-        return LoadedRandomImages(self, place)
+    def load(self, context, partition):
+        return LoadedRandomImages(self, context)
 
 
 class LoadedRandomImages(LoadedTask):
-    """See `LoadedTask`; there is nothing to evaluate."""
+    """This rank's random images; there is no test set."""
 
     shape, num_classes = (1, 28, 28), 10
     random_batches = random_loss = False
 
-    def __init__(self, settings, place):
+    def __init__(self, settings, context):
         self.samples = {}
-        for client in place.clients:
-            draw = generator(place.seed, "random images", client)
+        for client in context.clients:
+            draw = generator(context.seed, "random images", client)
             images = draw.integers(0, 256, (settings.samples, 28, 28), dtype="uint8")
             labels = draw.integers(0, 10, settings.samples)
-            self.samples[client] = Samples.of(images, labels, (0.5,), (0.3,), place)
+            self.samples[client] = Samples.of(images, labels, (0.5,), (0.3,), context)
 
     def num_samples(self, client):
         return self.samples[client].num
@@ -62,7 +62,7 @@ class ConvNet(nn.Sequential):
 
 
 class WideMLP(nn.Sequential):
-    """784-first-second-10 with ReLU; 11,626,506 parameters as it stands."""
+    """784-first-second-10 with ReLU; 11,626,506 parameters by default."""
 
     def __init__(self, shape, num_classes, first: int = 4096, second: int = 2048):
         super().__init__(
@@ -71,44 +71,46 @@ class WideMLP(nn.Sequential):
         )  # fmt: skip
 
 
-class Bowl(nn.Module):
-    """A vector of `dim` parameters and hardly any work: rounds of it are communication."""
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A training job of fixed size.
 
-    def __init__(self, dim: int = 1000):
-        super().__init__()
-        self.x = nn.Parameter(torch.zeros(dim))
+    Attributes:
+        arguments: of fedmpi.train; step sizes are small so that nothing diverges.
+        quick: further arguments that make it small.
+        description: for the tables.
+    """
 
-    def forward(self, inputs):
-        return self.x[:10].expand(len(inputs), 10)
+    arguments: str
+    quick: str
+    description: str
 
 
-# The steps are small: what matters here is that nothing diverges.
-# name -> (words of a fedmpi.train command line, further words where it must be quick, what it is)
 WORKLOADS = {
-    "fashion": (
+    "fashion": Workload(
         "--model fashion_cnn --task.samples 30000 --algorithm.step_size 1e-3 --local_steps 10 --batch_size 50",
         "--task.samples 600",
         "the FAFED paper's CNN for Fashion-MNIST (26,620 parameters), q = 10, batch 50, a client per rank",
     ),
-    "cnn": (
+    "cnn": Workload(
         f"--model {HERE}.ConvNet --algorithm.step_size 1e-3 --clients 4 --local_steps 10 --batch_size 50",
         "--local_steps 2 --batch_size 20",
         "CNN of 1.7M parameters, N = 4, q = 10, batch 50: gradients dominate",
     ),
-    "mlp": (
+    "mlp": Workload(
         f"--model {HERE}.WideMLP --algorithm.step_size 1e-3 --clients 4 --local_steps 1 --batch_size 8",
         "",
         "MLP 784-4096-2048-10 (11.6M parameters), N = 4, q = 1, batch 8: memory traffic dominates",
     ),
-    "many_clients": (
+    "many_clients": Workload(
         "--model lamb_cnn --model.dropout 0 --algorithm.step_size 1e-3 --clients 50 --local_steps 5 --batch_size 32",
         "--clients 10 --local_steps 2",
-        "small CNN (21,840 parameters), N = 50, q = 5, batch 32: what goes on around the gradients counts",
+        "small CNN (21,840 parameters), N = 50, q = 5, batch 32: the cost of changing clients shows",
     ),
 }
 
 
-def words_of(workload, quick=False):
-    """The command line of a workload; `quick`: of a smaller one of its kind."""
-    words, fewer, _ = WORKLOADS[workload]
-    return f"--task {HERE}.RandomImages {words} {fewer if quick else ''}".split()
+def arguments_of(workload, quick=False):
+    """The fedmpi.train arguments of a workload, as a list; `quick`: of its smaller version."""
+    chosen = WORKLOADS[workload]
+    return f"--task {RANDOM_IMAGES} {chosen.arguments} {chosen.quick if quick else ''}".split()

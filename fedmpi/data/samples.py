@@ -66,12 +66,6 @@ class Samples:
         moved = [t.to(context.device) for t in (rows, torch.from_numpy(labels), 1 / (per_value * std), -mean / std)]
         return cls(*moved)
 
-    @classmethod
-    def read(cls, source, split, indices, context):
-        """The samples of a source at sorted `indices`, with the source's own normalisation."""
-        rows, labels = source.read(split, indices), source.labels[split][indices]
-        return cls.of(rows, labels, source.mean, source.std, context)
-
     def at(self, indices, augmentation=None):
         """(inputs, labels) at int64 `indices`: gathered as bytes, then scaled; images channels first."""
         rows = augmentation.gather(self._rows, indices) if augmentation else self._rows.index_select(0, indices)

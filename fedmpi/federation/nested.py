@@ -16,9 +16,7 @@ def flatten(value, name):
     if value is None:
         return {f"{name}/none": 0}
     if type(value) not in _KINDS:
-        raise TypeError(
-            f"{name} is a {type(value).__name__}: expected tensors, numbers, tuples, lists and dicts of them"
-        )
+        raise TypeError(f"{name} is a {type(value).__name__}: expected tensors and numbers in tuples, lists, dicts")
     items = value.items() if isinstance(value, dict) else enumerate(value)
     flat = {f"{name}/{_KINDS[type(value)]}": len(value)}
     for key, inner in items:

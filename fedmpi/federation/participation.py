@@ -114,7 +114,7 @@ class Plan:
         )
 
     def draw_one(self, current):
-        """The one client that works in an exchange of the round `current` where only one does; all ranks draw the same."""
+        """The client that works alone in an exchange of the round `current`; all ranks draw the same."""
         if self.chosen is not None:
             return int(self.chosen(current.index))
         return int(generator(self.seed, "alone", current.index).choice(current.participants))

@@ -66,7 +66,7 @@ class Federation:
     >>> federation.server.x
     tensor([2.2500])
 
-    All state that crosses a round lies in its `Client`s, its `Server` and in itself: `state` gives it, `restore` takes it.
+    All state that crosses a round lies in its clients, its server and itself: `state` gives it, `restore` takes it.
 
     Args:
         algorithm: an `Algorithm`.
@@ -201,9 +201,7 @@ class Federation:
         Raises:
             KeyError: if something is missing.
         """
-        own = {
-            name.removeprefix("federation/"): value for name, value in state.items() if name.startswith("federation/")
-        }
+        own = _under("federation/", state)
         self.round_index, self.num_gradients = int(own["round_index"]), int(own["num_gradients"])
         self._present = {int(client) for client in own["present"]}
         for part in self.seconds:
@@ -218,8 +216,7 @@ class Federation:
             row.copy_(state[f"server/{name}"])
         self.store.buffers.copy_(state["server/buffers"])
         for client in self.clients:
-            prefix = f"clients/{client.index}/"
-            client.restore({n.removeprefix(prefix): value for n, value in state.items() if n.startswith(prefix)})
+            client.restore(_under(f"clients/{client.index}/", state))
 
     def _set_round(self, current):
         """Let everybody see the `Round` that begins."""
@@ -307,8 +304,13 @@ class Federation:
         return sum(totals) / sum(numbers) if any(numbers) else math.nan
 
 
+def _under(prefix, state):
+    """The entries of a state whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
 class _Losses:
-    """Sum and number of the losses of a rank's clients in one exchange, and the first client whose sum is not finite."""
+    """The losses of a rank's clients in one exchange: sum, number, and the first client whose sum is not finite."""
 
     def __init__(self):
         self.total, self.number, self.bad_client = 0.0, 0, -1

@@ -1,4 +1,4 @@
-"""A rank's vectors as rows of contiguous blocks: its clients' own, the replicated server's, and those that are summed."""
+"""A rank's vectors as rows of contiguous blocks: its clients' own, the server's, and those that are summed."""
 
 import functools
 
@@ -132,7 +132,7 @@ class RowStore:
             self._later[position, region.stop :].copy_(self._work[region.stop :])
 
     def sum(self):
-        """The contiguous vector to be summed over the ranks, after the turns of an exchange; `averages` of it go back."""
+        """The contiguous vector to be summed over the ranks, after the clients' turns."""
         outgoing = self.outgoing[self._region]
         if self._turns == 0:
             return outgoing.zero_()

@@ -88,7 +88,7 @@ class Oracle(abc.ABC):
     def __init__(self, client):
         self.client = client
 
-    def expect(self, num_draws):
+    def expect(self, num_draws):  # noqa: B027  most oracles make nothing ahead
         """Prepare for `num_draws` draws, as far as is known. It changes no sample."""
 
     @abc.abstractmethod

@@ -11,7 +11,7 @@ from fedmpi.text import format_bytes, table
 
 
 class ResultRule:
-    """Which averaged model is the result: the last, the best seen at an evaluation, or that of a round drawn beforehand.
+    """Which averaged model is the result: the last, the best at an evaluation, or that of a round drawn beforehand.
 
     What it selects it leaves in `federation.kept`; None there stands for the last.
 

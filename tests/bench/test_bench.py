@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 from conftest import start
 
-from fedmpi.bench import output, scaling
+from fedmpi.bench import cost_model
 from fedmpi.bench.__main__ import read_arguments
-from fedmpi.bench.measure import Contestant, Times, contest
+from fedmpi.bench.breakdown import break_down
+from fedmpi.bench.results import Results, read_results
 from fedmpi.bench.rounds import Rounds
-from fedmpi.bench.workloads import WORKLOADS, words_of
+from fedmpi.bench.timing import Case, Times, time_cases
+from fedmpi.bench.workloads import WORKLOADS, arguments_of
 from fedmpi.comm.mpi import MPILink
 from fedmpi.errors import UserError
 
 
-def bench(ranks, *words, timeout=200):
-    return start(ranks, "-m", "fedmpi.bench", *words, timeout=timeout)
+def bench(ranks, *arguments, timeout=200):
+    return start(ranks, "-m", "fedmpi.bench", *arguments, timeout=timeout)
 
 
 def test_times_are_medians_and_ratios_within_a_cycle():
@@ -25,28 +27,24 @@ def test_times_are_medians_and_ratios_within_a_cycle():
     assert slow.median == 4
     assert slow.quartiles == (3, 6)
     assert (slow / fast).quartiles == (2, 2)
-    assert (slow + fast).median == 6
 
 
-def test_contestants_take_turns():
-    """A warm-up, runs to see how many fit into a turn, then A B A B; before() once a turn."""
+def test_cases_take_turns():
+    """A warm-up, runs to find how many fit into a turn, then A B A B ..."""
     link, calls = MPILink(), []
-    rivals = [
-        Contestant("a", lambda: calls.append("a"), before=lambda: calls.append("(")),
-        Contestant("b", lambda: calls.append("b")),
-    ]
-    times = contest(link, rivals, seconds=0.01, least=3, most=3)
+    cases = [Case(name, lambda name=name: calls.append(name)) for name in "ab"]
+    times = time_cases(link, cases, seconds=0.01, min_cycles=3, max_cycles=3)
     assert set(times) == {"a", "b"}
     assert len(times["a"].seconds) == 3
-    tries = "(a" + "(aaaa" + "(" + 16 * "a" + 21 * "b"
-    assert "".join(calls) == "(ab" + tries + 3 * ("(" + 64 * "a" + 64 * "b")
+    tries = 21 * "a" + 21 * "b"  # 1, 4 and 16 runs of each
+    assert "".join(calls) == "ab" + tries + 3 * (64 * "a" + 64 * "b")
     link.close()
 
 
-def test_a_contestant_that_takes_all_the_time_runs_once():
+def test_a_case_that_takes_all_the_time_runs_once():
     link, calls = MPILink(), []
-    rivals = [Contestant("slow", lambda: (calls.append(1), time.sleep(0.05))), Contestant("fast", lambda: None)]
-    times = contest(link, rivals, seconds=0.04, least=3)
+    cases = [Case("slow", lambda: (calls.append(1), time.sleep(0.05))), Case("fast", lambda: None)]
+    times = time_cases(link, cases, seconds=0.04, min_cycles=3)
     assert len(calls) == 1
     assert times["slow"].median >= 0.05
     assert len((times["slow"] / times["fast"]).seconds) >= 3
@@ -54,56 +52,59 @@ def test_a_contestant_that_takes_all_the_time_runs_once():
 
 
 def test_fit_finds_the_numbers_that_made_the_data():
-    model = scaling.Model(fixed=1e-3, client=2e-4, step=5e-3, alpha=2e-6, beta=1e-9)
+    model = cost_model.CostModel(fixed=1e-3, client=2e-4, step=5e-3, alpha=2e-6, beta=1e-9)
     points = [(1, 1), (5, 1), (20, 2), (3, 4)]
-    found = scaling.fit_rounds(points, [model.local(*point) for point in points])
+    found = cost_model.fit_rounds(points, [model.local(*point) for point in points])
     np.testing.assert_allclose(found, [1e-3, 2e-4, 5e-3], rtol=1e-9)
     sizes = [1e3, 1e5, 1e7]
-    found = scaling.fit_link(6, sizes, [model.communication(6, size) for size in sizes])
+    found = cost_model.fit_link(6, sizes, [model.communication(6, size) for size in sizes])
     np.testing.assert_allclose(found, [2e-6, 1e-9], rtol=1e-9)
 
 
 def test_fit_gives_no_negative_cost():
-    assert (scaling.fit([[1, 1], [1, 2], [1, 3]], [0.1, 1.1, 2.1]) >= 0).all()
+    assert (cost_model.fit([[1, 1], [1, 2], [1, 3]], [0.1, 1.1, 2.1]) >= 0).all()
 
 
 def test_allreduce_costs():
-    model = scaling.Model(0, 0, 0, alpha=1e-6, beta=1e-9)
+    model = cost_model.CostModel(0, 0, 0, alpha=1e-6, beta=1e-9)
     assert model.communication(1, 1e9) == 0
     assert model.communication(1024, 0) == pytest.approx(20e-6)
     assert model.communication(2, 1e6) == pytest.approx(2e-6 + 1e-3)
 
 
 def test_projection():
-    projection = scaling.read_projection("N=1024,bw=25GB/s, lat=2us,q=4,parameters=1e6")
-    assert projection == scaling.Projection(N=1024, bw=25e9, lat=2e-6, q=4, parameters=1000000)
-    model = scaling.Model(1e-3, 0, 1e-2, alpha=1, beta=1)
-    local, communication = scaling.project(model, projection, local_steps=10, parameters=500000, nbytes=2e6)
+    projection = cost_model.read_projection("N=1024,bw=25GB/s, lat=2us,q=4,parameters=1e6")
+    assert projection == cost_model.Projection(
+        1024, bandwidth=25e9, latency=2e-6, local_steps=4, num_parameters=1000000
+    )
+    model = cost_model.CostModel(1e-3, 0, 1e-2, alpha=1, beta=1)
+    local, communication = cost_model.project(model, projection, local_steps=4, nbytes=4e6)
     assert local == pytest.approx(1e-3 + 4e-2)
     assert communication == pytest.approx(20 * 2e-6 + 2 * 1023 / 1024 * 4e6 / 25e9)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "N", "bw=25GB/s", "N=0", "N=4,bw=25GB", "N=4,lat=2", "N=4,size=3", "N=1.2.3", "N=0.5", "N=4,q=2.5"]
+    "text",
+    ["", "N", "bw=25GB/s", "N=0", "N=1e999", "N=4,bw=25GB", "N=4,lat=2", "N=4,size=3", "N=1.2.3", "N=0.5", "N=4,q=2.5"],
 )
 def test_projection_refuses(text):
     with pytest.raises(UserError, match="--project"):
-        scaling.read_projection(text)
+        cost_model.read_projection(text)
 
 
-def test_compare_tells_ratios(tmp_path):
-    old, new = output.Results({"cores": 2}, False), output.Results({"cores": 4}, False)
-    old.keep("link/x", Times([1.0, 1.1, 1.2]))
-    old.keep("only then", Times([1.0]))
-    old.keep("memory", 1)
-    new.keep("link/x", Times([2.1, 2.2, 2.3]))
-    new.keep("memory", 2)
+def test_compare_prints_ratios(tmp_path):
+    old, new = Results({"cores": 2}, False), Results({"cores": 4}, False)
+    old.record("link/x", Times([1.0, 1.1, 1.2]))
+    old.record("only then", Times([1.0]))
+    old.record("memory", 1)
+    new.record("link/x", Times([2.1, 2.2, 2.3]))
+    new.record("memory", 2)
     old.write(tmp_path / "old.json")
-    lines = new.compare(output.read(tmp_path / "old.json"))
+    lines = new.compare(read_results(tmp_path / "old.json"))
     assert len(lines) == 4
     assert "2.000" in lines[1]
-    assert "quartiles apart" in lines[1]
-    assert "quartiles apart" not in lines[2]  # one number has none
+    assert "quartiles do not overlap" in lines[1]
+    assert "quartiles do not overlap" not in lines[2]  # one number has none
     assert "cores: 2 then, 4 now" in lines[3]
 
 
@@ -117,10 +118,9 @@ def test_arguments_name_what_is_allowed():
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_workloads_are_what_they_say(workload):
-    """One quick round of each, in this process: the sizes stand in the README."""
+def test_workloads_have_the_sizes_that_the_readme_says(workload):
     link = MPILink()
-    rounds = Rounds(link, [*words_of(workload, quick=True), "--algorithm", "fafed", "--threads", "1"])
+    rounds = Rounds(link, [*arguments_of(workload, quick=True), "--algorithm", "fafed", "--threads", "1"])
     sizes = {"fashion": 26620, "cnn": 1663370, "mlp": 11626506, "many_clients": 21840}
     assert rounds.dim == sizes[workload]
     assert rounds.gradients_per_step == 2
@@ -129,13 +129,13 @@ def test_workloads_are_what_they_say(workload):
     link.close()
 
 
-def test_split_accounts_for_the_round_and_leaves_no_trace():
+def test_the_breakdown_accounts_for_the_round_and_leaves_no_trace():
     link = MPILink()
-    rounds = Rounds(link, [*words_of("fashion"), "--algorithm", "fafed", "--clients", "2", "--threads", "1"])
+    rounds = Rounds(link, [*arguments_of("fashion"), "--algorithm", "fafed", "--clients", "2", "--threads", "1"])
     federation = rounds.federation
     before = federation.algorithm, federation.link, [client.oracle for client in federation.clients]
     begun, first = time.perf_counter(), federation.round_index
-    parts = rounds.split(seconds=0.01)
+    parts = break_down(rounds, seconds=0.01)
     spent = time.perf_counter() - begun
     assert sum(parts.values()) * (federation.round_index - first) <= spent
     assert list(parts) == ["gradient", "update", "data", "communication", "waiting", "overhead"]
@@ -143,8 +143,8 @@ def test_split_accounts_for_the_round_and_leaves_no_trace():
     assert parts["gradient"] == max(parts.values())
     assert before == (federation.algorithm, federation.link, [client.oracle for client in federation.clients])
     x = federation.server.x.clone()
-    rounds.exchange()
-    rounds.gradients()
+    rounds.communicate()
+    rounds.evaluate_gradients()
     assert federation.server.x.equal(x)
     rounds.close()
     link.close()
@@ -155,7 +155,7 @@ def test_split_accounts_for_the_round_and_leaves_no_trace():
     [
         (["--json", "missing/x.json"], "--json missing/x.json: cannot be written"),
         (["--algorithms", ","], "--algorithms: expected names like fedavg,fafed"),
-        (["--project", "N=4"], "--project N=4: one rank has no link to measure: give bw=... and lat=..."),
+        (["--project", "N=4"], "--project N=4: one rank has no link to measure: add bw=... and lat=..."),
     ],
 )
 def test_nothing_is_measured_if_the_end_is_known_to_fail(words, message):
@@ -180,7 +180,7 @@ def test_settings_without_a_compiler(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_baselines_are_fedavg(ranks):
-    """The loops that fedmpi is compared with do the same work as it: the same model comes out."""
+    """The loops that fedmpi is compared with do the same work: they give the same model."""
     done = start(ranks, "-m", "baselines_agree", timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "alike" in done.stdout
@@ -201,7 +201,7 @@ def test_command_line(tmp_path):
     scaled = bench(2, "scaling", "--project", "N=1024,bw=25GB/s,lat=2us", *words)
     assert scaled.returncode == 0, scaled.stderr
     assert "projected to N=1024" in scaled.stdout
-    assert "which it did not see" in scaled.stdout
+    assert "held out, q = 10 and 3 clients per rank" in scaled.stdout
 
 
 def test_directions(tmp_path):

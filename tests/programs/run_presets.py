@@ -14,7 +14,7 @@ import numpy as np
 from fedmpi.comm.mpi import MPILink
 from fedmpi.config.build import read_command_line
 from fedmpi.presets import preset_names
-from fedmpi.training.build import train
+from fedmpi.training.loop import train
 
 SHAPES = {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3), "tiny_imagenet": (64, 64, 3)}
 CLASSES, OF_EACH_CLASS, CLIENTS = 10, 8, 4  # ResNet-18 at 64x64 takes its time

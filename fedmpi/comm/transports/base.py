@@ -51,11 +51,11 @@ class Transport(abc.ABC):
         """out = (sum of `block` over all ranks) / divisor; see `Link.average`."""
 
     def neighbours(self, block):
-        """The same part of the blocks of all ranks of this node, in rank order, readable in place; None if they are not.
+        """The same part of the blocks of all ranks of this node, in rank order; None if a rank cannot read the others'.
 
         They hold what their owners wrote before the last collective call on the node.
         """
         return None
 
-    def close(self):
+    def close(self):  # noqa: B027  most transports have nothing to free
         """Free the blocks; using them afterwards may end the process."""

@@ -1,0 +1,93 @@
+"""What the parts of the benchmark share: the options, the link, the results."""
+
+import torch
+
+from fedmpi.bench import cost_model
+from fedmpi.bench.machine import describe_machine
+from fedmpi.bench.parts import PARTS
+from fedmpi.bench.results import Results, read_results
+from fedmpi.bench.rounds import Rounds
+from fedmpi.bench.timing import time_cases
+from fedmpi.bench.workloads import WORKLOADS, arguments_of
+from fedmpi.comm.agreement import agree
+from fedmpi.comm.host import share_of_cores
+from fedmpi.config.build import read_command_line
+from fedmpi.errors import UserError
+from fedmpi.settings import nearest
+from fedmpi.text import format_table
+
+
+class Benchmark:
+    """One run of the benchmark. Collective on the link.
+
+    Args:
+        options: of the command line, see `fedmpi.bench.__main__.read_arguments`.
+        link: an `MPILink` over all ranks.
+
+    Attributes:
+        quick: whether sizes are small and repetitions few.
+        seconds: duration of one comparison.
+        algorithms: list of names.
+        workload: the name that the user chose, or None.
+        overrides: list of fedmpi.train arguments that override the workload's.
+        projection: a `cost_model.Projection`, or None.
+        results: a `Results`.
+
+    Raises:
+        AgreedUserError: on every rank, before anything is measured, if an option is not allowed.
+    """
+
+    def __init__(self, options, link):
+        torch.set_num_threads(share_of_cores(link))
+        self.options, self.link = options, link
+        self.quick, self.workload = options.quick, options.workload
+        self.seconds = options.seconds or (1.0 if options.quick else 10.0)
+        self.algorithms = [name.strip() for name in options.algorithms.split(",") if name.strip()]
+        self.overrides = options.set.split()
+        self.projection, self._earlier = None, None
+        self.results = Results(describe_machine(link), prints=link.rank == 0)
+        agree(link, self._check)
+
+    def _check(self):
+        options = self.options
+        if not self.algorithms:
+            raise UserError("--algorithms: expected names like fedavg,fafed")
+        if self.workload is not None and self.workload not in WORKLOADS:
+            hint = nearest(self.workload, WORKLOADS)
+            raise UserError(f"--workload {self.workload}: expected one of {', '.join(WORKLOADS)}{hint}")
+        for algorithm in self.algorithms:
+            read_command_line([*arguments_of(self.workload or "fashion"), *self.overrides, "--algorithm", algorithm])
+        if options.project:
+            self.projection = cost_model.read_projection(options.project)
+            if self.link.size == 1 and None in (self.projection.bandwidth, self.projection.latency):
+                raise UserError(
+                    f"--project {options.project}: one rank has no link to measure: add bw=... and lat=..., "
+                    "or start more ranks"
+                )
+        if options.compare and self.link.rank == 0:
+            self._earlier = read_results(options.compare)
+        self._write()
+
+    def run(self):
+        """Measure the chosen parts; print, write and compare the results."""
+        self.results.print("machine", *format_table(["", ""], list(self.results.machine.items()))[1:])
+        chosen = self.options.parts or list(PARTS)
+        if self.projection and "scaling" not in chosen:
+            chosen = [*chosen, "scaling"]
+        for part in chosen:
+            PARTS[part].measure(self)
+            agree(self.link, self._write)  # now, so that a failure in a later part loses nothing
+        if self._earlier is not None:
+            self.results.print("", f"compared with {self.options.compare}", *self.results.compare(self._earlier))
+
+    def _write(self):
+        if self.link.rank == 0 and self.options.json:
+            self.results.write(self.options.json)
+
+    def time_cases(self, cases, seconds=None):
+        """Time `Case`s against each other: dict of name -> `Times`. Collective."""
+        return time_cases(self.link, cases, seconds or self.seconds, min_cycles=3 if self.quick else 7)
+
+    def open_rounds(self, workload, *arguments):
+        """The `Rounds` of a workload, with further fedmpi.train arguments; close them after use. Collective."""
+        return Rounds(self.link, [*arguments_of(workload, self.quick), *self.overrides, *arguments])

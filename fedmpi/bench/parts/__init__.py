@@ -1,0 +1,16 @@
+"""The parts of the benchmark: one module each, whose function `measure(bench)` takes a `Benchmark`.
+
+A part times, prints tables and records its measurements in `bench.results`. The first line of its
+docstring is its description in ``--help``.
+"""
+
+from fedmpi.bench.parts import directions, link, round, scaling, settings, workloads
+
+PARTS = {
+    "link": link,
+    "round": round,
+    "workloads": workloads,
+    "settings": settings,
+    "scaling": scaling,
+    "directions": directions,
+}

@@ -1,0 +1,58 @@
+"""FedAvg on three fixed workloads against loops written without fedmpi."""
+
+import torch
+
+from fedmpi.bench import baselines
+from fedmpi.bench.results import format_ms, format_ratio
+from fedmpi.bench.timing import Case
+from fedmpi.streams import derive
+from fedmpi.text import format_table
+
+TARGETS = {"cnn": 0.9, "mlp": 0.6, "many_clients": 0.8}  # of the flat loop's time
+LOOPS = ("loop, flat", "loop, per tensor", "loop, PeriodicModelAverager")
+
+
+def measure(bench):
+    """Print the table. Collective."""
+    bench.results.print("", "fixed workloads: FedAvg against loops without fedmpi and its speed settings")
+    if bench.quick:
+        bench.results.print("  --quick: smaller workloads, to which the targets do not apply")
+    has_gloo = baselines.join_gloo(bench.link)
+    rows = []
+    for workload, target in TARGETS.items():
+        rounds = bench.open_rounds(workload, "--algorithm", "fedavg")
+        cases = [Case("fedmpi", rounds.run), Case("floor", rounds.floor), *_loops(rounds, has_gloo)]
+        times = bench.time_cases(cases)
+        rounds.close()
+        for name, one in times.items():
+            bench.results.record(f"workload/{workload}/{name}", one)
+        ratios = {name: times["fedmpi"] / times[name] for name in LOOPS if name in times}
+        for name, one in ratios.items():
+            bench.results.record(f"workload/{workload}/fedmpi to {name}", one, "")
+        shown = [format_ratio(ratios[name]) if name in ratios else "-" for name in LOOPS]
+        floor = format_ratio(times["fedmpi"] / times["floor"])
+        rows.append([workload, format_ms(times["fedmpi"]), floor, *shown, f"{target}"])
+    titles = ["workload", "round ms", "round/floor", *(f"/{name}" for name in LOOPS), "target /loop, flat"]
+    bench.results.print(*format_table(titles, rows))
+    if any("-" in row for row in rows):
+        bench.results.print("  -: PeriodicModelAverager supports one client per rank, on two or more ranks of one node")
+    if bench.link.oversubscribed:
+        bench.results.print("  more ranks than cores: the ranks of the loops spin while they wait, which slows them")
+
+
+def _loops(rounds, has_gloo):
+    """The baselines as cases, on the same model and data; the one with gloo if it can run."""
+    training, run = rounds.training, rounds.config.run
+    samples = [training.task.samples[client] for client in training.context.clients]
+    data = [one.at(torch.arange(one.num)) for one in samples]
+
+    def loop():
+        torch.manual_seed(derive(run.seed, "model"))
+        module = training.task.build_model(rounds.config.model_class, rounds.config.model_settings)
+        return baselines.Loop(module, data, rounds.num_clients, run.local_steps, run.batch_size)
+
+    comm = rounds.link.comm
+    loops = [baselines.flat_loop(comm, loop()), baselines.per_tensor_loop(comm, loop())]
+    if has_gloo and rounds.num_clients == comm.size:
+        loops.append(baselines.model_averager_loop(loop(), run.local_steps))
+    return [Case(name, run_round, keeps_memory=False) for name, run_round in zip(LOOPS, loops)]

@@ -1,0 +1,100 @@
+"""What the benchmark prints, writes and compares."""
+
+import json
+
+from fedmpi.bench.timing import Times
+from fedmpi.errors import UserError
+from fedmpi.text import format_table
+
+VOLATILE = ("date", "command", "load")  # facts about a machine that differ between any two runs
+
+
+class Results:
+    """All measurements by part and name.
+
+    Args:
+        machine: see `describe_machine`. prints: whether this rank prints.
+
+    Attributes:
+        measures: "part/name" -> {"median", "low", "high", "unit", "cycles"}; low and high are quartiles.
+    """
+
+    def __init__(self, machine, prints):
+        self.machine, self._prints = machine, prints
+        self.measures = {}
+
+    def print(self, *lines):
+        """Print lines on the rank that prints."""
+        if self._prints and lines:
+            print(*lines, sep="\n", flush=True)
+
+    def record(self, name, value, unit="s"):
+        """Record `Times` or a number under a name that later runs use again, so that they can be compared."""
+        times = value if isinstance(value, Times) else Times([value])
+        low, high = times.quartiles
+        cycles = len(times.seconds)
+        self.measures[name] = {"median": times.median, "low": low, "high": high, "unit": unit, "cycles": cycles}
+
+    def write(self, path):
+        """Write everything as JSON; with nothing measured yet, only check that the file can be written.
+
+        Raises:
+            UserError: if it cannot.
+        """
+        try:
+            with open(path, "w" if self.measures else "a", encoding="utf-8") as file:
+                if self.measures:
+                    json.dump({"machine": self.machine, "measures": self.measures}, file, indent=1)
+        except OSError as error:
+            raise UserError(f"--json {path}: cannot be written: {error.strerror}") from None
+
+    def compare(self, earlier):
+        """Lines of a table: ratios of these medians to those of `earlier` (see `read_results`)."""
+        rows = []
+        for name, now in self.measures.items():
+            then = earlier["measures"].get(name)
+            if then and then["median"]:
+                repeated = min(now["cycles"], then.get("cycles", 1)) > 1
+                disjoint = repeated and (now["low"] > then["high"] or now["high"] < then["low"])
+                shown = [f"{one['median']:.4g} {one['unit']}" for one in (then, now)]
+                note = "quartiles do not overlap" if disjoint else ""
+                rows.append([name, *shown, f"{now['median'] / then['median']:.3f}", note])
+        differing = [
+            f"  differs: {key}: {earlier['machine'].get(key)} then, {value} now"
+            for key, value in self.machine.items()
+            if key not in VOLATILE and earlier["machine"].get(key) != value
+        ]
+        return [*format_table(["measurement", "then", "now", "now/then", ""], rows), *differing]
+
+
+def read_results(path):
+    """What `Results.write` wrote, as {"machine": ..., "measures": ...}.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            results = json.load(file)
+        if not isinstance(results.get("measures"), dict) or not isinstance(results.get("machine"), dict):
+            raise ValueError("it contains no measurements")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"--compare {path}: cannot be read: {error}") from None
+    return results
+
+
+def format_ms(times):
+    """Median and quartiles in milliseconds, like "12.3 (12.1-12.9)"."""
+    median, low, high = (f"{1e3 * s:.3g}" if s < 1 else f"{1e3 * s:.0f}" for s in (times.median, *times.quartiles))
+    return f"{median} ({low}-{high})"
+
+
+def format_ratio(times):
+    """Median and quartiles of a ratio, like "1.041 (1.037-1.052)"."""
+    low, high = times.quartiles
+    return f"{times.median:.3f} ({low:.3f}-{high:.3f})"
+
+
+def format_rate(nbytes, seconds):
+    """GB/s, like "12.34"."""
+    return f"{nbytes / seconds / 1e9:.2f}"
