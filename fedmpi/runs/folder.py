@@ -1,17 +1,16 @@
-"""Run folders as they are read after, or during, a run: settings, records, and which runs belong together."""
+"""Run folders as they are read after, or during, a run: settings and records."""
 
-import collections
 import dataclasses
-import functools
 import json
 import math
 import pathlib
 
 import yaml
 
+from fedmpi.config.words import flatten
 from fedmpi.errors import UserError
 from fedmpi.presets import is_paper
-
+from fedmpi.runs.record import CLOCKS, COUNTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +45,6 @@ class RunFolder:
     def num_rounds(self):
         """How many rounds the run was to have; None where its settings do not say (--epochs)."""
         return self.settings.get("rounds") if self.settings.get("epochs") is None else None
-
-
-
-
 
 
 def is_run(folder):
@@ -105,30 +100,6 @@ def run_folders(path):
     if is_run(path) or not path.is_dir():
         return [path]
     return sorted(inner for inner in path.iterdir() if is_run(inner)) or [path]
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def _read_settings(path):

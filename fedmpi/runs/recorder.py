@@ -84,7 +84,3 @@ def _make_folder(out, name, prefix):
         raise UserError(
             f"run folder {error.filename}: cannot be made: {error.strerror}; choose another --out"
         ) from None
-
-
-
-

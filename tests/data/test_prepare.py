@@ -5,7 +5,6 @@ import hashlib
 import http.server
 import io
 import os
-import pathlib
 import pickle
 import struct
 import subprocess
@@ -18,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import train
+from conftest import ROOT, train
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.data import official
@@ -635,16 +634,14 @@ def test_help_of_partition(capsys):
 
 
 def test_the_module_starts():
-    root = pathlib.Path(__file__).resolve().parent.parent
     words = [sys.executable, "-m", "fedmpi.data", "list"]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=root, timeout=60)
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert ended.returncode == 0 and "fashion_mnist" in ended.stdout and not ended.stderr
 
 
 def test_a_pipe_that_closes_is_no_error():
     words = f"{sys.executable} -m fedmpi.data list | true"
-    root = pathlib.Path(__file__).resolve().parent.parent
-    ended = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=root, timeout=60)
+    ended = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert not ended.stderr
 
 
