@@ -1,17 +1,12 @@
 """``mpirun -np 2 python -m fedmpi.bench``: how fast communication rounds are on this machine."""
 
-import argparse
 import sys
 
 from fedmpi.errors import UserError
+from fedmpi.program.parser import Parser
 from fedmpi.program.ranks import run_program, show
 
 PARTS = ("link", "round", "workloads", "settings", "scaling", "directions")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"fedmpi.bench: {message} (see --help)")
 
 
 def read_arguments(arguments):
@@ -20,7 +15,7 @@ def read_arguments(arguments):
     Raises:
         UserError: one line: what came, what is allowed.
     """
-    parser = _Parser(prog="python -m fedmpi.bench", add_help=False, allow_abbrev=False, description=__doc__)
+    parser = Parser(prog="python -m fedmpi.bench", add_help=False, description=__doc__)
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
     add("--quick", action="store_true", help="small sizes and few repeats: under a minute on 2 cores")

@@ -202,7 +202,9 @@ class HDF5Source(Source):
         for split, labels in self.labels.items():
             outside = labels[(labels < 0) | (labels >= self.num_classes)]
             if len(outside):
-                raise UserError(f"{self.path}: {split}/labels contains {outside[0]}: expected 0..{self.num_classes - 1}")
+                raise UserError(
+                    f"{self.path}: {split}/labels contains {outside[0]}: expected 0..{self.num_classes - 1}"
+                )
 
     def _check_split(self, file, split):
         for key in (f"{split}/images", f"{split}/labels"):
@@ -270,7 +272,9 @@ class HDF5Source(Source):
                 begin = end
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
             bad = indices[~np.isfinite(rows.reshape(len(rows), -1)).all(1)][0]
-            raise UserError(f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: expected finite numbers")
+            raise UserError(
+                f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: expected finite numbers"
+            )
         return rows
 
 

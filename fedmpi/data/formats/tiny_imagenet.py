@@ -26,9 +26,7 @@ def read(folder, options):
         if len(line) < 2 or line[1] not in label_of:
             raise UserError(f"{annotations}: has the line {line[:2]}: expected an image and a class of wnids.txt")
     test = [(root / "val" / "images" / line[0], label_of[line[1]]) for line in lines]
-    train = [
-        (file, label_of[name]) for name in class_names for file in _list_files(root / "train" / name / "images")
-    ]
+    train = [(file, label_of[name]) for name in class_names for file in _list_files(root / "train" / name / "images")]
     splits = {}
     for split, files in (("train", train), ("test", test)):
         splits[f"{split}/images"] = ImageFiles([file for file, _ in files], is_colour=True, size=SIDE)
