@@ -80,7 +80,7 @@ class Samples:
         return cls.from_arrays(rows, labels, source.mean, source.std, context)
 
     def at(self, indices, augmentation=None):
-        """(inputs, labels) at int64 `indices` [b]: gathered as bytes, then scaled; images are [b, channels, height, width]."""
+        """(inputs, labels) at int64 `indices` [b]; inputs of images are [b, channels, height, width]."""
         rows = augmentation.gather(self._rows, indices) if augmentation else self._rows.index_select(0, indices)
         if self._scale_number is not None and rows.dtype == torch.uint8:
             inputs = torch.add(self._shift, rows, alpha=self._scale_number)  # also converts to float

@@ -273,7 +273,8 @@ class HDF5Source(Source):
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
             bad = indices[~np.isfinite(rows.reshape(len(rows), -1)).all(1)][0]
             raise UserError(
-                f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: expected finite numbers"
+                f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: "
+                "expected finite numbers"
             )
         return rows
 

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedmpi.algorithms import FAFED, FMGDA
 from fedmpi.data.imbalanced import ImbalancedBinary
-from fedmpi.data.partitions.base import IID, Even, Stride
+from fedmpi.data.partitions import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
 from fedmpi.oracles import Autograd, TwoPoint
