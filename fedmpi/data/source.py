@@ -95,8 +95,8 @@ def open_source(name, data_dir):
     return DigitsSource() if name == "digits" else HDF5Source(find_file(name, data_dir))
 
 
-def find_file(name, data_dir):
-    """The path of a data set's file; see `open_source`.
+def find_file(name, data_dir, given="task.data = "):
+    """The path of a data set's file; see `open_source`. A message begins with `given` and the name.
 
     Raises:
         UserError: if there is no such file; the message lists the files of the folder.
@@ -104,7 +104,7 @@ def find_file(name, data_dir):
     is_path = name.endswith((".h5", ".hdf5"))
     if not is_path and data_dir is None:
         raise UserError(
-            f"task.data = {name}: unknown data set: expected digits, a path ending in .h5, or the name of a file "
+            f"{given}{name}: unknown data set: expected digits, a path ending in .h5, or the name of a file "
             "in the folder that --data-dir or FEDMPI_DATA gives"
         )
     path = pathlib.Path(name if is_path else pathlib.Path(data_dir) / f"{name}.h5")
@@ -114,7 +114,7 @@ def find_file(name, data_dir):
             names = ", ".join(sorted(file.stem for file in folder.glob("*.h5"))) or "no .h5 file"
         else:
             names = "no such folder"
-        raise UserError(f"task.data = {name}: no file {path} (in {folder}: {names}; or use digits)")
+        raise UserError(f"{given}{name}: no file {path} (in {folder}: {names}; the data set digits needs no file)")
     return path
 
 

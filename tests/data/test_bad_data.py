@@ -147,7 +147,7 @@ def test_no_file_and_no_hdf5(tmp_path):
     for name, message in (
         ("text", "cannot be read as HDF5"),
         ("folder", "no file"),
-        ("none", "no file .*or use digits"),
+        ("none", "no file .*digits needs no file"),
     ):
         with pytest.raises(UserError, match=message) as error:
             open_source(name, tmp_path)

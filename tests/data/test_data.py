@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import train
+from conftest import start, train
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.partitions import IID, Even
@@ -156,6 +156,20 @@ def test_the_split_is_saved_with_the_run(tmp_path):
     with h5py.File(tmp_path / "it" / "partition.h5") as file:
         parts = [file["client_0"][:], file["client_1"][:]]
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1438))
+
+
+def test_training_loads_no_reader_of_other_formats(tmp_path):
+    program = f"""
+import sys
+from fedmpi.train import main
+main(["--out", {str(tmp_path)!r}, "--rounds", "1", "--clients", "1", "--name", "it"])
+ours = [name for name in sys.modules if name.startswith("fedmpi.data.")]
+others = ("formats", "prepare", "download", "official", "writer", "commands")
+print("loaded", [name for name in ours if name.split(".")[2] in others])
+"""
+    ended = start(1, "-c", program)
+    assert ended.returncode == 0 and "loaded []" in ended.stdout, ended.stderr
+    assert (tmp_path / "it" / "partition.h5").exists()
 
 
 def test_silo_files_train(tmp_path):

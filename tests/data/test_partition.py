@@ -30,6 +30,12 @@ SAME_SIZE = (Even(), IID(), Stride(), Similarity(), Similarity(percent=0), Diric
 DISJOINT = (*SAME_SIZE, Uneven(), Dirichlet(concentration=0.01), Dirichlet(concentration=1e6))
 
 
+def test_all_are_found_by_name_and_exported():
+    assert len(EVERY) == 10
+    for cls in EVERY.values():
+        assert getattr(fedmpi.data.partitions, cls.__name__) is cls
+
+
 def shuffled(seed=0):
     return np.random.default_rng(seed).permutation(TEN_CLASSES)
 

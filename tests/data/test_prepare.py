@@ -634,7 +634,7 @@ def test_help_of_partition(capsys):
     for words in (["--help"], ["partition", "--help"], ["partition", "digits", "--help"]):
         with pytest.raises(SystemExit) as ended:
             main(words)
-        assert ended.value.code == 0 and "partition" in capsys.readouterr().out
+        assert not ended.value.code and "partition" in capsys.readouterr().out
 
 
 def test_the_module_starts():

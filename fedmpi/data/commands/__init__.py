@@ -9,4 +9,5 @@ import os
 def add_data_dir(parser):
     """Add the option --data-dir."""
     default = os.environ.get("FEDMPI_DATA") or "."
-    parser.add_argument("--data-dir", default=default, help="folder of the data files; default: FEDMPI_DATA or .")
+    text = "folder of the data files; default: FEDMPI_DATA or ."
+    parser.add_argument("--data-dir", metavar="FOLDER", default=default, help=text)

@@ -22,12 +22,11 @@ def add_parser(commands):
     )
     parser.add_argument("--mirror", metavar="URL", help="download the official files from this folder instead")
     parser.add_argument("--force", action="store_true", help="replace the HDF5 file if it exists")
-    default = ReaderOptions()
-    parser.add_argument(
-        "--test-share", type=float, default=default.test_share,
-        help=f"share of the samples for the test set, if your data have none; default: {default.test_share}",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=default.seed, help="of the random choice of that share; default: 0")
+    share, seed = ReaderOptions.test_share, ReaderOptions.seed
+    text = f"share of the samples for the test set, if your data have none; default: {share}"
+    parser.add_argument("--test-share", type=float, metavar="SHARE", default=share, help=text)
+    text = f"of the random choice of that share; default: {seed}"
+    parser.add_argument("--seed", type=int, metavar="N", default=seed, help=text)
     parser.add_argument("--label", metavar="COLUMN", help="CSV: column of the label; default: the last")
     parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
 

@@ -17,7 +17,7 @@ def add_parser(commands):
 
 
 def run(options):
-    show_file(find_file(options.file, options.data_dir))
+    show_file(find_file(options.file, options.data_dir, given="show "))
 
 
 def show_file(path):
