@@ -1,5 +1,6 @@
 """Programs of one process: their command line, their exit codes, their one line of error."""
 
+import os
 import subprocess
 import sys
 
@@ -67,5 +68,6 @@ def test_exit_codes(capsys, error, code, text):
 def test_a_closed_output_ends_the_program_silently(lines):
     program = f"from fedmpi.program.single import run_single; run_single(lambda _: print('line\\n' * {lines}), [])"
     command = f'{sys.executable} -c "{program}" | true'
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # a short output is then written at the very end
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60, env=buffered)
     assert not ended.stderr
