@@ -36,7 +36,7 @@ class LoadedRandomImages(LoadedTask):
             draw = generator(context.seed, "random images", client)
             images = draw.integers(0, 256, (settings.samples, 28, 28), dtype="uint8")
             labels = draw.integers(0, 10, settings.samples)
-            self.samples[client] = Samples.of(images, labels, (0.5,), (0.3,), context)
+            self.samples[client] = Samples.from_arrays(images, labels, (0.5,), (0.3,), context)
 
     def num_samples(self, client):
         return self.samples[client].num

@@ -1,1 +1,1 @@
-"""Data sets, how they are split over clients, and the order in which samples are drawn."""
+"""Data sets: their files, how they are split over clients, and the order in which samples are drawn."""

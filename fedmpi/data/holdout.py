@@ -1,4 +1,4 @@
-"""Which of a client's training samples are kept aside, to choose settings by."""
+"""Which of a client's training samples are held out, to choose settings by."""
 
 import math
 
@@ -8,18 +8,18 @@ from fedmpi.streams import generator
 
 
 def hold_out(num_samples, share, seed, client):
-    """A client's samples that it trains on, and those kept aside.
+    """A client's samples to train on, and those held out.
 
     Args:
-        num_samples: n of the client. share: in [0, 1); ⌊share n⌋ samples are kept aside, drawn from
-            the stream (seed, "holdout", client).
+        num_samples: n of the client. share: in [0, 1); ⌊share n⌋ samples are held out, drawn from
+            the stream (seed, "holdout", client). client: the client's number.
 
     Returns:
-        (kept, held): int64 indices in ascending order; where none are held, `kept` is a slice, which
-        copies nothing.
+        (training, held_out): int64 indices in ascending order; if none are held out, `training` is a slice,
+        so that indexing with it copies nothing.
     """
-    num_held = math.floor(share * num_samples + 1e-9)
-    if not num_held:
+    num_held_out = math.floor(share * num_samples + 1e-9)
+    if not num_held_out:
         return slice(None), np.empty(0, dtype=np.int64)
     order = generator(seed, "holdout", client).permutation(num_samples)
-    return np.sort(order[num_held:]), np.sort(order[:num_held])
+    return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])

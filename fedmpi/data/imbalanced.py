@@ -10,13 +10,17 @@ from fedmpi.streams import generator
 class ImbalancedBinary(Source):
     """A data set whose lower half of classes is negative (0) and partly removed, the upper half positive (1).
 
-    Of every negative class a random ⌊(1 - removed_share) n_c⌋ of the training samples stay; the test
-    set is untouched. The column "labels", by which partitions split, holds the original classes, so
+    Of every negative class, a random ⌊(1 - removed_share) n_c⌋ of the n_c training samples remain; the test
+    set is unchanged. The column "labels", by which partitions split, contains the original classes, so that
     ``stride`` deals them as in the paper.
 
     Args:
-        source: any `Source`; it has `num_original_classes`. removed_share: of each negative class, in [0, 1).
-        seed: of the run; what stays is the stream (seed, "imbalance").
+        source: any `Source`; its number of classes is the attribute `num_original_classes`.
+        removed_share: of each negative class, in [0, 1).
+        seed: of the run; the stream (seed, "imbalance") decides which samples remain.
+
+    Raises:
+        UserError: if no training sample remains.
 
     Source: "On the Convergence of Federated Deep AUC Maximization", section on data: 0.8 is removed.
     """
@@ -24,25 +28,26 @@ class ImbalancedBinary(Source):
     def __init__(self, source, removed_share, seed):
         self._source, classes = source, source.labels["train"]
         first_positive = source.num_classes // 2
-        draw = generator(seed, "imbalance")
-        kept = [np.flatnonzero(classes >= first_positive)]
+        rng = generator(seed, "imbalance")
+        remaining = [np.flatnonzero(classes >= first_positive)]
         for negative in range(first_positive):
             samples = np.flatnonzero(classes == negative)
-            number = int((1 - removed_share) * len(samples) + 1e-9)
-            kept.append(draw.permutation(samples)[:number])
-        if not sum(map(len, kept)):
+            num_remaining = int((1 - removed_share) * len(samples) + 1e-9)
+            remaining.append(rng.permutation(samples)[:num_remaining])
+        if not sum(map(len, remaining)):
             raise UserError(
-                f"{source.name}: no training sample stays where {removed_share} of every class "
-                f"below {first_positive} is removed"
+                f"{source.name}: no training sample remains after removing a share of {removed_share} of every class "
+                f"below {first_positive}: use a smaller share or a data set with samples of the other classes"
             )
         self.num_original_classes = source.num_classes
-        self._kept = {"train": np.sort(np.concatenate(kept)), "test": np.arange(len(source.labels["test"]))}
-        self._classes = classes[self._kept["train"]]
+        # split -> [n] samples of the source that are in this version, sorted
+        self._samples = {"train": np.sort(np.concatenate(remaining)), "test": np.arange(len(source.labels["test"]))}
+        self._classes = classes[self._samples["train"]]
         super().__init__(
             name=source.name,
             labels={
-                split: (source.labels[split][kept] >= first_positive).astype(np.int64)
-                for split, kept in self._kept.items()
+                split: (source.labels[split][samples] >= first_positive).astype(np.int64)
+                for split, samples in self._samples.items()
             },
             shape=source.shape,
             num_classes=2,
@@ -54,10 +59,10 @@ class ImbalancedBinary(Source):
         )
 
     def read(self, split, indices):
-        return self._source.read(split, self._kept[split][indices])
+        return self._source.read(split, self._samples[split][indices])
 
     def file_rows(self, indices):
-        return self._source.file_rows(self._kept["train"][indices])
+        return self._source.file_rows(self._samples["train"][indices])
 
     def column(self, name):
-        return self._classes if name == "labels" else self._source.column(name)[self._kept["train"]]
+        return self._classes if name == "labels" else self._source.column(name)[self._samples["train"]]

@@ -1,4 +1,4 @@
-"""Where the official files of the known data sets are, and their checksums; the only list of them."""
+"""Where the files of the official data sets are on the web, and their checksums; the only list of them."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Official:
-    """A known data set: a line about it, the folder on the web that holds its files, and the files.
+    """An official data set: a line about it, the URL of the folder with its files, and the files.
 
     The checksums are those of torchvision (MNIST), of the data sets' own pages (Fashion-MNIST, CIFAR-10),
-    of torchtext (WikiText-2) and, where nobody official gives one, of those who use it (Tiny-ImageNet).
+    of torchtext (WikiText-2) and, as there is no official one, of programs that use it (Tiny-ImageNet).
     """
 
     about: str
@@ -36,7 +36,7 @@ OFFICIAL = {
         ),
     ),
     "fashion_mnist": Official(
-        "60,000 + 10,000 pictures of clothes of 28x28 pixels, 10 classes",
+        "60,000 + 10,000 images of clothes of 28x28 pixels, 10 classes",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         (
             File("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
@@ -57,7 +57,7 @@ OFFICIAL = {
     ),
     "wikitext2": Official(
         "2,088,628 + 245,569 words of Wikipedia articles, for language modelling",
-        "https://wikitext.smerity.com/",  # an author's own; research.metamind.io, where it was, is closed
+        "https://wikitext.smerity.com/",  # an author's own page; the original one, research.metamind.io, is closed
         (File("wikitext-2-v1.zip", "542ccefacc6c27f945fb54453812b3cd"),),
     ),
 }

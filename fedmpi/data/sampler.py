@@ -1,4 +1,4 @@
-"""Which of a client's samples the t-th minibatch holds."""
+"""Which of a client's samples are in its t-th minibatch."""
 
 import numpy as np
 import torch
@@ -7,17 +7,17 @@ from fedmpi.streams import FIRST, WHOLE, generator
 
 
 class EpochSampler:
-    """Minibatches of a client: each pass over its data in a new random order, without replacement.
+    """Minibatches of a client: each pass over its data is in a new random order, without replacement.
 
-    The last minibatch of a pass holds what is left. Any number of draw can be asked for at any
-    time: the order of pass e is the stream (seed, "order", client, e).
+    The last minibatch of a pass has the samples that are left. Draws can be requested by number in any
+    order, because the order of pass e is the stream (seed, "order", client, e).
 
     Args:
         num_samples: of the client, >= 1.
         batch_size: b; a client with fewer samples uses all of them in every step.
         first_batch_size: B, drawn once without replacement; capped at num_samples.
         seed: of the run. client: the client's number.
-        device: where the indices are to be.
+        device: of the indices.
     """
 
     def __init__(self, num_samples, batch_size, first_batch_size, seed, client, device="cpu"):
@@ -34,10 +34,10 @@ class EpochSampler:
         if number == FIRST:
             order = generator(self._seed, "first batch", self._client).permutation(self._num_samples)
             return self._to_device(order[: self._first_batch_size])
-        which, position = divmod(number, self.batches_per_pass)
-        if which != self._pass:
-            order = generator(self._seed, "order", self._client, which).permutation(self._num_samples)
-            self._pass, self._order = which, self._to_device(order)
+        pass_index, position = divmod(number, self.batches_per_pass)
+        if pass_index != self._pass:
+            order = generator(self._seed, "order", self._client, pass_index).permutation(self._num_samples)
+            self._pass, self._order = pass_index, self._to_device(order)
         return self._order[position * self._batch_size : (position + 1) * self._batch_size]
 
     def _to_device(self, indices):
@@ -45,23 +45,23 @@ class EpochSampler:
 
 
 class SequentialSampler:
-    """Minibatches of a stream, in its order: every pass reads the same pieces one after the other.
+    """Minibatches of a sequence, in its order: every pass reads the same pieces one after the other.
 
-    The stream is laid into columns of equal length, what is left over at its end is dropped; a
-    draw is the next `steps` positions of every column. Each has a successor in its column: the target.
+    The sequence is cut into columns of equal length; what remains at its end is dropped. A draw is
+    the next `steps` positions of every column. The target of a position is the next one in its column.
 
     Args:
-        num_positions: length of the stream, >= 2.
+        num_positions: length of the sequence, >= 2.
         batch_size: b, number of columns; at most one per two positions.
         first_batch_size: B, columns of the initial draw.
-        steps: positions of each column in a draw; the last draw of a pass holds what is left.
-        device: where the indices are to be.
+        steps: positions of each column in a draw; the last draw of a pass has those that are left.
+        device: of the positions.
     """
 
     def __init__(self, num_positions, batch_size, first_batch_size, steps, device="cpu"):
         self._num_positions, self._steps, self._device = num_positions, steps, device
         self._columns, self._first_columns = (min(size, num_positions // 2) for size in (batch_size, first_batch_size))
-        self._length = num_positions // self._columns - 1  # positions of a column that have a successor
+        self._length = num_positions // self._columns - 1  # positions of a column that have a target
         self.batches_per_pass = -(-self._length // steps)
 
     def __call__(self, number):

@@ -1,4 +1,4 @@
-"""Samples in memory as they are in the file; batches made of them on the device."""
+"""Samples in memory as they are in the file, and the batches made of them on the device."""
 
 import dataclasses
 import math
@@ -9,19 +9,19 @@ from torch.nn import functional
 
 from fedmpi.errors import UserError
 
-EVALUATION_BATCH = 1000  # samples; larger ones gain nothing and cost memory
+EVALUATION_BATCH = 1000  # samples; larger batches need more memory and are not faster
 
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
     """Random shifts and mirror images, for the whole batch at once.
 
-    It draws from torch's generator of the rows' device, which the oracle seeds for every sample: the
-    two gradients of a pair see one and the same batch.
+    It draws from torch's generator of the rows' device, which the oracle seeds for every draw, so that
+    both gradients of a pair see the same batch.
 
     Attributes:
-        crop_padding: an image is padded by this many black pixels and cropped at random to its size.
-        flip: whether to mirror an image left to right, one in two.
+        crop_padding: an image is padded by this many black pixels and cropped at random to its own size.
+        flip: whether to mirror images left to right, each with probability 1/2.
     """
 
     crop_padding: int
@@ -29,18 +29,18 @@ class Augmentation:
 
     def gather(self, rows, indices):
         """[b, height, width, ...] the rows at `indices` [b], shifted and mirrored."""
-        number, (height, width), edge = len(indices), rows.shape[1:3], self.crop_padding
+        num_images, (height, width), edge = len(indices), rows.shape[1:3], self.crop_padding
         images, device = rows.index_select(0, indices), rows.device
-        ways = torch.cat([images, images.flip(2)]) if self.flip else images
-        # One line more at the bottom, where the last crop of all ends.
-        padded = functional.pad(ways, (*(0, 0) * (rows.dim() - 3), edge, edge, edge, edge + 1))
-        lines, line, values = padded.shape[1], padded.shape[2], math.prod(padded.shape[3:])
-        way = torch.randint(1 + self.flip, (number,), device=device)
-        top, left = torch.randint(2 * edge + 1, (2, number), device=device)
-        # A crop is a run of memory: whole lines from its first pixel on; what is right of it is left out.
-        first = ((way * number + torch.arange(number, device=device)) * lines + top) * line + left
+        variants = torch.cat([images, images.flip(2)]) if self.flip else images
+        # One more line at the bottom: the run of memory of the last crop ends there.
+        padded = functional.pad(variants, (*(0, 0) * (rows.dim() - 3), edge, edge, edge, edge + 1))
+        num_lines, line, values = padded.shape[1], padded.shape[2], math.prod(padded.shape[3:])
+        variant = torch.randint(1 + self.flip, (num_images,), device=device)
+        top, left = torch.randint(2 * edge + 1, (2, num_images), device=device)
+        # A crop is copied as one run of memory, whole lines from its first pixel on, and then cut to its width.
+        first = ((variant * num_images + torch.arange(num_images, device=device)) * num_lines + top) * line + left
         runs = padded.view(-1).unfold(0, height * line * values, 1).index_select(0, first * values)
-        return runs.view(number, height, line, *padded.shape[3:])[:, :, :width]
+        return runs.view(num_images, height, line, *padded.shape[3:])[:, :, :width]
 
 
 class Samples:
@@ -58,8 +58,13 @@ class Samples:
         self.num = len(labels)
 
     @classmethod
-    def of(cls, rows, labels, mean, std, context):
-        """Samples on the context's device from arrays; an input is (value - mean) / std, bytes count as value/255."""
+    def from_arrays(cls, rows, labels, mean, std, context):
+        """Samples on the context's device; an input is (value - mean) / std, where bytes mean value/255.
+
+        Args:
+            rows: [n, ...] array, see `Samples`. labels: [n] int64 array.
+            mean, std: sequences of one number, or one per channel. context: a `RankContext`.
+        """
         rows = torch.from_numpy(rows)
         per_value = 255.0 if rows.dtype == torch.uint8 else 1.0
         mean, std = (torch.tensor(values, dtype=context.dtype).squeeze() for values in (mean, std))
@@ -67,42 +72,41 @@ class Samples:
         return cls(*moved)
 
     def at(self, indices, augmentation=None):
-        """(inputs, labels) at int64 `indices`: gathered as bytes, then scaled; images channels first."""
+        """(inputs, labels) at int64 `indices` [b]; inputs of images are [b, channels, height, width]."""
         rows = augmentation.gather(self._rows, indices) if augmentation else self._rows.index_select(0, indices)
         if self._scale_number is not None and rows.dtype == torch.uint8:
-            inputs = torch.add(self._shift, rows, alpha=self._scale_number)  # converts on the way
+            inputs = torch.add(self._shift, rows, alpha=self._scale_number)  # also converts to float
         else:
             inputs = rows.to(self._scale.dtype).mul_(self._scale).add_(self._shift)
         if inputs.dim() == 3:
             inputs = inputs.unsqueeze(1)
         elif inputs.dim() == 4:
-            inputs = inputs.permute(0, 3, 1, 2)  # in memory channels last, as convolutions like it
+            inputs = inputs.permute(0, 3, 1, 2)  # channels stay last in memory: faster convolutions
         return inputs, self.labels.index_select(0, indices)
 
     def all(self):
-        """(inputs, labels) of all samples, in batches, as they are."""
+        """(inputs, labels) of all samples, batch by batch, in order and without augmentation."""
         for start in range(0, self.num, EVALUATION_BATCH):
             indices = torch.arange(start, min(start + EVALUATION_BATCH, self.num), device=self.labels.device)
             yield self.at(indices)
 
 
 def input_shape(shape):
-    """[channels, height, width] of an image of `shape`, as models see it; a feature vector stays as it is."""
+    """Shape of a model's input for samples of `shape`: [channels, height, width] of images, unchanged for vectors."""
     if len(shape) == 2:
         return (1, *shape)
     return (shape[-1], *shape[:-1]) if len(shape) > 2 else shape
 
 
-def check_normalisation(mean, std, shape, where):
-    """See that mean and std fit samples of `shape`: one number, or one per channel; std > 0.
+def check_normalisation(mean, std, shape, prefix):
+    """Check that mean and std fit samples of `shape`: one number, or one per channel; std > 0.
 
     Raises:
-        UserError: one line that begins with `where`.
+        UserError: one line that begins with `prefix`.
     """
     channels = shape[-1] if len(shape) != 2 else 1
     for name, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
-            wanted = "1" if channels == 1 else f"1 or {channels}"
-            raise UserError(
-                f"{where}{name} = {list(values)}: expected {wanted} numbers{' > 0' if name == 'std' else ''}"
-            )
+            count = "1" if channels == 1 else f"1 or {channels}"
+            kind = "numbers > 0" if name == "std" else "numbers"
+            raise UserError(f"{prefix}{name} = {list(values)}: expected {count} {kind}")

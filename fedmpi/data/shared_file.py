@@ -1,26 +1,26 @@
-"""Which rank reads which rows of a file that all ranks share, so that together they read it about once."""
+"""Ranks read one file together, so that all of them read it about once."""
 
 import numpy as np
 
-MOST_READ = 1.25  # times that the ranks may read the file in all before they rather exchange rows
+MAX_READ_FACTOR = 1.25  # times that the ranks may read the file in total; beyond that they exchange rows instead
 
 
 class ClientRows:
-    """The training rows of a rank's clients: bytes read and memory are proportional to its share.
+    """The training rows of a rank's clients; bytes read and memory are proportional to their number.
 
-    Parts that lie together in the file are read by their owner. Of parts that are scattered over
-    it every rank would have to unpack every chunk; then each rank reads one contiguous piece of
-    the file and hands the rows to their owners (`collect`).
+    If each client's part is contiguous in the file, the client's rank reads it. If the parts are scattered,
+    every rank would have to decompress every chunk; then each rank reads one contiguous piece of
+    the file, and `collect` sends its rows to the ranks of their clients.
 
     Args:
-        source: a `fedmpi.data.source.Source`. parts: sorted indices of every client of the federation.
+        source: a `fedmpi.data.source.Source`. parts: sorted sample indices of every client of the federation.
         clients: range of this rank's clients. rank, num_ranks: of the link.
     """
 
     def __init__(self, source, parts, clients, rank, num_ranks):
         self._parts, self._clients, self._num_rows = parts, clients, len(source.labels["train"])
         self._num_ranks, self._chunk = num_ranks, source.rows_at_once
-        self._is_direct = self._chunks_touched() <= MOST_READ * self._num_chunks
+        self._is_direct = self._chunks_touched() <= MAX_READ_FACTOR * self._num_chunks
         if self._is_direct:
             self._rows = {client: source.read("train", parts[client]) for client in clients}
         else:
@@ -32,9 +32,9 @@ class ClientRows:
         return -(-self._num_rows // self._chunk)
 
     def _chunks_touched(self):
-        """How many chunks would be unpacked if every client read its own part.
+        """Number of chunks that all ranks would decompress if every client's part were read directly.
 
-        Less one per client: where parts are blocks, neighbours share the chunk at their edge.
+        One less per client: neighbouring blocks share the chunk at their edge, which is counted for both.
         """
         return sum(len(np.unique(part // self._chunk)) - 1 for part in self._parts) + 1
 
@@ -46,7 +46,7 @@ class ClientRows:
     def collect(self, link):
         """client -> [n, ...] rows of this rank's clients, in the order of their indices.
 
-        Collective on the link. Needs memory for three times the rank's share while it works.
+        Collective on the link. While it runs, it needs three times the memory of the rank's rows.
         """
         if self._is_direct:
             return self._rows
@@ -54,23 +54,25 @@ class ClientRows:
             return {client: self._rows[self._parts[client]] for client in self._clients}
         ranges = link.allgather([self._clients.start, self._clients.stop]).astype(int)
         begin, end = self._begin, self._begin + len(self._rows)
-        wanted = [[self._within(client, begin, end) - begin for client in range(*edges)] for edges in ranges]
-        wanted = [np.concatenate(of_rank) for of_rank in wanted]
-        self._rows = link.alltoallv(self._rows, wanted)
-        return self._sort_out(ranges[link.rank])
+        wanted = [  # rank -> positions in this rank's piece of the rows to send there, client by client
+            np.concatenate([self._indices_within(client, begin, end) - begin for client in range(*clients)])
+            for clients in ranges
+        ]
+        received, self._rows = link.alltoallv(self._rows, wanted), None  # frees the piece
+        return self._group_by_client(received)
 
-    def _within(self, client, begin, end):
+    def _indices_within(self, client, begin, end):
+        """The indices of a client's part that are in begin..end-1."""
         part = self._parts[client]
         return part[np.searchsorted(part, begin) : np.searchsorted(part, end)]
 
-    def _sort_out(self, clients):
-        """The received rows by client: they came piece by piece, and in each piece client by client."""
-        pieces = [self._piece(rank) for rank in range(self._num_ranks)]
-        taken = {client: [] for client in range(*clients)}
+    def _group_by_client(self, received):
+        """client -> rows, of rows received piece by piece and, within each piece, client by client."""
+        rows = {client: [] for client in self._clients}
         offset = 0
-        for piece in pieces:
-            for client, rows in taken.items():
-                number = len(self._within(client, *piece))
-                rows.append(self._rows[offset : offset + number])
-                offset += number
-        return {client: np.concatenate(rows) for client, rows in taken.items()}
+        for piece in map(self._piece, range(self._num_ranks)):
+            for client, pieces in rows.items():
+                num_rows = len(self._indices_within(client, *piece))
+                pieces.append(received[offset : offset + num_rows])
+                offset += num_rows
+        return {client: np.concatenate(pieces) for client, pieces in rows.items()}

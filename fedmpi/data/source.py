@@ -9,7 +9,8 @@ import numpy as np
 
 from fedmpi.errors import UserError
 
-# name -> (mean, std) of pixel/255 per channel: the public FAFED code; Tiny-ImageNet as usual; digits measured.
+# name -> (mean, std) of pixel/255 per channel: from the public FAFED code; for Tiny-ImageNet the usual values; for
+# digits measured.
 NORMALISATION = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion_mnist": ((0.2860,), (0.3529,)),
@@ -19,23 +20,23 @@ NORMALISATION = {
 }
 NUM_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "tiny_imagenet": 200, "digits": 10}
 SPLITS = ("train", "test")
-MOST_CLASSES = 1_000_000  # more are a mistake in the labels, and no network has so many outputs
-ROWS_AT_ONCE = 1000  # of a file that is not chunked
+MAX_CLASSES = 1_000_000  # more are a mistake in the labels: no network has so many outputs
+ROWS_AT_ONCE = 1000  # rows read together from a file without chunks
 
 
 @dataclasses.dataclass
 class Source:
-    """A labelled data set of which any rows can be read.
+    """A labelled data set of which any samples can be read.
 
     Attributes:
-        name: of the data set, by which a task finds its default model.
+        name: of the data set; a task chooses its default model by it.
         labels: split -> [n] int64, all labels of "train" and "test".
         shape: of one sample; dtype: of its values.
-        num_classes: labels are 0..num_classes-1; classes_declared: whether the data set says so, or
-            it is only the largest label seen.
+        num_classes: labels are 0..num_classes-1. classes_declared: whether the data set declares that number;
+            otherwise it is derived from the largest label.
         mean, std: per channel, of pixel/255 for uint8 samples, of the values themselves otherwise.
-        attributes: of the file, as they stand there.
-        rows_at_once: samples that can only be read together (a chunk of the file).
+        attributes: of the file, unchanged.
+        rows_at_once: number of consecutive samples that can only be read together (a chunk of the file).
     """
 
     name: str
@@ -47,31 +48,37 @@ class Source:
     dtype: np.dtype = np.dtype(np.uint8)
     classes_declared: bool = True
     rows_at_once: int = 1
-    attributes = {}  # a class attribute, no argument
+    attributes = {}  # without a type, so that it is no argument
 
     def read(self, split, indices):
         """[len(indices), *shape] samples of "train" or "test" in the order of sorted `indices`."""
         raise NotImplementedError
 
     def columns(self):
-        """name -> [n] values: those that the data set has besides samples and labels."""
+        """name -> [n] values of the further columns of the training set, besides samples and labels."""
         return {}
 
     def file_rows(self, indices):
-        """Which rows of the file's training set the training samples `indices` are."""
+        """[n] row numbers in the file's training set of the training samples `indices` [n]."""
         return indices
 
     def column(self, name):
-        """[n] values of the training samples: "labels", a column that the file has besides, or "brightness".
+        """[n] values of the training samples: "labels", a further column of the file, or "brightness".
 
-        The brightness of a sample is the mean of its values; reading it reads the whole training set.
+        The brightness of a sample is the mean of its values; computing it reads the whole training set.
+
+        Raises:
+            UserError: if there is no such column.
         """
         if name == "labels":
             return self.labels["train"]
         if name != "brightness":
-            raise UserError(f"{self.name}: has no column train/{name} to split by")
-        number, step = len(self.labels["train"]), max(self.rows_at_once, 100)
-        pieces = [self.read("train", np.arange(at, min(at + step, number))) for at in range(0, number, step)]
+            raise UserError(f"{self.name}: has no column train/{name}: expected labels or brightness")
+        num_samples, step = len(self.labels["train"]), max(self.rows_at_once, 100)
+        pieces = (
+            self.read("train", np.arange(start, min(start + step, num_samples)))
+            for start in range(0, num_samples, step)
+        )
         return np.concatenate([piece.reshape(len(piece), -1).mean(1, dtype=np.float64) for piece in pieces])
 
 
@@ -79,57 +86,60 @@ def open_source(name, data_dir):
     """Open a data set by name ("digits", "fashion_mnist") or by the path of an HDF5 file.
 
     Args:
-        name: "digits", the stem of a file NAME.h5 in `data_dir`, or a path ending in .h5 or .hdf5.
-        data_dir: folder of the files, or None.
+        name: "digits", the name of a file NAME.h5 in `data_dir`, or a path ending in .h5 or .hdf5.
+        data_dir: folder of the data files, or None.
 
     Raises:
-        UserError: if there is no such file, or it is not what it should be.
+        UserError: if there is no such file, or it is damaged or has another layout.
     """
     return DigitsSource() if name == "digits" else HDF5Source(find_file(name, data_dir))
 
 
-def find_file(name, data_dir):
-    """The path of a data set's file; see `open_source`.
+def find_file(name, data_dir, given="task.data = "):
+    """The path of a data set's file; see `open_source`. A message begins with `given` and the name.
 
     Raises:
-        UserError: if there is none, with what is there.
+        UserError: if there is no such file; the message lists the files of the folder.
     """
     is_path = name.endswith((".h5", ".hdf5"))
     if not is_path and data_dir is None:
         raise UserError(
-            f"task.data = {name}: unknown; expected digits, a path ending in .h5, or the name of a file "
-            "in the folder given by --data-dir or FEDMPI_DATA"
+            f"{given}{name}: unknown data set: expected digits, a path ending in .h5, or the name of a file "
+            "in the folder that --data-dir or FEDMPI_DATA gives"
         )
     path = pathlib.Path(name if is_path else pathlib.Path(data_dir) / f"{name}.h5")
     if not path.is_file():
         folder = path.parent
-        there = ", ".join(sorted(p.stem for p in folder.glob("*.h5"))) if folder.is_dir() else "no such folder"
-        raise UserError(f"task.data = {name}: no file {path} (in {folder}: {there or 'no .h5 file'}; or use digits)")
+        if folder.is_dir():
+            names = ", ".join(sorted(file.stem for file in folder.glob("*.h5"))) or "no .h5 file"
+        else:
+            names = "no such folder"
+        raise UserError(f"{given}{name}: no file {path} (in {folder}: {names}; the data set digits needs no file)")
     return path
 
 
 def names_silos(name):
-    """Whether a data set's name means one file per client: 'silo_{client}.h5'."""
+    """Whether the name of a data set is a pattern for one file per client: 'silo_{client}.h5'."""
     return "{client" in name
 
 
 def silo_name(pattern, client, given):
-    """The name of one client's file, from 'silo_{client}.h5'; also '{client:03d}'.
+    """The name of one client's file, from 'silo_{client}.h5' or 'silo_{client:03d}.h5'.
 
     Raises:
-        UserError: if the pattern is none; `given` says where it came from.
+        UserError: if the pattern is not valid; the message begins with `given`, which names its setting.
     """
     try:
         return pattern.format(client=client)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError):
-        raise UserError(f"{given}: expected {{client}} as the only words in braces") from None
+        raise UserError(f"{given}: expected a pattern with {{client}} and nothing else in braces") from None
 
 
 def silo_path(name, client):
-    """The file of one client, which must be there; see `silo_name`.
+    """The path of one client's file; see `silo_name`.
 
     Raises:
-        UserError: if the pattern is none, or there is no such file.
+        UserError: if the pattern is not valid, or there is no such file.
     """
     path = silo_name(name, client, f"task.data = {name}")
     if not pathlib.Path(path).is_file():
@@ -139,10 +149,10 @@ def silo_path(name, client):
 
 @contextlib.contextmanager
 def readable(path):
-    """An open HDF5 file; whatever is wrong with its bytes while it is read is one line.
+    """An open HDF5 file, as a context manager; errors of reading within it become one line.
 
     Raises:
-        UserError: if the file is not HDF5, is cut short or holds bytes that HDF5 cannot make sense of.
+        UserError: if the file is not HDF5, or is truncated or damaged.
     """
     try:
         with h5py.File(path) as file:
@@ -152,14 +162,14 @@ def readable(path):
 
 
 def data_sets(file):
-    """[(path inside the file, data set)] of everything that an open HDF5 file holds."""
+    """[(path inside the file, data set)] of all data sets in an open HDF5 file."""
     found = []
 
-    def look(name, item):
+    def collect(name, item):
         if isinstance(item, h5py.Dataset):
             found.append((name, item))
 
-    file.visititems(look)
+    file.visititems(collect)
     return found
 
 
@@ -171,7 +181,7 @@ class HDF5Source(Source):
     columns train/<name> [n] to split by.
 
     Raises:
-        UserError: if the file is not HDF5, lacks a data set, or labels and images do not agree.
+        UserError: if the file is not HDF5, lacks a data set, or its labels and images do not match.
     """
 
     def __init__(self, path):
@@ -182,44 +192,45 @@ class HDF5Source(Source):
             train = file["train/images"]
             self.shape, self.dtype = tuple(train.shape[1:]), train.dtype
             if file["test/images"].shape[1:] != self.shape or file["test/images"].dtype != self.dtype:
-                self._refuse(
-                    "test/images", file["test/images"], f"the shape and type of train/images, {list(self.shape)}"
-                )
+                expected = f"the shape and type of train/images, {self.dtype}{list(self.shape)}"
+                raise self._wrong("test/images", file["test/images"], expected)
             self.rows_at_once = train.chunks[0] if train.chunks else ROWS_AT_ONCE
             self.labels = {split: file[f"{split}/labels"][:].astype(np.int64) for split in SPLITS}
             self._read_attributes(file)
-        if self.num_classes > MOST_CLASSES:
+        if self.num_classes > MAX_CLASSES:
             raise UserError(f"{self.path}: has {self.num_classes:,} classes: expected labels from 0 on without gaps")
         for split, labels in self.labels.items():
             outside = labels[(labels < 0) | (labels >= self.num_classes)]
             if len(outside):
-                raise UserError(f"{self.path}: {split}/labels holds {outside[0]}: expected 0..{self.num_classes - 1}")
+                raise UserError(
+                    f"{self.path}: {split}/labels contains {outside[0]}: expected 0..{self.num_classes - 1}"
+                )
 
     def _check_split(self, file, split):
         for key in (f"{split}/images", f"{split}/labels"):
             if not isinstance(file.get(key), h5py.Dataset):
-                held = ", ".join(name for name, _ in data_sets(file)) or "nothing"
-                raise UserError(f"{self.path}: lacks the data set {key}; it holds {held}")
+                names = ", ".join(name for name, _ in data_sets(file)) or "nothing"
+                raise UserError(f"{self.path}: lacks the data set {key}; it contains {names}")
         images, labels = file[f"{split}/images"], file[f"{split}/labels"]
         if (
             images.ndim < 2
             or images.dtype not in (np.uint8, np.float16, np.float32, np.float64)
             or 0 in images.shape[1:]
         ):
-            self._refuse(f"{split}/images", images, "uint8 or float [n, ...]")
+            raise self._wrong(f"{split}/images", images, "uint8 or float [n, ...]")
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images) or len(labels) == 0:
-            self._refuse(f"{split}/labels", labels, f"integers [{len(images)}], one per image, at least one")
+            raise self._wrong(f"{split}/labels", labels, f"integers [{len(images)}], one per image, at least one")
 
-    def _refuse(self, key, dataset, expected):
-        raise UserError(f"{self.path}: {key} is {dataset.dtype}{list(dataset.shape)}: expected {expected}")
+    def _wrong(self, key, data, expected):
+        return UserError(f"{self.path}: {key} is {data.dtype}{list(data.shape)}: expected {expected}")
 
     def _read_attributes(self, file):
         self.attributes = dict(file.attrs)
         self.name = str(file.attrs.get("dataset", self.path.stem))
         declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes"))
         self.classes_declared = declared is not None
-        seen = max(int(labels.max()) for labels in self.labels.values()) + 1
-        self.num_classes = int(declared) if self.classes_declared else max(seen, 1)
+        from_labels = max(int(labels.max()) for labels in self.labels.values()) + 1
+        self.num_classes = int(declared) if self.classes_declared else max(from_labels, 1)
         mean, std = NORMALISATION.get(self.name, ((0.0,), (1.0,)))
         self.mean = tuple(np.atleast_1d(file.attrs.get("mean", mean)).astype(float).tolist())
         self.std = tuple(np.atleast_1d(file.attrs.get("std", std)).astype(float).tolist())
@@ -232,9 +243,9 @@ class HDF5Source(Source):
             if column is None and name == "brightness":
                 return super().column(name)
             if not isinstance(column, h5py.Dataset) or column.shape != (len(self.labels["train"]),):
-                others = ", ".join(sorted(set(file["train"]) - {"images"}))
+                columns = ", ".join(sorted(set(file["train"]) - {"images"}))
                 raise UserError(
-                    f"{self.path}: has no column train/{name} with one value per sample; train holds {others}"
+                    f"{self.path}: has no column train/{name} with one value per sample; train contains {columns}"
                 )
             return column[:]
 
@@ -247,7 +258,7 @@ class HDF5Source(Source):
             }
 
     def read(self, split, indices):
-        """Rows `indices` (sorted), reading the file piece by piece: memory for them and one piece."""
+        """See `Source.read`; reads the file chunk by chunk, and needs memory for the result and one chunk."""
         with readable(self.path) as file:
             images = file[f"{split}/images"]
             rows = np.empty((len(indices), *self.shape), dtype=images.dtype)
@@ -261,12 +272,15 @@ class HDF5Source(Source):
                 begin = end
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
             bad = indices[~np.isfinite(rows.reshape(len(rows), -1)).all(1)][0]
-            raise UserError(f"{self.path}: {split}/images holds a value that is not finite in sample {bad}")
+            raise UserError(
+                f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: "
+                "expected finite numbers"
+            )
         return rows
 
 
 def _fixed_width(column):
-    """A column as it can be written again: words of any length as bytes of one length."""
+    """A column in a type that can be written again: words of variable length become bytes of one length."""
     return column.astype("S") if column.dtype.kind == "O" else column
 
 
@@ -274,7 +288,7 @@ class DigitsSource(Source):
     """1797 handwritten digits of 8x8 pixels (UCI), embedded in scikit-learn; every fifth is a test sample."""
 
     def __init__(self):
-        from sklearn.datasets import load_digits  # takes a second to import: only where it is used
+        from sklearn.datasets import load_digits  # takes a second to import, so only if needed
 
         digits = load_digits()
         is_test = np.arange(len(digits.target)) % 5 == 4

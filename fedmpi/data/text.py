@@ -1,4 +1,4 @@
-"""Texts as streams of word numbers, of which every rank reads and keeps its own share only."""
+"""Texts as sequences of word numbers, of which every rank reads and stores only its own share."""
 
 import pathlib
 
@@ -10,21 +10,21 @@ from fedmpi.errors import UserError
 
 END_OF_LINE, UNKNOWN = b"<eos>", b"<unk>"
 WORD_ENDS = (ord(" "), ord("\n"))
-WHITE_SPACE = tuple(b" \t\n\r\v\f")  # what parts words: that of bytes.split
-LOOK_AHEAD = 4096  # bytes read at once in search of the end of a word
+WHITE_SPACE = tuple(b" \t\n\r\v\f")  # what separates words, as in bytes.split
+LOOK_AHEAD = 4096  # bytes read at once to find the end of a word
 
 
 def is_text(path):
-    """Whether an HDF5 file holds a text, and not labelled samples."""
+    """Whether an HDF5 file contains a text and not labelled samples."""
     with readable(path) as file:
         return "train/text" in file
 
 
 class Text:
-    """An HDF5 file with train/text and test/text: [n] uint8, UTF-8 bytes, words parted by blanks.
+    """An HDF5 file with train/text and test/text: [n] uint8, UTF-8 bytes, words separated by white space.
 
     Raises:
-        UserError: if the file cannot be read, or lacks one of them.
+        UserError: if the file cannot be read, or does not contain both.
     """
 
     def __init__(self, path):
@@ -33,16 +33,16 @@ class Text:
             for key in ("train/text", "test/text"):
                 data = file.get(key)
                 if not isinstance(data, h5py.Dataset) or data.ndim != 1 or data.dtype != np.uint8 or not len(data):
-                    raise UserError(f"{self.path}: expected {key}: uint8 [n], a text as UTF-8 bytes")
+                    raise UserError(f"{self.path}: contains no text {key}: expected uint8 [n], UTF-8 bytes, n >= 1")
 
     def words(self, split, rank, num_ranks):
-        """The words of a rank's share of the text, as bytes; a line ends with the word <eos>."""
+        """A list of the words in a rank's share of the text, as bytes; a line ends with the word <eos>."""
         return self.share(split, rank, num_ranks).tobytes().replace(b"\n", b" " + END_OF_LINE + b" ").split()
 
     def share(self, split, part, num_parts):
         """One of `num_parts` shares of the text, [n] uint8.
 
-        The shares are cut between words, are about equally long in bytes, and together are the text.
+        The shares are cut between words and have about equal numbers of bytes; together they are the text.
         """
         with readable(self.path) as file:
             text = file[f"{split}/text"]
@@ -50,10 +50,10 @@ class Text:
             return text[begin:end]
 
     def parts(self, split, num_parts):
-        """The contiguous parts that `deal` makes of the text, as bytes: a list of [n] uint8, and their `word_edges`.
+        """(list of [n] uint8, their `word_edges`): the contiguous parts that `deal` makes of the text, as bytes.
 
         Raises:
-            UserError: if the words are too few for so many parts.
+            UserError: if the text has too few words for so many parts.
         """
         with readable(self.path) as file:
             text = file[f"{split}/text"][:]
@@ -63,25 +63,25 @@ class Text:
 
 
 def word_edges(num_words, num_parts, name="a text"):
-    """[num_parts + 1] words at which a text is cut into contiguous parts as even as can be.
+    """[num_parts + 1] word numbers at which a text is cut into contiguous parts as even as possible.
 
     Raises:
-        UserError: if a part would have fewer than two words; `name` says of what.
+        UserError: if a part would have fewer than two words; `name` is that of the text in the message.
     """
     if num_words < 2 * num_parts:
-        raise UserError(f"{name}: {num_words} words are too few for {num_parts} parts")
+        raise UserError(f"{name}: {num_words} words are too few for {num_parts} parts: expected at least 2 per part")
     return [num_words * part // num_parts for part in range(num_parts + 1)]
 
 
 def _word_begins(text):
-    """[n] where in a text, [..] uint8, each word begins; an end of line is a word."""
+    """[num_words] positions at which the words of a text begin; `text` is [n] uint8; an end of line is a word."""
     is_space = np.isin(text, WHITE_SPACE)
     after_space = np.concatenate([[True], is_space[:-1]])
     return np.flatnonzero((~is_space & after_space) | (text == ord("\n")))
 
 
 def _word_begin(text, position):
-    """The first beginning of a word (or of white space behind one) at or after `position`."""
+    """The first position from `position` on that follows a blank or an end of line: no word is cut there."""
     if position == 0:
         return 0
     for start in range(position - 1, len(text), LOOK_AHEAD):
@@ -92,39 +92,40 @@ def _word_begin(text, position):
 
 
 def agree_on_dictionary(link, words):
-    """word -> number for all words of the text, in the order in which they first occur. Collective.
+    """word -> number for all words of the text, in the order in which they first occur. Collective on the link.
 
-    <unk> comes last where the text has none.
+    <unk> comes last if the text does not contain it.
 
     Args:
-        link: over the ranks. words: of this rank's share, the shares in the order of the ranks.
+        link: over the ranks. words: of this rank's share; the shares are in the order of the ranks.
     """
-    mine = np.frombuffer(b" ".join(dict.fromkeys(words)) + b" ", np.uint8)
-    everyones = link.alltoallv(mine, [np.arange(len(mine))] * link.size).tobytes().split()
-    return {word: number for number, word in enumerate(dict.fromkeys([*everyones, UNKNOWN]))}
+    of_this_rank = np.frombuffer(b" ".join(dict.fromkeys(words)) + b" ", np.uint8)
+    of_all_ranks = link.alltoallv(of_this_rank, [np.arange(len(of_this_rank))] * link.size).tobytes().split()
+    return {word: number for number, word in enumerate(dict.fromkeys([*of_all_ranks, UNKNOWN]))}
 
 
 def numbers_of(words, dictionary):
-    """[n] int32 numbers of words; those that the dictionary lacks are <unk>."""
+    """[n] int32 numbers of words; words that are not in the dictionary get the number of <unk>."""
     unknown = dictionary[UNKNOWN]
     return np.fromiter((dictionary.get(word, unknown) for word in words), np.int32, len(words))
 
 
 def deal(link, numbers, num_parts, ranges):
-    """This rank's parts of a stream that is cut into contiguous parts as even as can be. Collective.
+    """This rank's parts of a text that is cut into contiguous parts as even as possible. Collective on the link.
 
     Args:
-        link: over the ranks. numbers: [n] of this rank's share, the shares in the order of the ranks.
-        num_parts: of all ranks. ranges: the parts of each rank, consecutive over the ranks.
+        link: over the ranks. numbers: [n] of the words in this rank's share; the shares are in the order of the ranks.
+        num_parts: of all ranks. ranges: for each rank, the range of its parts; consecutive over the ranks.
 
     Returns:
-        part -> [n] numbers; the parts begin and end at `word_edges`.
+        part -> [n] numbers of its words; the parts begin and end at `word_edges`.
     """
     lengths = link.allgather([len(numbers)])[:, 0].astype(int)
     total, begin = int(lengths.sum()), int(lengths[: link.rank].sum())
-    edges = word_edges(total, num_parts)
-    within = np.clip(np.array(edges) - begin, 0, len(numbers))
-    wanted = [np.arange(within[parts.start], within[parts.stop]) for parts in ranges]
+    edges = np.array(word_edges(total, num_parts))
+    local_edges = np.clip(edges - begin, 0, len(numbers))  # as positions in this rank's share
+    wanted = [np.arange(local_edges[parts.start], local_edges[parts.stop]) for parts in ranges]
     received = link.alltoallv(numbers, wanted)
-    own = ranges[link.rank]
-    return {part: received[edges[part] - edges[own.start] : edges[part + 1] - edges[own.start]] for part in own}
+    parts = ranges[link.rank]
+    offsets = edges - edges[parts.start]  # as positions in what was received
+    return {part: received[offsets[part] : offsets[part + 1]] for part in parts}

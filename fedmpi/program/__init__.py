@@ -1,1 +1,1 @@
-"""How programs begin and end."""
+"""How programs begin and end: of several ranks (`ranks`), of one process (`single`); their options (`parser`)."""

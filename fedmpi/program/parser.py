@@ -1,4 +1,4 @@
-"""The argument parser of the programs that take options of their own."""
+"""The argument parser of the programs with options of their own: data, report, sweep and bench."""
 
 import argparse
 
@@ -6,10 +6,10 @@ from fedmpi.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are `UserError`s: one line, no usage text."""
+    """An argparse parser that raises `UserError` on a wrong command line, and accepts no abbreviated options."""
 
     def __init__(self, **settings):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message):
-        raise UserError(f"{message} (see --help)")
+        raise UserError(f"{message} (see {self.prog} --help)")

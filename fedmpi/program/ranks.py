@@ -1,60 +1,62 @@
-"""How every program of fedmpi ends: in order on all ranks, or at once on all ranks."""
+"""How a program of several ranks begins and ends: in order on all ranks, or at once on all ranks."""
 
-import os
 import sys
 import time
 import traceback
 
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.errors import AgreedUserError, Diverged, UserError
+from fedmpi.program.single import discard_output
 
-# Launchers drop output that they have not passed on when they hear of the abort (seen with MPICH's).
-SECONDS_TO_BE_HEARD = 1.0
+# A launcher drops output that it has not yet passed on when the job aborts (seen with MPICH's).
+OUTPUT_SECONDS = 1.0
 
 
 def run_program(program, arguments):
     """Run `program(arguments, link)` and end the process with the right exit code.
 
-    Errors that all ranks meet alike end them in order: `AgreedUserError` with exit code 2, `Diverged`
-    with 1. Anything else that ends one rank, also `sys.exit` inside a user's model, aborts the
-    whole job with one line that names rank and client: the other ranks may be waiting for this one
-    inside a collective and would wait for ever. ``--traceback`` among the arguments adds where.
+    Errors that are raised on all ranks end them in order: `AgreedUserError` with exit code 2, `Diverged`
+    with 1. Any other error on one rank, also `sys.exit` inside a user's model, aborts the whole job with one
+    line that names rank and client, because the other ranks may wait for this one in a collective and would
+    never end. ``--traceback`` among the arguments also prints the traceback. Collective over all ranks.
     """
     link = MPILink(cuda_aware=cuda_aware_by_environment())
-    show = "--traceback" in arguments
+    wants_traceback = "--traceback" in arguments
     try:
         program(arguments, link)
         link.close()
     except AgreedUserError as error:
-        _end_in_order(link, str(error), error if show else None, code=2)
+        _end_in_order(link, str(error), error if wants_traceback else None, code=2)
     except Diverged as error:
         _end_in_order(link, str(error) if link.rank == 0 else "", None, code=1)
-    except BaseException as error:  # noqa: BLE001  the job must end whatever it was
-        _end_at_once(link, error, show)
+    except BaseException as error:  # noqa: BLE001  any error must end the job
+        _end_at_once(link, error, wants_traceback)
 
 
 def show(text):
-    """Print a text that is all the user asked for; a reader that has seen enough (``| head``) is no error."""
+    """Print a text like that of --help, which is all that the program does; a closed output is no error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed to nowhere
+        discard_output()
 
 
 def _end_in_order(link, text, error, code):
+    """End all ranks together; a rank without a text prints nothing. Collective on the link."""
     if text:
         if error is not None:
             traceback.print_exception(error)
         print(f"fedmpi: error: {text}", file=sys.stderr, flush=True)
-    link.barrier()  # so that no launcher kills the rank that still has to print
+    link.barrier()  # so that no launcher kills a rank before it has printed
     link.close()
     sys.exit(code)
 
 
-def _end_at_once(link, error, show):
+def _end_at_once(link, error, wants_traceback):
+    """Print one line about this rank's error and abort all ranks. Not collective."""
     client = getattr(error, "fedmpi_client", None)
     where = f"rank {link.rank}" + ("" if client is None else f", client {client}")
-    code, hint = 1, " (--traceback shows where)"
+    code, hint = 1, " (--traceback prints the traceback)"
     if isinstance(error, UserError):
         what, code, hint = str(error), 2, ""
     elif isinstance(error, SystemExit):
@@ -62,9 +64,9 @@ def _end_at_once(link, error, show):
         code = error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1
     else:
         what = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
-    if show:
+    if wants_traceback:
         traceback.print_exception(error)
         hint = ""
     print(f"fedmpi: error on {where}: {what}{hint}", file=sys.stderr, flush=True)
-    time.sleep(SECONDS_TO_BE_HEARD)
+    time.sleep(OUTPUT_SECONDS)
     link.abort(code)

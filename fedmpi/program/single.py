@@ -1,23 +1,34 @@
-"""How a program of one process ends (report, sweep): in order, with one line if something is wrong.
+"""How a program of one process (data, report, sweep) begins and ends.
 
-It knows neither MPI nor torch, so such a program starts in a moment.
+It imports neither MPI nor torch, so that such a program starts at once.
 """
 
+import os
 import sys
 
 from fedmpi.errors import UserError
 
 
 def run_single(program, arguments):
-    """Run `program(arguments)`; a `UserError` ends the process with its one line and exit code 2."""
+    """Run `program(arguments)` and end the process with the right exit code.
+
+    A `UserError` ends it with one line and exit code 2, Ctrl-C with one line and 130. A closed standard
+    output (``| head``) ends it silently with 1.
+    """
     try:
         program(arguments)
+        sys.stdout.flush()  # here, so that a closed output is not reported at exit
     except UserError as error:
         print(f"fedmpi: error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("fedmpi: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # `| head` has seen enough
-        sys.stderr.close()
+    except BrokenPipeError:
+        discard_output()
         sys.exit(1)
+
+
+def discard_output():
+    """Make standard output write to nowhere, after its reader has closed it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -158,7 +158,7 @@ class LoadedAttack(LoadedTask):
     def _samples(self, rows):
         """Images in [-½, ½]; all labels are y."""
         labels = np.full(len(rows), self._settings.target_class)
-        return Samples.of(rows, labels, (0.5,), (1.0,), self._context)
+        return Samples.from_arrays(rows, labels, (0.5,), (1.0,), self._context)
 
     @torch.no_grad()
     def _is_right(self, rows):

@@ -58,7 +58,7 @@ def _load_shared(task, context, partition):
 
 def share(source, context, partition):
     """A source that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
-    parts = partition.of(source, context.num_clients, context.seed)
+    parts = partition.split_source(source, context.num_clients, context.seed)
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
     num_test = len(source.labels["test"])
     edges = [num_test * rank // context.num_ranks for rank in (context.rank, context.rank + 1)]
@@ -125,7 +125,7 @@ class LoadedClassification(LoadedTask):
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
         self._tests = [
-            Samples.of(own.read("test", at), own.labels["test"][at], *self._normalisation, context) for own, at in tests
+            Samples.from_arrays(own.read("test", at), own.labels["test"][at], *self._normalisation, context) for own, at in tests
         ]
 
     def _check(self, source):
@@ -149,7 +149,7 @@ class LoadedClassification(LoadedTask):
             raise UserError(f"holdout = {self._context.holdout}: keeps no sample aside, all clients have too few")
 
     def _samples(self, rows, labels):
-        return Samples.of(rows, labels, *self._normalisation, self._context)
+        return Samples.from_arrays(rows, labels, *self._normalisation, self._context)
 
     def num_samples(self, client):
         return self._train[client].num

@@ -8,7 +8,7 @@ from conftest import train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmpi.data.partitions.base import Column, Dirichlet, Even
+from fedmpi.data.partitions import Column, Dirichlet, Even
 from fedmpi.data.source import HDF5Source, open_source, silo_path
 from fedmpi.errors import UserError
 from fedmpi.tasks.base import RankContext
@@ -54,15 +54,15 @@ def with_value(array, value):
         (
             {"train__images": None},
             {},
-            "lacks the data set train/images; it holds test/images, test/labels, train/labels",
+            "lacks the data set train/images; it contains test/images, test/labels, train/labels",
         ),
         ({"test__images": None, "test__labels": None}, {}, "lacks the data set test/images"),
         ({"train__labels": LABELS[:-1]}, {}, r"train/labels is int64\[59\]: expected integers \[60\], one per image"),
         ({"train__labels": LABELS.astype(float)}, {}, r"train/labels is float64\[60\]: expected integers"),
         ({"train__labels": LABELS[:, None]}, {}, r"train/labels is int64\[60, 1\]: expected integers"),
-        ({"train__labels": with_value(LABELS, -1)}, {}, r"train/labels holds -1: expected 0..2"),
-        ({"train__labels": with_value(LABELS, 7)}, {"num_classes": 3}, "train/labels holds 7: expected 0..2"),
-        ({"test__labels": with_value(LABELS[:20], 99)}, {"num_classes": 10}, "test/labels holds 99: expected 0..9"),
+        ({"train__labels": with_value(LABELS, -1)}, {}, r"train/labels contains -1: expected 0..2"),
+        ({"train__labels": with_value(LABELS, 7)}, {"num_classes": 3}, "train/labels contains 7: expected 0..2"),
+        ({"test__labels": with_value(LABELS[:20], 99)}, {"num_classes": 10}, "test/labels contains 99: expected 0..9"),
         ({"train__images": IMAGES.astype(np.int32)}, {}, r"train/images is int32\[60, 8, 8\]: expected uint8 or float"),
         ({"train__images": np.zeros(60, np.uint8)}, {}, r"train/images is uint8\[60\]: expected uint8 or float"),
         ({"train__images": np.zeros((60, 0), np.uint8)}, {}, r"train/images is uint8\[60, 0\]: expected"),
@@ -90,7 +90,7 @@ def test_a_file_that_is_not_as_it_should_be(tmp_path, changes, attributes, messa
 def test_a_value_that_is_not_finite(tmp_path, value):
     images = with_value(IMAGES, value)
     path = write(tmp_path / "data.h5", train__images=images, test__images=IMAGES[:20].astype(np.float32))
-    with pytest.raises(UserError, match="train/images holds a value that is not finite in sample 59"):
+    with pytest.raises(UserError, match="train/images contains a value that is not finite in sample 59"):
         load(path)
 
 
@@ -98,8 +98,8 @@ def test_a_value_that_is_not_finite(tmp_path, value):
     ("partition", "num_clients", "message"),
     [
         (Even(), 61, "clients = 61: expected at most one per training sample, 60"),
-        (Dirichlet(min_samples=31), 2, "client 0 of 2 with 30 samples: expected at least 31"),
-        (Column(by="writer"), 2, "has no column train/writer with one value per sample; train holds labels"),
+        (Dirichlet(min_samples=31), 2, "client 0 of 2 only 30 samples: expected at least 31"),
+        (Column(by="writer"), 2, "has no column train/writer with one value per sample; train contains labels"),
     ],
     ids=str,
 )
@@ -136,7 +136,7 @@ def test_silo_files(tmp_path):
         load(pattern)
     with pytest.raises(UserError, match="partition dirichlet: silo files .* are split already"):
         load(pattern, partition=Dirichlet())
-    with pytest.raises(UserError, match="expected {client} as the only words in braces"):
+    with pytest.raises(UserError, match="expected a pattern with {client} and nothing else in braces"):
         silo_path("silo_{client}_{rank}.h5", 0)
     assert silo_path(str(tmp_path / "silo_{client:01d}.h5"), 0) == str(tmp_path / "silo_0.h5")
 
@@ -147,7 +147,7 @@ def test_no_file_and_no_hdf5(tmp_path):
     for name, message in (
         ("text", "cannot be read as HDF5"),
         ("folder", "no file"),
-        ("none", "no file .*or use digits"),
+        ("none", "no file .*digits needs no file"),
     ):
         with pytest.raises(UserError, match=message) as error:
             open_source(name, tmp_path)

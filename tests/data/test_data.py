@@ -4,10 +4,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import train
+from conftest import start, train
 
 from fedmpi.comm.link import SoloLink
-from fedmpi.data.partitions.base import IID, Even
+from fedmpi.data.partitions import IID, Even
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.data.samples import Augmentation, Samples
 from fedmpi.data.source import HDF5Source, open_source
@@ -72,13 +72,13 @@ def test_brightness_is_a_column_of_all_images(tmp_path):
 def test_inputs_are_normalised_and_channels_first():
     colours = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 1.0)
-    inputs, labels = Samples.of(colours, np.array([1, 0]), mean, std, place(dtype=torch.float64)).at(
+    inputs, labels = Samples.from_arrays(colours, np.array([1, 0]), mean, std, place(dtype=torch.float64)).at(
         torch.tensor([1, 0])
     )
     expected = (colours[[1, 0]] / 255 - np.array(mean)) / np.array(std)
     np.testing.assert_allclose(inputs.numpy(), expected.transpose(0, 3, 1, 2))
     assert labels.tolist() == [0, 1]
-    features = Samples.of(np.array([[3.0, 4.0]]), np.array([0]), (1.0,), (2.0,), place(dtype=torch.float64))
+    features = Samples.from_arrays(np.array([[3.0, 4.0]]), np.array([0]), (1.0,), (2.0,), place(dtype=torch.float64))
     assert features.at(torch.tensor([0]))[0].tolist() == [[1.0, 1.5]]
 
 
@@ -156,6 +156,20 @@ def test_the_split_is_saved_with_the_run(tmp_path):
     with h5py.File(tmp_path / "it" / "partition.h5") as file:
         parts = [file["client_0"][:], file["client_1"][:]]
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1438))
+
+
+def test_training_loads_no_reader_of_other_formats(tmp_path):
+    program = f"""
+import sys
+from fedmpi.train import main
+main(["--out", {str(tmp_path)!r}, "--rounds", "1", "--clients", "1", "--name", "it"])
+ours = [name for name in sys.modules if name.startswith("fedmpi.data.")]
+others = ("formats", "prepare", "download", "official", "writer", "commands")
+print("loaded", [name for name in ours if name.split(".")[2] in others])
+"""
+    ended = start(1, "-c", program)
+    assert ended.returncode == 0 and "loaded []" in ended.stdout, ended.stderr
+    assert (tmp_path / "it" / "partition.h5").exists()
 
 
 def test_silo_files_train(tmp_path):

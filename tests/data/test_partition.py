@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedmpi.data
-from fedmpi.data.partitions.base import (
+import fedmpi.data.partitions
+from fedmpi.data.partitions import (
     IID,
     Classes,
     Column,
@@ -25,9 +25,15 @@ from fedmpi.errors import UserError
 from fedmpi.registry import known
 
 TEN_CLASSES = np.repeat(np.arange(10), 60)  # sorted by class, like no official file but like many own ones
-EVERY = known(fedmpi.data, Partition)
+EVERY = known(fedmpi.data.partitions, Partition)
 SAME_SIZE = (Even(), IID(), Stride(), Similarity(), Similarity(percent=0), Dirichlet(), Column(by="labels", cut=True))
 DISJOINT = (*SAME_SIZE, Uneven(), Dirichlet(concentration=0.01), Dirichlet(concentration=1e6))
+
+
+def test_all_are_found_by_name_and_exported():
+    assert len(EVERY) == 10
+    for cls in EVERY.values():
+        assert getattr(fedmpi.data.partitions, cls.__name__) is cls
 
 
 def shuffled(seed=0):
@@ -111,7 +117,7 @@ def test_halves_of_the_papers(name, first, deal):
     labels = shuffled()
     parts = Halves(first_classes=name, deal=deal)(labels, 4, 0)
     data_set = types.SimpleNamespace(name=name, column=lambda column: labels)
-    for mine, by_name in zip(parts, Halves(deal=deal).of(data_set, 4, 0)):
+    for mine, by_name in zip(parts, Halves(deal=deal).split_source(data_set, 4, 0)):
         np.testing.assert_array_equal(mine, by_name)  # the data set's name alone says as much
     assert classes_of(parts, labels) == [first, first, set(range(10)) - first, set(range(10)) - first]
     assert [len(part) for part in parts] == [150] * 4
@@ -135,7 +141,7 @@ def test_one_class_per_client_is_client_modulo_classes():
 def test_k_classes_per_client(num_clients, k, seed):
     labels = shuffled()
     if num_clients * k < 10:
-        with pytest.raises(UserError, match="belong to nobody"):
+        with pytest.raises(UserError, match="belong to no client"):
             Classes(per_client=k)(labels, num_clients, seed)
         return
     parts = Classes(per_client=k)(labels, num_clients, seed)
@@ -199,7 +205,7 @@ def test_column_keeps_groups_whole_and_balances_them():
         (Halves(), 3, "expected an even number"),
         (Halves(first_classes="0,x"), 4, "expected integers like 0,1,2 or one of"),
         (Halves(first_classes="0,77"), 4, "expected some but not all of the labels 0..9"),
-        (Even(min_samples=200), 4, "client 0 of 4 with 150 samples: expected at least 200"),
+        (Even(min_samples=200), 4, "client 0 of 4 only 150 samples: expected at least 200"),
         (Even(), 601, "clients = 601: expected at most one per training sample, 600"),
     ],
     ids=str,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from fedmpi.data.partitions.base import IID, Even, Shared
+from fedmpi.data.partitions import IID, Even, Shared
 from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import HDF5Source
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of

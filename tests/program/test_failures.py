@@ -59,7 +59,7 @@ def test_rank_and_client_differ_where_a_rank_has_several(tmp_path):
     ("settings", "message"),
     [
         (["--algorithm", "fafedd"], "unknown algorithm 'fafedd'; did you mean 'fafed'?; known: "),
-        (["--task.data", "nonsense"], "task.data = nonsense: unknown; expected digits"),
+        (["--task.data", "nonsense"], "task.data = nonsense: unknown data set: expected digits"),
         (["--task.data", "nonsense", "--data-dir", "."], "no file nonsense.h5"),
         (["--task.data", "missing.h5"], "no file missing.h5"),
         (["--algorithm.stepsize", "1"], "unknown setting algorithm.stepsize: algorithm fafed has "),

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.holdout import hold_out
-from fedmpi.data.partitions.base import Even
+from fedmpi.data.partitions import Even
 from fedmpi.errors import UserError
 from fedmpi.sweep.choice import best_of_each_algorithm, ended_runs, rank
 from fedmpi.sweep.plan import make_plan

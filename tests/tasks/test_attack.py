@@ -12,7 +12,7 @@ import yaml
 from conftest import train
 
 from fedmpi.config.build import read_command_line
-from fedmpi.data.partitions.base import Even
+from fedmpi.data.partitions import Even
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
 from fedmpi.models.mlp import MLP

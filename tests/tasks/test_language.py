@@ -259,7 +259,7 @@ def test_it_trains_and_ranks_agree(tmp_path):
     [
         ("a b c", "a b " * 40, "3 words are too few for 2 parts"),
         ("a b " * 40, "a b c", "3 words are too few for 20 parts"),
-        ("", "a b", r"expected train/text: uint8 \[n\], a text"),
+        ("", "a b", r"contains no text train/text: expected uint8 \[n\]"),
     ],
 )
 def test_a_text_that_is_too_short(tmp_path, train_text, test_text, message):

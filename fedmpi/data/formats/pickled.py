@@ -1,7 +1,7 @@
-"""The one foreign format that is pickled: CIFAR-10's official Python version.
+"""The only pickled files that fedmpi reads: the batches of CIFAR-10's official Python version.
 
-fedmpi pickles nothing itself. A pickle can name any function and have it called, so these are read
-with an unpickler that knows four names, those that rebuild an array of numbers, and refuses the rest.
+fedmpi itself pickles nothing. A pickle can name any function and have it called, so these files are read
+with an unpickler that allows only the names that rebuild an array of numbers and refuses all others.
 """
 
 import codecs
@@ -12,8 +12,8 @@ import numpy as np
 
 from fedmpi.errors import UserError
 
-# Given, not imported, so that no module's code runs on the word of a file.
-_KNOWN = {
+# The functions themselves, so that no module is imported because a file names it.
+_ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
@@ -22,30 +22,30 @@ _KNOWN = {
 }
 
 
-class _OnlyArrays(pickle.Unpickler):
+class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module, name):
-        if (module, name) not in _KNOWN:
-            raise UserError(f"asks for {module}.{name}, which a batch of CIFAR-10 does not need: it is not read")
-        return _KNOWN[module, name]
+        if (module, name) not in _ALLOWED:
+            raise UserError(f"refers to {module}.{name}, which a batch of CIFAR-10 does not need: refused as unsafe")
+        return _ALLOWED[module, name]
 
 
-def cifar10_records(content, path):
-    """A batch of the Python version in the form of the binary version.
+def unpickle_batch(content, path):
+    """A batch of the Python version in the layout of the binary version.
 
     Args:
-        content: bytes of data_batch_1 ... data_batch_5 or test_batch. path: of it, for messages.
+        content: bytes of data_batch_1 ... data_batch_5 or test_batch. path: of the file, for messages.
 
     Returns:
         bytes: records of a label and 3072 pixel values.
 
     Raises:
-        UserError: if it is not such a batch, or names anything but arrays.
+        UserError: if it is not such a batch, or refers to anything but arrays.
     """
     try:
-        batch = _OnlyArrays(io.BytesIO(content), encoding="bytes").load()
+        batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
         pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
         if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
-            raise UserError(f"holds data {pixels.dtype}{list(pixels.shape)}: expected uint8 [{len(labels)}, 3072]")
+            raise UserError(f"data is {pixels.dtype}{list(pixels.shape)}: expected uint8 [{len(labels)}, 3072]")
         return np.column_stack([labels.astype(np.uint8), pixels]).tobytes()
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

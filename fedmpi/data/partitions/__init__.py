@@ -1,1 +1,28 @@
-"""How one data set is split over clients: pure functions of one column, number of clients and seed."""
+"""Partitions split one data set over clients; each is found by its name (`fedmpi.registry`).
+
+Every partition is a pure function of one column of the training set, the number of clients and the seed.
+"""
+
+from fedmpi.data.partitions.base import Partition, write_partition
+from fedmpi.data.partitions.classes import Classes
+from fedmpi.data.partitions.column import Column
+from fedmpi.data.partitions.dirichlet import Dirichlet
+from fedmpi.data.partitions.even import IID, Even, Shared, Stride
+from fedmpi.data.partitions.halves import Halves
+from fedmpi.data.partitions.similarity import Similarity
+from fedmpi.data.partitions.uneven import Uneven
+
+__all__ = [
+    "IID",
+    "Classes",
+    "Column",
+    "Dirichlet",
+    "Even",
+    "Halves",
+    "Partition",
+    "Shared",
+    "Similarity",
+    "Stride",
+    "Uneven",
+    "write_partition",
+]

@@ -1,0 +1,138 @@
+"""``python -m fedmpi.data partition``: show which client gets which part of a data set, and write the parts."""
+
+import pathlib
+
+import numpy as np
+
+from fedmpi.data.commands.plot import draw_class_counts, draw_sizes
+from fedmpi.data.imbalanced import ImbalancedBinary
+from fedmpi.data.source import SPLITS, find_file, names_silos, open_source, silo_name
+from fedmpi.data.text import Text, is_text
+from fedmpi.data.writer import write_file
+from fedmpi.errors import UserError
+
+DEFAULT_CLIENTS = 10
+MAX_CLASSES = 20  # columns of the table; with more classes, it has only the total of each client
+MAX_CLIENTS = 50  # lines of the table
+EPILOG = f"""further options are settings of training: --clients N (default: {DEFAULT_CLIENTS}), --partition NAME
+and its settings, --seed, --data-dir, --config; python -m fedmpi.train --list partitions lists the
+partitions, python -m fedmpi.train --partition NAME --help their settings"""
+
+
+def add_parser(commands):
+    parser = commands.add_parser("partition", help="show and write a split of a data set over clients", epilog=EPILOG)
+    parser.set_defaults(run=run)
+    parser.add_argument("data", help="data set, as in training; a text is cut into contiguous parts")
+    parser.add_argument("--plot", metavar="FILE", help="draw samples per client and class; of a text, words per client")
+    parser.add_argument("--write", metavar="PATTERN", help="write one file per client, like 'silo_{client}.h5'")
+
+
+def run(options):
+    """Print a table with one line per client; draw and write the parts if requested."""
+    from fedmpi.config.build import read_command_line  # imports torch: the other commands start faster without it
+
+    config = read_command_line(["--data", options.data, *options.settings])
+    if isinstance(config, str):
+        print(config)
+        return
+    if names_silos(options.data):
+        raise UserError(f"{options.data}: is one file per client already: expected one file to split")
+    num_clients = config.run.clients or DEFAULT_CLIENTS
+    paths = _silo_paths(options.write, num_clients) if options.write else None
+    task = config.resolved["task"]["name"]
+    path = None if options.data == "digits" else find_file(options.data, config.run.data_dir)
+    if path is not None and task != "auc" and is_text(path):
+        _partition_text(Text(path), num_clients, paths, options)
+    elif config.partition is None:
+        raise UserError(f"--task {task}: has no partition of samples, and {options.data} is not a text")
+    else:
+        _partition_samples(config, num_clients, paths, options)
+
+
+def _silo_paths(pattern, num_clients):
+    """The paths of the files to write, one per client.
+
+    Raises:
+        UserError: if the pattern does not contain {client}, or gives two clients the same file.
+    """
+    if not names_silos(pattern):
+        raise UserError(f"--write {pattern}: expected {{client}} in the name, like silo_{{client}}.h5")
+    names = [silo_name(pattern, client, f"--write {pattern}") for client in range(num_clients)]
+    if len(set(names)) < num_clients:
+        raise UserError(f"--write {pattern}: gives several clients one file: expected {{client}} or {{client:03d}}")
+    return [pathlib.Path(name) for name in names]
+
+
+def _partition_samples(config, num_clients, paths, options):
+    """Split what the task trains on: a version of the data set, if the task has its own."""
+    whole = open_source(options.data, config.run.data_dir)
+    source = config.task.version(whole, config.run.seed) if hasattr(config.task, "version") else whole
+    parts = config.partition.split_source(source, num_clients, config.run.seed)
+    labels = source.labels["train"]
+    counts = np.array([np.bincount(labels[part], minlength=source.num_classes) for part in parts])
+    _print_class_counts(counts, len(labels))
+    if options.plot:
+        title = f"{source.name}, {_describe(config.resolved['partition'])}, {num_clients} clients"
+        draw_class_counts(options.plot, counts, title)
+        print(f"drawn: {options.plot}")
+    if options.write:
+        _write_silos(whole, [source.file_rows(part) for part in parts], paths)
+        print(f"written: {num_clients} files {options.write}")
+        if isinstance(source, ImbalancedBinary):
+            print("their classes are those of the data set: train with --task auc --task.removed_share 0")
+
+
+def _describe(partition):
+    """A partition's name and settings: 'dirichlet (concentration 0.3)'."""
+    settings = {key: value for key, value in partition.items() if key not in ("name", "min_samples") and value != ""}
+    text = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items())
+    return partition["name"] + (f" ({text})" if text else "")
+
+
+def _print_class_counts(counts, num_samples):
+    """Print the number of samples per client and class, `counts` [num_clients, num_classes]."""
+    sizes = counts.sum(1)
+    columns = counts if counts.shape[1] <= MAX_CLASSES else counts[:, :0]
+    width = max(6, len(str(counts.max())) + 1)
+    print(f"{'client':<8}{'samples':>9}" + "".join(f"{label:>{width}}" for label in range(columns.shape[1])))
+    for client in range(min(len(counts), MAX_CLIENTS)):
+        print(f"{client:<8}{sizes[client]:>9}" + "".join(f"{count or '.':>{width}}" for count in columns[client]))
+    _print_rest(len(counts))
+    print(f"samples per client: {sizes.min()} to {sizes.max()}, {sizes.sum()} of {num_samples} in total")
+
+
+def _print_rest(num_clients):
+    if num_clients > MAX_CLIENTS:
+        print(f"... and {num_clients - MAX_CLIENTS} more")
+
+
+def _write_silos(source, parts, paths):
+    """Write one file per client, with the columns and attributes of the source; the test set is dealt in turn."""
+    num_test, columns = len(source.labels["test"]), source.columns()
+    for client, (part, path) in enumerate(zip(parts, paths)):
+        rows = {"train": part, "test": np.arange(client, num_test, len(parts))}
+        splits = {f"{split}/images": source.read(split, rows[split]) for split in SPLITS}
+        splits |= {f"{split}/labels": source.labels[split][rows[split]] for split in SPLITS}
+        splits |= {f"train/{name}": values[part] for name, values in columns.items()}
+        facts = {"dataset": source.name, "num_classes": source.num_classes, "mean": source.mean, "std": source.std}
+        write_file(path, splits, source.attributes | facts)
+
+
+def _partition_text(text, num_clients, paths, options):
+    """Cut a text into the contiguous parts that training uses."""
+    parts, edges = text.parts("train", num_clients)
+    sizes = np.diff(edges)
+    print("client      words  bytes of training text")
+    for client, (size, part) in enumerate(zip(sizes[:MAX_CLIENTS], parts)):
+        print(f"{client:<8}{size:>9}{len(part):>11}")
+    _print_rest(num_clients)
+    print(f"words per client: {sizes.min()} to {sizes.max()}, {sizes.sum()} in total")
+    if options.plot:
+        draw_sizes(options.plot, sizes, "words", f"{text.path.stem}, contiguous parts, {num_clients} clients")
+        print(f"drawn: {options.plot}")
+    if options.write:
+        parts = {split: text.parts(split, num_clients)[0] for split in SPLITS}
+        for client, path in enumerate(paths):
+            splits = {f"{split}/text": parts[split][client] for split in SPLITS}
+            write_file(path, splits, {"dataset": text.path.stem})
+        print(f"written: {num_clients} files {options.write}")

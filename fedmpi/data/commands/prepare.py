@@ -1,0 +1,43 @@
+"""``python -m fedmpi.data prepare``: make the HDF5 file of a data set."""
+
+import pathlib
+
+from fedmpi.data.commands import add_data_dir
+from fedmpi.data.commands.show import show_file
+from fedmpi.data.formats.common import ReaderOptions
+from fedmpi.data.official import OFFICIAL
+from fedmpi.data.prepare import prepare
+
+
+def add_parser(commands):
+    parser = commands.add_parser("prepare", help="make the HDF5 file of a data set")
+    parser.set_defaults(run=run)
+    parser.add_argument("name", help=f"{', '.join(OFFICIAL)}, or a name for your own data")
+    add_data_dir(parser)
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        metavar="PATH",
+        help="official files, or your own: x.npz, x.csv, folder of images or texts",
+    )
+    parser.add_argument("--mirror", metavar="URL", help="download the official files from this folder instead")
+    parser.add_argument("--force", action="store_true", help="replace the HDF5 file if it exists")
+    share, seed = ReaderOptions.test_share, ReaderOptions.seed
+    text = f"share of the samples for the test set, if your data have none; default: {share}"
+    parser.add_argument("--test-share", type=float, metavar="SHARE", default=share, help=text)
+    text = f"of the random choice of that share; default: {seed}"
+    parser.add_argument("--seed", type=int, metavar="N", default=seed, help=text)
+    parser.add_argument("--label", metavar="COLUMN", help="CSV: column of the label; default: the last")
+    parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
+
+
+def run(options):
+    path = prepare(
+        options.name,
+        pathlib.Path(options.data_dir),
+        ReaderOptions(options.test_share, options.seed, options.label, options.size),
+        origin=pathlib.Path(options.origin) if options.origin else None,
+        mirror=options.mirror,
+        force=options.force,
+    )
+    show_file(path)

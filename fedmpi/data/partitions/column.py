@@ -1,0 +1,41 @@
+"""Parts by a column of the data file, like the hospital that a sample comes from."""
+
+import dataclasses
+
+import numpy as np
+
+from fedmpi.data.partitions.base import Partition
+from fedmpi.errors import UserError
+from fedmpi.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Column(Partition):
+    """By a column of the file: whole groups of equal values (writers, hospitals), or sorted and cut.
+
+    Groups are assigned, the largest first, to the client that has the fewest samples so far. With `cut`,
+    samples are sorted by the column (stable) and cut into even blocks: by = brightness, the mean of a
+    sample's pixels, makes heterogeneous clients of images that are all of one class.
+    """
+
+    by: str = setting("group", "column of the file, train/<by>: [n] numbers or words; or labels, or brightness")
+    cut: bool = setting(False, "sort by the column and cut into even blocks, which may split a group")
+
+    @property
+    def column(self):
+        """The data set train/<column> of the file that decides the split."""
+        return self.by
+
+    def split(self, labels, num_clients, rng):
+        if self.cut:
+            return np.array_split(np.argsort(labels, kind="stable"), num_clients)
+        groups, group_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        if len(groups) < num_clients:
+            raise UserError(
+                f"clients = {num_clients}: expected at most the number of groups in train/{self.by}, {len(groups)}"
+            )
+        client_of, num_samples = np.zeros(len(groups), dtype=int), np.zeros(num_clients, dtype=int)
+        for group in np.argsort(-sizes, kind="stable"):
+            client_of[group] = num_samples.argmin()
+            num_samples[client_of[group]] += sizes[group]
+        return [np.flatnonzero(client_of[group_of] == client) for client in range(num_clients)]

@@ -1,0 +1,112 @@
+"""Write the HDF5 files that training reads."""
+
+import contextlib
+
+import h5py
+import numpy as np
+
+from fedmpi.data.source import NORMALISATION, SPLITS, HDF5Source
+from fedmpi.errors import UserError
+
+ROWS_PER_CHUNK, BYTES_PER_CHUNK = 1000, 16 << 20  # of samples, whichever is less
+TEXT_CHUNK = 1 << 20  # bytes of a text
+
+
+def write_file(path, splits, attributes):
+    """Write data sets and attributes to an HDF5 file, which appears only when it is complete.
+
+    num_classes, mean and std are added to the attributes if they are missing and can be computed.
+
+    Args:
+        path: `pathlib.Path` of the new file; its folder is made.
+        splits: name ("train/images") -> rows, see `fedmpi.data.formats`.
+        attributes: name -> value, of the file.
+
+    Raises:
+        UserError: if training could not use the data, or the file cannot be written.
+    """
+    splits, attributes = _check_labelled(path, splits), dict(attributes)
+    if "train/labels" in splits and "num_classes" not in attributes:
+        attributes["num_classes"] = 1 + max(int(splits[f"{split}/labels"].max()) for split in SPLITS)
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(unfinished, "w") as file:
+            for name, rows in splits.items():
+                _write_rows(file, name, rows)
+            if "train/images" in splits and attributes.get("dataset") not in NORMALISATION:
+                file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
+            for name, value in attributes.items():
+                file.attrs[name] = value
+        if "train/images" in splits:
+            HDF5Source(unfinished)  # reports now what training would report later
+        unfinished.replace(path)
+    except UserError as error:
+        raise UserError(str(error).replace(str(unfinished), str(path))) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+def _check_labelled(path, splits):
+    """The splits with labels in the smallest integer type; a text, which has no labels, is returned as it is.
+
+    Raises:
+        UserError: if labels are not integers from 0, or images are not numbers.
+    """
+    splits = dict(splits)
+    for split in SPLITS:
+        images, labels = splits.get(f"{split}/images"), splits.get(f"{split}/labels")
+        if labels is None:
+            continue
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min(initial=0) < 0 or not len(labels):
+            smallest = f", the smallest {labels.min()}" if labels.size and labels.dtype.kind in "iu" else ""
+            raise UserError(
+                f"{path.stem}: {split} labels are {labels.dtype}{list(labels.shape)}{smallest}: "
+                "expected integers [n] from 0, at least one"
+            )
+        is_number = images.dtype in (np.uint8, np.float16, np.float32, np.float64)
+        if not is_number or len(images.shape) < 2 or 0 in images.shape[1:]:
+            raise UserError(
+                f"{path.stem}: {split} images are {images.dtype}{list(images.shape)}: "
+                "expected numbers [n, ...], n samples of at least one value"
+            )
+        splits[f"{split}/labels"] = labels.astype(np.min_scalar_type(int(labels.max())))
+    return splits
+
+
+def _write_rows(file, name, rows):
+    """Write one data set chunk by chunk, so that rows which are read only when sliced need no more memory."""
+    if rows.dtype.kind == "S":
+        file.create_dataset(name, data=rows)
+        return
+    row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
+    most_rows = ROWS_PER_CHUNK if len(rows.shape) > 1 else TEXT_CHUNK
+    chunk = (max(1, min(len(rows), most_rows, BYTES_PER_CHUNK // row_bytes)), *rows.shape[1:])
+    data = file.create_dataset(name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, compression="gzip")
+    for start in range(0, len(rows), chunk[0]):
+        piece = rows[start : start + chunk[0]]
+        if piece.dtype.kind == "f" and not np.isfinite(piece).all():
+            sample = start + int(np.flatnonzero(~np.isfinite(piece.reshape(len(piece), -1)).all(1))[0])
+            raise UserError(f"{name}: contains a value that is not finite in sample {sample}: expected finite numbers")
+        data[start : start + chunk[0]] = piece
+
+
+def _mean_and_std(images):
+    """Mean and standard deviation [channels] of an HDF5 data set, for bytes of value/255, in one pass.
+
+    Grey images have one channel, samples that are vectors one per feature. A constant channel gets
+    the standard deviation 1.
+    """
+    is_grey = images.ndim == 3
+    axes = (0, 1, 2) if is_grey else tuple(range(images.ndim - 1))
+    total, squares, num_values = 0.0, 0.0, 0
+    for start in range(0, len(images), images.chunks[0]):
+        piece = images[start : start + images.chunks[0]].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
+        total, squares = total + piece.sum(axes), squares + (piece**2).sum(axes)
+        num_values += piece.size if is_grey else piece.size // piece.shape[-1]
+    mean = total / num_values
+    std = np.sqrt(np.maximum(squares / num_values - mean**2, 0))
+    return np.atleast_1d(mean), np.atleast_1d(np.where(std > 0, std, 1.0))

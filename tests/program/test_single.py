@@ -1,0 +1,73 @@
+"""Programs of one process: their command line, their exit codes, their one line of error."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from fedmpi.bench.__main__ import read_arguments
+from fedmpi.data.__main__ import main as data
+from fedmpi.errors import UserError
+from fedmpi.program.parser import Parser
+from fedmpi.program.single import run_single
+from fedmpi.report.__main__ import main as report
+from fedmpi.sweep.__main__ import main as sweep
+
+
+def parser():
+    parser = Parser(prog="python -m it")
+    parser.add_argument("--number", type=int)
+    parser.add_subparsers().add_parser("inner").add_argument("name")
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--number", "x"], "argument --number: invalid int value: 'x' (see python -m it --help)"),
+        (["--num=3"], "unrecognized arguments: --num=3 (see python -m it --help)"),
+        (["inner"], "the following arguments are required: name (see python -m it inner --help)"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_that_names_the_program(words, message):
+    with pytest.raises(UserError) as error:
+        parser().parse_args(words)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("program", [data, report, sweep, read_arguments])
+def test_all_programs_have_the_one_parser(capsys, program):
+    words = ["--no-such-option"] if program is not sweep else ["--ranks", "x"]
+    try:
+        program(words)
+    except SystemExit as ended:
+        assert ended.code == 2
+        text = capsys.readouterr().err
+    except UserError as error:
+        text = str(error)
+    assert text.strip().endswith("--help)") and "(see python -m fedmpi." in text and text.strip().count("\n") == 0
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [(UserError("too few"), 2, "fedmpi: error: too few\n"), (KeyboardInterrupt(), 130, "fedmpi: interrupted\n")],
+)
+def test_exit_codes(capsys, error, code, text):
+    with pytest.raises(SystemExit) as ended:
+        run_single(lambda arguments: fail(error), [])
+    assert ended.value.code == code and capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_closed_output_ends_the_program_silently(lines):
+    program = f"from fedmpi.program.single import run_single; run_single(lambda _: print('line\\n' * {lines}), [])"
+    command = f'{sys.executable} -c "{program}" | true'
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # a short output is then written at the very end
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60, env=buffered)
+    assert not ended.stderr
