@@ -174,7 +174,7 @@ class _Training:
         run, federation = self.config.run, self.federation
         every = run.eval_every or max(1, self.num_rounds // 20)
         chosen = int(generator(run.seed, "output").integers(1, self.num_rounds + 1))
-        kept = OutputRule(run.output, chosen, self.task.goal)
+        kept = OutputRule(run.result, chosen, self.task.goal)
         evaluation_seconds, began = 0.0, time.perf_counter()
         metrics = {}
         if recorder:
