@@ -15,6 +15,11 @@ def command_name(cls: type) -> str:
     return str(vars(cls).get("name") or cls.__name__.lower())
 
 
+def plain(name):
+    """A name as names are compared: "fed_avg", "Fed-Avg" and "FedAvg" are all "fedavg"."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
 def known(package: types.ModuleType, base: type) -> dict[str, Any]:
     """Name -> class of every subclass of `base` defined in the modules of `package`.
 
@@ -39,7 +44,7 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
 
     Args:
         kind: what it is, for the message ("algorithm").
-        name: a name as `known` lists it ("fafed"; case and "-" for "_" do not matter), or the
+        name: a name as `known` lists it ("fafed"; case, "-" and "_" do not matter), or the
             dotted path of a subclass of `base` that can be imported ("mypackage.MyAlgorithm").
         package, base: see `known`.
 
@@ -47,16 +52,19 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
         UserError: one line with the known names and the nearest.
     """
     classes = known(package, base)
-    plain = name.lower().replace("-", "_")
-    if plain in classes:
-        return classes[plain]
     if "." in name:
         return _import(kind, name, base)
-    known_as = next((own for own, cls in classes.items() if plain in vars(cls).get("also_called", ())), None)
-    hint = nearest(plain, classes) if known_as is None else f": here it is called '{known_as}'"
+    also_called = {other: own for own, cls in classes.items() for other in vars(cls).get("also_called", ())}
+    # fed_ams is another paper's name for local_amsgrad, while FedAMS is a class here: an exact other name is refused.
+    is_refused = name.lower().replace("-", "_") in also_called
+    meant = next((cls for own, cls in classes.items() if plain(own) == plain(name)), None)
+    if meant is not None and not is_refused:
+        return meant
+    own = next((own for other, own in also_called.items() if plain(other) == plain(name)), None)
+    hint = nearest(name, classes) if own is None else f": here it is called '{own}'"
     raise UserError(
         f"unknown {kind} '{name}'{hint}; known: {', '.join(classes)}, "
-        f"or the dotted path of your own, like mypackage.MyClass"
+        f"or the dotted path of your own class, like mypackage.MyClass"
     )
 
 
@@ -64,7 +72,7 @@ def _import(kind: str, path: str, base: type) -> Any:
     module_name, _, class_name = path.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # noqa: BLE001  whatever it is, it is the user's module that has it
+    except Exception as error:  # noqa: BLE001  importing a user's module can raise anything
         raise UserError(f"{kind} '{path}': cannot be imported: {type(error).__name__}: {error}") from error
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}")

@@ -1,7 +1,7 @@
-"""Settings: dataclass fields that carry their help text and their range.
+"""Settings: dataclass fields that carry their help text, their range and their role.
 
-One declaration serves the command line, the configuration file, the printed help and the check
-before work starts.
+One declaration serves the command line, settings files, the printed help, the check before work
+starts, and the programs that compare runs.
 """
 
 import dataclasses
@@ -15,24 +15,40 @@ from fedmpi.errors import UserError
 
 T = TypeVar("T")
 
+# What a setting is about.
+ROLES = {
+    "problem": "what is learned; methods are compared within one problem",
+    "learning": "how it is learned: another value gives another result",
+    "seed": "repeats an experiment with other random numbers",
+    "speed": "how fast a run is and how often it is evaluated: the same result, but for rounding",
+    "place": "where a run is made and where its files are",
+}
+_BOUNDS: dict[str, tuple[Callable[[Any, float], bool], str]] = {
+    "above": (lambda value, bound: value > bound, ">"),
+    "least": (lambda value, bound: value >= bound, ">="),
+    "below": (lambda value, bound: value < bound, "<"),
+    "most": (lambda value, bound: value <= bound, "<="),
+}
+
 
 def setting(
     default: T,
     help: str,
     *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
     among: Collection[object] | None = None,
+    role: str = "learning",
+    renamed_from: tuple[str, ...] = (),
+    **bounds: float,
 ) -> T:
-    """A dataclass field with its help text and the range of its numbers.
+    """A dataclass field with its help text, its range and its role.
 
     Args:
-        default: the value if nobody says otherwise.
+        default: the value if the user gives none.
         help: what it means, with its symbol in the paper; shown by ``--help``.
-        above, least, below, most: open and closed bounds of a number.
-        among: the allowed words.
+        among: the allowed values.
+        role: one of `ROLES`.
+        renamed_from: former names, which are still read.
+        bounds: above, least (>=), below, most (<=): the allowed range of a number.
 
     >>> import dataclasses, fedmpi
     >>> @dataclasses.dataclass(frozen=True)
@@ -44,17 +60,21 @@ def setting(
     Traceback (most recent call last):
     fedmpi.errors.UserError: algorithm.momentum = 1.0: expected a number >= 0 and < 1 (β, weight of the old direction)
     """
-    bounds = {"above": above, "least": least, "below": below, "most": most}
-    metadata = {"help": help, "among": among, **{k: v for k, v in bounds.items() if v is not None}}
+    if role not in ROLES or not bounds.keys() <= _BOUNDS.keys():
+        raise TypeError(f"setting: role {role}, bounds {list(bounds)}: expected {list(ROLES)} and {list(_BOUNDS)}")
+    metadata = {"help": help, "among": among, "role": role, "renamed_from": renamed_from, **bounds}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_BOUNDS: dict[str, tuple[Callable[[Any, float], bool], str]] = {
-    "above": (lambda value, bound: value > bound, ">"),
-    "least": (lambda value, bound: value >= bound, ">="),
-    "below": (lambda value, bound: value < bound, "<"),
-    "most": (lambda value, bound: value <= bound, "<="),
-}
+def roles(cls: type) -> dict[str, str]:
+    """Name -> role of a dataclass's settings."""
+    return {field.name: field.metadata.get("role", "learning") for field in dataclasses.fields(cls)}
+
+
+def former_names(cls: type) -> dict[str, str]:
+    """Former name -> name of the settings that were renamed; {} if `cls` is no dataclass."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return {old: field.name for field in fields for old in field.metadata.get("renamed_from", ())}
 
 
 def check(settings: Any, prefix: str = "") -> None:
@@ -62,7 +82,7 @@ def check(settings: Any, prefix: str = "") -> None:
 
     Args:
         settings: a dataclass instance whose fields were made by `setting`.
-        prefix: the group it stands in on the command line, for the message ("algorithm.").
+        prefix: the group it belongs to on the command line, for the message ("algorithm.").
 
     Raises:
         UserError: one line: the name, the value, what is allowed.
@@ -84,6 +104,6 @@ def check(settings: Any, prefix: str = "") -> None:
 
 
 def nearest(word: object, known: Collection[object]) -> str:
-    """The end of an error message: the known word that looks most like `word`, or nothing."""
+    """The end of an error message: the known word that is most similar to `word`, or nothing."""
     close = difflib.get_close_matches(str(word).lower(), [str(k) for k in known], n=1)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,28 +1,99 @@
 """Tables and quantities for people."""
 
+import dataclasses
+import math
 
-def table(rows):
-    """Two columns as text: [(name, value), ...]."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+# Kind of quantity -> (smallest number for which the unit is used, its size, its name).
+UNITS = {
+    "bytes": (
+        (0, 1, "B"), (2**10, 2**10, "KiB"), (2**20, 2**20, "MiB"), (2**30, 2**30, "GiB"), (2**40, 2**40, "TiB"),
+    ),
+    "rounds": ((0, 1, ""), (1e5, 1e3, "thousands")),
+    "gradients": ((0, 1, ""), (1e4, 1e3, "thousands"), (2e6, 1e6, "millions"), (2e9, 1e9, "billions")),
+    "seconds": ((0, 1, "s"), (120, 60, "min"), (7200, 3600, "h")),
+}  # fmt: skip
+
+
+def unit_for(kind, largest):
+    """(size, name) of the unit in which numbers up to `largest` of a kind are best read."""
+    return [unit for smallest, *unit in UNITS[kind] if largest >= smallest][-1]
 
 
 def format_bytes(count):
     """A number of bytes with its unit, like "1.5 MiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    size, unit = unit_for("bytes", count)
+    return f"{count / size:.{0 if size == 1 else 1}f} {unit}"
+
+
+def format_seconds(seconds):
+    """A time with its unit, like "12.3 min"."""
+    return format_quantity("seconds", seconds)
+
+
+def format_count(count):
+    """A whole number with its thousands apart, like "15,010"."""
+    return f"{count:,.0f}"
+
+
+def format_quantity(kind, mean, low=None, high=None):
+    """A number of a kind (see `UNITS`) with its unit, like "12.3 min"; with its range like "12.3 (11.9–13.0) min"."""
+    values = [mean] if low is None or low == high else [mean, low, high]
+    if kind == "bytes":
+        words, unit = [format_bytes(value) for value in values], ""
+    else:
+        size, unit = unit_for(kind, mean)
+        digits = 0 if unit == "" else max(0, 2 - int(math.log10(max(mean / size, 1))))
+        words = [f"{value / size:,.{digits}f}" for value in values]
+    text = words[0] if len(words) == 1 else f"{words[0]} ({words[1]}–{words[2]})"
+    return f"{text} {unit}".rstrip()
+
+
+def format_metric(mean, deviation=None):
+    """A metric, or its mean ± standard deviation, with as many digits as are worth reading."""
+    styles = ((1e7, ".4g"), (1e4, ",.0f"), (100, ",.1f"), (1e-2, ".4f"))
+    style = next((style for least, style in styles if abs(mean) >= least), ".4g" if mean else ".4f")
+    return f"{mean:{style}}" + ("" if deviation is None else f" ± {deviation:{style}}")
+
+
+def table(rows, right_from=None, indent="  "):
+    """Rows of cells as aligned lines; columns from number `right_from` on are aligned to the right."""
+    rows = [[str(word) for word in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    columns = range(len(widths) if right_from is None else right_from)
+    lines = []
+    for row in rows:
+        cells = [word.ljust(w) if c in columns else word.rjust(w) for c, (word, w) in enumerate(zip(row, widths))]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Words in rows and columns, of which the first names the row.
+
+    Attributes:
+        header: list of str. rows: lists of as many.
+        best: (row, column) of the cells that contain the best value of their column.
+    """
+
+    header: list
+    rows: list
+    best: frozenset = frozenset()
+
+    def text(self):
+        """The table for a terminal."""
+        return table([self.header, *self.rows], right_from=1)
+
+    def markdown(self):
+        """The table in Markdown, best values in bold."""
+        rows = [[self._bold(r, c, cell) for c, cell in enumerate(row)] for r, row in enumerate(self.rows)]
+        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+    def _bold(self, row, column, cell):
+        return f"**{cell}**" if (row, column) in self.best else cell
 
 
 def format_table(titles, rows):
-    """Lines of a table: the first column aligned left, the others right.
-
-    Args:
-        titles: list of str, one per column. rows: lists of as many cells; anything that `str` takes.
-    """
-    texts = [titles, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*texts)]
-    aligned = [[f"{row[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:]))] for row in texts]
-    return [("  " + "  ".join(row)).rstrip() for row in aligned]
+    """Lines of a table with titles: the first column aligned left, the others right."""
+    return table([titles, *rows], right_from=1).splitlines()

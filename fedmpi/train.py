@@ -38,6 +38,8 @@ def _run(arguments, link):
         if link.rank == 0:
             show(config)
         return
+    for note in config.notes if link.rank == 0 else ():
+        print(f"fedmpi: {note}", file=sys.stderr, flush=True)
     train(config, link)
 
 

@@ -1,5 +1,6 @@
 """Measure how fast communication rounds are on this machine: ``mpirun -np 2 python -m fedmpi.bench``."""
 
+import argparse
 import sys
 
 from fedmpi.bench.benchmark import Benchmark

@@ -1,4 +1,116 @@
-"""The one grammar of settings: words of a command line, of files and of sweep plans."""
+"""The one grammar of settings: command lines, settings files, presets and sweep plans are all read as words.
+
+A word is a setting's key and its text: ("rounds", "100"), ("algorithm", "fafed"), ("algorithm.step_size", "0.01").
+Hyphens stand for underscores, upper case for lower case. The text `null` means the setting's default where that is
+"none". Needs neither torch nor MPI.
+"""
+
+import datetime
+import json
+
+import yaml
+
+from fedmpi.config.run import GROUPS
+from fedmpi.errors import UserError
+from fedmpi.presets import is_paper
+from fedmpi.registry import plain
+
+SWITCHES = ("print_config", "traceback", "help")  # flags without a value
+FLAGS = ("preset", "config", "list")  # flags with one
+SHORT = {"data": "task.data", "autocast": "oracle.autocast"}  # short key -> key
+INSTEAD = {"rounds": "epochs", "local_steps": "local_epochs"}  # if the second is set, it replaces the first
+
+
+def spell(key):
+    """A key in its one spelling: "--Local-Steps" is "local_steps".
+
+    What follows a dot keeps its case until the class is known: it may be an argument of a user's class (`find_key`).
+    """
+    group, dot, name = str(key).strip().removeprefix("--").replace("-", "_").partition(".")
+    return f"{group.lower()}{dot}{name}"
+
+
+def find_key(key, known):
+    """The known key that `key` means: itself, or the one that differs in upper and lower case only, or None."""
+    return key if key in known else next((one for one in known if one.lower() == key.lower()), None)
+
+
+def as_text(value):
+    """The value of a setting in a file as the text that it would be on the command line."""
+    return str(value) if isinstance(value, (str, datetime.date, datetime.time)) else json.dumps(value, default=str)
+
+
+def split_words(arguments):
+    """The words of a command line, without the program's name.
+
+    Args:
+        arguments: list of str like "--rounds", "100", "--seed=1".
+
+    Returns:
+        (list of words, {flag: its text, or True for one of `SWITCHES`}).
+
+    Raises:
+        UserError: one line: what came, what is expected.
+    """
+    words, flags, rest = [], {}, list(arguments)
+    while rest:
+        argument = "--help" if rest[0] == "-h" else rest[0]
+        rest.pop(0)
+        if not argument.startswith("--"):
+            raise UserError(f"'{argument}': expected an option, like --rounds 100 (see --help)")
+        option, has_value, text = argument.partition("=")
+        key = spell(option)
+        if key in SWITCHES:
+            flags[key] = True
+            continue
+        if not has_value:
+            if not rest or rest[0].startswith("--"):
+                raise UserError(f"{option}: expected a value after it (see --help)")
+            text = rest.pop(0)
+        if key in FLAGS:
+            flags[key] = text
+        else:
+            words.append((key, text))
+    return words, flags
+
+
+def read_file(path, flag=""):
+    """The content of a YAML or TOML file: a dict.
+
+    Args:
+        path: a `pathlib.Path`; TOML if it ends in .toml. flag: how the user named it, for the message.
+
+    Raises:
+        UserError: one line, if it cannot be read or contains something else.
+    """
+    where = f"{flag} {path}".strip()
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            import tomllib
+
+            content = tomllib.loads(text)
+        else:
+            content = yaml.safe_load(text)
+    except ImportError:
+        raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{where}: cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: expected settings like 'rounds: 100', one per line")
+    return content
+
+
+def split_paper(content, where):
+    """(the settings in a file's content, what it says about a paper's result or {}); see `fedmpi.presets`.
+
+    Raises:
+        UserError: one line that begins with `where`, if "paper" is not as in a preset.
+    """
+    paper = content.get("paper") or {}
+    if not is_paper(paper):
+        raise UserError(f"{where}: paper: expected source, printed and methods as in a preset")
+    return {key: value for key, value in content.items() if key != "paper"}, paper
 
 
 def flatten(settings):
@@ -6,8 +118,57 @@ def flatten(settings):
     flat = {}
     for key, value in settings.items():
         if not isinstance(value, dict):
-            flat[key] = value
+            flat[spell(key)] = value
             continue
-        for inner, inner_value in value.items():
-            flat[key if inner == "name" else f"{key}.{inner}"] = inner_value
+        for name, inner_value in value.items():
+            flat[spell(key if name == "name" else f"{key}.{name}")] = inner_value
     return flat
+
+
+def file_words(settings):
+    """The words of a nested settings dict, as `split_words` gives those of a command line."""
+    return [(key, as_text(value)) for key, value in flatten(settings).items()]
+
+
+def rename(words, names):
+    """Words with the current names of settings that were renamed.
+
+    Args:
+        words: list of words. names: former key -> key.
+
+    Returns:
+        (list of words, list of one line for each former name in them).
+    """
+    used = dict.fromkeys(key for key, _ in words if key in names)
+    notes = [f"setting '{key}' is now called '{names[key]}'; the former name still works" for key in used]
+    return [(names.get(key, key), text) for key, text in words], notes
+
+
+def merge(layers, methods):
+    """The words of several layers as one list; later layers override earlier ones.
+
+    A layer that chooses another class than the layers before it also drops their settings of the old
+    class: the new one has its own defaults. In the same way --rounds on the command line drops a file's epochs.
+
+    Args:
+        layers: lists of words. methods: algorithm -> its settings, used if a layer chooses that algorithm
+            instead of an earlier layer's.
+    """
+    methods = {plain(name): settings or {} for name, settings in methods.items()}
+    merged = []
+    for layer in layers:
+        words = [(SHORT.get(key, key), text) for key, text in layer]
+        for group in GROUPS:
+            old, new = (last_text(some, group) for some in (merged, words))
+            if None not in (old, new) and plain(old) != plain(new):
+                merged = [(key, text) for key, text in merged if key.partition(".")[0] != group]
+                settings = methods.get(plain(new), {}) if group == "algorithm" else {}
+                merged += [(f"{group}.{name}", as_text(value)) for name, value in settings.items()]
+        dropped = {INSTEAD[key] for key, _ in words if key in INSTEAD}
+        merged = [(key, text) for key, text in merged if key not in dropped] + words
+    return merged
+
+
+def last_text(words, key):
+    """The last text that words give to a key, or None."""
+    return next((text for k, text in reversed(words) if k == key), None)

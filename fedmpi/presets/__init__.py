@@ -1,15 +1,16 @@
-"""Settings files of the papers' experiments; each holds, beside the settings, what the paper printed.
+"""Settings files of the papers' experiments, with the results that the papers print.
 
-A preset's key ``paper`` is no setting. It says
+A preset's key ``paper`` is not a setting. It contains
 
-    source:   the paper and where in it.
-    printed:  metric -> algorithm -> value, for comparison; {} where the paper has only curves.
-    methods:  algorithm -> its settings, taken when ``--algorithm`` chooses another than the preset's.
+    source:   the paper and the place in it.
+    printed:  metric -> algorithm -> value, for comparison; {} if the paper has only curves.
+    methods:  algorithm -> its settings, used if ``--algorithm`` chooses another than the preset's.
 """
 
 import pathlib
 
 from fedmpi.errors import UserError
+from fedmpi.registry import plain
 from fedmpi.settings import nearest
 
 FOLDER = pathlib.Path(__file__).parent
@@ -21,24 +22,25 @@ def preset_names():
 
 
 def preset_path(name):
-    """The file of a preset.
+    """The file of a preset; case, "-" and "_" in its name do not matter.
 
     Raises:
         UserError: if there is none of that name, with the nearest.
     """
-    plain = name.lower().replace("-", "_").removesuffix(".yaml")
-    if plain not in preset_names():
-        raise UserError(f"unknown preset '{name}'{nearest(plain, preset_names())}; --list presets shows them")
-    return FOLDER / f"{plain}.yaml"
+    names = {plain(known): known for known in preset_names()}
+    known = names.get(plain(name.removesuffix(".yaml")))
+    if known is None:
+        raise UserError(f"unknown preset '{name}'{nearest(name, names.values())}; --list presets shows them")
+    return FOLDER / f"{known}.yaml"
 
 
 def is_paper(paper):
-    """Whether what a file has under its key "paper" is as said above."""
+    """Whether the value of a file's key "paper" has the form described above."""
     tables = [paper.get(key, {}) for key in ("printed", "methods")] if isinstance(paper, dict) else [None]
     return all(isinstance(table, dict) and all(isinstance(row, dict) for row in table.values()) for table in tables)
 
 
 def summary(name):
-    """What a preset is, in the words of its first line."""
+    """One line about a preset: the first of its file."""
     with open(preset_path(name), encoding="utf-8") as file:
         return file.readline().removeprefix("#").strip()

@@ -17,11 +17,11 @@ from fedmpi.runs.folder import find_runs, is_run, run_folders
 DESCRIPTION = """\
 Draw runs: loss and metrics against communication rounds, bytes, gradient evaluations and wall time.
 
-Writes one HTML page that holds everything, and beside it, in a folder of the same name, each figure
-as SVG and PNG, the curves and final values as CSV, and the tables in Markdown. Runs that differ in
-nothing but their seed are one line with a band."""
+Writes one self-contained HTML page and, into a folder of the same name, each figure as SVG and PNG,
+the curves and final values as CSV, and the tables in Markdown. Runs that differ only in their seed
+are drawn as one line with a band."""
 
-LONGEST_PREFIX = 48  # letters of a problem's label in the names of its figures
+LONGEST_PREFIX = 48  # most letters of a problem's label in the names of its figures
 
 
 def main(arguments=None):
@@ -44,21 +44,23 @@ def _run(arguments):
         print(f"fedmpi: left out: {line}", file=sys.stderr)
     comparison = problems(found[0])
     write(options.out, comparison, found[1], targets)
-    print(_words(comparison, targets))
+    print(_text(comparison, targets))
     print(f"{options.out}; figures and tables in {_folder(options.out)}")
 
 
 def _parser():
     parser = Parser(prog="python -m fedmpi.report", description=DESCRIPTION)
-    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders of them")
+    parser.add_argument(
+        "runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders that contain some"
+    )
     parser.add_argument("--out", type=pathlib.Path, help="the page to write; default: report.html")
     parser.add_argument(
         "--target", action="append", default=[], metavar="METRIC=VALUE",
-        help="also say what it took to reach this, like accuracy=0.85; can be given again",
+        help="also show the cost of reaching this value, like accuracy=0.85; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS",
-        help="look at running jobs every so often (2 s) until they end; with --out the page is written again, too",
+        help="follow running jobs until they end, looking every SECONDS (2); with --out the page is rewritten, too",
     )  # fmt: skip
     return parser
 
@@ -84,26 +86,26 @@ def _check_targets(runs, targets):
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     for target in targets:
         if target.metric not in names:
-            raise UserError(f"--target {target.metric}: no run measured it; they measured {', '.join(names)}")
+            raise UserError(f"--target {target.metric}: no run measured it: expected one of {', '.join(names)}")
 
 
 def _page(options, targets, refresh):
-    """Write the page of jobs that may still run; without a round to show there is none yet."""
+    """Write the page of jobs that may still be running, as soon as one has recorded a round."""
     runs, complaints = find_runs(options.runs)
     if runs:
         write(options.out, problems(runs), complaints, targets, refresh)
 
 
 def write(out, comparison, complaints, targets, refresh=None):
-    """Write the page and, unless it is to be refreshed, what lies beside it.
+    """Write the page and, unless browsers reload it, the files beside it.
 
     Args:
         out: path of the page. comparison: list of `Problem`.
-        complaints: lines on what was left out. targets: list of `Target`.
-        refresh: seconds after which a browser should load the page again, or None.
+        complaints: lines that say what was left out. targets: list of `Target`.
+        refresh: seconds after which a browser reloads the page, or None.
 
     Raises:
-        UserError: if something cannot be written, or there is no matplotlib.
+        UserError: if something cannot be written, or matplotlib is missing.
     """
     from fedmpi.report.figures import as_svg, color
     from fedmpi.report.page import page, section
@@ -121,7 +123,7 @@ def write(out, comparison, complaints, targets, refresh=None):
         sections.append((problem.label, text))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        new = out.with_name(out.name + ".new")  # a browser never sees half a page
+        new = out.with_name(out.name + ".new")  # so that a browser never loads half a page
         new.write_text(page(sections, complaints, refresh), encoding="utf-8")
         new.replace(out)
         if refresh is None:
@@ -131,7 +133,7 @@ def write(out, comparison, complaints, targets, refresh=None):
 
 
 def _figures(problem, targets):
-    """(axis, metric) -> figure, of all that was measured."""
+    """(axis, metric) -> figure, of every metric that was measured."""
     from fedmpi.report.figures import draw
 
     figures = {}
@@ -156,14 +158,14 @@ def _write_beside(folder, comparison, figures, targets):
 
 
 def _folder(out):
-    """Where figures and tables go: a folder of the page's name, unless that holds runs."""
+    """The folder for figures and tables: it has the page's name, unless a folder of that name contains runs."""
     folder = out.with_suffix("")
-    holds_runs = any(is_run(inner) for inner in run_folders(folder))
-    return folder if out.suffix and not holds_runs else folder.with_name(f"{folder.name}-files")
+    contains_runs = any(is_run(inner) for inner in run_folders(folder))
+    return folder if out.suffix and not contains_runs else folder.with_name(f"{folder.name}-files")
 
 
 def _prefixes(comparison):
-    """What the names of each problem's figures begin with: its label, cut if long, and numbered if need be."""
+    """How the names of each problem's figures begin: with its label, shortened, and numbered if two are equal."""
     if len(comparison) == 1:
         return [""]
     prefixes = []
@@ -179,14 +181,14 @@ def _plain(label):
 
 
 def _tables(comparison, targets):
-    """(heading, table) of all problems in turn."""
+    """(heading, table) of all problems."""
     for problem in comparison:
         yield problem.label, final_table(problem)
         for target in targets:
             yield f"{problem.label}, until {target}", target_table(problem, target)
 
 
-def _words(comparison, targets):
+def _text(comparison, targets):
     return "\n".join(f"{heading}\n{table.text()}\n" for heading, table in _tables(comparison, targets))
 
 

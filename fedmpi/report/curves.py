@@ -7,27 +7,9 @@ import re
 import statistics
 
 from fedmpi.errors import UserError
+from fedmpi.runs.comparison import Spread
+from fedmpi.runs.record import AXES, less_is_better, title
 
-# What a curve can be drawn against: key of a record -> its title.
-AXES = {
-    "round": "communication rounds",
-    "bytes": "sent per client",
-    "gradients": "gradient evaluations of all clients",
-    "seconds": "wall time",
-}
-# Metric -> its title; others are called by their names.
-TITLES = {
-    "train_loss": "training loss",
-    "loss": "loss in local steps",
-    "test_loss": "test loss",
-    "accuracy": "test accuracy",
-    "perplexity": "test perplexity",
-    "auc": "test ROC-AUC",
-    "holdout_loss": "loss on held-out training data",
-    "holdout_accuracy": "accuracy on held-out training data",
-    "distance": "distance to the minimum",
-}
-LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm")
 MOST_POINTS = 240  # of a curve; more are averaged in groups of neighbours
 
 
@@ -41,49 +23,21 @@ class Point:
     high: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """Several runs' values of one thing; `values` is never empty."""
-
-    values: tuple
-
-    @property
-    def mean(self):
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self):
-        """The sample's standard deviation; None for a single value, nan if one is not finite."""
-        if len(self.values) == 1:
-            return None
-        return statistics.stdev(self.values) if all(map(math.isfinite, self.values)) else math.nan
-
-
-def title(metric):
-    """A metric's name as figures and tables show it."""
-    return TITLES.get(metric, metric.replace("_", " "))
-
-
-def less_is_better(metric):
-    """Whether a smaller value of this metric is the better one."""
-    return any(word in metric for word in LESS_IS_BETTER)
-
-
 def metrics_of(methods):
-    """All metrics of some methods, the papers' first: training loss, what is no loss, other losses, local steps."""
+    """All metrics of some methods: training loss, metrics that are no losses, other losses, the loss in local steps."""
     names = dict.fromkeys(name for method in methods for run in method.runs for name in run.metrics)
     return sorted(names, key=lambda name: (name == "loss", name != "train_loss", "loss" in name))
 
 
 def usable_runs(method):
-    """The runs that means are taken over: those that came to their end, or all while none has."""
+    """The runs that means are taken over: the complete ones, or all of them while none is complete."""
     return [run for run in method.runs if run.is_complete] or method.runs
 
 
 def curve(method, axis, metric):
     """A method's curve of a metric against one of `AXES`: a list of `Point`, empty if nothing was measured.
 
-    It goes as far as all of its runs do, so that a mean is always over the same runs.
+    It ends where the shortest of its runs ends, so that every mean is over the same runs.
     """
     runs, at_round = usable_runs(method), collections.defaultdict(list)
     for run in runs:
@@ -100,7 +54,7 @@ def curve(method, axis, metric):
 
 
 def final(method, key):
-    """`Spread` over `usable_runs` of the last value of a metric or count; or None."""
+    """`Spread` over `usable_runs` of the last value of a metric or an amount; or None."""
     values = [run.final(key) for run in usable_runs(method)]
     values = tuple(value for value in values if value is not None)
     return Spread(values) if values else None
@@ -116,7 +70,7 @@ def best_of(methods, metric):
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A value that a metric is to reach, from below or from above."""
+    """A value that a metric should reach, from below or from above."""
 
     metric: str
     value: float
@@ -124,10 +78,10 @@ class Target:
 
     @classmethod
     def parse(cls, text):
-        """A target from words like "accuracy=0.85", "train_loss<=0.3".
+        """A target from text like "accuracy=0.85", "train_loss<=0.3".
 
         Raises:
-            UserError: one line, if they are not like that.
+            UserError: one line, if it is something else.
         """
         parts = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=|<|>)\s*([-+.\deE]+)\s*", text)
         try:
@@ -148,7 +102,7 @@ class Target:
         return None
 
     def cost(self, method):
-        """(number of runs that reach it, axis -> `Spread` of what it took them)."""
+        """(number of runs that reach it, axis -> `Spread` of the amounts at which they do)."""
         reached = [record for record in map(self.first_record, method.runs) if record is not None]
         spreads = {axis: tuple(record[axis] for record in reached if axis in record) for axis in AXES}
         return len(reached), {axis: Spread(values) for axis, values in spreads.items() if values}
@@ -159,7 +113,7 @@ def _is_number(value):
 
 
 def _thin_out(points):
-    """At most about MOST_POINTS points, each the mean of as many neighbours."""
+    """At most about MOST_POINTS points, each the mean of several neighbours."""
     size = -(-len(points) // MOST_POINTS)
     if size <= 1:
         return points

@@ -8,8 +8,9 @@ import re
 import textwrap
 
 from fedmpi.errors import UserError
-from fedmpi.report.curves import AXES, curve, less_is_better, title
-from fedmpi.report.units import scale
+from fedmpi.report.curves import curve
+from fedmpi.runs.record import field, less_is_better, title
+from fedmpi.text import unit_for
 
 try:
     import matplotlib
@@ -21,12 +22,12 @@ try:
 except ImportError:
     raise UserError('figures need matplotlib: pip install "fedmpi[plot]" (or pip install matplotlib)') from None
 
-# Okabe and Ito's colours without yellow: told apart by the colour-blind, and dark enough on white.
+# Okabe and Ito's colours without yellow: the colour-blind can distinguish them, and they are dark enough on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
-WIDTH, HEIGHT = 312, 212  # points; small, so that text stays readable on a phone
-BOTTOM, TOP = 37, 30  # points around the axes; on the left and right as much as numbers and names need
+WIDTH, HEIGHT = 312, 212  # points; small, so that text is readable on a phone
+BOTTOM, TOP = 37, 30  # points below and above the axes; on the left and right as many as numbers and names need
 LEADING = 2.5  # points between lines of names
 STYLE = {
     "font.family": "sans-serif",
@@ -55,12 +56,12 @@ FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu
 
 
 def color(number):
-    """The colour of method `number` of a problem; the same in all its figures."""
+    """The colour of method `number` of a problem, in all its figures."""
     return COLORS[number % len(COLORS)]
 
 
 def _text_color(number):
-    """A method's colour, for words: darkened until they are read on white (contrast 4.5, WCAG)."""
+    """A method's colour for text: darkened until its contrast to white is 4.5 (WCAG)."""
     rgb = matplotlib.colors.to_rgb(color(number))
     while 1.05 / (_luminance(rgb) + 0.05) < 4.5:
         rgb = tuple(0.95 * part for part in rgb)
@@ -77,7 +78,7 @@ def draw(methods, axis, metric, target=None):
 
     Args:
         methods: list of `fedmpi.runs.comparison.Method`; its order gives the colours.
-        axis: one of `AXES`. metric: a metric's name. target: a `Target` of this metric, or None.
+        axis: one of `fedmpi.runs.record.AXES`. metric: a metric's name. target: a `Target` of this metric, or None.
 
     Returns:
         a matplotlib `Figure`, or None if nothing was measured.
@@ -126,8 +127,8 @@ def save_png(figure, path):
 def _set_x(axes, axis, curves):
     """Scale and name the x axis; returns what values are divided by."""
     ends = [points[-1].x for points in curves.values()]
-    factor, unit = scale(axis, max(ends))
-    axes.set_xlabel(f"{AXES[axis]} ({unit})" if unit else AXES[axis], labelpad=5)
+    factor, unit = unit_for(field(axis).unit, max(ends))
+    axes.set_xlabel(f"{title(axis)} ({unit})" if unit else title(axis), labelpad=5)
     starts = [points[0].x for points in curves.values()]
     if max(ends) > 12 * min(ends) and min(starts) > 0:
         axes.set_xscale("log")
@@ -141,7 +142,7 @@ def _set_x(axes, axis, curves):
 
 
 def _room_for_numbers(axes):
-    """Points that the numbers of the y axis take, with a margin."""
+    """Width in points of the numbers of the y axis, with a margin."""
     low, high = axes.get_ylim()
     ticks = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
     return 12 + 0.62 * STYLE["font.size"] * max(
@@ -168,7 +169,7 @@ def _set_y(axes, metric, curves, target):
     if target is not None:
         values.append(target.value)
         axes.axhline(target.value, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
-        side = -1 if target.from_above else 1  # where curves have not been yet when they begin, on the left
+        side = -1 if target.from_above else 1  # the side of the line on which no curve begins
         axes.annotate(
             f"target {target.value:g}", (0, target.value), (3, 3 * side), xycoords=("axes fraction", "data"),
             va="top" if side < 0 else "bottom", textcoords="offset points", color=INK, fontsize=8.5,
@@ -221,7 +222,7 @@ def _label_ends(axes, ends, names, size, width):
 
 
 def _legend_below(figure, ends, methods):
-    """Names below the axes, where too many are to stand at the curves' ends; returns the points they take."""
+    """Put the names below the axes, if they are too many for the curves' ends; returns their height in points."""
     order = sorted(ends, key=lambda number: -ends[number][1])  # as the curves end, from above
     names = [textwrap.fill(methods[number].label, 58) for number in order]
     legend = figure.legend(
@@ -244,9 +245,9 @@ def _wrap(label, width=15):
 
 
 def _spread_out(wanted, heights, low, high):
-    """Heights at which labels do not overlap, as near as may be to those wanted, inside [low, high] if they fit.
+    """Heights at which labels do not overlap, as near as possible to the wanted ones, inside [low, high] if they fit.
 
-    Labels that would overlap become one block around the mean of what its members want.
+    Labels that would overlap become one block around the mean of their wanted heights.
     """
     blocks = []  # [members from below, centre, height]
     for number in sorted(wanted, key=wanted.get):

@@ -1,24 +1,25 @@
-"""Running jobs on a terminal: a line per run, written over again until all have ended."""
+"""Running jobs on a terminal: a line per run, rewritten until all have ended."""
 
 import math
 import sys
 import time
 
-from fedmpi.report.tables import Table
+from fedmpi.files import RECORDS
 from fedmpi.runs.folder import find_runs
+from fedmpi.text import Table, format_seconds
 
 BARS = "▁▂▃▄▅▆▇█"
-SILENCE = 60  # seconds without a round after which a job counts as stopped, if its rounds are shorter than a tenth
+SILENCE = 60  # seconds; a job without a new round for so long, or for ten of its rounds if longer, has stopped
 
 
 def watch(paths, seconds, write_page):
-    """Show the runs in some folders every so often until all have ended, or until Ctrl-C.
+    """Show the runs in some folders until all have ended, or until Ctrl-C.
 
     Args:
-        paths: run folders, or folders of them, which may still be empty.
-        seconds: between two looks.
-        write_page: called as `write_page(refresh)` after a look that saw something new; at the end
-            with None, otherwise with the seconds after which a browser should look again.
+        paths: run folders, or folders that contain some or will.
+        seconds: between two readings of the folders.
+        write_page: called as `write_page(refresh)` when something has changed, with the seconds after
+            which a browser reloads the page; at the end with None.
     """
     shown, lines_shown = None, 0
     try:
@@ -38,14 +39,14 @@ def watch(paths, seconds, write_page):
 
 
 def is_running(run, now=None):
-    """Whether a run has neither ended nor been silent for long."""
+    """Whether a run has not ended and still records rounds."""
     if run.is_complete or run.diverged:
         return False
     return _silence(run, now) < max(SILENCE, 10 * _longest_round(run))
 
 
 def _silence(run, now):
-    changed = (run.path / "metrics.jsonl").stat().st_mtime
+    changed = (run.path / RECORDS).stat().st_mtime
     return (time.time() if now is None else now) - changed
 
 
@@ -55,7 +56,7 @@ def _longest_round(run):
 
 
 def _text(runs, complaints):
-    """The view as text: what changes between looks is all in it, so equal texts mean no news."""
+    """The view as text; it contains everything that can change, so that equal texts mean that nothing did."""
     metrics = dict.fromkeys(name for run in runs for name in run.metrics if name != "loss")
     header = ["run", "round", "left", "loss", "", *metrics]
     rows = [
@@ -70,7 +71,7 @@ def _rounds(run):
 
 
 def _left(run):
-    """How a run ended, or the time that its remaining rounds will take at its pace."""
+    """How a run ended, or how long its remaining rounds will take if they are as fast as those before."""
     if run.is_complete:
         return "complete"
     if run.diverged:
@@ -80,12 +81,11 @@ def _left(run):
     total, last = run.num_rounds(), run.records[-1]
     if not total or not last.get("seconds"):
         return "running"
-    left = last["seconds"] / last["round"] * (total - last["round"])
-    return f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.1f} h"
+    return format_seconds(last["seconds"] / last["round"] * (total - last["round"]))
 
 
 def _loss(run):
-    """(last loss of the local steps, its course as a row of bars)."""
+    """(last loss of the local steps, all losses so far as a row of bars)."""
     losses = [record["loss"] for record in run.records if "loss" in record]
     if not losses:
         return "–", ""
@@ -101,7 +101,7 @@ def _last(run, metric):
 
 
 def _show(text, lines_before):
-    """Print over the view before, on a terminal; below it elsewhere. Returns the number of lines."""
+    """Print the view, on a terminal in place of the one before; returns its number of lines."""
     if sys.stdout.isatty() and lines_before:
         print(f"\x1b[{lines_before}F\x1b[J", end="")
     print(text, end="\n" if sys.stdout.isatty() else "\n\n", flush=True)

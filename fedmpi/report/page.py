@@ -1,13 +1,14 @@
-"""One HTML page that needs nothing but itself: tables and figures inside, no scripts, wide screens and phones."""
+"""One self-contained HTML page: tables and figures, no scripts, for wide screens and phones."""
 
 import base64
 import datetime
 import html
 
 from fedmpi import __version__
-from fedmpi.report.curves import AXES, best_of, final, less_is_better, metrics_of, title
-from fedmpi.report.units import metric as in_digits
-from fedmpi.runs.comparison import PACE, PLACES, PROBLEM, say
+from fedmpi.config.run import role, roles
+from fedmpi.report.curves import best_of, final, metrics_of
+from fedmpi.runs.comparison import distinguishes_methods, say
+from fedmpi.runs.record import less_is_better, title
 
 STYLE = """
 :root { color-scheme: light; --ink: #1f2328; --muted: #59636e; --line: #d9dee3; --faint: #f6f8fa; --best: #0b5cad; }
@@ -48,19 +49,13 @@ footer { margin-top: 3.5rem; border-top: 1px solid var(--line); padding-top: .8r
 @media (max-width: 40rem) { main { padding: 1.2rem 1rem 3rem; } h1 { font-size: 1.4rem; } h2 { margin-top: 2.2rem; } }
 @media print { main { max-width: none; } figure { break-inside: avoid; } }
 """
-HEADINGS = {
-    "round": "Against communication rounds",
-    "bytes": "Against bytes sent",
-    "gradients": "Against gradient evaluations",
-    "seconds": "Against wall time",
-}
 READING = (
-    "A line is the mean over the runs of a method that differ in their seed only, or in how fast they were "
-    "computed; the shade around it goes from the lowest to the highest of them. "
-    "Runs that did not come to their end are left out where others did. "
-    "Tables give the mean ± the sample's standard deviation. "
-    "A dotted line leads from the end of a shorter curve to its name. Bytes are what one client hands to Allreduce; "
-    "gradient evaluations are those of all clients together. Wall time includes evaluation."
+    "A line is the mean over the runs of a method, which differ only in their seed or in settings of speed; "
+    "the shaded band goes from the lowest to the highest of them. "
+    "If some runs of a method are complete, its other runs are left out. "
+    "Tables show the mean ± the sample's standard deviation. "
+    "A dotted line leads from the end of a shorter curve to its name. Bytes are those that one client passes to "
+    "Allreduce; gradient evaluations are those of all clients together. Wall time includes evaluation."
 )
 
 
@@ -69,7 +64,7 @@ def page(sections, complaints, refresh=None):
 
     Args:
         sections: list of `section`s' texts with their headings, as (label, text).
-        complaints: lines on what could not be used.
+        complaints: lines that say what could not be used.
         refresh: seconds after which a browser loads the page again, or None.
     """
     heading = sections[0][0] if len(sections) == 1 else f"{len(sections)} comparisons"
@@ -87,7 +82,7 @@ def page(sections, complaints, refresh=None):
 
 
 def section(problem, colors, finals, targets, runs, figures):
-    """One problem: what came out, tables, figures, settings.
+    """The HTML of one problem: best methods, tables, figures, settings.
 
     Args:
         problem: a `fedmpi.runs.comparison.Problem`. colors: one per method.
@@ -99,8 +94,8 @@ def section(problem, colors, finals, targets, runs, figures):
     for target, table in targets:
         parts += [f"<h3>Until {html.escape(str(target))}</h3>", _table(table, colors)]
     for axis, drawn in figures.items():
-        parts.append(f"<h3>{HEADINGS[axis]}</h3><div class=figures>")
-        parts += [_figure(svg, f"{title(metric)} against {AXES[axis]}") for metric, svg in drawn]
+        parts.append(f"<h3>Against {title(axis)}</h3><div class=figures>")
+        parts += [_figure(svg, f"{title(metric)} against {title(axis)}") for metric, svg in drawn]
         parts.append("</div>")
     parts.append(f"<details><summary>Every run</summary>{_table(runs, None)}</details>")
     parts.append(f"<details><summary>Settings</summary>{_settings(problem)}</details>")
@@ -108,7 +103,7 @@ def section(problem, colors, finals, targets, runs, figures):
 
 
 def _common_words(problem):
-    """The settings that every method shares, the telling ones first."""
+    """The most important settings that all methods share."""
     settings = [method.settings for method in problem.methods]
     words = []
     for key in ("clients", "participation", "rounds", "epochs", "local_steps", "local_epochs", "batch_size"):
@@ -125,14 +120,14 @@ def _common_words(problem):
 
 
 def _findings(problem, colors):
-    """The best method of each evaluated metric, as a few large numbers."""
+    """The best method by each of the first two evaluated metrics, in large numbers."""
     items = []
     for metric in [name for name in metrics_of(problem.methods) if name != "loss"][:2]:
         best, _ = best_of(problem.methods, metric)
         if best is None:
             continue
         word = "lowest" if less_is_better(metric) else "highest"
-        mean, _, deviation = in_digits(final(problem.methods[best], metric)).partition(" ")
+        mean, _, deviation = str(final(problem.methods[best], metric)).partition(" ")
         items.append(
             f'<li style="--c:{colors[best]}"><span class=muted>{word} {html.escape(title(metric))}</span>'
             f"<b>{mean} <small>{deviation}</small></b>{html.escape(problem.methods[best].label)}</li>"
@@ -161,20 +156,20 @@ def _figure(svg, words):
 
 
 def _settings(problem):
-    """All settings, one row per key; a row per method where they differ."""
+    """All settings: a row per key, or a row per key and method if they differ."""
     settings = [method.settings for method in problem.methods]
-    keys = [key for key in dict.fromkeys(key for one in settings for key in one) if key not in PLACES]
+    keys = [key for key in dict.fromkeys(key for one in settings for key in one) if distinguishes_methods(key)]
     rows = []
     for key in keys:
         values = [one.get(key) for one in settings]
-        if key.partition(".")[0] in PROBLEM or all(value == values[0] for value in values):
+        if role(key) == "problem" or all(value == values[0] for value in values):
             rows.append((key, str(values[0])))
         else:
             rows += [
                 (f"{key}, {method.label}", say("", value).strip()) for method, value in zip(problem.methods, values)
             ]
     runs = [run for method in problem.methods for run in method.runs]
-    for key in PACE:
+    for key in [key for key, its_role in roles().items() if its_role == "speed"]:
         values = dict.fromkeys(str(run.settings[key]) for run in runs if key in run.settings)
         if values:
             rows.append((key, ", ".join(values)))

@@ -1,44 +1,10 @@
 """Tables of a comparison: final values, the cost of a target, the runs; as text, Markdown, CSV."""
 
 import csv
-import dataclasses
 
-from fedmpi.report.curves import AXES, best_of, curve, final, metrics_of, title
-from fedmpi.report.units import count, metric
-
-COSTS = {"round": "rounds", "bytes": "sent per client", "gradients": "gradients", "seconds": "time"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Words in rows and columns.
-
-    Attributes:
-        header: list of str. rows: lists of as many.
-        best: (row, column) of the cells that hold the best value of their column.
-    """
-
-    header: list
-    rows: list
-    best: frozenset = frozenset()
-
-    def markdown(self):
-        """The table in Markdown, best values in bold."""
-        rows = [[self._bold(r, c, cell) for c, cell in enumerate(row)] for r, row in enumerate(self.rows)]
-        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-    def text(self):
-        """The table for a terminal."""
-        widths = [max(map(len, column)) for column in zip(self.header, *self.rows)]
-        lines = []
-        for row in (self.header, *self.rows):
-            cells = [cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths))]
-            lines.append(("  " + "  ".join(cells)).rstrip())
-        return "\n".join(lines)
-
-    def _bold(self, row, column, cell):
-        return f"**{cell}**" if (row, column) in self.best else cell
+from fedmpi.report.curves import best_of, curve, final, metrics_of
+from fedmpi.runs.record import AXES, field, label, title
+from fedmpi.text import Table, format_count, format_quantity
 
 
 def final_table(problem):
@@ -50,27 +16,27 @@ def final_table(problem):
     rows = []
     for method in methods:
         spreads = [final(method, name) for name in metrics]
-        row = [method.label, _runs_in_words(method), *(metric(s) if s else "–" for s in spreads)]
+        row = [method.label, _runs_in_words(method), *(str(spread) if spread else "–" for spread in spreads)]
         row += [_printed(method, name) or "–" for name in printed]
-        rows.append(row + [_cost(final(method, axis), axis) for axis in COSTS])
-    return Table(header + list(COSTS.values()), rows, frozenset(_best(methods, metrics, 2)))
+        rows.append(row + [_cost(final(method, axis), axis) for axis in AXES])
+    return Table(header + [label(axis) for axis in AXES], rows, frozenset(_best(methods, metrics, 2)))
 
 
 def target_table(problem, target):
-    """What it took each method to reach a target: mean, and lowest to highest over its seeds."""
+    """How much it took each method to reach a target: mean, and lowest to highest over its seeds."""
     rows, means = [], {}
     for number, method in enumerate(problem.methods):
         reached, costs = target.cost(method)
         rows.append([method.label, f"{reached} of {len(method.runs)}"])
-        rows[-1] += [_cost(costs.get(axis), axis, with_range=True) for axis in COSTS]
+        rows[-1] += [_cost(costs.get(axis), axis, with_range=True) for axis in AXES]
         if reached == len(method.runs):
             means[number] = {axis: spread.mean for axis, spread in costs.items()}
     best = set()
-    for column, axis in enumerate(COSTS, 2):
+    for column, axis in enumerate(AXES, 2):
         known = {number: costs[axis] for number, costs in means.items() if axis in costs}
         if known and len(problem.methods) > 1:
             best.add((min(known, key=known.get), column))
-    return Table(["method", "reached by", *COSTS.values()], rows, frozenset(best))
+    return Table(["method", "reached by", *map(label, AXES)], rows, frozenset(best))
 
 
 def run_table(problem):
@@ -84,7 +50,7 @@ def run_table(problem):
 
 
 def write_curves(path, problems):
-    """All curves as CSV: a line per method, metric and point, means over the runs that got there."""
+    """All curves as CSV: a line per method, metric and point, with means over the runs."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(["problem", "method", "metric", "against", "at", "mean", "lowest", "highest"])
@@ -119,7 +85,10 @@ def _runs_in_words(method):
 
 
 def _cost(spread, axis, with_range=False):
-    return "–" if spread is None else count(axis, spread, with_range)
+    if spread is None:
+        return "–"
+    low, high = (min(spread.values), max(spread.values)) if with_range else (None, None)
+    return format_quantity(field(axis).unit, spread.mean, low, high)
 
 
 def _best(methods, metrics, first_column):
@@ -131,14 +100,15 @@ def _best(methods, metrics, first_column):
 
 
 def _printed(method, metric_name):
-    """The value that the paper prints for a method, if the runs' preset says so."""
+    """The value that the paper prints for a method, or "" if the runs' preset gives none."""
     value = method.runs[0].paper.get("printed", {}).get(metric_name, {}).get(method.settings.get("algorithm"))
     return "" if value is None else str(value)
 
 
 def _state(run):
     rounds = run.num_rounds()
-    progress = f"{run.records[-1]['round']:,.0f}" + (f" of {rounds:,}" if rounds else "") + " rounds"
+    of_all = f" of {format_count(rounds)}" if rounds else ""
+    progress = f"{format_count(run.records[-1]['round'])}{of_all} rounds"
     if run.diverged:
         return f"diverged after {progress}: {run.diverged}"
     return f"complete, {progress}" if run.is_complete else f"unfinished, {progress}"

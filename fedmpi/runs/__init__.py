@@ -1,1 +1,1 @@
-"""The run folder: its files, its records, the saved model, and which runs belong together."""
+"""The run folder: its files, its records, the saved model, and how runs are compared."""

@@ -1,31 +1,44 @@
-"""Which runs belong together: problems, methods, seeds."""
+"""Comparing runs: sorted into problems, methods and repetitions by the role of what differs in their settings."""
 
 import collections
 import dataclasses
 import functools
 import json
+import math
 import pathlib
+import statistics
 
-# Settings that say how fast a run is and how often it is looked at: what is learned is the same, but for rounding.
-PACE = (
-    "eval_every", "device", "threads", "transport", "channels_last", "direct_gradients", "fused_update", "tune_malloc",
-)  # fmt: skip
-
-
-# Settings that say where and how a run was made or lies; runs that differ in nothing else are seeds of one method.
-PLACES = ("seed", "name", "out", "data_dir", "ranks", *PACE)
+from fedmpi.config.run import role
+from fedmpi.text import format_metric
 
 
-# Settings that say what is learned: methods are compared within a problem.
-PROBLEM = ("task", "partition", "model")
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Several runs' values of one field; `values` is never empty."""
+
+    values: tuple
+
+    @property
+    def mean(self):
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self):
+        """The sample's standard deviation; None for a single value, nan if one is not finite."""
+        if len(self.values) == 1:
+            return None
+        return statistics.stdev(self.values) if all(map(math.isfinite, self.values)) else math.nan
+
+    def __str__(self):
+        return format_metric(self.mean, self.deviation)
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seed, and in where and how fast they were made, only.
+    """Runs that differ only in settings of the roles seed, speed and place.
 
     Attributes:
-        label: what tells it from the other methods of its problem.
+        label: what distinguishes it from the other methods of its problem.
         runs: its `RunFolder`s. settings: of the first.
     """
 
@@ -50,24 +63,13 @@ class Problem:
 
 
 def problems(runs):
-    """Runs sorted into problems, methods and seeds: a list of `Problem`."""
+    """Runs sorted into problems and methods: a list of `Problem`."""
     return [one for like in _sort_by(runs, lambda run: problem_name(run.settings)) for one in _problems_of_a_name(like)]
 
 
-def _problems_of_a_name(runs):
-    keys = [key for key in _common(runs) if key.partition(".")[0] in PROBLEM]
-    groups = _sort_by(runs, functools.partial(_chosen, keys=keys))
-    differing = _differing(groups, keys)
-    return [Problem(_label(problem_name(group[0].settings), group, differing), _methods(group)) for group in groups]
-
-
-def _common(runs):
-    """The settings that all runs know: a newer one tells no problems and no methods apart."""
-    return [key for key in runs[0].settings if all(key in run.settings for run in runs)]
-
-
-def _label(name, group, keys):
-    return ", ".join([name, *(say(key, group[0].settings[key]) for key in keys)])
+def distinguishes_methods(key):
+    """Whether runs that differ in a setting are different methods, or even problems."""
+    return role(key) in ("learning", "problem")
 
 
 def problem_name(settings):
@@ -82,15 +84,31 @@ def say(key, value):
     return f"{key.rpartition('.')[2]} {value}"
 
 
+def _problems_of_a_name(runs):
+    keys = [key for key in _common(runs) if role(key) == "problem"]
+    groups = _sort_by(runs, functools.partial(_chosen, keys=keys))
+    differing = _differing(groups, keys)
+    return [Problem(_label(problem_name(group[0].settings), group, differing), _methods(group)) for group in groups]
+
+
+def _common(runs):
+    """The settings present in every run, so that one added later does not split older runs."""
+    return [key for key in runs[0].settings if all(key in run.settings for run in runs)]
+
+
+def _label(name, group, keys):
+    return ", ".join([name, *(say(key, group[0].settings[key]) for key in keys)])
+
+
 def _methods(runs):
-    """The methods of a problem; a run's own settings are named in all labels where any two methods differ in them."""
-    of_a_run = [key for key in _common(runs) if "." not in key and key not in (*PLACES, "algorithm")]
-    of_a_run = _differing([[run] for run in runs], of_a_run)
+    """The methods of a problem; if any two differ in a run's own setting, all labels name it."""
+    own = [key for key in _common(runs) if "." not in key and distinguishes_methods(key) and key != "algorithm"]
+    own = _differing([[run] for run in runs], own)
     methods = []
     for like in _sort_by(runs, _algorithm):
-        keys = [key for key in _common(like) if key not in PLACES]
+        keys = [key for key in _common(like) if distinguishes_methods(key)]
         groups = _sort_by(like, functools.partial(_chosen, keys=keys))
-        differing = dict.fromkeys([*of_a_run, *_differing(groups, keys)])
+        differing = dict.fromkeys([*own, *_differing(groups, keys)])
         methods += [Method(_label(_algorithm(group[0]), group, differing), group) for group in groups]
     return methods
 

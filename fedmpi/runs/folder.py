@@ -1,16 +1,16 @@
-"""Run folders as they are read after, or during, a run: settings and records."""
+"""Reading run folders, during a run or afterwards; needs neither torch nor MPI."""
 
 import dataclasses
 import json
 import math
 import pathlib
 
-import yaml
-
-from fedmpi.config.words import flatten
+from fedmpi.config.run import Run
+from fedmpi.config.words import flatten, read_file, split_paper
 from fedmpi.errors import UserError
-from fedmpi.presets import is_paper
-from fedmpi.runs.record import CLOCKS, COUNTS
+from fedmpi.files import DIVERGED, MODEL, RECORDS, SETTINGS
+from fedmpi.runs.record import AMOUNTS
+from fedmpi.settings import former_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +20,9 @@ class RunFolder:
     Attributes:
         path: a `pathlib.Path`.
         settings: key -> value, flat: "rounds", "algorithm" (its name), "algorithm.step_size", ...
-        records: dicts of numbers, one per round, in order.
-        is_complete: whether the run ended and left its model. diverged: why it did not, or "".
-        paper: what a preset says of the paper's result, or {}.
+        records: dicts of numbers, one per round, in order; see `fedmpi.runs.record`.
+        is_complete: whether the run ended and wrote its model. diverged: why it did not, or "".
+        paper: what a preset says about the paper's result, or {}.
     """
 
     path: pathlib.Path
@@ -36,25 +36,34 @@ class RunFolder:
     def metrics(self):
         """Names of what the run measured, in the order of their first record."""
         names = dict.fromkeys(name for record in self.records for name in record)
-        return [name for name in names if name not in COUNTS and name not in CLOCKS]
+        return [name for name in names if name not in AMOUNTS]
 
-    def final(self, metric):
-        """The last value of a metric, or None."""
-        return next((record[metric] for record in reversed(self.records) if metric in record), None)
+    def final(self, name):
+        """The last value of a field of the records, or None."""
+        return next((record[name] for record in reversed(self.records) if name in record), None)
 
     def num_rounds(self):
-        """How many rounds the run was to have; None where its settings do not say (--epochs)."""
+        """How many rounds were asked for; None if the settings do not say it (--epochs)."""
         return self.settings.get("rounds") if self.settings.get("epochs") is None else None
 
 
 def is_run(folder):
-    """Whether a folder looks like a run folder."""
-    return (folder / "settings.yaml").is_file()
+    """Whether a folder is a run folder."""
+    return (folder / SETTINGS).is_file()
 
 
 def is_complete(folder):
-    """Whether the run of a folder came to its end and left its model there."""
-    return (folder / "model.pt").is_file()
+    """Whether a folder's run ended and wrote its model."""
+    return (folder / MODEL).is_file()
+
+
+def outcome(folder):
+    """ "complete", "diverged", "broken" (it began and did not end, or not yet) or "missing"."""
+    if is_complete(folder):
+        return "complete"
+    if (folder / DIVERGED).is_file():
+        return "diverged"
+    return "broken" if folder.exists() else "missing"
 
 
 def read_run(folder):
@@ -66,16 +75,16 @@ def read_run(folder):
     if not folder.exists():
         raise UserError(f"{folder}: no such folder")
     if not is_run(folder):
-        raise UserError(f"{folder}: not a run folder (no settings.yaml in it)")
-    settings, paper = _read_settings(folder / "settings.yaml")
-    records = _read_records(folder / "metrics.jsonl")
-    note = folder / "diverged.txt"
+        raise UserError(f"{folder}: not a run folder (it contains no {SETTINGS})")
+    settings, paper = _read_settings(folder / SETTINGS)
+    records = _read_records(folder / RECORDS)
+    note = folder / DIVERGED
     diverged = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
     return RunFolder(folder, settings, records, is_complete(folder), diverged, paper)
 
 
 def find_runs(paths):
-    """All runs in folders that are run folders or hold some.
+    """All runs in folders that are run folders or contain some.
 
     Args:
         paths: list of `pathlib.Path`.
@@ -96,29 +105,23 @@ def find_runs(paths):
 
 
 def run_folders(path):
-    """The run folders among the folders in `path`; `path` itself if it is one or holds none."""
+    """The run folders among the folders in `path`; `path` itself if it is one or contains none."""
     if is_run(path) or not path.is_dir():
         return [path]
     return sorted(inner for inner in path.iterdir() if is_run(inner)) or [path]
 
 
 def _read_settings(path):
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected settings, one a line")
-    paper = content.pop("paper", None) or {}
-    if not is_paper(paper):
-        raise UserError(f"{path}: paper: expected source, printed and methods as in a preset")
-    settings = flatten({str(key): value for key, value in content.items()})
+    """(flat settings under their current names, what a preset says about the paper's result)."""
+    content, paper = split_paper(read_file(path), path)
+    names = former_names(Run)
+    settings = {names.get(key, key): value for key, value in flatten(content).items()}
     _check_settings(path, settings)
     return settings, paper
 
 
 def _check_settings(path, settings):
-    """See that the settings by which runs are sorted, named and timed are what they should be."""
+    """Check the types of the settings by which runs are sorted, named and timed."""
     for keys, kind, words in ((("algorithm", "task"), str, "a name"), (("rounds", "seed"), int, "a whole number")):
         for key in keys:
             if key in settings and type(settings[key]) is not kind:
@@ -126,7 +129,7 @@ def _check_settings(path, settings):
 
 
 def _read_records(path):
-    """The records of metrics.jsonl, if it is there; a last line that is still being written is left out."""
+    """The records of a file, if there is one; a last line that is still being written is ignored."""
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, ValueError) as error:
@@ -144,8 +147,8 @@ def _read_records(path):
 
 
 def _is_record(record):
-    """Whether a line of metrics.jsonl has its round, and counts and times that are numbers >= 0."""
+    """Whether a line has its round, and amounts that are finite numbers >= 0."""
     if not isinstance(record, dict) or type(record.get("round")) is not int or record["round"] < 1:
         return False
-    amounts = [record[key] for key in COUNTS + CLOCKS if key in record]
+    amounts = [record[name] for name in AMOUNTS if name in record]
     return all(type(amount) in (int, float) and 0 <= amount < math.inf for amount in amounts)

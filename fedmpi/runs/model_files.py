@@ -6,10 +6,11 @@ import h5py
 import torch
 
 from fedmpi.errors import UserError
+from fedmpi.files import MODEL, MODEL_AND_ROWS
 
 
 def save_model(folder, named_values, rows):
-    """Write model.h5 and model.pt into a folder; each is there whole or not at all.
+    """Write the two model files into a run folder; each is written completely or not at all.
 
     Args:
         folder: a `pathlib.Path`.
@@ -20,19 +21,19 @@ def save_model(folder, named_values, rows):
         UserError: if a file cannot be written (full disk).
     """
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
-    # In memory first: the HDF5 library does not survive a disk that fills up under it.
+    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
     hdf5 = io.BytesIO()
     with h5py.File(hdf5, "w") as file:
         for name, value in plain.items():
             file[f"model/{name}"] = value.numpy()
         for name, row in rows.items():
             file[f"rows/{name}"] = row.detach().cpu().numpy()
-    _write(folder / "model.h5", hdf5)
-    # The one file that is not HDF5 or text: what torch.load(..., weights_only=True) reads. It holds
-    # tensors under their names, and loading it so runs no pickled code.
+    _write(folder / MODEL_AND_ROWS, hdf5)
+    # The one file that is not HDF5 or text: torch.load(..., weights_only=True) reads it. It contains
+    # tensors under their names, and loading it in this way runs no pickled code.
     state_dict = io.BytesIO()
     torch.save(plain, state_dict)
-    _write(folder / "model.pt", state_dict)
+    _write(folder / MODEL, state_dict)
 
 
 def _write(path, content):

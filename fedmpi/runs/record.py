@@ -1,5 +1,86 @@
-"""What the record of a round holds."""
+"""What the record of a round holds: every field with its title, its unit, and which values are better.
 
-# What a record counts; everything else in it is a metric.
-COUNTS = ("round", "iteration", "bytes", "gradients")
-CLOCKS = ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds")
+A record is one line of metrics.jsonl: a dict of numbers. Amounts are counted from the beginning of
+the run; metrics are measured after the round, "loss" in every round and the others when the model is evaluated.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One field of a record.
+
+    Attributes:
+        name: its key in the record. title: what figures and headings call it.
+        label: what tables call it; default: the name without underscores.
+        unit: for an amount, the kind of quantity that `fedmpi.text.format_quantity` writes; None for a metric.
+        less_is_better: for a metric, whether a smaller value is better.
+    """
+
+    name: str
+    title: str
+    label: str = ""
+    unit: str | None = None
+    less_is_better: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "label", self.label or self.name.replace("_", " "))
+
+
+def _table(*fields):
+    return {field.name: field for field in fields}
+
+
+AMOUNTS = _table(
+    Field("round", "communication rounds", "rounds", unit="rounds"),
+    Field("iteration", "local steps of a client", "local steps", unit="rounds"),
+    Field("bytes", "bytes sent per client", "sent per client", unit="bytes"),
+    Field("gradients", "gradient evaluations of all clients", unit="gradients"),
+    Field("seconds", "wall time", "time", unit="seconds"),
+    Field("local_seconds", "time of local steps", "local steps", unit="seconds"),
+    Field("communication_seconds", "time of communication", "communication", unit="seconds"),
+    Field("evaluation_seconds", "time of evaluation", "evaluation", unit="seconds"),
+)
+AXES = ("round", "bytes", "gradients", "seconds")  # the amounts that a metric is drawn against
+METRICS = _table(
+    Field("loss", "loss in local steps", less_is_better=True),
+    Field("train_loss", "training loss", less_is_better=True),
+    Field("test_loss", "test loss", less_is_better=True),
+    Field("accuracy", "test accuracy"),
+    Field("perplexity", "test perplexity", less_is_better=True),
+    Field("auc", "test ROC-AUC"),
+    Field("holdout_loss", "loss on held-out training data", less_is_better=True),
+    Field("holdout_accuracy", "accuracy on held-out training data"),
+    Field("holdout_perplexity", "perplexity on held-out training data", less_is_better=True),
+    Field("holdout_auc", "ROC-AUC on held-out training data"),
+    Field("attack_loss", "attack loss", less_is_better=True),
+    Field("attack_accuracy", "attack accuracy"),
+    Field("distortion", "distortion", less_is_better=True),
+    Field("distance", "distance to the solution", less_is_better=True),
+    Field("gap", "gap", less_is_better=True),
+)
+HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
+LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm")  # in names of other metrics
+
+
+def field(name):
+    """The `Field` of that name; one of a user's task is described by its name alone."""
+    known = AMOUNTS.get(name) or METRICS.get(name)
+    less_is_better = any(word in name for word in LESS_IS_BETTER)
+    return known or Field(name, name.replace("_", " "), less_is_better=less_is_better)
+
+
+def title(name):
+    """What figures and headings call a field."""
+    return field(name).title
+
+
+def label(name):
+    """What tables call a field."""
+    return field(name).label
+
+
+def less_is_better(metric):
+    """Whether a smaller value of a metric is better."""
+    return field(metric).less_is_better

@@ -1,4 +1,4 @@
-"""What happened in a run: the run folder, a line a round, and what the user sees."""
+"""Recording a run: the run folder, one line per round, and the progress that the user sees."""
 
 import json
 import pathlib
@@ -8,16 +8,17 @@ import yaml
 from tqdm import tqdm
 
 from fedmpi.errors import UserError
+from fedmpi.files import DIVERGED, RECORDS, SETTINGS
 
 
 class Recorder:
-    """The record of one run, kept by rank 0.
+    """Writes the record of one run, on rank 0.
 
     Args:
         out: folder of the run folders; made if missing.
         name: of the run folder, or None for `prefix` and a number.
         prefix: beginning of that name.
-        settings: nested dict, written to settings.yaml.
+        settings: nested dict, written to the run folder.
         num_rounds: of the run, for the progress bar.
 
     Raises:
@@ -27,8 +28,8 @@ class Recorder:
     def __init__(self, out, name, prefix, settings, num_rounds):
         self.folder = _make_folder(pathlib.Path(out), name, prefix)
         try:
-            (self.folder / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-            self._lines = open(self.folder / "metrics.jsonl", "w", encoding="utf-8")  # noqa: SIM115  closed by `close`
+            (self.folder / SETTINGS).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+            self._lines = open(self.folder / RECORDS, "w", encoding="utf-8")  # noqa: SIM115  closed by `close`
         except OSError as error:
             raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
         self._num_rounds = num_rounds
@@ -40,7 +41,12 @@ class Recorder:
             self._bar = tqdm(total=self._num_rounds, unit="round", dynamic_ncols=True)
 
     def round(self, record, metrics):
-        """Write one round: a dict of numbers with "round", and the dict of metrics if it was evaluated."""
+        """Write one round.
+
+        Args:
+            record: the amounts and the loss of the round, see `fedmpi.runs.record`.
+            metrics: name -> number, {} if the model was not evaluated.
+        """
         self._lines.write(json.dumps({**record, **metrics}) + "\n")
         self._lines.flush()
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -52,11 +58,11 @@ class Recorder:
             print(f"round {record['round']}/{self._num_rounds}: {text}", flush=True)
 
     def diverged(self, why):
-        """Note in the run folder that the run ended without a result, and why: one line."""
-        (self.folder / "diverged.txt").write_text(why + "\n", encoding="utf-8")
+        """Write into the run folder that the run ended without a result, and why: one line."""
+        (self.folder / DIVERGED).write_text(why + "\n", encoding="utf-8")
 
     def close(self):
-        """End the progress bar and the file."""
+        """End the progress bar and close the file."""
         if self._bar is not None:
             self._bar.close()
         self._lines.close()

@@ -7,12 +7,14 @@ import sys
 
 import yaml
 
+from fedmpi.config.run import Run, role
 from fedmpi.errors import UserError
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
-from fedmpi.runs.folder import is_run, read_run
+from fedmpi.runs.folder import is_run, outcome, read_run
+from fedmpi.runs.record import HELD_OUT
+from fedmpi.settings import former_names
 from fedmpi.sweep.choice import (
-    HOLDOUT,
     best_of_each_algorithm,
     candidate_table,
     check_metric,
@@ -23,23 +25,25 @@ from fedmpi.sweep.choice import (
     write_best,
     write_candidates,
 )
-from fedmpi.sweep.local import outcome, run_all
+from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
 from fedmpi.sweep.slurm import job_array
+from fedmpi.text import format_seconds
 
+COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
 TEMPLATE = pathlib.Path("slurm") / "train.sbatch"
 DESCRIPTION = """\
-Train with every combination of some settings, and choose the best by held-out training data.
+Train with every combination of some settings, and choose the best by a metric on held-out training data.
 
     python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.003,0.01 --grid seed=0,1,2 --rounds 50
 
-Options that are not named below are settings of every run, as of fedmpi.train. The same command
-again goes on where it was: runs that ended are skipped, those that broke are made again. A plan is
-a YAML file like
+Options that are not listed below are settings of every run, as in fedmpi.train. The same command
+continues an interrupted sweep: runs that ended are skipped, broken ones are made again. A plan is
+a YAML or TOML file like
 
     settings: {rounds: 50, clients: 4}
     grid: {algorithm.step_size: [0.001, 0.01], seed: [0, 1, 2]}
-    list:                 # each of these with each point of the grid
+    list:                 # each of these is combined with each point of the grid
       - {algorithm: fafed}
       - {algorithm: {name: fedavg, step_size: 0.01}, batch_size: 10}"""
 
@@ -52,21 +56,34 @@ def main(arguments=None):
 def _parser():
     parser = Parser(prog="python -m fedmpi.sweep", description=DESCRIPTION)
     parser.add_argument(
-        "--grid", action="append", default=[], metavar="SETTING=VALUE,VALUE", help="values to try; can be given again"
+        "--grid", action="append", default=[], metavar="SETTING=VALUE,VALUE", help="values to try; may be repeated"
     )
-    parser.add_argument("--plan", type=pathlib.Path, metavar="FILE", help="the same from a YAML file")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("sweep"), help="folder of the runs: sweep")
     parser.add_argument(
-        "--ranks", type=_count, metavar="N", help="ranks of each run: 1; in a job array: the template's"
+        "--plan",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="the same from a YAML or TOML file; the command line overrides it",
     )
-    parser.add_argument("--at-a-time", type=_count, metavar="N", help="runs at once: 1; in a job array: no limit")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("sweep"), help="folder of the run folders; default: sweep"
+    )
+    parser.add_argument(
+        "--ranks", type=_count, metavar="N", help="ranks of each run; default: 1, in a job array the template's"
+    )
+    parser.add_argument(
+        "--at-a-time", type=_count, metavar="N", help="runs at once; default: 1, in a job array no limit"
+    )
     parser.add_argument(
         "--launch", metavar="WORDS", help='how ranks are started, like "mpirun --oversubscribe -np {ranks}"'
     )
-    parser.add_argument("--metric", help="what to choose by: a holdout_ metric, the accuracy if there is one")
+    parser.add_argument(
+        "--metric", help="metric to choose by; default: one on held-out data, not the loss if there is another"
+    )
     parser.add_argument("--emit-slurm", type=pathlib.Path, metavar="FILE", help="write a job array instead of running")
-    parser.add_argument("--template", type=pathlib.Path, metavar="FILE", help=f"of the job array: {TEMPLATE}")
-    parser.add_argument("--table", action="store_true", help="only show what the runs so far came to")
+    parser.add_argument(
+        "--template", type=pathlib.Path, metavar="FILE", help=f"job script to start from; default: {TEMPLATE}"
+    )
+    parser.add_argument("--table", action="store_true", help="start nothing, only show the results so far")
     return parser
 
 
@@ -99,9 +116,13 @@ def _run(arguments):
 
 
 def _complete(common, options):
-    """Give every run the settings that follow from the sweep's own, unless they are given: the names of those."""
+    """Add the settings that follow from the sweep's options to those of all runs.
+
+    Returns:
+        the names of the settings that were added; those that the user gave stay.
+    """
     wanted = {}
-    if options.metric is None or options.metric.startswith(HOLDOUT):
+    if options.metric is None or options.metric.startswith(HELD_OUT):
         wanted["holdout"] = "0.1"
     if (options.at_a_time or 1) > 1 and not options.emit_slurm:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -112,46 +133,56 @@ def _complete(common, options):
 
 
 def _check_runs(plan, runs, added):
-    """See that all settings are right before any work starts.
+    """Check the settings of all runs before any work starts.
 
     Args:
-        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that nobody gave, see `_complete`.
+        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that `_complete` added.
 
     Raises:
-        UserError: if those of a run are not.
+        UserError: if those of a run are wrong.
     """
     if not runs:
         return
-    from fedmpi.config.build import read_command_line  # brings torch, which --table and --help do without
+    from fedmpi.config.build import read_command_line  # imports torch, which --table and --help do not need
 
+    notes = {}
     for run in runs:
         try:
-            if isinstance(read_command_line(plan.words(run)), str):
-                raise UserError("--list and --print_config are for fedmpi.train")
+            notes |= dict.fromkeys(read_command_line(plan.words(run)).notes)
         except UserError as error:
             ours = "holdout" in added and "holdout" not in run.varied and str(error).startswith("holdout =")
-            advice = "; choose without it: --holdout 0 --metric train_loss" if ours else ""
+            advice = "; to choose by another metric: --holdout 0 --metric train_loss" if ours else ""
             raise UserError(f"run {run.name}: {error}{advice}") from None
+    for note in notes:
+        print(f"fedmpi: {note}", file=sys.stderr)
 
 
 def _claim_folder(plan):
-    """Note the common settings in the sweep's folder, and see that they are those of the runs in it.
+    """Write the common settings into the sweep's folder, and check that the runs in it have the same.
+
+    Settings of speed and place may differ.
 
     Raises:
-        UserError: if runs with other settings are there, or it cannot be written.
+        UserError: if the folder contains runs with other settings, or cannot be written.
     """
-    note = plan.out / "common.yaml"
-    settings = {key: word for key, word in plan.common.items() if key != "threads"}
+    note = plan.out / COMMON
+    settings = _of_all_runs(plan.common)
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
-        before = yaml.safe_load(note.read_text(encoding="utf-8")) if note.is_file() else settings
+        before = _of_all_runs(yaml.safe_load(note.read_text(encoding="utf-8"))) if note.is_file() else settings
         if before != settings and any(map(is_run, plan.out.iterdir())):
             keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             changes = ", ".join(f"{key} was {before.get(key, 'not set')}" for key in keys)
-            raise UserError(f"{plan.out}: holds runs with other common settings ({changes}); choose another --out")
+            raise UserError(f"{plan.out}: contains runs with other common settings ({changes}); choose another --out")
         note.write_text(yaml.safe_dump(settings), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out {plan.out}: cannot be written: {error.strerror}") from None
+
+
+def _of_all_runs(settings):
+    """The settings, under their current names, that the runs of one sweep must share."""
+    names = former_names(Run)
+    return {names.get(key, key): text for key, text in settings.items() if role(key) not in ("speed", "place")}
 
 
 class _Progress:
@@ -169,12 +200,12 @@ class _Progress:
             how = _result(record, self._metric)
         elif outcome(folder) == "diverged":
             how = "diverged"
-        print(f"[{self._ended}/{self._number}] {run.name}: {how} ({seconds:.1f} s)", flush=True)
+        print(f"[{self._ended}/{self._number}] {run.name}: {how} ({format_seconds(seconds)})", flush=True)
 
 
 def _result(record, metric):
-    """What a run came to, in words; it may not have measured the metric."""
-    if metric is None and not any(name.startswith(HOLDOUT) for name in record.metrics):
+    """A complete run's value of the metric, in words; it may not have measured it."""
+    if metric is None and not any(name.startswith(HELD_OUT) for name in record.metrics):
         return "nothing held out"
     metric = metric or usual_metric([record])
     value = record.final(metric)
@@ -182,19 +213,19 @@ def _result(record, metric):
 
 
 def _choose(plan, options):
-    """Say and write which settings are the best."""
+    """Print and write which settings are the best."""
     ended = ended_runs(plan)
     if not ended:
-        raise UserError(f"{options.out}: no run has ended with a result; what they printed is in its .log files")
+        raise UserError(f"{options.out}: no run is complete; its .log files contain what the runs printed")
     metric = options.metric or usual_metric(ended.values())
     candidates = rank(plan, metric, ended)
     if candidates[0].spread is None:
         names = dict.fromkeys(name for run in ended.values() for name in run.metrics if may_choose(name))
-        raise UserError(f"--metric {metric}: no run measured it; to choose by there are {', '.join(names)}")
+        raise UserError(f"--metric {metric}: no run measured it: expected one of {', '.join(names)}")
     print(candidate_table(candidates, metric).text())
     try:
-        write_candidates(options.out / "sweep.csv", candidates, metric)
-        files = {"best.yaml": candidates[0]}
+        write_candidates(options.out / TABLE, candidates, metric)
+        files = {BEST: candidates[0]}
         by_algorithm = best_of_each_algorithm(candidates)
         if len(by_algorithm) > 1:
             files |= {f"best-{name}.yaml": candidate for name, candidate in by_algorithm.items()}
@@ -203,13 +234,13 @@ def _choose(plan, options):
     except OSError as error:
         raise UserError(f"{options.out}: cannot be written: {error.strerror}") from None
     print(f"best: {candidates[0].label}")
-    print(f"to train with it on all data: python -m fedmpi.train --config {options.out / 'best.yaml'}")
+    print(f"to train with it on all data: python -m fedmpi.train --config {options.out / BEST}")
 
 
 def _emit(options, plan, todo):
-    """Write a job array for the runs that are to be made."""
+    """Write a job array for the runs that have not ended."""
     if not todo:
-        raise UserError("every run has ended: nothing to submit; --table shows what they came to")
+        raise UserError("every run has ended: nothing to submit; --table shows the results")
     here = TEMPLATE if TEMPLATE.is_file() else pathlib.Path(__file__).parents[2] / TEMPLATE
     template = options.template or here
     try:

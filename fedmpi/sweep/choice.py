@@ -1,4 +1,4 @@
-"""The best settings of a sweep, by a metric of training data that were held out."""
+"""The best settings of a sweep, chosen by a metric on held-out training data."""
 
 import csv
 import dataclasses
@@ -7,16 +7,16 @@ import math
 import yaml
 
 from fedmpi.errors import UserError
-from fedmpi.report.curves import Spread, less_is_better, title
-from fedmpi.report.tables import Table
-from fedmpi.report.units import metric as in_digits
-from fedmpi.runs.folder import read_run
-from fedmpi.sweep.local import outcome
+from fedmpi.files import SETTINGS
+from fedmpi.runs.comparison import Spread
+from fedmpi.runs.folder import outcome, read_run
+from fedmpi.runs.record import HELD_OUT, less_is_better, title
+from fedmpi.sweep.plan import OWN
+from fedmpi.text import Table
 
-# Measured on training data; everything else a run measures may come from the test set.
+# Measured on training data; every other metric may come from the test set.
 ALLOWED = ("train_loss", "loss")
-HOLDOUT = "holdout_"
-NOT_FOR_ALL = ("seed", "name", "out", "ranks", "threads")  # settings of a run that its best.yaml leaves out
+NOT_IN_BEST = ("seed", "threads", *OWN)  # settings of a run that the file of the best settings leaves out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Candidate:
     """One configuration of a sweep with the runs of its seeds.
 
     Attributes:
-        varied: setting -> word. spread: `Spread` of the metric over the runs that ended, or None.
-        num_runs: planned. num_diverged: without a result for good. path: folder of one that ended, or None.
+        varied: setting -> text. spread: `Spread` of the metric over the complete runs, or None.
+        num_runs: planned. num_diverged: of these. path: folder of a complete one, or None.
     """
 
     varied: dict
@@ -35,35 +35,35 @@ class Candidate:
     path: object
 
     @property
-    def is_whole(self):
-        """Whether every planned run ended with a result."""
+    def is_complete(self):
+        """Whether every planned run is complete."""
         return self.spread is not None and len(self.spread.values) == self.num_runs
 
     @property
     def label(self):
-        return ", ".join(f"{key} {word}" for key, word in self.varied.items()) or "all alike"
+        return ", ".join(f"{key} {word}" for key, word in self.varied.items()) or "the only configuration"
 
 
 def may_choose(name):
-    """Whether a metric is one of training data."""
-    return name.startswith(HOLDOUT) or name in ALLOWED
+    """Whether a metric is measured on training data."""
+    return name.startswith(HELD_OUT) or name in ALLOWED
 
 
 def check_metric(name):
-    """See that settings may be chosen by a metric.
+    """Check that settings may be chosen by a metric.
 
     Raises:
         UserError: if it may have been measured on the test set.
     """
     if not may_choose(name):
         raise UserError(
-            f"--metric {name}: settings are chosen by training data, never by the test set: "
+            f"--metric {name}: settings are chosen by a metric on training data, never by the test set: "
             f"expected holdout_accuracy, holdout_loss, ... or {', '.join(ALLOWED)}"
         )
 
 
 def usual_metric(runs):
-    """The metric by which to choose if nobody says: one of the held-out data, rather not the loss.
+    """The metric by which to choose by default: one on held-out data, the loss only if there is no other.
 
     Args:
         runs: list of `RunFolder`.
@@ -71,21 +71,21 @@ def usual_metric(runs):
     Raises:
         UserError: if no run has one.
     """
-    names = [name for run in runs for name in run.metrics if name.startswith(HOLDOUT)]
+    names = [name for run in runs for name in run.metrics if name.startswith(HELD_OUT)]
     if not names:
         raise UserError("no run measured held-out data: sweep with --holdout 0.1, or choose by --metric train_loss")
     return next((name for name in names if name != "holdout_loss"), names[0])
 
 
 def ended_runs(plan):
-    """The `RunFolder`s of a plan's runs that ended: `Planned` name -> folder."""
+    """The `RunFolder`s of a plan's complete runs: name of the `Planned` run -> folder."""
     return {run.name: read_run(plan.folder(run)) for run in plan.runs if outcome(plan.folder(run)) == "complete"}
 
 
 def rank(plan, metric, ended):
     """Every configuration of a plan as a `Candidate`, the best first.
 
-    Those with a run that diverged or is missing come after those without.
+    Configurations with a run that diverged or is missing come last.
 
     Args:
         plan: a `Plan`. metric: its name. ended: see `ended_runs`.
@@ -98,7 +98,7 @@ def rank(plan, metric, ended):
     def place(candidate):
         mean = candidate.spread.mean if candidate.spread else math.nan
         is_value = math.isfinite(mean)
-        return not (candidate.is_whole and is_value), not is_value, mean if less_is_better(metric) else -mean
+        return not (candidate.is_complete and is_value), not is_value, mean if less_is_better(metric) else -mean
 
     return sorted(candidates, key=place)
 
@@ -112,7 +112,7 @@ def _candidate(plan, varied, runs, metric, ended):
 
 
 def best_of_each_algorithm(candidates):
-    """Algorithm's name -> its best `Candidate`, where the sweep varies algorithms; {} otherwise."""
+    """Algorithm's name -> its best `Candidate`; {} if the sweep does not vary the algorithm."""
     best = {}
     for candidate in candidates:
         if "algorithm" in candidate.varied and candidate.spread:
@@ -121,15 +121,15 @@ def best_of_each_algorithm(candidates):
 
 
 def candidate_table(candidates, metric):
-    """The candidates in words, best first; the best whole one is marked."""
+    """The candidates as a `Table`, best first."""
     keys = list(dict.fromkeys(key for candidate in candidates for key in candidate.varied))
     rows = []
     for candidate in candidates:
-        words = in_digits(candidate.spread) if candidate.spread else "–"
+        value = str(candidate.spread) if candidate.spread else "–"
         number = len(candidate.spread.values) if candidate.spread else 0
         runs = str(number) if number == candidate.num_runs else f"{number} of {candidate.num_runs}"
         runs += f", {candidate.num_diverged} diverged" if candidate.num_diverged else ""
-        rows.append([*(candidate.varied.get(key, "") for key in keys), runs, words])
+        rows.append([*(candidate.varied.get(key, "") for key in keys), runs, value])
     return Table([*keys, "runs", title(metric)], rows, frozenset({(0, len(keys) + 1)}))
 
 
@@ -151,8 +151,8 @@ def write_candidates(path, candidates, metric):
 
 def write_best(path, candidate, metric):
     """A settings file that trains with the candidate's settings on all training data."""
-    settings = yaml.safe_load((candidate.path / "settings.yaml").read_text(encoding="utf-8"))
-    settings = {key: value for key, value in settings.items() if key not in NOT_FOR_ALL} | {"holdout": 0.0}
-    words = f"# The best of a sweep: {candidate.label}\n# {title(metric)}: {in_digits(candidate.spread)}"
+    settings = yaml.safe_load((candidate.path / SETTINGS).read_text(encoding="utf-8"))
+    settings = {key: value for key, value in settings.items() if key not in NOT_IN_BEST} | {"holdout": 0.0}
+    words = f"# The best of a sweep: {candidate.label}\n# {title(metric)}: {candidate.spread}"
     text = f"{words}, {len(candidate.spread.values)} runs\n{yaml.safe_dump(settings, sort_keys=False)}"
     path.write_text(text, encoding="utf-8")

@@ -13,18 +13,9 @@ import sys
 import time
 
 from fedmpi.errors import UserError
-from fedmpi.runs.folder import is_complete, is_run
+from fedmpi.runs.folder import is_run, outcome
 
 PATIENCE = 10  # seconds that a job has to end after SIGTERM
-
-
-def outcome(folder):
-    """ "complete", "diverged", "broken" (it began and did not end) or "missing", of a run folder."""
-    if is_complete(folder):
-        return "complete"
-    if (folder / "diverged.txt").is_file():
-        return "diverged"
-    return "broken" if folder.exists() else "missing"
 
 
 def clear(folder):

@@ -2,24 +2,22 @@
 
 import dataclasses
 import itertools
-import json
 import pathlib
 import re
 
-import yaml
-
-from fedmpi.config.words import flatten
+from fedmpi.config.words import SWITCHES, as_text, file_words, flatten, read_file, spell, split_words
 from fedmpi.errors import UserError
 
-OWN = ("out", "name", "ranks")  # settings of a run that the sweep gives itself
+OWN = ("out", "name", "ranks")  # settings of a run that the sweep sets itself
+NOT_FOR_SWEEPS = ("list", *SWITCHES)  # options of fedmpi.train that print something instead of training
 
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """One run to be made.
+    """One run that a sweep consists of.
 
     Attributes:
-        name: of its folder. varied: setting -> word, of what differs between the runs.
+        name: of its folder. varied: setting -> text, of what differs between the runs.
     """
 
     name: str
@@ -27,8 +25,8 @@ class Planned:
 
     @property
     def configuration(self):
-        """What is varied but for the seed, as a hashable."""
-        return tuple((key, word) for key, word in self.varied.items() if key != "seed")
+        """What is varied except the seed, as a hashable."""
+        return tuple((key, text) for key, text in self.varied.items() if key != "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Plan:
     """A sweep.
 
     Attributes:
-        out: folder of the run folders. common: setting -> word, of all runs. runs: list of `Planned`.
+        out: folder of the run folders. common: setting -> text, of all runs. runs: list of `Planned`.
     """
 
     out: pathlib.Path
@@ -48,100 +46,72 @@ class Plan:
         return self.out / run.name
 
     def words(self, run):
-        """The words behind ``python -m fedmpi.train`` that make a run."""
+        """The arguments of ``python -m fedmpi.train`` that make a run."""
         settings = {**self.common, **run.varied, "out": str(self.out), "name": run.name}
-        return [f"--{key}={word}" for key, word in settings.items()]
+        return [f"--{key}={text}" for key, text in settings.items()]
 
 
 def make_plan(out, file, grid, common):
-    """The `Plan` from a file and the command line; the command line goes first.
+    """The `Plan` from a file and the command line; the command line overrides the file.
 
     Args:
-        out: folder of the run folders. file: path of a YAML file, or None.
-        grid: texts like "algorithm.step_size=0.001,0.003". common: words like "--rounds", "20".
+        out: folder of the run folders. file: path of a YAML or TOML file, or None.
+        grid: texts like "algorithm.step_size=0.001,0.003". common: arguments like "--rounds", "20".
 
     Raises:
         UserError: one line: what came, what was expected.
     """
     content = _read(file) if file else {}
-    axes = {_key(key): _values(key, values) for key, values in flatten(content.get("grid", {})).items()}
+    axes = {key: _values(key, values) for key, values in flatten(content.get("grid", {})).items()}
     axes |= dict(_axis(text) for text in grid)
-    points = [_words(point) for point in content.get("list", [{}])]
-    shared = _words(content.get("settings", {})) | _settings(common)
-    shared = {key: word for key, word in shared.items() if key not in axes}
+    points = [dict(file_words(point)) for point in content.get("list", [{}])]
+    words, flags = split_words(common)
+    shared = dict(file_words(content.get("settings", {}))) | flags | dict(words)
+    shared = {key: text for key, text in shared.items() if key not in axes}
     if not axes and points == [{}]:
         raise UserError("nothing to vary: give --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 or a --plan")
     for key in [*axes, *shared, *(key for point in points for key in point)]:
         if key in OWN:
-            raise UserError(f"{key}: is not a setting of the sweep's runs; the sweep gives it itself (see --help)")
-    varied = [point | dict(zip(axes, words)) for point in points for words in itertools.product(*axes.values())]
+            raise UserError(f"{key}: is not a setting of the sweep's runs: the sweep sets it itself (see --help)")
+        if key in NOT_FOR_SWEEPS:
+            raise UserError(f"{key}: is an option of fedmpi.train, not of a sweep; leave it out")
+    varied = [point | dict(zip(axes, texts)) for point in points for texts in itertools.product(*axes.values())]
     return Plan(out, shared, [Planned(name, settings) for name, settings in zip(_names(varied), varied)])
 
 
 def _read(path):
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"--plan {path}: cannot be read: {' '.join(str(error).split())}") from None
+    content = read_file(path, "--plan")
     kinds = {"settings": dict, "grid": dict, "list": list}
-    if not isinstance(content, dict) or any(not isinstance(v, kinds.get(k, ())) for k, v in content.items()):
+    if any(not isinstance(v, kinds.get(k, ())) for k, v in content.items()):
         raise UserError(f"--plan {path}: expected 'settings:' and 'grid:' with settings in them, or a 'list:' of them")
     if not all(isinstance(point, dict) for point in content.get("list", [])):
         raise UserError(f"--plan {path}: list: expected settings in each line, like - {{seed: 0}}")
     return content
 
 
-def _words(settings):
-    """Setting -> word from a dict as in a settings file."""
-    return {_key(key): _word(value) for key, value in flatten(settings).items()}
-
-
 def _axis(text):
-    """(setting, words) from "seed=0,1,2"; commas inside brackets belong to a value."""
+    """(setting, texts) from "seed=0,1,2"; commas inside brackets belong to a value."""
     key, equals, values = text.partition("=")
-    words = [word.strip() for word in re.split(r",(?![^\[({]*[\])}])", values)]
-    if not equals or not key or not all(words):
+    texts = [value.strip() for value in re.split(r",(?![^\[({]*[\])}])", values)]
+    if not equals or not key or not all(texts):
         raise UserError(f"--grid {text}: expected a setting and its values, like algorithm.step_size=0.001,0.01")
-    return _key(key), list(dict.fromkeys(words))
+    return spell(key), list(dict.fromkeys(texts))
 
 
 def _values(key, values):
     if not isinstance(values, list) or not values:
         raise UserError(f"grid: {key}: expected a list of values, like [0.001, 0.01]")
-    return list(dict.fromkeys(map(_word, values)))
-
-
-def _settings(words):
-    """Setting -> word from the words of a command line."""
-    settings, rest = {}, list(words)
-    while rest:
-        key, equals, word = rest.pop(0).partition("=")
-        if not key.startswith("--"):
-            raise UserError(f"'{key}': expected an option, like --rounds 100 (see --help)")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise UserError(f"{key}: expected a value after it")
-            word = rest.pop(0)
-        settings[_key(key[2:])] = word
-    return settings
-
-
-def _key(text):
-    return str(text).strip().removeprefix("--").replace("-", "_")
-
-
-def _word(value):
-    return value if isinstance(value, str) else json.dumps(value)
+    return list(dict.fromkeys(map(as_text, values)))
 
 
 def _names(points):
-    """A folder name per point: what varies, in short, like "step_size=0.01,seed=0"; all different."""
+    """A folder name per point: the varied settings in short, like "step_size=0.01,seed=0"; all different."""
     keys = list(dict.fromkeys(key for point in points for key in point))
     ends = [key.rpartition(".")[2] for key in keys]
     short = {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends)}
     names = []
     for point in points:
-        name = re.sub(r"[^\w.,=+-]+", "_", ",".join(f"{short[key]}={word}" for key, word in point.items()))[:200]
+        name = re.sub(r"[^\w.,=+-]+", "_", ",".join(f"{short[key]}={text}" for key, text in point.items()))[:200]
         while name in names:
             name += "+"
         names.append(name)

@@ -12,6 +12,7 @@ from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, input_shape
 from fedmpi.data.source import names_silos, open_source, readable
 from fedmpi.errors import UserError
+from fedmpi.files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.models import find_model
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
@@ -90,9 +91,9 @@ def load_classifier(folder, context):
         raise UserError("task.classifier is missing: the run folder of a classifier, like runs/NAME")
     folder, given = pathlib.Path(folder), f"task.classifier = {folder}"
     try:
-        settings = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+        settings = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        raise UserError(f"{given}: expected a run folder with settings.yaml and model.h5") from None
+        raise UserError(f"{given}: expected a run folder with {SETTINGS} and {MODEL_AND_ROWS}") from None
     task = settings.get("task", {}) if isinstance(settings, dict) else {}
     if task.get("name") != "classification":
         raise UserError(f"{given}: is a run of task {task.get('name')}: expected classification")
@@ -105,9 +106,11 @@ def load_classifier(folder, context):
     model_settings = {name: value for name, value in model.items() if name != "name"}
     net = find_model(model["name"])(shape=input_shape(source.shape), num_classes=source.num_classes, **model_settings)
     try:
-        net.load_state_dict(_read_values(folder / "model.h5"))
+        net.load_state_dict(_read_values(folder / MODEL_AND_ROWS))
     except (RuntimeError, KeyError) as error:
-        raise UserError(f"{given}: model.h5 does not fit {model['name']}: {' '.join(str(error).split())}") from None
+        raise UserError(
+            f"{given}: {MODEL_AND_ROWS} does not fit {model['name']}: {' '.join(str(error).split())}"
+        ) from None
     classifier = Classifier(net, task.get("mean") or source.mean, task.get("std") or source.std)
     return classifier.to(context.device, context.dtype), source
 
@@ -188,7 +191,7 @@ class LoadedAttack(LoadedTask):
         return self._partition(np.zeros(num_images, dtype=np.int64), self._context.num_clients, self._context.seed)
 
     def write_split(self, folder):
-        write_partition(folder / "partition.h5", self._parts, self._data)
+        write_partition(folder / PARTITION, self._parts, self._data)
 
     def build_model(self, model_class, model_settings):
         return Perturbation(self._shape)
@@ -239,7 +242,7 @@ class LoadedAttack(LoadedTask):
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            print("attack.png is not drawn: matplotlib is missing (pip install 'fedmpi[plot]')", flush=True)
+            print(f"{ATTACK_FIGURE} is not drawn: matplotlib is missing (pip install 'fedmpi[plot]')", flush=True)
             return
         images = self._to_show(module)
         figure = Figure(figsize=(1.2 * (len(images) + 1), 3), layout="constrained")
@@ -253,7 +256,7 @@ class LoadedAttack(LoadedTask):
         axes[0, -1].set_title(f"Ξ, |Ξ| ≤ {change:.2g}", fontsize=9)
         for axis in axes.flat:
             axis.set_axis_off()
-        figure.savefig(folder / "attack.png", dpi=150)
+        figure.savefig(folder / ATTACK_FIGURE, dpi=150)
 
     def _to_show(self, module):
         """Some images of this rank: half of them mistaken ones, which come first, as far as there are any."""

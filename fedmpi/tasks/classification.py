@@ -11,6 +11,7 @@ from fedmpi.data.samples import Augmentation, Samples, check_normalisation, inpu
 from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import HDF5Source, names_silos, open_source, silo_path
 from fedmpi.errors import UserError
+from fedmpi.files import PARTITION
 from fedmpi.registry import command_name
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
@@ -125,7 +126,8 @@ class LoadedClassification(LoadedTask):
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
         self._tests = [
-            Samples.from_arrays(own.read("test", at), own.labels["test"][at], *self._normalisation, context) for own, at in tests
+            Samples.from_arrays(own.read("test", at), own.labels["test"][at], *self._normalisation, context)
+            for own, at in tests
         ]
 
     def _check(self, source):
@@ -177,7 +179,7 @@ class LoadedClassification(LoadedTask):
     def write_split(self, folder):
         if self._is_shared:
             parts = map(self._file_rows, self._parts)
-            write_partition(folder / "partition.h5", parts, self._settings.data)
+            write_partition(folder / PARTITION, parts, self._settings.data)
 
 
 def _facts(source):

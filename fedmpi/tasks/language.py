@@ -13,6 +13,7 @@ from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file, names_silos, silo_path
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_edges
 from fedmpi.errors import UserError
+from fedmpi.files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
 
@@ -133,7 +134,7 @@ class LoadedLanguage(LoadedTask):
         if self._num_words is not None:
             edges = word_edges(self._num_words, self._context.num_clients)
             parts = list(zip(edges, edges[1:]))
-            write_partition(folder / "partition.h5", parts, self._settings.data, unit="words")
+            write_partition(folder / PARTITION, parts, self._settings.data, unit="words")
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
         return SequentialSampler(self.num_samples(client), batch_size, first_batch_size, self._settings.bptt, device)

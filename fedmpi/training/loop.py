@@ -57,7 +57,7 @@ def _run(job, recorder):
     """Start, rounds, evaluations, result."""
     run, federation = job.config.run, job.federation
     every = run.eval_every or max(1, job.num_rounds // 20)
-    rule = ResultRule(run.output, job.num_rounds, run.seed, job.task.goal)
+    rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
     evaluation_seconds, began = 0.0, time.perf_counter()
     metrics = {}
     if recorder:

@@ -1,4 +1,4 @@
-"""Presets: each starts, holds what the paper printed, and the command line goes first."""
+"""Presets: each starts and contains what the paper printed; files and the command line override it."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def test_another_algorithm_of_the_command_line_has_its_own_defaults():
     assert same == read_command_line(["--preset", HIGH]).resolved
 
 
-def test_the_command_line_goes_before_a_file_and_a_file_before_a_preset(tmp_path):
+def test_the_command_line_overrides_a_file_and_a_file_overrides_a_preset(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("local_steps: 5\nbatch_size: 7\nalgorithm: {name: fedavg}\n")
     config = read_command_line(["--preset", HIGH, "--config", str(file), "--batch-size", "9"])
@@ -92,7 +92,7 @@ def test_a_run_of_a_preset_can_be_repeated_from_its_settings(tmp_path):
 @pytest.mark.parametrize("paper", ["paper: yes", "paper: {printed: {accuracy: 0.9}}", "paper: {methods: [fedavg]}"])
 def test_a_paper_that_is_none(tmp_path, paper):
     (tmp_path / "run.yaml").write_text(paper)
-    with pytest.raises(UserError, match="paper: is no setting"):
+    with pytest.raises(UserError, match=r"run\.yaml: paper: expected source, printed and methods"):
         read_command_line(["--config", str(tmp_path / "run.yaml")])
 
 

@@ -22,13 +22,13 @@ from conftest import ROOT, hear_ctrl_c, train
 
 from fedmpi.errors import UserError
 from fedmpi.report.__main__ import _folder as files_folder
-from fedmpi.report.curves import Spread, Target, curve, final
+from fedmpi.report.curves import Target, curve, final
 from fedmpi.report.live import watch
 from fedmpi.report.page import section
-from fedmpi.report.tables import Table, final_table
-from fedmpi.report.units import metric as in_digits
-from fedmpi.runs.comparison import problems
+from fedmpi.report.tables import final_table
+from fedmpi.runs.comparison import Spread, problems
 from fedmpi.runs.folder import find_runs
+from fedmpi.text import Table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 WIDTHS = (1280, 390)  # a screen, a phone
@@ -192,7 +192,7 @@ def test_no_words_leave_a_figure(tmp_path, num_methods):
     ],
 )  # fmt: skip
 def test_metrics_in_digits(values, words):
-    assert in_digits(Spread(values)) == words
+    assert str(Spread(values)) == words
 
 
 def test_a_browser_shows_it_on_a_screen_and_on_a_phone(made, tmp_path):
@@ -227,7 +227,7 @@ def test_a_browser_shows_it_on_a_screen_and_on_a_phone(made, tmp_path):
         assert scroll <= width and right <= width  # nothing is cut off, nothing scrolls sideways
 
 
-def test_a_setting_that_older_runs_do_not_know_tells_no_methods_apart(tmp_path):
+def test_a_setting_that_older_runs_do_not_have_splits_no_methods(tmp_path):
     make_run(tmp_path / "old", "fafed", 0)
     make_run(tmp_path / "new", "fafed", 1, fused_update=False)
     make_run(tmp_path / "other", "fafed", 1, clients=8)
@@ -237,7 +237,7 @@ def test_a_setting_that_older_runs_do_not_know_tells_no_methods_apart(tmp_path):
     }  # fmt: skip
 
 
-def test_settings_of_speed_tear_no_seeds_apart(tmp_path):
+def test_settings_of_speed_split_no_methods(tmp_path):
     speeds = [
         {"threads": 1, "eval_every": 5, "device": "cpu", "transport": "shared", "tune_malloc": True},
         {"threads": 4, "eval_every": 2, "device": "cuda", "transport": "allreduce", "tune_malloc": False},

@@ -76,7 +76,7 @@ def test_what_is_held_out_depends_on_the_seed_and_the_client_only():
     [
         (("--holdout", 1), "holdout = 1"),
         (("--holdout", 0.0001), "too few"),
-        (("--task", "quadratic", "--holdout", 0.1), "task quadratic keeps no data aside"),
+        (("--task", "quadratic", "--holdout", 0.1), "task quadratic has no data to hold out"),
     ],
 )
 def test_holdouts_that_cannot_be(tmp_path, words, message):
@@ -154,7 +154,11 @@ def test_a_wrong_setting_ends_the_sweep_with_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("words", "progress", "message"),
     [
-        (("--metric", "holdout_nope"), "no holdout_nope", "there are loss, train_loss, holdout_loss, holdout_accuracy"),
+        (
+            ("--metric", "holdout_nope"),
+            "no holdout_nope",
+            "expected one of loss, train_loss, holdout_loss, holdout_accuracy",
+        ),
         (("--holdout", 0), "nothing held out", "no run measured held-out data"),
     ],
 )
@@ -169,8 +173,8 @@ def test_without_the_metric_all_runs_are_made_and_one_line_says_so(tmp_path, wor
     [
         (("--grid", "seed=0,x"), "run seed=x: seed = x: expected a whole number"),
         (("--grid", "algorithm.stepsize=1,2", "--emit-slurm", "job.sh"), "did you mean 'step_size'"),
-        (("--grid", "seed=0,1", "--list", "tasks"), "run seed=0: --list"),
-        (("--grid", "seed=0,1", "--task", "quadratic"), "aside; choose without it: --holdout 0 --metric train_loss"),
+        (("--grid", "seed=0,1", "--list", "tasks"), "list: is an option of fedmpi.train"),
+        (("--grid", "seed=0,1", "--task", "quadratic"), "to choose by another metric: --holdout 0 --metric train_loss"),
     ],
 )
 def test_the_settings_of_all_runs_are_checked_before_any_work(tmp_path, words, message):
@@ -297,7 +301,7 @@ def test_plans_in_the_form_of_a_settings_file(tmp_path):
         (("--grid", "seed=0,1", "--ranks", "0"), "--ranks: expected a whole number >= 1, not '0'"),
         (("--grid", "seed=0,1", "rounds"), "expected an option"),
         (("--plan", "missing.yaml"), "cannot be read"),
-        (("--grid", "seed=0,1", "--table"), "no run has ended"),
+        (("--grid", "seed=0,1", "--table"), "no run is complete"),
         (("--grid", "seed=0,1", "--launch", "no-such-launcher"), "cannot be started"),
         (("--grid", "seed=0,1", "--emit-slurm", "job", "--template", "missing"), "--template names"),
     ],

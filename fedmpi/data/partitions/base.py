@@ -47,7 +47,6 @@ class Partition:
         """One sorted int64 array per client: the training set of a `fedmpi.data.source.Source`, split by `column`."""
         return self.for_data_set(source.name)(source.column(self.column), num_clients, seed)
 
-
     def for_data_set(self, name):
         """This partition with the settings that its paper uses for data set `name`; unchanged if there are none."""
         return self

@@ -1,0 +1,110 @@
+"""The text of ``--help`` and ``--list``, and the parser that gives settings their types."""
+
+import dataclasses
+import inspect
+import typing
+
+import jsonargparse
+
+from fedmpi.config.run import Run
+from fedmpi.errors import UserError
+from fedmpi.federation import costs
+from fedmpi.presets import preset_names, summary
+from fedmpi.registry import command_name, known
+from fedmpi.settings import nearest
+from fedmpi.text import table
+
+USAGE = "mpirun -np RANKS python -m fedmpi.train [--SETTING VALUE ...] (hyphens may be written for underscores)"
+FLAG_HELP = {
+    "preset": "NAME: settings of an experiment of a paper (--list presets); --config and the command line override it",
+    "config": "PATH: settings from a YAML or TOML file; the command line overrides it",
+    "print_config": "print the resolved settings, as a settings file, and exit",
+    "list": "WHAT: print the known algorithms, tasks, oracles, models, partitions or presets, and exit",
+    "traceback": "print where an error was raised",
+    "help": "print this text for the chosen algorithm, task, oracle, model and partition, and exit",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """A setting as its class declares it: key, type, default and help text."""
+
+    key: str
+    type: object
+    default: object
+    help: str
+
+
+def declared_settings(classes):
+    """Key -> `Declared` of the run and of the chosen classes.
+
+    Args:
+        classes: group -> class, or None where none is chosen.
+    """
+    settings = [Declared(*one) for one in _settings_of(Run)]
+    for group, cls in classes.items():
+        settings += [Declared(f"{group}.{name}", *rest) for name, *rest in (_settings_of(cls) if cls else ())]
+    return {one.key: one for one in settings}
+
+
+def make_parser(classes, settings):
+    """A parser of the declared settings whose help names the chosen classes.
+
+    Args:
+        classes: see `declared_settings`, which gives `settings`.
+    """
+    parser = jsonargparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
+    titles = {"": "the run"}
+    for group, cls in classes.items():
+        chosen = command_name(cls) if cls else "the task's own"
+        titles[group] = f"{group}: {chosen} (--{group} NAME chooses another; --list {group}s)"
+    for group, title in titles.items():
+        section = parser.add_argument_group(title)
+        for one in settings.values():
+            if one.key.rpartition(".")[0] == group:
+                section.add_argument(f"--{one.key}", type=one.type, default=one.default, help=one.help, metavar="VALUE")
+    section = parser.add_argument_group("and")
+    for flag, text in FLAG_HELP.items():
+        section.add_argument(f"--{flag}", action="store_true", help=text)
+    return parser
+
+
+def list_text(what, choices):
+    """What ``--list WHAT`` prints.
+
+    Args:
+        what: "algorithms", "presets", ...; singular or plural.
+        choices: group -> `fedmpi.config.build.Choice`.
+
+    Raises:
+        UserError: if there is nothing of that name.
+    """
+    groups = {f"{group}s": group for group in (*choices, "preset")}
+    group = groups.get(what if what.endswith("s") else f"{what}s")
+    if group is None:
+        raise UserError(f"--list {what}: expected one of {', '.join(groups)}{nearest(what, groups)}")
+    if group == "algorithm":
+        return costs.table()
+    if group == "preset":
+        return table([(name, summary(name)) for name in preset_names()], indent="")
+    classes = known(choices[group].package, choices[group].base)
+    return table([(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in classes.items()], indent="")
+
+
+def _settings_of(cls):
+    """[(name, type, default, help)] of what a user can set of a class."""
+    if dataclasses.is_dataclass(cls):
+        types = typing.get_type_hints(cls)
+        return [(field.name, types[field.name], field.default, _help(field)) for field in dataclasses.fields(cls)]
+    types, settings = typing.get_type_hints(cls.__init__), []
+    for name, parameter in inspect.signature(cls).parameters.items():
+        is_given = name in ("shape", "num_classes")  # by the data
+        if not is_given and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            default = None if parameter.default is parameter.empty else parameter.default
+            settings.append((name, types.get(name, typing.Any), default, ""))
+    return settings
+
+
+def _help(field):
+    text, among = field.metadata.get("help", ""), field.metadata.get("among")
+    return f"{text} [{' | '.join(map(str, among))}]" if among else text

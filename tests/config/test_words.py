@@ -1,0 +1,139 @@
+"""The one grammar of settings: keys, values, former names and layers are read alike from everywhere."""
+
+import pathlib
+
+import pytest
+import yaml
+from conftest import train
+
+from fedmpi import settings
+from fedmpi.config import run as run_settings
+from fedmpi.config.build import CHOICES, read_command_line
+from fedmpi.config.run import GROUPS, Run, role
+from fedmpi.config.words import as_text, file_words, find_key, merge, read_file, spell, split_words
+from fedmpi.errors import UserError
+from fedmpi.runs.comparison import problems
+from fedmpi.runs.folder import find_runs
+from fedmpi.settings import setting
+from fedmpi.sweep.plan import make_plan
+
+
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        ("--Local-Steps", "local_steps"),
+        ("local_steps", "local_steps"),
+        ("Algorithm.step-size", "algorithm.step_size"),
+        ("model.numLayers", "model.numLayers"),  # an argument of a user's class
+    ],
+)
+def test_a_key_has_one_spelling_everywhere(tmp_path, written, key):
+    plain = written.removeprefix("--")
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"settings": {plain: 3}, "grid": {"seed": [0]}}))
+    assert spell(written) == key
+    assert split_words([f"--{plain}", "3"])[0] == file_words({plain: 3}) == [(key, "3")]
+    assert make_plan(tmp_path, tmp_path / "plan.yaml", [], []).common == {key: "3"}
+    assert make_plan(tmp_path, None, ["seed=0"], [f"--{plain}=3"]).common == {key: "3"}
+    assert make_plan(tmp_path, None, [f"{plain}=3"], []).runs[0].varied == {key: "3"}
+
+
+def test_an_argument_of_a_class_is_found_in_any_case_its_own_first():
+    assert find_key("model.numlayers", ["model.numLayers"]) == "model.numLayers"
+    assert find_key("model.N", ["model.n", "model.N"]) == "model.N"
+    assert find_key("model.m", ["model.n"]) is None
+    assert read_command_line(["--algorithm.STEP-SIZE", "0.5"]).algorithm.step_size == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("2026-11-22", "2026-11-22"), ("null", "null"), ("[0.5, 1]", "[0.5, 1]"), ("yes", "true")]
+)
+def test_a_value_in_a_file_is_the_text_of_the_command_line(text, value):
+    assert as_text(yaml.safe_load(text)) == value
+
+
+def test_null_takes_a_setting_of_a_file_back(tmp_path):
+    (tmp_path / "run.yaml").write_text("epochs: 2\npartition: halves\nmodel: mlp\nname: 2026-11-22\n")
+    config = read_command_line(["--config", str(tmp_path / "run.yaml")])
+    assert (config.run.epochs, config.run.name, config.resolved["partition"]["name"]) == (2, "2026-11-22", "halves")
+    words = ["--epochs", "null", "--partition", "null", "--model", "null", "--name", "null"]
+    config = read_command_line(["--config", str(tmp_path / "run.yaml"), *words])
+    assert (config.run.epochs, config.run.name, config.model_class) == (None, None, None)
+    assert config.resolved["partition"]["name"] == "even"
+
+
+def test_later_layers_override_earlier_ones():
+    preset = [("algorithm", "fafed"), ("algorithm.epsilon", "1"), ("epochs", "3"), ("task.data", "mnist")]
+    file = [("algorithm", "Fed_Avg"), ("rounds", "5"), ("data", "digits")]
+    merged = dict(merge([preset, file], {"fedavg": {"step_size": 0.5}}))
+    assert merged == {"algorithm": "Fed_Avg", "algorithm.step_size": "0.5", "rounds": "5", "task.data": "digits"}
+    same = merge([preset, [("algorithm", "FAFED")]], {"fafed": {"step_size": 0.5}})
+    assert ("algorithm.epsilon", "1") in same and ("algorithm.step_size", "0.5") not in same
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".toml"])
+def test_a_former_name_works_in_files_and_is_mentioned_once(tmp_path, suffix):
+    if suffix == ".toml":
+        pytest.importorskip("tomllib")
+    file = tmp_path / f"run{suffix}"
+    file.write_text("output: best\n" if suffix == ".yaml" else 'output = "best"\n')
+    config = read_command_line(["--config", str(file), "--output", "uniform"])
+    assert config.run.result == config.resolved["result"] == "uniform"
+    (note,) = config.notes
+    assert "'output' is now called 'result'" in note
+    assert read_command_line(["--config", str(file), "--result", "last"]).run.result == "last"
+    assert read_command_line(["--result", "last"]).notes == ()
+    with pytest.raises(UserError, match="result = worst: expected one of last, best, uniform"):
+        read_command_line(["--output", "worst"])
+
+
+def test_rank_0_mentions_a_former_name(tmp_path):
+    words = ("--output", "best", "--rounds", 1, "--local-steps", 1, "--name", "it")
+    ended = train(2, tmp_path, *words)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.splitlines() == ["fedmpi: setting 'output' is now called 'result'; the former name still works"]
+    settings = yaml.safe_load((tmp_path / "it" / "settings.yaml").read_text())
+    assert settings["result"] == "best" and "output" not in settings
+
+
+def test_a_run_folder_with_a_former_name_is_read_as_one_with_the_name(tmp_path):
+    for seed, name in enumerate(("output", "result")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "settings.yaml").write_text(f"{{seed: {seed}, algorithm: fafed, {name}: best}}")
+        (folder / "metrics.jsonl").write_text('{"round": 1, "loss": 1.0}\n')
+    runs, complaints = find_runs([tmp_path])
+    assert [run.settings["result"] for run in runs] == ["best", "best"] and not complaints
+    assert [method.label for problem in problems(runs) for method in problem.methods] == ["fafed"]
+
+
+def test_plans_are_toml_files_too(tmp_path):
+    pytest.importorskip("tomllib")
+    (tmp_path / "plan.toml").write_text('[settings]\nrounds = 5\n[grid]\n"algorithm.step_size" = [0.1, 0.2]\n')
+    plan = make_plan(tmp_path, tmp_path / "plan.toml", [], [])
+    assert plan.common == {"rounds": "5"}
+    assert [run.varied for run in plan.runs] == [{"algorithm.step_size": text} for text in ("0.1", "0.2")]
+
+
+def test_settings_that_one_cannot_write_down():
+    with pytest.raises(UserError, match="missing.yaml: cannot be read"):
+        read_file(pathlib.Path("missing.yaml"))
+    with pytest.raises(TypeError, match="role haste"):
+        setting(1, "a setting", role="haste")
+    with pytest.raises(TypeError, match="bounds"):
+        setting(1, "a setting", atleast=1)
+
+
+def test_roles():
+    by_role = {}
+    for name, its_role in settings.roles(Run).items():
+        by_role.setdefault(its_role, set()).add(name)
+    assert by_role["seed"] == {"seed"}
+    assert by_role["place"] == {"data_dir", "out", "name", "ranks"}
+    assert by_role["speed"] == {
+        "eval_every", "device", "threads", "transport", "channels_last", "direct_gradients", "fused_update",
+        "tune_malloc",
+    }  # fmt: skip
+    assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}
+    assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [
+        "learning", "problem", "learning", "learning"
+    ]  # fmt: skip

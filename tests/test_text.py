@@ -1,0 +1,31 @@
+"""Tables and quantities as people read them."""
+
+import pytest
+
+from fedmpi.text import Table, format_bytes, format_count, format_quantity, format_seconds, table
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (format_bytes(0), "0 B"), (format_bytes(1023), "1023 B"), (format_bytes(1536), "1.5 KiB"),
+        (format_bytes(3 * 2**40), "3.0 TiB"), (format_seconds(0.5), "0.50 s"), (format_seconds(17.84), "17.8 s"),
+        (format_seconds(119), "119 s"), (format_seconds(150), "2.50 min"), (format_seconds(7200), "2.00 h"),
+        (format_count(15010), "15,010"), (format_quantity("rounds", 40), "40"),
+        (format_quantity("gradients", 2.5e6), "2.50 millions"),
+        (format_quantity("seconds", 10.0, 9.0, 12.0), "10.0 (9.0–12.0) s"),
+        (format_quantity("seconds", 10.0, 10.0, 10.0), "10.0 s"),
+        (format_quantity("bytes", 2048, 1024, 3072), "2.0 KiB (1.0 KiB–3.0 KiB)"),
+    ],
+)  # fmt: skip
+def test_quantities(text, words):
+    assert text == words
+
+
+def test_tables_are_aligned():
+    rows = [("name", "n"), ("a", "10"), ("long one", "2")]
+    assert table(rows).splitlines() == ["  name      n", "  a         10", "  long one  2"]
+    assert table(rows, right_from=1, indent="").splitlines() == ["name       n", "a         10", "long one   2"]
+    shown = Table(["name", "n"], [["a", "10"]], frozenset({(0, 1)}))
+    assert shown.text().splitlines() == ["  name   n", "  a     10"]
+    assert shown.markdown() == "| name | n |\n| --- | ---: |\n| a | **10** |\n"
