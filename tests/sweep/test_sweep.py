@@ -366,9 +366,3 @@ def test_ranks_of_a_job_array(tmp_path):
         assert sweep(*words, *more).returncode == 0
         scripts.append(re.findall("^#SBATCH --(n.*)", (tmp_path / "job.sh").read_text(), re.MULTILINE))
     assert scripts == [["nodes=2", "ntasks-per-node=4"], ["ntasks=3"]]
-
-
-def test_it_starts_without_torch_and_mpi():
-    program = "import sys, fedmpi.sweep.__main__; print(sorted({'torch', 'mpi4py', 'jsonargparse'} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert ended.stdout == "[]\n", ended.stderr
