@@ -13,6 +13,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--write-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
+
+
 def _launchers():
     """MPI's name -> (words before the program, environment), of the MPIs that are here.
 
