@@ -3,11 +3,10 @@
 import ast
 import functools
 import re
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, execute
 
 # From the ground up: a room imports those in earlier lines only, and its own modules.
 FLOORS = [
@@ -133,7 +132,7 @@ def test_nothing_is_pickled():
 def loaded(program):
     """The modules that a new process has loaded after some statements."""
     code = f"{program}\nimport sys\nprint(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    ended = execute([sys.executable, "-c", code], cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     return set(ended.stdout.splitlines()[-1].split())
 

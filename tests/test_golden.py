@@ -54,7 +54,7 @@ def test_what_is_learned_is_what_was_learned(tmp_path, request):
     writes = request.config.getoption("--write-golden")
     if not writes and not GOLDEN.is_file():
         pytest.fail(f"{GOLDEN}: is not there; write it: {HOW}", pytrace=False)
-    done = start(2, "-m", "final_rows", tmp_path / "rows.json", "float64", timeout=600)
+    done = start(2, "-m", "final_rows", tmp_path / "rows.json", "float64")
     assert done.returncode == 0, done.stderr
     found = learned(tmp_path / "rows.json")
     if writes:

@@ -16,8 +16,8 @@ from fedmpi.comm.mpi import MPILink
 from fedmpi.errors import UserError
 
 
-def bench(ranks, *words, timeout=200):
-    return start(ranks, "-m", "fedmpi.bench", *words, timeout=timeout)
+def bench(ranks, *words):
+    return start(ranks, "-m", "fedmpi.bench", *words)
 
 
 def test_times_are_medians_and_ratios_within_a_cycle():
@@ -181,7 +181,7 @@ def test_settings_without_a_compiler(monkeypatch, tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_baselines_are_fedavg(ranks):
     """The loops that fedmpi is compared with do the same work as it: the same model comes out."""
-    done = start(ranks, "-m", "baselines_agree", timeout=100)
+    done = start(ranks, "-m", "baselines_agree")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "alike" in done.stdout
 
@@ -227,7 +227,7 @@ def test_directions(tmp_path):
     ],
 )
 def test_wrong_arguments_end_in_one_line(words, line):
-    done = bench(2, *words, timeout=60)
+    done = bench(2, *words)
     assert done.returncode == 2
     errors = [text for text in done.stderr.splitlines() if text.startswith("fedmpi: error")]
     assert len(errors) == 1, done.stderr

@@ -14,8 +14,8 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import ROOT, hear_ctrl_c, train
-from test_report import make_run, wait_for
+from conftest import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
+from test_report import make_run
 from torch.nn import functional
 
 from fedmpi.comm.link import SoloLink
@@ -85,11 +85,9 @@ def test_holdouts_that_cannot_be(tmp_path, words, message):
     assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
-def sweep(*words, timeout=200):
-    return subprocess.run(
-        [sys.executable, "-m", "fedmpi.sweep", *map(str, words)], capture_output=True, text=True, timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+def sweep(*words):
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return execute([sys.executable, "-m", "fedmpi.sweep", *words], env=variables)
 
 
 @pytest.fixture(scope="module")
@@ -195,14 +193,14 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
     ) as job:  # fmt: skip
         try:
             records = tmp_path / "seed=0" / "metrics.jsonl"
-            wait_for(lambda: records.is_file() and records.stat().st_size, seconds=60)
+            wait_for(lambda: records.is_file() and records.stat().st_size)
             assert len(processes_of(tmp_path)) >= 3
             job.send_signal(signal.SIGINT)
-            _, errors = job.communicate(timeout=30)
+            _, errors = job.communicate(timeout=LIMIT)
         finally:
             job.kill()
     assert (job.returncode, errors) == (130, "fedmpi: interrupted\n")
-    wait_for(lambda: not processes_of(tmp_path), seconds=10)
+    wait_for(lambda: not processes_of(tmp_path))
 
 
 def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
@@ -212,7 +210,7 @@ def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     records = tmp_path / "seed=0" / "metrics.jsonl"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
-        wait_for(lambda: records.is_file() and records.stat().st_size, seconds=60)
+        wait_for(lambda: records.is_file() and records.stat().st_size)
         job.kill()
     assert processes_of(tmp_path) and not (tmp_path / "seed=0" / "model.pt").exists()
     inode = records.stat().st_ino
@@ -337,7 +335,7 @@ def test_a_job_array_is_the_template_with_the_runs_in_it(tmp_path):
             "FEDMPI_VENV": str(tmp_path), "FEDMPI_LAUNCH": "env", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         }  # fmt: skip
         return subprocess.run(
-            ["bash", tmp_path / "job.sh", "--rounds", "9"], env=variables, capture_output=True, text=True, timeout=30
+            ["bash", tmp_path / "job.sh", "--rounds", "9"], env=variables, capture_output=True, text=True, timeout=LIMIT
         )
 
     names = []
