@@ -1,5 +1,6 @@
 """Held-out training data, and the sweep that chooses settings by them."""
 
+import contextlib
 import csv
 import fcntl
 import json
@@ -23,6 +24,7 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import Even
 from fedmpi.errors import UserError
 from fedmpi.sweep.choice import best_of_each_algorithm, ended_runs, rank
+from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
@@ -205,31 +207,53 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
 
 def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
     """The jobs of a sweep that was killed go on; none is made a second time at the same place."""
-    words = ("--grid", "seed=0,1", *TINY[2:], "--rounds", 400, "--ranks", 2, "--at-a-time", 1, "--out", tmp_path)
-    command = [sys.executable, "-m", "fedmpi.sweep", *map(str, words)]
+    words = ["--grid", "seed=0,1", "--rounds", 20, "--local-steps", 300, *TINY[4:], "--ranks", 2, "--out", tmp_path]
+    command = [sys.executable, "-u", "-m", "fedmpi.sweep", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     records = tmp_path / "seed=0" / "metrics.jsonl"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
         wait_for(lambda: records.is_file() and records.stat().st_size)
+        signal_all(tmp_path, signal.SIGSTOP)  # the run must not end before the second sweep looks at it
         job.kill()
-    assert processes_of(tmp_path) and not (tmp_path / "seed=0" / "model.pt").exists()
+    assert not (tmp_path / "seed=0" / "model.pt").exists()
     inode = records.stat().st_ino
-    ended = sweep(*words)
-    assert ended.returncode == 0, ended.stderr
-    assert "2 runs, 2 of them to be made" in ended.stdout and "seed=0: holdout_accuracy" in ended.stdout
-    assert records.stat().st_ino == inode and len(records.read_text().splitlines()) == 400
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
+        try:
+            assert "2 runs, 2 of them to be made" in job.stdout.readline()
+            signal_all(tmp_path, signal.SIGCONT)
+            printed, _ = job.communicate(timeout=LIMIT)
+        finally:
+            job.kill()
+            signal_all(tmp_path, signal.SIGKILL)
+    assert job.returncode == 0 and "seed=0: holdout_accuracy" in printed
+    assert records.stat().st_ino == inode and len(records.read_text().splitlines()) == 20
+
+
+def test_a_run_that_ended_since_the_sweep_began_is_kept(tmp_path):
+    plan = make_plan(tmp_path, None, ["seed=0,1"], [])
+    for run, accuracy in zip(plan.runs, (0.5, None)):
+        made(plan.folder(run), "fedavg", 0, accuracy)
+    ended = []
+    run_all(plan, plan.runs, 1, 1, "false", lambda run, code, *_: ended.append((run.name, code)))
+    assert ended == [("seed=0", 0), ("seed=1", 0)]
+    assert all((plan.folder(run) / "metrics.jsonl").is_file() for run in plan.runs)
 
 
 def processes_of(folder):
-    """Command lines of the processes that name a folder."""
-    lines = []
+    """Process ids of the jobs that write into a folder."""
+    found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        lines += [line] if f"--out={folder}" in line else []
-    return lines
+        with contextlib.suppress(OSError):
+            if f"--out={folder}" in path.read_bytes().decode(errors="replace"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def signal_all(folder, number):
+    """Send a signal to the jobs that write into a folder."""
+    for process in processes_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def made(folder, name, seed, accuracy):
