@@ -207,7 +207,7 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
 
 def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
     """The jobs of a sweep that was killed go on; none is made a second time at the same place."""
-    words = ["--grid", "seed=0,1", "--rounds", 20, "--local-steps", 300, *TINY[4:], "--ranks", 2, "--out", tmp_path]
+    words = ["--grid", "seed=0,1", "--rounds", 12, "--local-steps", 200, *TINY[4:], "--ranks", 2, "--out", tmp_path]
     command = [sys.executable, "-u", "-m", "fedmpi.sweep", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     records = tmp_path / "seed=0" / "metrics.jsonl"
@@ -226,7 +226,7 @@ def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
             job.kill()
             signal_all(tmp_path, signal.SIGKILL)
     assert job.returncode == 0 and "seed=0: holdout_accuracy" in printed
-    assert records.stat().st_ino == inode and len(records.read_text().splitlines()) == 20
+    assert records.stat().st_ino == inode and len(records.read_text().splitlines()) == 12
 
 
 def test_a_run_that_ended_since_the_sweep_began_is_kept(tmp_path):
