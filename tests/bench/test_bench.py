@@ -184,7 +184,7 @@ def test_baselines_are_fedavg(ranks):
     """The loops that fedmpi is compared with do the same work as it: the same model comes out."""
     done = start(ranks, "-m", "baselines_agree")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "alike" in done.stdout
+    assert "equal" in done.stdout
 
 
 def test_command_line(tmp_path):

@@ -1,4 +1,4 @@
-"""Presets: each starts, holds what the paper printed, and the command line goes first."""
+"""Presets: each starts, holds what the paper printed, and the command line overrides it."""
 
 import json
 import math
