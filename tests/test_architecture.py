@@ -189,9 +189,9 @@ def unclear_words():
     places = [ROOT / name for name in ("fedmpi", "tests", "launch", "slurm")]
     files = [ROOT / "README.md", *(path for place in places for path in place.rglob("*") if path.is_file())]
     for path in files:
-        if path.suffix in (".pyc", ".json") or path.name == "test_architecture.py":
+        if path.suffix in (".pyc", ".json") or ".pytest_cache" in path.parts or path.name == "test_architecture.py":
             continue
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             if re.search(UNCLEAR, line):
                 yield f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
 
