@@ -25,7 +25,7 @@ mypy
 
 for ranks in 1 2 3 4; do
     say "tests/mpi on $ranks ranks"
-    part timeout --kill-after=10 300 mpirun -np $ranks python -m pytest --with-mpi -q tests/mpi "$@"
+    part timeout --kill-after=10 1800 mpirun -np $ranks python -m pytest --with-mpi -q tests/mpi "$@"
 done
 
 say "tests in one process; where they need ranks they start mpirun themselves"

@@ -1,16 +1,23 @@
 """What many tests use: starting ranks as a user would, and the real data sets if they are there."""
 
+import contextlib
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
+LIMIT = 600  # seconds for one program: the slowest of them needs a minute, on a busy machine eight times as long
+
+
+def pytest_addoption(parser):
+    parser.addoption("--write-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
 
 
 def _launchers():
@@ -34,21 +41,61 @@ def any_mpi(request):
     return request.param
 
 
-def start(ranks, *words, mpi="default", timeout=120, env=None):
-    """Run ``mpirun -np RANKS python WORDS`` and return the completed process, its output as text."""
+def execute(words, timeout=LIMIT, env=None, **options):
+    """Run a program to its end and return the completed process, its output as text.
+
+    After `timeout` seconds it is killed with all processes that it started, and the test fails with what they printed.
+
+    Args:
+        words: the command. env: variables besides those of this process. options: as `subprocess.Popen` takes them.
+    """
+    words = [str(word) for word in words]
+    job = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **(env or {})}, start_new_session=True, **options,
+    )  # fmt: skip
+    try:
+        output, errors = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        kill_session(job)
+        output, errors = job.communicate()
+        command = " ".join(words)
+        pytest.fail(f"no end within {timeout} s: {command}\n{output}\n--- stderr:\n{errors}", pytrace=False)
+    except BaseException:
+        kill_session(job)
+        job.communicate()
+        raise
+    return subprocess.CompletedProcess(words, job.returncode, output, errors)
+
+
+def kill_session(job):
+    """Kill a process that was started with start_new_session, and its descendants: mpirun's ranks have other groups."""
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(folder.name)) == job.pid:
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
+    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
     launcher, variables = _launchers()[mpi]
-    command = [*launcher, "-np", str(ranks), sys.executable, *map(str, words)]
     variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
     path = os.pathsep.join([str(PROGRAMS), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables, **(env or {})}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=environment, stdin=subprocess.DEVNULL
-    )
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables, **(env or {})}
+    return execute([*launcher, "-np", ranks, sys.executable, *words], timeout, variables)
 
 
 def train(ranks, out, *settings, **options):
     """Run fedmpi.train on some ranks with its run folders under `out`."""
     return start(ranks, "-m", "fedmpi.train", "--out", out, "--threads", 1, *settings, **options)
+
+
+def wait_for(condition, seconds=LIMIT):
+    """Return when `condition()` is true; fail after some seconds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.05)
 
 
 def hear_ctrl_c():

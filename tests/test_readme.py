@@ -2,14 +2,12 @@
 
 import contextlib
 import io
-import os
 import re
 import shlex
-import subprocess
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, execute
 
 from fedmpi.config.build import read_command_line
 
@@ -26,9 +24,8 @@ def block(language, containing):
 
 
 def in_shell(command, folder, **variables):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
-    words = shlex.split(command)
-    ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    ended = execute(shlex.split(command), env=variables, cwd=folder)
     assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
     return ended.stdout
 

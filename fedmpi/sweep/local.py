@@ -74,6 +74,8 @@ def _start(plan, run, ranks, launcher):
         return _Elsewhere(run, log)
     except OSError:  # a file system without locks
         pass
+    if outcome(plan.folder(run)) in ("complete", "diverged"):  # the job of a killed sweep ended since this one began
+        return _Elsewhere(run, log)
     with log:
         log.truncate(0)
         return _Job(plan, run, ranks, launcher, log)
@@ -95,10 +97,14 @@ class _Elsewhere:
     def poll(self):
         """0 when the job has ended, however it did; None until then."""
         if not self._file.closed:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._file.close()
-        return 0 if self._file.closed else None
+            except BlockingIOError:
+                return None
+            except OSError:  # a file system without locks
+                pass
+            self._file.close()
+        return 0
 
     def end(self):
         """Leave it alone: it is not ours."""

@@ -125,10 +125,12 @@ class LoadedClassification(LoadedTask):
         self.num_classes = max(own.num_classes for own in sources.values())
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
-        self._tests = [
-            Samples.from_arrays(own.read("test", at), own.labels["test"][at], *self._normalisation, context)
-            for own, at in tests
-        ]
+        self._tests = [self._read_test(own, at) for own, at in tests]
+
+    def _read_test(self, source, indices):
+        """The test samples of a source at sorted `indices`."""
+        labels = source.labels["test"][indices]
+        return Samples.from_arrays(source.read("test", indices), labels, *self._normalisation, self._context)
 
     def _check(self, source):
         if self._augmentation and len(source.shape) < 2:

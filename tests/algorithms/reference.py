@@ -6,7 +6,7 @@ function is named like the algorithm on the command line and takes
     f          the clients' gradients, a `Clients`
     x          [dim] the starting point
     rounds     number of rounds
-    K          [num_clients] local steps of each client in a round; all alike in the iteration methods
+    K          [num_clients] local steps of each client in a round; all equal in the iteration methods
     S          S(round) -> the sorted list of participants
     ...        hyper-parameters by the names of the settings; step_size is a number or a function of t
 

@@ -381,9 +381,9 @@ class ThreadLink(SoloLink):
 
     def _gather(self, value):
         self._shared["values"][self.rank] = value
-        self._shared["barrier"].wait(timeout=30)
+        self._shared["barrier"].wait(timeout=300)
         values = list(self._shared["values"])
-        self._shared["barrier"].wait(timeout=30)
+        self._shared["barrier"].wait(timeout=300)
         return values
 
     def allreduce(self, block):

@@ -28,7 +28,7 @@ class Saddles:
     sample differs from a pair on two.
     """
 
-    def __init__(self, seed=0, alike=False, noise=0.3):
+    def __init__(self, seed=0, identical=False, noise=0.3):
         draw = np.random.default_rng(seed)
 
         def positive(k):
@@ -37,18 +37,18 @@ class Saddles:
 
         self.H, self.b = np.zeros((N, D, D)), np.zeros((N, D))
         for i in range(N):
-            if alike and i:
+            if identical and i:
                 self.H[i], self.b[i] = self.H[0], self.b[0]
                 continue
             coupling = draw.normal(size=(D1, D - D1))
             self.H[i] = np.block([[positive(D1), coupling], [coupling.T, -positive(D - D1)]])
             self.b[i] = draw.normal(size=D)
-        self.noise, self.alike = noise, alike
+        self.noise, self.identical = noise, identical
 
     def __call__(self, client, z, sample):
         z = np.asarray(z, float)
         g = self.H[client] @ z + self.b[client]
-        draw = np.random.default_rng([0 if self.alike else client, sample + 10])
+        draw = np.random.default_rng([0 if self.identical else client, sample + 10])
         return g + self.noise * (draw.normal(size=D) + draw.normal(size=D) * z)
 
     def saddle(self):
@@ -319,8 +319,8 @@ def test_24_coda_in_one_stage_without_prox_is_local_sgda(prox):
 
 @pytest.mark.parametrize("stage_rounds", [None, 2])
 def test_24_codasca_on_identical_clients_is_coda(stage_rounds):
-    alike, settings = Saddles(alike=True), {"step_size": 0.05, "prox_weight": 0.3, "stage_rounds": stage_rounds}
-    coda, codasca = (run(cls(**settings), alike, rounds=5) for cls in (CODA, CODASCA))
+    saddles, settings = Saddles(identical=True), {"step_size": 0.05, "prox_weight": 0.3, "stage_rounds": stage_rounds}
+    coda, codasca = (run(cls(**settings), saddles, rounds=5) for cls in (CODA, CODASCA))
     assert_same(averages(codasca) + steps(codasca), averages(coda) + steps(coda))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import start
 
-from fedmpi.bench import cost_model
+from fedmpi.bench import cost_model, timing
 from fedmpi.bench.__main__ import read_arguments
 from fedmpi.bench.breakdown import break_down
 from fedmpi.bench.results import Results, read_results
@@ -18,8 +18,8 @@ from fedmpi.comm.mpi import MPILink
 from fedmpi.errors import UserError
 
 
-def bench(ranks, *arguments, timeout=200):
-    return start(ranks, "-m", "fedmpi.bench", *arguments, timeout=timeout)
+def bench(ranks, *arguments):
+    return start(ranks, "-m", "fedmpi.bench", *arguments)
 
 
 def test_times_are_medians_and_ratios_within_a_cycle():
@@ -29,11 +29,12 @@ def test_times_are_medians_and_ratios_within_a_cycle():
     assert (slow / fast).quartiles == (2, 2)
 
 
-def test_cases_take_turns():
+def test_cases_take_turns(monkeypatch):
     """A warm-up, runs to find how many fit into a turn, then A B A B ..."""
     link, calls = MPILink(), []
     cases = [Case(name, lambda name=name: calls.append(name)) for name in "ab"]
-    times = time_cases(link, cases, seconds=0.01, min_cycles=3, max_cycles=3)
+    monkeypatch.setattr(timing, "SHORTEST_TURN", 10)  # seconds: so that a turn has 64 runs on a busy machine, too
+    times = time_cases(link, cases, seconds=10, min_cycles=3, max_cycles=3)
     assert set(times) == {"a", "b"}
     assert len(times["a"].seconds) == 3
     tries = 21 * "a" + 21 * "b"  # 1, 4 and 16 runs of each
@@ -43,10 +44,10 @@ def test_cases_take_turns():
 
 def test_a_case_that_takes_all_the_time_runs_once():
     link, calls = MPILink(), []
-    cases = [Case("slow", lambda: (calls.append(1), time.sleep(0.05))), Case("fast", lambda: None)]
-    times = time_cases(link, cases, seconds=0.04, min_cycles=3)
+    cases = [Case("slow", lambda: (calls.append(1), time.sleep(0.5))), Case("fast", lambda: None)]
+    times = time_cases(link, cases, seconds=0.4, min_cycles=3)
     assert len(calls) == 1
-    assert times["slow"].median >= 0.05
+    assert times["slow"].median >= 0.5
     assert len((times["slow"] / times["fast"]).seconds) >= 3
     link.close()
 
@@ -140,7 +141,7 @@ def test_the_breakdown_accounts_for_the_round_and_leaves_no_trace():
     assert sum(parts.values()) * (federation.round_index - first) <= spent
     assert list(parts) == ["gradient", "update", "data", "communication", "waiting", "overhead"]
     assert all(seconds > 0 for seconds in parts.values())
-    assert parts["gradient"] == max(parts.values())
+    assert parts["gradient"] > parts["update"] and parts["gradient"] > parts["data"]
     assert before == (federation.algorithm, federation.link, [client.oracle for client in federation.clients])
     x = federation.server.x.clone()
     rounds.communicate()
@@ -181,9 +182,9 @@ def test_settings_without_a_compiler(monkeypatch, tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_baselines_are_fedavg(ranks):
     """The loops that fedmpi is compared with do the same work: they give the same model."""
-    done = start(ranks, "-m", "baselines_agree", timeout=100)
+    done = start(ranks, "-m", "baselines_agree")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "alike" in done.stdout
+    assert "equal" in done.stdout
 
 
 def test_command_line(tmp_path):
@@ -227,7 +228,7 @@ def test_directions(tmp_path):
     ],
 )
 def test_wrong_arguments_end_in_one_line(words, line):
-    done = bench(2, *words, timeout=60)
+    done = bench(2, *words)
     assert done.returncode == 2
     errors = [text for text in done.stderr.splitlines() if text.startswith("fedmpi: error")]
     assert len(errors) == 1, done.stderr

@@ -28,14 +28,14 @@ def said(done, name):
 
 @pytest.mark.parametrize(("ranks", "colours"), CASES)
 def test_sums_agree(ranks, colours):
-    done = start(ranks, "-m", "transports", colours, timeout=60)
+    done = start(ranks, "-m", "transports", colours)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "done"
     assert done.stdout.count("equal:") == 16
 
 
 def test_sums_agree_under_another_mpi(any_mpi):
-    done = start(2, "-m", "transports", "real", mpi=any_mpi, timeout=60)
+    done = start(2, "-m", "transports", "real", mpi=any_mpi)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -45,7 +45,7 @@ def test_training_does_not_depend_on_the_transport(tmp_path, ranks, clients, par
     for transport, words in {"allreduce": "Allreduce", "auto": "shared memory"}.items():  # 3 rows are above 64 KiB
         done = train(
             ranks, tmp_path / transport, "--rounds", 4, "--clients", clients, "--participation", participation,
-            "--transport", transport, timeout=60,
+            "--transport", transport
         )  # fmt: skip
         assert said(done, "communication").endswith(f", {words}")
         assert "5 Allreduces" in said(done, "sent")  # the start and four rounds
@@ -54,19 +54,19 @@ def test_training_does_not_depend_on_the_transport(tmp_path, ranks, clients, par
 
 
 def test_small_blocks_take_allreduce(tmp_path):
-    done = train(2, tmp_path, "--task", "quadratic", "--rounds", 2, timeout=60)
+    done = train(2, tmp_path, "--task", "quadratic", "--rounds", 2)
     assert said(done, "communication").endswith(", Allreduce")
 
 
 def test_one_rank_sums_nothing(tmp_path):
-    done = train(1, tmp_path, "--rounds", 2, "--clients", 2, "--transport", "shared", timeout=60)
+    done = train(1, tmp_path, "--rounds", 2, "--clients", 2, "--transport", "shared")
     assert said(done, "communication").endswith(", nothing to sum")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_no_room_for_a_window(tmp_path, ranks):
     """One node finds its shared memory full: all ranks take Allreduce, and one line says so."""
-    done = start(ranks, "-m", "no_window", "--rounds", 2, "--transport", "shared", "--out", tmp_path, timeout=60)
+    done = start(ranks, "-m", "no_window", "--rounds", 2, "--transport", "shared", "--out", tmp_path)
     assert said(done, "communication").endswith(", Allreduce")
     lines = [line for line in done.stderr.splitlines() if "no shared window" in line]
     assert len(lines) == 1, done.stderr
@@ -78,7 +78,7 @@ def test_no_room_for_a_window(tmp_path, ranks):
 @pytest.mark.parametrize("end", ["in_order", "abort"])
 def test_nothing_is_left_in_shared_memory(tmp_path, end):
     before = set(os.listdir(SHARED))
-    done = start(2, "-m", "leaves_window", end, timeout=60)
+    done = start(2, "-m", "leaves_window", end)
     assert done.stdout.count("window open") == 2, done.stderr
     assert (done.returncode == 0) == (end == "in_order")
     # On an abort MPICH itself leaves about 1 MiB a rank; the window would be 8 MiB.

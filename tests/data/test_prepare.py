@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import struct
-import subprocess
 import sys
 import tarfile
 import threading
@@ -17,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, train
+from conftest import ROOT, execute, train
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.data import official
@@ -638,14 +637,12 @@ def test_help_of_partition(capsys):
 
 
 def test_the_module_starts():
-    words = [sys.executable, "-m", "fedmpi.data", "list"]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    ended = execute([sys.executable, "-m", "fedmpi.data", "list"], cwd=ROOT)
     assert ended.returncode == 0 and "fashion_mnist" in ended.stdout and not ended.stderr
 
 
 def test_a_pipe_that_closes_is_no_error():
-    words = f"{sys.executable} -m fedmpi.data list | true"
-    ended = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    ended = execute(["sh", "-c", f"{sys.executable} -m fedmpi.data list | true"], cwd=ROOT)
     assert not ended.stderr
 
 

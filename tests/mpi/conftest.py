@@ -8,6 +8,8 @@ from mpi4py import MPI
 
 from fedmpi.comm.mpi import MPILink
 
+LIMIT = 300  # seconds of a test; pytest's own limit cannot interrupt a rank that waits inside MPI
+
 
 @pytest.fixture
 def link():
@@ -17,8 +19,8 @@ def link():
 
 @pytest.fixture(autouse=True)
 def ranks_meet_after_each_test():
-    """A rank that strayed is caught in its own test; nobody waits longer than the timeout."""
-    faulthandler.dump_traceback_later(100, exit=True)
+    """A rank that strayed is caught in its own test: after LIMIT it shows where it hangs and ends the job."""
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
     yield
     MPI.COMM_WORLD.Barrier()
     faulthandler.cancel_dump_traceback_later()

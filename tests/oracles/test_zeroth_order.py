@@ -76,8 +76,8 @@ def axes(client, sample):
 
 
 def test_22_orthonormal_directions_give_the_gradient_of_linear_losses():
-    alike = {"step_size": 0.03, "fresh_weight": 0.3}
-    for zeroth, first in ((FedZO(0.03), FedAvg(0.03)), (FAFedZO(**alike), FAFED(**alike))):
+    same = {"step_size": 0.03, "fresh_weight": 0.3}
+    for zeroth, first in ((FedZO(0.03), FedAvg(0.03)), (FAFedZO(**same), FAFED(**same))):
         by_gradient = fedmpi.simulate(first, lambda c, x, s: slopes(c, s), X0)
         by_loss = run(zeroth, loss=linear_loss, directions=axes)
         np.testing.assert_allclose(averages(by_loss), averages(by_gradient), rtol=1e-9, atol=1e-10)

@@ -26,7 +26,7 @@ def test_every_preset_starts_and_runs_two_rounds(tmp_path, paper):
     """On small stand-ins of the data sets, a paper's presets in one process."""
     for folder in ("data", "runs"):
         (tmp_path / folder).mkdir()
-    ended = start(1, PROGRAMS / "run_presets.py", paper, tmp_path / "data", tmp_path / "runs", timeout=110)
+    ended = start(1, PROGRAMS / "run_presets.py", paper, tmp_path / "data", tmp_path / "runs")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     folders = dict(line.split() for line in ended.stdout.splitlines())
     assert sorted(folders) == [name for name in preset_names() if name.startswith(f"{paper}/")]

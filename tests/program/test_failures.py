@@ -21,14 +21,13 @@ SHORT = ("--rounds", 50, "--model", "faulty.Faulty")
 )
 def test_a_failing_rank_ends_the_job(tmp_path, any_mpi, kind, message):
     began = time.monotonic()
-    ended = train(3, tmp_path, *SHORT, "--model.kind", kind, mpi=any_mpi, timeout=60)
+    ended = train(3, tmp_path, *SHORT, "--model.kind", kind, mpi=any_mpi)
     assert ended.returncode != 0
     assert re.search(message, ended.stderr), ended.stderr
     assert ended.stderr.count("fedmpi: error") == 1
     assert "Traceback" not in ended.stderr
     assert not list(tmp_path.glob("*/model.pt"))  # no result that looks like success
-    # importing torch on three ranks takes several seconds of a busy machine; the failure itself must not
-    assert time.monotonic() - began < 50
+    _ends_at_once(ended, began)
 
 
 def test_what_one_rank_meets_before_training_names_it(tmp_path):
@@ -41,7 +40,16 @@ def test_what_one_rank_meets_before_training_names_it(tmp_path):
 
 
 def test_a_killed_rank_ends_the_job(tmp_path, any_mpi):
-    assert train(3, tmp_path, *SHORT, "--model.kind", "kill", mpi=any_mpi, timeout=60).returncode != 0
+    began = time.monotonic()
+    ended = train(3, tmp_path, *SHORT, "--model.kind", "kill", mpi=any_mpi)
+    assert ended.returncode != 0
+    _ends_at_once(ended, began)
+
+
+def _ends_at_once(ended, began):
+    """From the failure to the end no longer than from the start to the failure: both take longer on a busy machine."""
+    failed = float(re.search(r"fails at (\S+)", ended.stdout)[1])
+    assert time.monotonic() - failed < 5 + (failed - began)
 
 
 def test_traceback_shows_where(tmp_path):

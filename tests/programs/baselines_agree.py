@@ -56,7 +56,7 @@ def main():
         for found, wanted in zip(one.parameters, reference):
             torch.testing.assert_close(found.detach(), wanted, rtol=1e-5, atol=1e-6)
     if link.rank == 0:
-        print("alike")
+        print("equal")
     link.close()
 
 

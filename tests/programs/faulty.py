@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 from mpi4py import MPI
 
@@ -23,6 +24,8 @@ class Faulty(MLP):
         self._steps += self.training
         if not self._is_here or self._steps < 5:
             return scores
+        if self._steps == 5:
+            print(f"fails at {time.monotonic()}", flush=True)  # a clock that all processes of a machine share
         if self._kind == "exception":
             raise RuntimeError("the silo is on fire")
         if self._kind == "exit":

@@ -73,7 +73,7 @@ def main(colours):
             check(torch.equal(part[:first], mine[:first]), f"{what}: before the part")
             check(torch.equal(part[last:], mine[last:]), f"{what}: after the part")
             foreign = mine.clone()
-            link.sum(foreign)
+            link.allreduce(foreign)
             check(np.allclose(foreign.numpy(), sum(everyone), rtol=1e-4, atol=1e-5), f"{what}: foreign memory")
             results[link.transport] = out.numpy()
             check(same_everywhere(out.numpy()), f"{what}: the same bits everywhere")

@@ -13,12 +13,11 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree
 
 import pytest
 import yaml
-from conftest import ROOT, hear_ctrl_c, train
+from conftest import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
 
 from fedmpi.errors import UserError
 from fedmpi.report.__main__ import _folder as files_folder
@@ -69,11 +68,8 @@ def make_run(folder, name, seed, rounds=ROUNDS, ended=True, **settings):
     return folder
 
 
-def report(*words, timeout=100, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "fedmpi.report", *map(str, words)], capture_output=True, text=True, timeout=timeout,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables}, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+def report(*words, **variables):
+    return execute([sys.executable, "-m", "fedmpi.report", *words], env={"PYTHONPATH": str(ROOT), **variables})
 
 
 @pytest.fixture(scope="module")
@@ -213,13 +209,12 @@ def test_a_browser_shows_it_on_a_screen_and_on_a_phone(made, tmp_path):
         addEventListener('load', () => { document.title = frames.map(frame => seen(frame).join(' ')).join(';') })
     </script>"""
     (tmp_path / "frames.html").write_text(f"<!doctype html><html><body>{frames}{look}</body></html>")
-    ended = subprocess.run(
+    ended = execute(
         [
             chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--dump-dom",
             f"--user-data-dir={tmp_path / 'chromium'}", "--window-size=1400,900", f"file://{tmp_path / 'frames.html'}",
-        ],
-        capture_output=True, text=True, timeout=100,
+        ]
     )  # fmt: skip
     seen = re.search(r"<title>([\d. ;]+)</title>", ended.stdout)[1].split(";")
     for width, (shown, inner, scroll, right) in zip(WIDTHS, (map(float, words.split()) for words in seen)):
@@ -436,15 +431,12 @@ def test_without_matplotlib_there_is_one_clear_line(tmp_path):
 
 
 def test_it_starts_without_torch_and_mpi(tmp_path):
-    run = make_run(tmp_path / "run", "fafed", 0)
+    made = make_run(tmp_path / "run", "fafed", 0)
     program = (
         "import sys; from fedmpi.report.__main__ import main; main(sys.argv[1:]);"
         "print(sorted({'torch', 'mpi4py', 'jsonargparse'} & set(sys.modules)))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(run), "--watch", "1"], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    ended = execute([sys.executable, "-c", program, made, "--watch", "1"], env={"PYTHONPATH": str(ROOT)})
     assert ended.stdout.endswith("[]\n"), ended.stdout + ended.stderr
 
 
@@ -462,13 +454,6 @@ def watching(*words):
         job.communicate()
 
 
-def wait_for(condition, seconds=30):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
-
-
 def test_watching_a_job_until_it_ends(tmp_path):
     pytest.importorskip("matplotlib")
     run = make_run(tmp_path / "runs" / "job", "fafed", 0, rounds=5, ended=False)
@@ -480,7 +465,7 @@ def test_watching_a_job_until_it_ends(tmp_path):
         with open(run / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n" + '{"round": 7, "lo')  # a line that is still being written
         (run / "model.pt").touch()
-        output, errors = job.communicate(timeout=40)
+        output, errors = job.communicate(timeout=LIMIT)
     assert (job.returncode, errors) == (0, "")
     assert "5/40" in output and "6/40" in output and "0.7500" in output and "complete" in output
     assert 'http-equiv="refresh"' not in page.read_text()
@@ -491,7 +476,7 @@ def test_watching_ends_with_ctrl_c(tmp_path):
     with watching(tmp_path, "--watch", 0.2) as job:
         assert "job" in job.stdout.readline() + job.stdout.readline()
         job.send_signal(signal.SIGINT)
-        _, errors = job.communicate(timeout=30)
+        _, errors = job.communicate(timeout=LIMIT)
     assert (job.returncode, errors) == (0, "")
 
 

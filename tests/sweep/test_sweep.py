@@ -1,5 +1,6 @@
 """Held-out training data, and the sweep that chooses settings by them."""
 
+import contextlib
 import csv
 import fcntl
 import json
@@ -14,8 +15,8 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import ROOT, hear_ctrl_c, train
-from test_report import make_run, wait_for
+from conftest import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
+from test_report import make_run
 from torch.nn import functional
 
 from fedmpi.comm.link import SoloLink
@@ -23,6 +24,7 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions import Even
 from fedmpi.errors import UserError
 from fedmpi.sweep.choice import best_of_each_algorithm, ended_runs, rank
+from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
@@ -85,11 +87,9 @@ def test_holdouts_that_cannot_be(tmp_path, words, message):
     assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
-def sweep(*words, timeout=200):
-    return subprocess.run(
-        [sys.executable, "-m", "fedmpi.sweep", *map(str, words)], capture_output=True, text=True, timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+def sweep(*words):
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return execute([sys.executable, "-m", "fedmpi.sweep", *words], env=variables)
 
 
 @pytest.fixture(scope="module")
@@ -199,43 +199,65 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
     ) as job:  # fmt: skip
         try:
             records = tmp_path / "seed=0" / "metrics.jsonl"
-            wait_for(lambda: records.is_file() and records.stat().st_size, seconds=60)
+            wait_for(lambda: records.is_file() and records.stat().st_size)
             assert len(processes_of(tmp_path)) >= 3
             job.send_signal(signal.SIGINT)
-            _, errors = job.communicate(timeout=30)
+            _, errors = job.communicate(timeout=LIMIT)
         finally:
             job.kill()
     assert (job.returncode, errors) == (130, "fedmpi: interrupted\n")
-    wait_for(lambda: not processes_of(tmp_path), seconds=10)
+    wait_for(lambda: not processes_of(tmp_path))
 
 
 def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
     """The jobs of a sweep that was killed go on; none is made a second time at the same place."""
-    words = ("--grid", "seed=0,1", *TINY[2:], "--rounds", 400, "--ranks", 2, "--at-a-time", 1, "--out", tmp_path)
-    command = [sys.executable, "-m", "fedmpi.sweep", *map(str, words)]
+    words = ["--grid", "seed=0,1", "--rounds", 12, "--local-steps", 200, *TINY[4:], "--ranks", 2, "--out", tmp_path]
+    command = [sys.executable, "-u", "-m", "fedmpi.sweep", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     records = tmp_path / "seed=0" / "metrics.jsonl"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
-        wait_for(lambda: records.is_file() and records.stat().st_size, seconds=60)
+        wait_for(lambda: records.is_file() and records.stat().st_size)
+        signal_all(tmp_path, signal.SIGSTOP)  # the run must not end before the second sweep looks at it
         job.kill()
-    assert processes_of(tmp_path) and not (tmp_path / "seed=0" / "model.pt").exists()
+    assert not (tmp_path / "seed=0" / "model.pt").exists()
     inode = records.stat().st_ino
-    ended = sweep(*words)
-    assert ended.returncode == 0, ended.stderr
-    assert "2 runs, 2 of them to be made" in ended.stdout and "seed=0: holdout_accuracy" in ended.stdout
-    assert records.stat().st_ino == inode and len(records.read_text().splitlines()) == 400
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
+        try:
+            assert "2 runs, 2 of them to be made" in job.stdout.readline()
+            signal_all(tmp_path, signal.SIGCONT)
+            printed, _ = job.communicate(timeout=LIMIT)
+        finally:
+            job.kill()
+            signal_all(tmp_path, signal.SIGKILL)
+    assert job.returncode == 0 and "seed=0: holdout_accuracy" in printed
+    assert records.stat().st_ino == inode and len(records.read_text().splitlines()) == 12
+
+
+def test_a_run_that_ended_since_the_sweep_began_is_kept(tmp_path):
+    plan = make_plan(tmp_path, None, ["seed=0,1"], [])
+    for run, accuracy in zip(plan.runs, (0.5, None)):
+        made(plan.folder(run), "fedavg", 0, accuracy)
+    ended = []
+    run_all(plan, plan.runs, 1, 1, "false", lambda run, code, *_: ended.append((run.name, code)))
+    assert ended == [("seed=0", 0), ("seed=1", 0)]
+    assert all((plan.folder(run) / "metrics.jsonl").is_file() for run in plan.runs)
 
 
 def processes_of(folder):
-    """Command lines of the processes that name a folder."""
-    lines = []
+    """Process ids of the jobs that write into a folder."""
+    found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        lines += [line] if f"--out={folder}" in line else []
-    return lines
+        with contextlib.suppress(OSError):
+            if f"--out={folder}" in path.read_bytes().decode(errors="replace"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def signal_all(folder, number):
+    """Send a signal to the jobs that write into a folder."""
+    for process in processes_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def made(folder, name, seed, accuracy):
@@ -341,7 +363,7 @@ def test_a_job_array_is_the_template_with_the_runs_in_it(tmp_path):
             "FEDMPI_VENV": str(tmp_path), "FEDMPI_LAUNCH": "env", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         }  # fmt: skip
         return subprocess.run(
-            ["bash", tmp_path / "job.sh", "--rounds", "9"], env=variables, capture_output=True, text=True, timeout=30
+            ["bash", tmp_path / "job.sh", "--rounds", "9"], env=variables, capture_output=True, text=True, timeout=LIMIT
         )
 
     names = []
@@ -370,9 +392,3 @@ def test_ranks_of_a_job_array(tmp_path):
         assert sweep(*words, *more).returncode == 0
         scripts.append(re.findall("^#SBATCH --(n.*)", (tmp_path / "job.sh").read_text(), re.MULTILINE))
     assert scripts == [["nodes=2", "ntasks-per-node=4"], ["ntasks=3"]]
-
-
-def test_it_starts_without_torch_and_mpi():
-    program = "import sys, fedmpi.sweep.__main__; print(sorted({'torch', 'mpi4py', 'jsonargparse'} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert ended.stdout == "[]\n", ended.stderr
