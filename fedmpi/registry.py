@@ -15,7 +15,7 @@ def command_name(cls: type) -> str:
     return str(vars(cls).get("name") or cls.__name__.lower())
 
 
-def plain(name):
+def plain(name: str) -> str:
     """A name as names are compared: "fed_avg", "Fed-Avg" and "FedAvg" are all "fedavg"."""
     return name.lower().replace("-", "").replace("_", "")
 

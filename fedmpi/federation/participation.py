@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fedmpi.errors import UserError
 from fedmpi.federation.round import Round
@@ -58,7 +58,7 @@ class Plan:
 
     num_clients: int
     local_steps: int | Callable[[int], int] = 1
-    participants: Callable[[int], Sequence[int]] | None = None
+    participants: Callable[[int], Iterable[int]] | None = None
     chosen: Callable[[int], int] | None = None
     weights: Sequence[float] | None = None
     seed: int = 0

@@ -94,7 +94,7 @@ def simulate(
         SoloLink(),
         dict.fromkeys(range(num_clients), make_oracle),
         Plan(num_clients, local_steps, participants, chosen),
-        Variables(x0, segments=segments, ascent=ascent),
+        Variables(x0, segments=None if segments is None else list(segments), ascent=ascent),
         observe=recorder,
         poison=True,
     )
@@ -106,7 +106,7 @@ def simulate(
 
 def _oracle_of(
     gradient: Any, loss: Any, directions: Any, smoothing: float, ascent: slice | None, ascent_scale: float
-) -> Callable[[int, Any], FunctionOracle]:
+) -> Callable[[Any], FunctionOracle]:
     """`make(client) -> oracle`, on gradients or on losses."""
     if gradient is not None and loss is None and directions is None:
         return lambda client: FunctionOracle(gradient, client, ascent, ascent_scale)
