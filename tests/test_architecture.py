@@ -21,7 +21,7 @@ FLOORS = [
     ["training"],
     ["train", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
-    ["reproduce"],  # it sweeps and reports
+    ["reproduce", "completion"],  # it sweeps and reports; it reads the options of all programs
 ]
 HEIGHT = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 DATA_PROGRAM = ("fedmpi.data.__main__", "fedmpi.data.commands")  # a program that stands in the room of what it is about
