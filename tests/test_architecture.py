@@ -21,7 +21,7 @@ FLOORS = [
     ["training"],
     ["train", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
-    ["reproduce"],  # it sweeps and reports
+    ["reproduce", "completion"],  # it sweeps and reports; it reads the options of all programs
 ]
 HEIGHT = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 DATA_PROGRAM = ("fedmpi.data.__main__", "fedmpi.data.commands")  # a program that stands in the room of what it is about
@@ -45,7 +45,7 @@ UNCLEAR = {
     r"\btogether\(|turn_round|\bmeet\(": "agree, negate_ascent, synchronise",
     r"--output\b(?!=)": "--result",
     r"\bnaps?\b|\bNAPS?\b": "sleep",
-    r"_unmoved|_move_statistics|_expect_alike|_beside_printed": "names that say what they do",
+    r"_keeping_buffers|_update_statistics|_check_equal|_with_paper": "names that say what they do",
     r"\bgather(?:ed)? from all ranks": "allgather",
 }
 QUOTING = ("test_architecture.py", "test_grammar.py")  # they name what is checked, and a setting's former name
