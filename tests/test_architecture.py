@@ -45,7 +45,7 @@ UNCLEAR = {
     r"\btogether\(|turn_round|\bmeet\(": "agree, negate_ascent, synchronise",
     r"--output\b(?!=)": "--result",
     r"\bnaps?\b|\bNAPS?\b": "sleep",
-    r"_keeping_buffers|_update_statistics|_check_equal|_with_paper": "names that say what they do",
+    r"_unmoved|_move_statistics|_expect_alike|_beside_printed": "names that say what they do",
     r"\bgather(?:ed)? from all ranks": "allgather",
 }
 QUOTING = ("test_architecture.py", "test_grammar.py")  # they name what is checked, and a setting's former name
