@@ -14,12 +14,12 @@ from fedmpi.runs.model_files import prepare_inputs
 
 # Ten lines of PyTorch that give the accuracy which a run printed, without fedmpi.
 PLAIN = """
-    import gzip, json, sys
-    import numpy, sklearn.datasets, torch
+    import json, sys
+    import sklearn.datasets, torch
     from safetensors.torch import load_file
     facts = json.load(open(f"{sys.argv[1]}/model.json"))["input"]
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10))
-    net.load_state_dict(dict(zip(net.state_dict(), load_file(f"{sys.argv[1]}/model.safetensors").values())))
+    net.load_state_dict(load_file(f"{sys.argv[1]}/model.safetensors"))
     digits = sklearn.datasets.load_digits()
     images, labels = (torch.tensor(part[4::5]) for part in (digits.images, digits.target))
     inputs = (images * (255 / 16)).round().float() / facts["divide_by"]
