@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fedmpi.errors import UserError
-from fedmpi.files import FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
+from fedmpi.run_files import FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
 
 
 def save_model(folder, named_values, rows, description):
