@@ -116,7 +116,7 @@ def in_empty_folder(text, tmp_path):
 
 def test_the_readme_runs_in_order_from_an_empty_folder(tmp_path):
     printed = in_empty_folder(README, tmp_path)
-    assert (tmp_path / "empty" / "runs" / "fafed-digits-002" / "model.pt").is_file()
+    assert (tmp_path / "empty" / "runs" / "fafed-digits-002" / "model.safetensors").is_file()
     accuracy = [float(found[1]) for text in printed.values() if (found := re.search(r"  accuracy +([\d.]+)", text))]
     assert len(accuracy) == 5
     (default,) = [text for command, text in printed.items() if command.endswith("-m fedmpi.train")]
