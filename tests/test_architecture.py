@@ -18,7 +18,7 @@ FLOORS = [
     ["tasks"],
     ["config"],
     ["runs"],
-    ["training"],
+    ["training", "own_loop"],
     ["train", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
     ["reproduce"],  # it sweeps and reports
@@ -32,7 +32,12 @@ MANY_PARAMETERS = {
     "fedmpi.oracles.base.ModuleOracle.__init__",
     "fedmpi.oracles.two_point.TwoPointOracle.__init__",
 }
-KEYWORD_FUNCTIONS = {"simulate", "train"}  # public, called by keywords: as many parameters as there are settings
+KEYWORD_FUNCTIONS = {
+    "simulate",
+    "train",
+    "join",
+    "average",
+}  # public, called by keywords: as many parameters as there are settings
 MAX_PARAMETERS = 8
 MAX_TOP_LEVEL = 8
 
