@@ -295,7 +295,7 @@ def test_plans(tmp_path):
         "algorithm": "fafed", "algorithm.step_size": "0.1", "seed": "1", "task.std": "[0.5,1]"
     }  # fmt: skip
     assert plan.runs[-1].name == "algorithm=fedavg,mean=_0.5_,step_size=0.2,seed=2,std=_2_"
-    assert f"--out={tmp_path}" in plan.words(plan.runs[0])
+    assert f"--out={tmp_path}" in plan.arguments(plan.runs[0])
 
 
 def test_plans_in_the_form_of_a_settings_file(tmp_path):
