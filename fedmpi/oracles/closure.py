@@ -77,7 +77,7 @@ class ClosureOracle(Oracle):
     def gradient_pair(self, z, z_prev, xi):
         g = self.gradient(z, xi)
         loss = self.loss
-        with self._unmoved():
+        with self._buffers_restored():
             g_prev = self._gradient(z_prev, xi, self._rows[1])
         self.loss = loss
         return g, g_prev
@@ -118,7 +118,7 @@ class ClosureOracle(Oracle):
         return loss.detach().reshape(())
 
     @contextlib.contextmanager
-    def _unmoved(self):
+    def _buffers_restored(self):
         """A context that leaves the float and integer buffers as they are."""
         buffers, counters = self.client.buffers.clone(), [counter.clone() for counter in self.client.counters]
         yield
