@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from fedmpi.errors import UserError
 from fedmpi.run_files import DIVERGED, RECORDS, SETTINGS
+from fedmpi.runs.record import CLIENTS_KEY
 
 
 class Recorder:
@@ -45,9 +46,11 @@ class Recorder:
 
         Args:
             record: the amounts and the loss of the round, see `fedmpi.runs.record`.
-            metrics: name -> number, {} if the model was not evaluated.
+            metrics: name -> number, {} if the model was not evaluated; its attribute `clients`, if it has one,
+                name -> a list with each client's number.
         """
-        self._lines.write(json.dumps({**record, **metrics}) + "\n")
+        clients = getattr(metrics, "clients", {})
+        self._lines.write(json.dumps({**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}) + "\n")
         self._lines.flush()
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         if self._bar is not None:
