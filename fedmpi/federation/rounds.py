@@ -85,6 +85,8 @@ class Federation:
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
         kept: the `Iterate` that `keep` remembered, or None.
+        request: called when the ranks gather their losses: a whole number whose bits this rank tells all others.
+        requests: the bits of all ranks in the round so far, or in the last one.
 
     Raises:
         UserError: if the algorithm's rows are not as they should be.
@@ -113,6 +115,7 @@ class Federation:
         self.num_gradients = 0
         self.seconds = {"local": 0.0, "communication": 0.0}
         self.kept = None
+        self.request, self.requests = lambda: 0, 0
 
     def _make_client(self, position, index, make_oracle):
         rows, buffers = self.store.client_rows(position), self.store.work_buffers
@@ -158,6 +161,7 @@ class Federation:
             UserError: if the participants are not different clients.
         """
         self._set_round(self.plan.round(self.round_index))
+        self.requests = 0
         due = [e for e in self.algorithm.exchanges() if e.due is None or e.due(self.server)]
         losses = [self._exchange(exchange, first_in_round=number == 0) for number, exchange in enumerate(due)]
         self._present = set(self.server.round.participants)
@@ -288,13 +292,17 @@ class Federation:
     def _agree_on_loss(self, losses):
         """Mean loss over all clients; Diverged on every rank if one client's is not finite.
 
-        The ranks also add up here how many gradients they have evaluated: it costs no message of its own.
+        The ranks also add up here how many gradients they have evaluated, and tell each other their requests: it
+        costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        everywhere = self.link.allgather([losses.total, losses.number, losses.bad_client, gradients]).tolist()
-        totals, numbers, _, gradients = zip(*everywhere)
+        everywhere = self.link.allgather([losses.total, losses.number, losses.bad_client, gradients, self.request()])
+        everywhere = everywhere.tolist()
+        totals, numbers, _, gradients, requests = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
-        for rank, (total, _, client, _) in enumerate(everywhere):
+        for bits in requests:
+            self.requests |= int(bits)
+        for rank, (total, _, client, *_) in enumerate(everywhere):
             if client >= 0:
                 when = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
                 raise Diverged(

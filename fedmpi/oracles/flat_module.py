@@ -33,6 +33,7 @@ class FlatModule:
         dim: d, number of trainable parameters; num_buffers: number of float buffer elements.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
+        permuted: for each parameter tensor, whether it lies in a vector in channels-last order.
 
     Raises:
         UserError: if the module has no trainable parameter.
@@ -49,7 +50,7 @@ class FlatModule:
         self.parameters = [p for _, p in named]
         self.shapes = [tuple(p.shape) for p in self.parameters]
         self._sizes = [p.numel() for p in self.parameters]
-        self._permuted = [channels_last and p.dim() == 4 for p in self.parameters]
+        self.permuted = [channels_last and p.dim() == 4 for p in self.parameters]
         self.dim = sum(self._sizes)
         ends = list(itertools.accumulate(self._sizes))
         self.segments = [slice(end - size, end) for end, size in zip(ends, self._sizes)]
@@ -77,13 +78,24 @@ class FlatModule:
     def views(self, vector):
         """The parameter-shaped views of a [dim] vector, in the order of `names`."""
         views = []
-        for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self._permuted):
+        for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self.permuted):
             if permuted:
                 out_channels, in_channels, height, width = shape
                 views.append(piece.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2))
             else:
                 views.append(piece.view(shape))
         return views
+
+    @torch.no_grad()
+    def load(self, values):
+        """Take other initial parameters and buffers.
+
+        Args:
+            values: name -> tensor, as `named_values` names them; buffers that are missing stay as they are.
+        """
+        for name, value in self.named_values(self.x, self.buffers).items():
+            if name in values:
+                value.copy_(values[name])
 
     def _known_views(self, vector):
         """The same, made once for each vector."""

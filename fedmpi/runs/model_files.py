@@ -21,19 +21,24 @@ def save_model(folder, named_values, rows):
         UserError: if a file cannot be written (full disk).
     """
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
-    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
-    hdf5 = io.BytesIO()
-    with h5py.File(hdf5, "w") as file:
-        for name, value in plain.items():
-            file[f"model/{name}"] = value.numpy()
-        for name, row in rows.items():
-            file[f"rows/{name}"] = row.detach().cpu().numpy()
-    _write(folder / MODEL_AND_ROWS, hdf5)
+    save_hdf5(folder / MODEL_AND_ROWS, plain, rows)
     # The one file that is not HDF5 or text: torch.load(..., weights_only=True) reads it. It contains
     # tensors under their names, and loading it in this way runs no pickled code.
     state_dict = io.BytesIO()
     torch.save(plain, state_dict)
     _write(folder / MODEL, state_dict)
+
+
+def save_hdf5(path, named_values, rows):
+    """Write the HDF5 file; arguments and errors are those of `save_model`, with the file's path."""
+    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
+    hdf5 = io.BytesIO()
+    with h5py.File(hdf5, "w") as file:
+        for name, value in named_values.items():
+            file[f"model/{name}"] = value.detach().cpu().contiguous().numpy()
+        for name, row in rows.items():
+            file[f"rows/{name}"] = row.detach().cpu().numpy()
+    _write(path, hdf5)
 
 
 def _write(path, content):

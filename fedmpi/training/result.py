@@ -4,8 +4,10 @@ import math
 
 import torch
 
+from fedmpi.errors import UserError
+from fedmpi.files import KEPT
 from fedmpi.registry import command_name
-from fedmpi.runs.model_files import save_model
+from fedmpi.runs.model_files import save_hdf5, save_model
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, table
 
@@ -33,6 +35,22 @@ class ResultRule:
             if value > (-math.inf if federation.kept is None else federation.kept.value):
                 federation.keep(value)
 
+    def check(self, federation):
+        """Check that the round drawn for "uniform" is still to come or kept, if a resumed run asks for more rounds.
+
+        Raises:
+            UserError: if it is lost.
+        """
+        if self._rule != "uniform":
+            return
+        if self._drawn > federation.round_index:
+            federation.kept = None  # of a round that was drawn among fewer
+        elif federation.kept is None or federation.kept.round != self._drawn:
+            raise UserError(
+                f"result = uniform: among so many rounds, round {self._drawn} is drawn, which has passed and was not "
+                "kept; begin a new run to ask for more rounds"
+            )
+
     def describe(self, kept):
         """In words, which iterate is the result; `kept` is `federation.kept`."""
         if kept is None:
@@ -58,6 +76,18 @@ def save(job, recorder):
     flat.point_counters_at(federation.clients[0].counters)
     save_model(recorder.folder, flat.named_values(x, buffers), rows)
     job.task.write_result(flat.module, recorder.folder)
+
+
+def save_kept(job, recorder):
+    """Write the model that the result rule kept, of a run that has no result; rank 0 only. Returns its path.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    kept, path = job.federation.kept, recorder.folder / KEPT
+    job.flat.point_counters_at(job.federation.clients[0].counters)
+    save_hdf5(path, job.flat.named_values(kept.x, kept.buffers), {"x": kept.x})
+    return path
 
 
 def closing_table(job, record, metrics, result):

@@ -1,0 +1,57 @@
+"""A command line and the files that it names, as layers of words; needs neither torch nor MPI."""
+
+import dataclasses
+import pathlib
+
+from fedmpi.config.run import Run
+from fedmpi.config.words import file_words, merge, read_file, rename, split_paper, split_words
+from fedmpi.presets import preset_path
+from fedmpi.settings import former_names
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The words of a preset, a file and the command line, in this order.
+
+    Attributes:
+        words_of: list of lists of words, with the current names of settings.
+        flags: flag -> its text, or True for one of `SWITCHES`.
+        paper: what a preset says about a paper's result, or {}.
+        notes: lines for the user about former names.
+    """
+
+    words_of: list
+    flags: dict
+    paper: dict
+    notes: list
+
+    @property
+    def words(self):
+        """The words of all layers as one list."""
+        return self.above([])
+
+    def above(self, lowest):
+        """The words of all layers as one list; they override those in `lowest`."""
+        return merge([lowest, *self.words_of], self.paper.get("methods", {}))
+
+
+def read_layers(arguments):
+    """The `Layers` of a command line.
+
+    Args:
+        arguments: list of words, without the program's name.
+
+    Raises:
+        UserError: one line: what came, what is allowed.
+    """
+    words, flags = split_words(arguments)
+    files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
+    files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
+    layers, paper = [], {}
+    for flag, path in files:
+        settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
+        layers.append(file_words(settings))
+        paper = its_paper or paper
+    renamed = [rename(layer, former_names(Run)) for layer in [*layers, words]]
+    notes = [note for _, layer_notes in renamed for note in layer_notes]
+    return Layers([layer for layer, _ in renamed], flags, paper, notes)
