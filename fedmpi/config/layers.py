@@ -4,7 +4,8 @@ import dataclasses
 import pathlib
 
 from fedmpi.config.run import Run
-from fedmpi.config.words import file_words, merge, read_file, rename, split_paper, split_words
+from fedmpi.config.words import file_words, last_text, merge, read_file, rename, split_paper, split_words
+from fedmpi.files import RECORDS
 from fedmpi.presets import preset_path
 from fedmpi.settings import former_names
 
@@ -17,7 +18,7 @@ class Layers:
         words_of: list of lists of words, with the current names of settings.
         flags: flag -> its text, or True for one of `SWITCHES`.
         paper: what a preset says about a paper's result, or {}.
-        notes: lines for the user about former names.
+        notes: lines for the user, about former names and a name that is taken.
     """
 
     words_of: list
@@ -47,11 +48,15 @@ def read_layers(arguments):
     words, flags = split_words(arguments)
     files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
     files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
-    layers, paper = [], {}
+    layers, paper, taken = [], {}, []
     for flag, path in files:
         settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
+        if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
+            taken.append(f"the run folder is numbered, because {path.parent} has its name: --name chooses another")
+            del settings["name"]
         layers.append(file_words(settings))
         paper = its_paper or paper
     renamed = [rename(layer, former_names(Run)) for layer in [*layers, words]]
     notes = [note for _, layer_notes in renamed for note in layer_notes]
+    notes += taken if last_text(words, "name") is None else []
     return Layers([layer for layer, _ in renamed], flags, paper, notes)
