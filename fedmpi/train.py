@@ -36,7 +36,7 @@ def _run(arguments, link):
     from fedmpi.training.loop import train
 
     layers = agree(link, lambda: read_layers(arguments))
-    resumed = share(link, lambda: read_resumed(layers.words))  # only rank 0 needs to reach the run folder
+    resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
     config = agree(link, lambda: resolve(layers, resumed))
     if isinstance(config, str):
         if link.rank == 0:

@@ -21,11 +21,11 @@ import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, find_key, last_text, rename
 from fedmpi.config.help import declared_settings, list_text, make_parser
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import place, read_resumed, under
 from fedmpi.config.run import Run
-from fedmpi.config.words import FLAGS, SHORT, SWITCHES, find_key, last_text, rename
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
@@ -79,16 +79,16 @@ def read_command_line(arguments):
     """Settings from a command line and the files that it names.
 
     Args:
-        arguments: list of words, without the program's name.
+        arguments: list of str, without the program's name.
 
     Returns:
         a `Config`, or a `str` to print instead of running (--help, --list, --print_config).
 
     Raises:
-        UserError: one line: what came, what is allowed.
+        UserError: one line: what was given, what is allowed.
     """
     layers = read_layers(arguments)
-    return resolve(layers, read_resumed(layers.words))
+    return resolve(layers, read_resumed(layers.assignments))
 
 
 def resolve(layers, resumed):
@@ -103,17 +103,17 @@ def resolve(layers, resumed):
     flags, paper, notes = layers.flags, layers.paper, layers.notes
     if "list" in flags:
         return list_text(flags["list"], CHOICES)
-    words = under(layers, resumed)
+    assignments = under(layers, resumed)
     classes = {}
     for group in CHOICES:
-        classes[group] = _choose(group, last_text(words, group), classes)
+        classes[group] = _choose(group, last_text(assignments, group), classes)
     names = {f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in _former(cls)}
-    words, more_notes = rename(words, names)
+    assignments, more_notes = rename(assignments, names)
     settings = declared_settings(classes)
     parser = make_parser(classes, settings)
     if "help" in flags:
         return parser.format_help()
-    values = _typed(parser, settings, _chosen(words, settings, classes))
+    values = _typed(parser, settings, _chosen(assignments, settings, classes))
     config = _build(classes, values | place(resumed), paper or (resumed or {}).get("paper") or {})
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
@@ -137,10 +137,10 @@ def _former(cls):
     return former_names(cls).items() if cls else ()
 
 
-def _chosen(words, settings, classes):
-    """Key -> text of what words set, without the choices of classes; every key is one of `settings`."""
+def _chosen(assignments, settings, classes):
+    """Key -> text of some assignments, without the choices of classes; every key is one of `settings`."""
     texts = {}
-    for key, text in words:
+    for key, text in assignments:
         if key not in CHOICES:
             texts[find_key(key, settings) or _unknown(key, settings, classes)] = text
     return texts

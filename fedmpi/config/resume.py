@@ -2,21 +2,21 @@
 
 import pathlib
 
+from fedmpi.config.grammar import assignments_of, last_text, read_file, rename, split_paper
 from fedmpi.config.run import Run
-from fedmpi.config.words import file_words, last_text, read_file, rename, split_paper
 from fedmpi.errors import UserError
-from fedmpi.files import CHECKPOINTS, MANIFEST, MODEL, SETTINGS
+from fedmpi.run_files import CHECKPOINTS, FORMER_MODEL, MANIFEST, MODEL, SETTINGS
 from fedmpi.settings import former_names
 
 AUTO = "auto"
 NOT_TAKEN = ("out", "name", "ranks", "resume")  # settings that a resumed run does not take from its folder
 
 
-def read_resumed(words):
-    """The run that the words of a command line go on with.
+def read_resumed(assignments):
+    """The run that a command line goes on with.
 
     Args:
-        words: list of words, see `fedmpi.config.words`.
+        assignments: list of assignments, see `fedmpi.config.grammar`.
 
     Returns:
         None if a new run begins, else a dict for JSON: "folder", its "settings" and "paper".
@@ -24,10 +24,10 @@ def read_resumed(words):
     Raises:
         UserError: one line, if the folder is not one of a run, or has no checkpoint.
     """
-    text = last_text(words, "resume")
+    text = last_text(assignments, "resume")
     if text in (None, "null"):
         return None
-    out, name = (last_text(words, key) for key in ("out", "name"))
+    out, name = (last_text(assignments, key) for key in ("out", "name"))
     if text.lower() == AUTO:
         if name in (None, "null"):
             raise UserError("resume = auto: expected a --name, by which the run is found again")
@@ -48,15 +48,17 @@ def read_resumed(words):
 
 
 def _may_go_on(folder):
-    return (folder / MODEL).is_file() or any((folder / CHECKPOINTS).glob(f"*/{MANIFEST}"))
+    return any((folder / name).is_file() for name in (MODEL, FORMER_MODEL)) or any(
+        (folder / CHECKPOINTS).glob(f"*/{MANIFEST}")
+    )
 
 
 def under(layers, resumed):
-    """The words of a command line's `Layers`, with the settings of the resumed run below them."""
+    """The assignments of a command line's `Layers`, with the settings of the resumed run below them."""
     if resumed is None:
-        return layers.words
-    words, _ = rename(file_words(resumed["settings"]), former_names(Run))
-    return layers.above([(key, text) for key, text in words if key not in NOT_TAKEN])
+        return layers.assignments
+    assignments, _ = rename(assignments_of(resumed["settings"]), former_names(Run))
+    return layers.above([(key, text) for key, text in assignments if key not in NOT_TAKEN])
 
 
 def place(resumed):

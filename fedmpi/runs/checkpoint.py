@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import fedmpi
-from fedmpi.files import CHECKPOINTS, MANIFEST
+from fedmpi.run_files import CHECKPOINTS, MANIFEST
 from fedmpi.runs.state_file import Damaged
 
 FORMAT = 1  # of the manifest and the files
@@ -47,6 +47,16 @@ def client_folder(pattern, run_folder, round_index, client, rank):
         return checkpoint_folder(run_folder, round_index)
     folder = pattern.replace("{client}", str(client)).replace("{rank}", str(rank))
     return pathlib.Path(folder) / f"{round_index:06d}"
+
+
+def describe_layout(flat):
+    """What the elements of a row are: [name, shape, where it begins, whether channels lie last] of each parameter.
+
+    Args:
+        flat: a `FlatModule`.
+    """
+    begins = [segment.start for segment in flat.segments]
+    return [[name, list(shape), *rest] for name, shape, *rest in zip(flat.names, flat.shapes, begins, flat.permuted)]
 
 
 def versions():

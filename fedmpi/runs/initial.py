@@ -6,8 +6,8 @@ import h5py
 import torch
 
 from fedmpi.errors import UserError
-from fedmpi.files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE
-from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
+from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE
+from fedmpi.runs.checkpoint import checkpoint_folder, describe_layout, find_checkpoints, read_manifest
 from fedmpi.runs.state_file import Damaged, read_state
 
 WANTED = "expected model.pt, model.safetensors or model.h5 of a run, its folder, or one of its checkpoints"
@@ -70,13 +70,8 @@ def _read(file):
 def _of_checkpoint(folder, flat):
     """The averaged model of a checkpoint, as the tensors of a module like `flat`'s."""
     manifest = read_manifest(folder)
-    names = [name for name, *_ in manifest["layout"]]
-    layout = [[name, list(shape), last] for name, shape, last in zip(flat.names, flat.shapes, flat.permuted)]
-    if manifest["layout"] != layout:
-        raise Damaged(
-            f"it is of a model with other parameters, or with another order in memory (channels_last); "
-            f"its first is {names[0]}, with {manifest['layout'][0][1]} elements"
-        )
+    if manifest["layout"] != describe_layout(flat):
+        raise Damaged("it is of a model with other parameters, or with another order in memory (channels_last)")
     state = read_state(folder / SERVER_STATE, *manifest["files"][SERVER_STATE])
     values = flat.named_values(state["server/x"].to(flat.x), state["server/buffers"].to(flat.x))
     values = {name: value.clone() for name, value in values.items() if value.is_floating_point()}

@@ -10,7 +10,8 @@ import yaml
 from tqdm import tqdm
 
 from fedmpi.errors import UserError
-from fedmpi.files import DIVERGED, MODEL, RECORDS, SETTINGS
+from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
+from fedmpi.runs.folder import is_complete
 from fedmpi.runs.state_file import Damaged
 
 LONGEST_LINE = 1 << 20  # bytes of a record
@@ -53,7 +54,7 @@ class Recorder:
             part.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
             part.replace(self.folder / SETTINGS)
             self._lines.truncate(position)
-            for name in (MODEL, DIVERGED):  # of the run as it was before it went on
+            for name in (MODEL, FORMER_MODEL, DIVERGED):  # of the run as it was before it went on
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
@@ -68,7 +69,7 @@ class Recorder:
 
     def is_finished(self, num_rounds):
         """Whether the folder has the model of a run of so many rounds."""
-        return (self.folder / MODEL).is_file() and self._last_line(self.position()).get("round") == num_rounds
+        return is_complete(self.folder) and self._last_line(self.position()).get("round") == num_rounds
 
     def check(self, position, num_rounds):
         """Check that the record of a round ends at a position.

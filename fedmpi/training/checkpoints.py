@@ -13,14 +13,15 @@ import time
 import torch
 
 from fedmpi.comm.agreement import agree, share
+from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
-from fedmpi.config.words import flatten
 from fedmpi.errors import UserError
-from fedmpi.files import SERVER_STATE
+from fedmpi.run_files import SERVER_STATE
 from fedmpi.runs.checkpoint import (
     checkpoint_folder,
     client_file,
     client_folder,
+    describe_layout,
     find_checkpoints,
     make_folders,
     read_manifest,
@@ -178,6 +179,8 @@ class Checkpoints:
         problem = self._write_manifest(written, checksums) if link.rank == 0 and not failed else None
         if not failed and link.first_failing(problem is not None) is None:
             self._rounds.append(written.number)
+        else:
+            self._remove_clients(written.number)
         self._prune()
 
     def _gather_checksums(self, written):
@@ -198,7 +201,7 @@ class Checkpoints:
                 "rounds": job.num_rounds,
                 "ranks": job.link.size,
                 "clients": job.context.num_clients,
-                "layout": _layout(job.flat),
+                "layout": describe_layout(job.flat),
                 "records": written.position,
                 "files": {SERVER_STATE: written.sizes[SERVER_STATE], **files},
                 "settings": settings,
@@ -217,10 +220,14 @@ class Checkpoints:
         run = self._job.config.run
         dropped, self._rounds = self._rounds[: -run.checkpoint_keep], self._rounds[-run.checkpoint_keep :]
         for number in dropped:
-            for client in self._job.context.clients:
-                remove_client_file(self._client_folder(number, client), client)
+            self._remove_clients(number)
         if self._job.link.rank == 0:
             remove_checkpoints(self._folder, self._rounds)
+
+    def _remove_clients(self, number):
+        """Remove this rank's files of a checkpoint. Not collective."""
+        for client in self._job.context.clients:
+            remove_client_file(self._client_folder(number, client), client)
 
     def _read_manifests(self):
         """The manifests that are as they were written, the newest first. Not collective."""
@@ -271,7 +278,7 @@ class Checkpoints:
         ]  # fmt: skip
         if manifest["clients"] != job.context.num_clients:
             changes.append(f"clients was {manifest['clients']}, now {job.context.num_clients}")
-        if not changes and manifest["layout"] != _layout(job.flat):
+        if not changes and manifest["layout"] != describe_layout(job.flat):
             changes.append("the model's parameters, or their order in memory (channels_last)")
         if changes:
             raise UserError(f"resume = {self._folder}: it was made with other settings: {', '.join(changes)}")
@@ -371,11 +378,6 @@ def _available_memory():
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return 0
-
-
-def _layout(flat):
-    """What the elements of a row are: [[name, shape, whether channels come last]] of the parameters."""
-    return [[name, list(shape), last] for name, shape, last in zip(flat.names, flat.shapes, flat.permuted)]
 
 
 def _describe(name, value):

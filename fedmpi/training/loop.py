@@ -120,7 +120,7 @@ def _run(job, recorder, checkpoints):
         if recorder is None:
             raise
         recorder.diverged(str(error))
-        notes = [f"{save_kept(job, recorder)} is the best model so far"] if job.federation.kept else []
+        notes = [f"{save_kept(job, recorder)} is the best model so far"] if job.federation.selected else []
         notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []
         raise Diverged("; ".join([str(error), *notes])) from None
 
@@ -144,7 +144,7 @@ def _run_rounds(job, recorder, checkpoints, progress, rule):
             before = time.perf_counter()
             evaluated = progress.metrics = evaluate(job, federation.server.x, federation.store.buffers, number)
             progress.evaluation_seconds += time.perf_counter() - before
-        rule.see(federation, evaluated)
+        rule.consider(federation, evaluated)
         if recorder:
             record = {
                 "round": number,
@@ -177,7 +177,7 @@ def _stop(job, recorder, checkpoints, progress, signal):
 
 def _finish(job, recorder, checkpoints, progress, rule):
     """Save the result, print the closing table, and write the last checkpoint."""
-    kept, metrics = job.federation.kept, progress.metrics
+    kept, metrics = job.federation.selected, progress.metrics
     if kept is not None:
         metrics = evaluate(job, kept.x, kept.buffers, kept.round)
     agree(job.link, lambda: save(job, recorder))
