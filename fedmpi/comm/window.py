@@ -59,10 +59,7 @@ class NodeWindow:
 
     def slices(self, start, stop, number):
         """[start, stop) as `number` consecutive slices whose inner edges lie on cache lines."""
-        line = CACHE_LINE // self._itemsize
-        inner = [(start + (stop - start) * part // number) // line * line for part in range(1, number)]
-        edges = [start, *(max(start, edge) for edge in inner), stop]
-        return [slice(a, b) for a, b in zip(edges, edges[1:])]
+        return slices(start, stop, number, self._itemsize)
 
     def reduce(self, where, then=None):
         """Sum the slice `where` of all vectors into that of the first. Not collective.
@@ -75,9 +72,8 @@ class NodeWindow:
             then: called with the list of the vectors' strips after each strip of the slice, while
                 they are in the cache.
         """
-        strip = STRIP * torch.get_num_threads()
-        for begin in range(where.start, where.stop, strip):
-            parts = [vector[begin : min(begin + strip, where.stop)] for vector in self.vectors]
+        for strip in _strips(where):
+            parts = [vector[strip] for vector in self.vectors]
             apart = 1
             while apart < len(parts):
                 for left in range(0, len(parts) - apart, 2 * apart):
@@ -85,6 +81,24 @@ class NodeWindow:
                 apart *= 2
             if then is not None:
                 then(parts)
+
+    def take_steps(self, where, offsets, steps, then=None):
+        """Add the slices `where` of partial sums in a given order. Not collective.
+
+        Args:
+            where: slice, counted from the beginning of a slot.
+            offsets: name -> (rank, where its slot begins). steps: (a, b) each: the sum b is added to the sum a.
+            then: called with each strip of the slice, after its steps, while it is in the cache.
+        """
+        for strip in _strips(where):
+            parts = {
+                name: self.vectors[rank][begin + strip.start : begin + strip.stop]
+                for name, (rank, begin) in offsets.items()
+            }
+            for a, b in steps:
+                parts[a].add_(parts[b])
+            if then is not None:
+                then(strip)
 
     def sync(self):
         """Make this rank's writes seen and see the others'; goes with a barrier on the node."""
@@ -95,6 +109,20 @@ class NodeWindow:
         self.vectors, self.mine = [], None
         self._window.Unlock_all()
         self._window.Free()
+
+
+def slices(start, stop, number, itemsize):
+    """[start, stop) as `number` consecutive slices whose inner edges lie on cache lines."""
+    line = CACHE_LINE // itemsize
+    inner = [(start + (stop - start) * part // number) // line * line for part in range(1, number)]
+    edges = [start, *(max(start, edge) for edge in inner), stop]
+    return [slice(a, b) for a, b in zip(edges, edges[1:])]
+
+
+def _strips(where):
+    """The slice as consecutive short ones that pass through the cache."""
+    strip = STRIP * torch.get_num_threads()
+    return [slice(begin, min(begin + strip, where.stop)) for begin in range(where.start, where.stop, strip)]
 
 
 def divide_and_spread(parts, divisor):
