@@ -21,17 +21,13 @@ FLOORS = [
     ["training"],
     ["train", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
-    ["reproduce"],  # it sweeps and reports
+    ["reproduce", "completion"],  # it sweeps and reports; it reads the options of all programs
 ]
 HEIGHT = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 DATA_PROGRAM = ("fedmpi.data.__main__", "fedmpi.data.commands")  # a program that stands in the room of what it is about
 
 # Functions that have more parameters than MAX_PARAMETERS. Shorten this list; add nothing to it.
-MANY_PARAMETERS = {
-    "fedmpi.federation.rounds.Federation.__init__",
-    "fedmpi.oracles.base.ModuleOracle.__init__",
-    "fedmpi.oracles.two_point.TwoPointOracle.__init__",
-}
+MANY_PARAMETERS: set[str] = set()
 KEYWORD_FUNCTIONS = {"simulate", "train"}  # public, called by keywords: as many parameters as there are settings
 MAX_PARAMETERS = 8
 MAX_TOP_LEVEL = 8

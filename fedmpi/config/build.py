@@ -39,6 +39,7 @@ from fedmpi.config.words import (
 )
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
+from fedmpi.files import RECORDS
 from fedmpi.oracles import OracleKind
 from fedmpi.presets import preset_path
 from fedmpi.registry import command_name, find, known
@@ -122,13 +123,17 @@ def _merge_files(words, flags):
     """(the words of preset, file and command line in one list, the paper's results, notes for the user)."""
     files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
     files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
-    layers, paper = [], {}
+    layers, paper, taken = [], {}, []
     for flag, path in files:
         settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
+        if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
+            taken.append(f"the run folder is numbered, because {path.parent} has its name: --name chooses another")
+            del settings["name"]
         layers.append(file_words(settings))
         paper = its_paper or paper
     renamed = [rename(layer, former_names(Run)) for layer in [*layers, words]]
     notes = [note for _, layer_notes in renamed for note in layer_notes]
+    notes += taken if last_text(words, "name") is None else []
     return merge([layer for layer, _ in renamed], paper.get("methods", {})), paper, notes
 
 

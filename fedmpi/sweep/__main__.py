@@ -53,7 +53,8 @@ def main(arguments=None):
     run_single(_run, sys.argv[1:] if arguments is None else arguments)
 
 
-def _parser():
+def make_parser():
+    """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.sweep", description=DESCRIPTION)
     parser.add_argument(
         "--grid", action="append", default=[], metavar="SETTING=VALUE,VALUE", help="values to try; may be repeated"
@@ -94,7 +95,7 @@ def _count(text):
 
 
 def _run(arguments):
-    options, common = _parser().parse_known_args(arguments)
+    options, common = make_parser().parse_known_args(arguments)
     if options.metric:
         check_metric(options.metric)
     plan = make_plan(options.out.absolute(), options.plan, options.grid, common)
