@@ -53,8 +53,8 @@ def _parsers():
 def _training():
     """A parser of every setting of training: the run's, and those of all classes."""
     from fedmpi.config.build import CHOICES
+    from fedmpi.config.grammar import FLAGS, SHORT
     from fedmpi.config.help import FLAG_HELP, declared_settings
-    from fedmpi.config.words import FLAGS, SHORT
     from fedmpi.presets import preset_names
     from fedmpi.registry import known
 

@@ -9,13 +9,16 @@ import itertools
 import math
 import time
 
+import numpy as np
 import torch
 
 from fedmpi.algorithms.base import Exchange
-from fedmpi.errors import Diverged
+from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import Client, Server
 from fedmpi.federation.rows import RowStore, check_rows
 from fedmpi.federation.sums import make_sums
+
+ENDED = -2  # what a rank that makes no more rounds says in the place of the client whose loss is not finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Federation:
         algorithm: an `Algorithm`.
         link: a `fedmpi.comm.link.Link`: sums over the ranks.
         oracles: client number -> function(`Client`) -> oracle, for this rank's clients in order.
-        plan: a `Plan`: who works when, for how long, with which weight.
+        plan: a `Plan`: which clients take part in a round, for how many steps, with which weight.
         variables: the `Variables`.
         uploads: `Upload` stages that a client's rows pass before they are summed, in order.
         observe: called as `observe(federation, round_index, step, client)` after the start, after
@@ -86,7 +89,7 @@ class Federation:
         round_index: of the next round, from 0.
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
-        kept: the `Iterate` that `keep` remembered, or None.
+        selected: the `Iterate` that `select` remembered, or None.
 
     Raises:
         UserError: if the algorithm's rows are not as they should be.
@@ -111,11 +114,11 @@ class Federation:
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
-        self._present = set(range(plan.num_clients))  # who took part in the previous round
+        self._present = set(range(plan.num_clients))  # the clients that took part in the previous round
         self.round_index = 0
         self.num_gradients = 0
         self.seconds = {"local": 0.0, "communication": 0.0}
-        self.kept = None
+        self.selected = None
 
     def _make_client(self, position, index, make_oracle):
         rows, buffers = self.store.client_rows(position), self.store.work_buffers
@@ -135,7 +138,7 @@ class Federation:
         exchange = Exchange(self.algorithm.exchanged_at_start, self.algorithm.start, self.algorithm.server_start)
         self._set_round(self.plan.start())
         if exchange.rows:
-            self._exchange(exchange, first_in_round=True)
+            _finish(self._exchange(exchange, first_in_round=True))
         else:
             self.store.begin_exchange((), first_in_round=True)
             for position, client in enumerate(self.clients):
@@ -160,22 +163,46 @@ class Federation:
             Diverged: on every rank, if a loss is not finite anywhere; before it is averaged.
             UserError: if the participants are not different clients.
         """
+        return _finish(self.steps())
+
+    def steps(self, first_step=0):
+        """`run_round` as a generator that waits before each local step of each client.
+
+        It yields the client whose local step comes next; when it ends, its value is what `run_round` returns.
+        ``send(True)`` instead of ``next`` ends the client's round before that step; all clients then do the same.
+
+        Args:
+            first_step: of the local steps, to go on in the middle of a round whose rows, also those that are valid
+                within a turn only, are as they were then; only with one client on the rank.
+        """
         self._set_round(self.plan.round(self.round_index))
         due = [e for e in self.algorithm.exchanges() if e.due is None or e.due(self.server)]
-        losses = [self._exchange(exchange, first_in_round=number == 0) for number, exchange in enumerate(due)]
+        losses = [math.nan] * len(due)
+        for number, exchange in enumerate(due):
+            if exchange.work is None or not first_step:
+                losses[number] = yield from self._exchange(exchange, number == 0, first_step)
+                first_step = 0  # the exchanges after the local steps are whole
         self._present = set(self.server.round.participants)
         self._observe(self, self.round_index, None, None)
         self.round_index += 1
         of_local_steps = [loss for exchange, loss in zip(due, losses) if exchange.work is None]
         return next((loss for loss in (*of_local_steps, *losses) if not math.isnan(loss)), math.nan)
 
-    def keep(self, value=math.nan):
+    def end(self):
+        """Check that all ranks end after the same round. Collective on the link.
+
+        Raises:
+            UserError: on every rank, if another one begins to average while this one ends, or the other way round.
+        """
+        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, *[0.0] * self._most]), here=True)
+
+    def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
 
         Args:
             value: by which it was selected, larger is better.
         """
-        self.kept = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
+        self.selected = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
 
     def state(self):
         """Everything that this rank needs to go on after a round, as name -> tensor, number or list of numbers.
@@ -186,8 +213,8 @@ class Federation:
         own = {"round_index": self.round_index, "num_gradients": self.num_gradients, "present": sorted(self._present)}
         own |= {f"seconds/{part}": seconds for part, seconds in self.seconds.items()}
         own |= {f"traffic/{name}": number for name, number in dataclasses.asdict(self.link.traffic).items()}
-        if self.kept is not None:
-            own |= {f"kept/{name}": value for name, value in vars(self.kept).items()}
+        if self.selected is not None:
+            own |= {f"selected/{name}": value for name, value in vars(self.selected).items()}
         server = {**self.store.averaged_rows(), **self.store.server_rows(), "buffers": self.store.buffers}
         return {
             **{f"federation/{name}": value for name, value in own.items()},
@@ -211,9 +238,12 @@ class Federation:
             self.seconds[part] = float(own[f"seconds/{part}"])
         for field in dataclasses.fields(self.link.traffic):
             setattr(self.link.traffic, field.name, int(own[f"traffic/{field.name}"]))
-        if "kept/x" in own:
-            self.kept = Iterate(
-                int(own["kept/round"]), own["kept/x"].clone(), own["kept/buffers"].clone(), float(own["kept/value"])
+        if "selected/x" in own:
+            self.selected = Iterate(
+                int(own["selected/round"]),
+                own["selected/x"].clone(),
+                own["selected/buffers"].clone(),
+                float(own["selected/value"]),
             )
         for name, row in {**self.store.averaged_rows(), **self.store.server_rows()}.items():
             row.copy_(state[f"server/{name}"])
@@ -222,15 +252,18 @@ class Federation:
             client.restore(_under(f"clients/{client.index}/", state))
 
     def _set_round(self, current):
-        """Let everybody see the `Round` that begins."""
-        for holder in (self.server, self.server_seen_by_clients, *self.clients):
-            holder.round = current
+        """Begin a `Round`: for the server and for every client."""
+        self._show_round(current)
         for client in self.clients:
             client.step_index = -1
             client.was_absent = client.index not in self._present
 
-    def _exchange(self, exchange, first_in_round):
-        """Let the participants work, then average their rows. Collective on the link."""
+    def _show_round(self, current):
+        for holder in (self.server, self.server_seen_by_clients, *self.clients):
+            holder.round = current
+
+    def _exchange(self, exchange, first_in_round, first_step=0):
+        """Let the participants work, then average their rows; see `steps`. Collective on the link."""
         begun = time.perf_counter()
         current, store = self.server.round, self.store
         weights = dict(zip(current.participants, current.weights))
@@ -242,7 +275,7 @@ class Federation:
         for position, client in enumerate(self.clients):
             if client.index in weights:
                 store.begin_turn(position)
-                self._work(exchange, client)
+                yield from self._work(exchange, client, first_step)
                 for upload in self.uploads:
                     self._apply(upload, exchange, client)
                 store.end_turn(position, weights[client.index])
@@ -266,27 +299,43 @@ class Federation:
             {name: client.kept[f"{type(upload).__name__}.{name}"] for name in upload.kept_rows},
         )
 
-    def _work(self, exchange, client):
-        """One client's turn: its local steps, or what the exchange asks for instead."""
+    def _work(self, exchange, client, first_step):
+        """One client's turn: its local steps, or what the exchange asks for instead; see `steps`."""
         try:
             if exchange.work is not None:
                 exchange.work(client, self.server_seen_by_clients, client.oracle)
             else:
-                self._run_local_steps(client)
+                yield from self._local_steps(client, first_step)
         except BaseException as error:
             error.fedmpi_client = client.index  # for the message that ends the job
             raise
 
-    def _run_local_steps(self, client):
+    def _local_steps(self, client, first_step):
         algorithm, server = self.algorithm, self.server_seen_by_clients
         client.num_steps = self.plan.steps_of(client.index)
-        client.oracle.expect(client.num_steps)
-        algorithm.download(client, server)
-        for step in range(client.num_steps):
+        client.oracle.expect(client.num_steps - first_step)
+        if first_step == 0:
+            algorithm.download(client, server)
+        for step in range(first_step, client.num_steps):
+            if (yield client):
+                client.num_steps = step
+                self._show_round(self.server.round.shortened(step))
+                break
             client.step_index = step
             algorithm.local_step(client, server, client.oracle)
             self._observe(self, self.round_index, step, client)
         algorithm.upload(client, server, client.oracle)
+
+    def _check_ended(self, everywhere, here):
+        """Raise UserError if some ranks have ended and others go on; `here`: whether this one has."""
+        ended = everywhere[:, 2] == ENDED
+        if ended.any() and not ended.all():
+            others = np.flatnonzero(ended != here).tolist()
+            what = ("this rank has ended", "go on") if here else ("this rank goes on", "have ended")
+            raise UserError(
+                f"after {self.round_index} rounds {what[0]} and ranks {others} {what[1]}: all ranks make the same "
+                "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
+            )
 
     def _agree_on_loss(self, losses):
         """Mean loss over all clients; Diverged on every rank if one client's is not finite.
@@ -295,7 +344,9 @@ class Federation:
         """
         gradients = sum(client.num_gradients for client in self.clients)
         mine = [losses.total, losses.number, losses.bad_client, gradients]
-        everywhere = self.link.allgather(mine + self._totals_of_clients(losses)).tolist()
+        everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
+        self._check_ended(everywhere, here=False)
+        everywhere = everywhere.tolist()
         totals, numbers, _, gradients, *of_clients = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
         for rank, (total, _, client, *_) in enumerate(everywhere):
@@ -312,6 +363,15 @@ class Federation:
     def _totals_of_clients(self, losses):
         """Under the reproducible reduction, the sum of losses of each client of this rank, and zeros up to `_most`."""
         return [*losses.totals, *[0.0] * (self._most - len(losses.totals))] if self._most else []
+
+
+def _finish(generator):
+    """Run a generator to its end and return its value."""
+    while True:
+        try:
+            next(generator)
+        except StopIteration as end:
+            return end.value
 
 
 def _under(prefix, state):

@@ -101,7 +101,7 @@ class TreeSums:
 
     def allocate(self, numel, dtype, device):
         """Get the memory for blocks of `numel`. Collective on the link."""
-        stride = -(-numel // ALIGNMENT) * ALIGNMENT
+        stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
         everything = self._link.allocate(self._placement.num_slots * stride, dtype, device)
         self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]
         self.outgoing = self._slots[0] if self._slots else everything

@@ -149,7 +149,7 @@ def _check_runs(plan, runs, added):
     notes = {}
     for run in runs:
         try:
-            notes |= dict.fromkeys(read_command_line(plan.words(run)).notes)
+            notes |= dict.fromkeys(read_command_line(plan.arguments(run)).notes)
         except UserError as error:
             ours = "holdout" in added and "holdout" not in run.varied and str(error).startswith("holdout =")
             advice = "; to choose by another metric: --holdout 0 --metric train_loss" if ours else ""
