@@ -100,7 +100,7 @@ class Federation:
         self.algorithm, self.link, self.plan, self.uploads = algorithm, link, plan, tuple(uploads)
         x, buffers = variables.x, variables.buffers
         buffers = x.new_empty(0) if buffers is None else buffers
-        # The most clients of a rank; 0 where their losses need not be told one by one.
+        # The most clients of a rank; 0 if only the sum of their losses is exchanged.
         self._most = 0 if link.reduction == "plain" else int(link.allgather([len(oracles)]).max())
         sums = make_sums(link, oracles)
         self.store = RowStore(algorithm, x.numel(), buffers.numel(), len(oracles), x.dtype, x.device, poison, sums)
