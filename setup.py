@@ -16,7 +16,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["fedmpi", "fedmpi.*"]),
-    package_data={"fedmpi": ["presets/**/*.yaml", "py.typed"]},
+    package_data={"fedmpi": ["presets/**/*.yaml", "slurm/*", "py.typed"]},
     install_requires=[
         "torch>=2.4",  # models, gradients, vectors
         "mpi4py>=4.0",  # MPI; version 4 works with any MPI library at run time
