@@ -23,7 +23,6 @@ from fedmpi.doctor.checks import (
     check_devices,
     check_ranks,
     check_versions,
-    format_cores,
 )
 from fedmpi.doctor.collect import check_needs, gather_facts, try_sum
 from fedmpi.doctor.facts import describe_rank
@@ -31,9 +30,14 @@ from fedmpi.doctor.speed import measure
 from fedmpi.errors import AgreedUserError, UserError
 from fedmpi.program.parser import Parser
 from fedmpi.program.ranks import run_program, show
-from fedmpi.text import table
+from fedmpi.text import format_ranges, table
 
 MOST_ROWS = 32  # ranks in the table
+
+
+def main(arguments=None):
+    """Entry point; `arguments` default to those of the process. Collective over all ranks."""
+    run_program(_run, sys.argv[1:] if arguments is None else arguments)
 
 
 def read_arguments(arguments):
@@ -104,7 +108,7 @@ def _as_tables(ranks, checks, used):
     for facts in ranks[:MOST_ROWS]:
         on_node = f"with {local[facts.rank] - 1} on its node" if local[facts.rank] > 1 else "alone on its node"
         device = facts.device or "none"
-        cores = format_cores(facts.cores)
+        cores = format_ranges(facts.cores)
         rows.append((facts.rank, facts.node, cores, facts.threads, device, facts.versions["MPI"], on_node))
     lines = [table(rows)]
     if len(ranks) > MOST_ROWS:
@@ -118,4 +122,4 @@ def _as_tables(ranks, checks, used):
 
 
 if __name__ == "__main__":
-    run_program(_run, sys.argv[1:])
+    main()

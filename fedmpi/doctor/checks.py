@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import os
 
-from fedmpi.text import format_bytes
+from fedmpi.text import format_bytes, format_ranges
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 MAX_CLOCK_SECONDS = 2.0  # between two nodes; file times and logs are hard to read beyond that
@@ -60,7 +60,7 @@ def check_cores(ranks):
         pair = _sharing_pair(node, len(usable), online)
         if pair is not None:
             a, b = pair
-            common = format_cores(sorted(set(a.cores) & set(b.cores)))
+            common = format_ranges(sorted(set(a.cores) & set(b.cores)))
             advice = "mpirun --bind-to none, srun --cpu-bind=none, or ask for more cores (--cpus-per-task)"
             text = f"ranks {a.rank} and {b.rank} share core {common} of {online} on {a.node}"
             return Check("cores", FAILED, text, advice)
@@ -71,7 +71,7 @@ def check_cores(ranks):
             text = f"{len(node)} ranks on {len(usable)} cores of {node[0].node}: they take turns"
             return Check("cores", WARNING, text, "start fewer ranks and give each several clients (--clients)")
         if len(node) < online and len(usable) == len(node) < online // 2:
-            text = f"{where(node[0])} is bound to core {format_cores(node[0].cores)} of {online}"
+            text = f"{where(node[0])} is bound to core {format_ranges(node[0].cores)} of {online}"
             advice = "mpirun --bind-to none, or --map-by slot:PE=CORES; under SLURM --cpus-per-task"
             return Check("cores", WARNING, text, advice)
     threads = sorted({facts.threads for facts in ranks})
@@ -168,14 +168,3 @@ def check_memory(ranks, needed, left):
             return Check("memory", FAILED, found, "use more nodes, fewer ranks on each, or ask for more (--mem)")
     known = [one for one in left if one == one]
     return Check("memory", OK, f"{text}; at least {format_bytes(min(known))} left on a node" if known else text)
-
-
-def format_cores(cores):
-    """Numbers of cores as ranges: "0-3,8"."""
-    parts = []
-    for core in cores:
-        if parts and parts[-1][1] == core - 1:
-            parts[-1][1] = core
-        else:
-            parts.append([core, core])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)

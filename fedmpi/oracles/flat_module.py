@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedmpi.errors import UserError
 
 _NOTHING = (None, None)
-LARGE_LAYER = 1 << 18  # weights; below, writing a gradient twice costs nothing that could be seen
+LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
 
 
 class FlatModule:
@@ -90,7 +90,7 @@ class FlatModule:
         key = id(vector)
         reference, views = self._views.get(key, _NOTHING)
         if reference is None or reference() is not vector:
-            # of an alias: they must not keep alive the vector that they are remembered by
+            # Views of an alias: they must not keep the vector alive whose end removes them.
             views = self.views(vector.data)
             self._views[key] = weakref.ref(vector, lambda _, known=self._views: known.pop(key, None)), views
         return views
@@ -128,7 +128,7 @@ class FlatModule:
         return loss.detach()
 
     def _redirect(self):
-        """Let large linear layers ask for the place of their weight's gradient."""
+        """Make large linear layers compute their weight's gradient in the memory where it is wanted."""
         positions = {id(parameter): position for position, parameter in enumerate(self.parameters)}
         for layer in self.module.modules():
             weight = getattr(layer, "weight", None)
@@ -146,7 +146,7 @@ class FlatModule:
     def point_at(self, vector, buffers=None):
         """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers`."""
         views = self._known_views(vector)
-        if self.parameters[-1].data_ptr() != views[-1].data_ptr():  # otherwise they are there since last time
+        if self.parameters[-1].data_ptr() != views[-1].data_ptr():  # otherwise they point there already
             for parameter, view in zip(self.parameters, views):
                 parameter.data = view
         if buffers is not None:
@@ -162,7 +162,7 @@ class FlatModule:
         return [owner._buffers[key] for owner, key in self._integer_buffers]
 
     def point_counters_at(self, counters):
-        """Make `counters` the integer buffers of the module; what it counts in place, it counts there."""
+        """Make `counters` the integer buffers of the module, which it then changes in place."""
         for (owner, key), counter in zip(self._integer_buffers, counters):
             owner._buffers[key] = counter
 

@@ -5,10 +5,10 @@ import json
 import math
 import pathlib
 
+from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import Run
-from fedmpi.config.words import flatten, read_file, split_paper
 from fedmpi.errors import UserError
-from fedmpi.files import DIVERGED, MODEL, RECORDS, SETTINGS
+from fedmpi.run_files import DIVERGED, MODEL, RECORDS, SETTINGS
 from fedmpi.runs.record import AMOUNTS
 from fedmpi.settings import former_names
 
@@ -58,7 +58,7 @@ def is_complete(folder):
 
 
 def outcome(folder):
-    """ "complete", "diverged", "broken" (it began and did not end, or not yet) or "missing"."""
+    """ "complete", "diverged", "broken" (it began, and was ended early or still runs) or "missing"."""
     if is_complete(folder):
         return "complete"
     if (folder / DIVERGED).is_file():

@@ -6,7 +6,7 @@ import h5py
 import torch
 
 from fedmpi.errors import UserError
-from fedmpi.files import MODEL, MODEL_AND_ROWS
+from fedmpi.run_files import MODEL, MODEL_AND_ROWS
 
 
 def save_model(folder, named_values, rows):

@@ -23,9 +23,12 @@ fedmpi_train() {
 
 # fedmpi_sweep ARGUMENTS: make the sweep's run of this array task, or without an array all that are not complete.
 fedmpi_sweep() {
-    local numbers number worst=0
-    numbers=${SLURM_ARRAY_TASK_ID:-$(python -m fedmpi.sweep --todo "$@")} || exit 2
-    for number in ${numbers//,/ }; do
+    local ranges range number numbers=() worst=0 code
+    ranges=${SLURM_ARRAY_TASK_ID:-$(python -m fedmpi.sweep --todo "$@")} || exit 2
+    for range in ${ranges//,/ }; do # like 0-2,4
+        mapfile -t -O ${#numbers[@]} numbers < <(seq "${range%-*}" "${range#*-}")
+    done
+    for number in "${numbers[@]}"; do
         code=0
         sweep_run "$number" "$@" || code=$?
         case $code in

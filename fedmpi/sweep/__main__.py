@@ -27,8 +27,8 @@ from fedmpi.sweep.choice import (
 )
 from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
-from fedmpi.sweep.slurm import array_of, job_array
-from fedmpi.text import format_seconds
+from fedmpi.sweep.slurm import job_array
+from fedmpi.text import format_ranges, format_seconds
 
 COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
 TEMPLATE = pathlib.Path(__file__).parents[1] / "slurm" / "sweep.sbatch"
@@ -53,7 +53,8 @@ def main(arguments=None):
     run_single(_run, sys.argv[1:] if arguments is None else arguments)
 
 
-def _parser():
+def make_parser():
+    """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.sweep", description=DESCRIPTION)
     parser.add_argument(
         "--grid", action="append", default=[], metavar="SETTING=VALUE,VALUE", help="values to try; may be repeated"
@@ -100,7 +101,7 @@ def _count(text):
 
 
 def _run(arguments):
-    options, common = _parser().parse_known_args(arguments)
+    options, common = make_parser().parse_known_args(arguments)
     if options.metric:
         check_metric(options.metric)
     plan = make_plan(options.out.absolute(), options.plan, options.grid, common)
@@ -115,7 +116,7 @@ def _run(arguments):
     if options.todo:
         if not todo:
             raise UserError("every run has ended: nothing to submit; --table shows the results")
-        print(array_of(_numbers(plan, todo)))
+        print(format_ranges(_numbers(plan, todo)))
         return
     if not options.table:
         print(f"{len(plan.runs)} runs, {len(todo)} of them to be made, in {options.out}", flush=True)
@@ -163,7 +164,7 @@ def _check_runs(plan, runs, added):
     notes = {}
     for run in runs:
         try:
-            notes |= dict.fromkeys(read_command_line(plan.words(run)).notes)
+            notes |= dict.fromkeys(read_command_line(plan.arguments(run)).notes)
         except UserError as error:
             ours = "holdout" in added and "holdout" not in run.varied and str(error).startswith("holdout =")
             advice = "; to choose by another metric: --holdout 0 --metric train_loss" if ours else ""

@@ -4,6 +4,7 @@ import re
 import shlex
 
 from fedmpi.errors import UserError
+from fedmpi.text import format_ranges
 
 ARGUMENTS = '"$@"'
 NODES = re.compile(r"#SBATCH\s+(--nodes|-N|--ntasks-per-node)\b")  # would contradict another number of ranks
@@ -30,13 +31,8 @@ def job_array(template, words, numbers, ranks, at_a_time):
     limit = f"%{at_a_time}" if at_a_time else ""
     # Arguments after the script's name override the sweep's.
     lines.insert(begin + 1, f"set -- {shlex.join(words)} {ARGUMENTS}")
-    lines.insert(directives[-1] + 1, f"#SBATCH --array={array_of(numbers)}{limit}")
+    lines.insert(directives[-1] + 1, f"#SBATCH --array={format_ranges(numbers)}{limit}")
     if ranks:
         lines.insert(directives[-1] + 1, f"#SBATCH --ntasks={ranks}")
         lines = [line for line in lines if not NODES.match(line)]
     return "\n".join(lines) + "\n"
-
-
-def array_of(numbers):
-    """Numbers as the array of sbatch and of the template: "0,1,4"."""
-    return ",".join(map(str, numbers))

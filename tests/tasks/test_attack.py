@@ -209,7 +209,7 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
     with h5py.File(folder / "model.h5", "r+") as file:
         for value in file["model"].values():
             value[...] = 0
-    with pytest.raises(UserError, match="knows no image of class 4"):
+    with pytest.raises(UserError, match="recognises no image of class 4"):
         loading(folder).synchronise(Alone())
 
 

@@ -161,7 +161,7 @@ def test_fashion_mnist_reaches_085_in_20_epochs(tmp_path, data_dir):
 def test_output_rules(tmp_path):
     settings = ("--clients", 2, "--eval-every", 1, "--algorithm.step_size", 0.3)  # its first round is its best
     for rule in ("best", "uniform"):
-        ended = train(1, tmp_path, "--rounds", 6, *settings, "--output", rule, "--name", rule)
+        ended = train(1, tmp_path, "--rounds", 6, *settings, "--result", rule, "--name", rule)
         assert ended.returncode == 0, ended.stderr
         chosen = int(re.search(r"iterate of round (\d)", ended.stdout).group(1))
         lines = [json.loads(line) for line in (tmp_path / rule / "metrics.jsonl").read_text().splitlines()]
