@@ -40,18 +40,23 @@ def main(arguments=None):
     run_program(_run, sys.argv[1:] if arguments is None else arguments)
 
 
+def make_parser():
+    """The parser of the program's own options."""
+    usage = "%(prog)s [--json] [SETTINGS OF fedmpi.train]"
+    parser = Parser(prog="python -m fedmpi.doctor", add_help=False, description=__doc__, usage=usage)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--help", "-h", action="store_true", help="show this help")
+    return parser
+
+
 def read_arguments(arguments):
     """(the doctor's options, the `Config` of the run), or the text of ``--help``.
 
     Raises:
         UserError: one line: what was given, what is allowed.
     """
-    parser = Parser(
-        prog="python -m fedmpi.doctor", add_help=False, description=__doc__, usage="%(prog)s [--json] [SETTINGS]"
-    )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
-    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--help", "-h", action="store_true", help="show this help")
+    parser = make_parser()
     options, words = parser.parse_known_args(arguments)
     if options.help:
         return parser.format_help()

@@ -51,7 +51,8 @@ def describe_rank(link, device):
     Args:
         device: the setting of the run.
     """
-    leader = int(link.topology.node.allgather([link.rank])[0, 0])
+    neighbours = link.topology.node
+    leader = int(neighbours.allgather([link.rank])[0, 0])
     name, key, error = "", "", ""
     try:
         chosen = pick_device(device, link.local_rank)

@@ -124,7 +124,7 @@ launch_environment() {
     case $FEDMPI_LAUNCH in
     *srun*) export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} ;;
     *) # mpirun starts one daemon per node by srun, whose ranks may then use all cores of the job
-        [[ $(scontrol show config) != *task/affinity* ]] || export SLURM_CPU_BIND=none
+        [[ $(scontrol show config 2>&1) != *task/affinity* ]] || export SLURM_CPU_BIND=none
         ;;
     esac
 }

@@ -264,7 +264,7 @@ def _print_words(plan, number):
         raise UserError(f"--words {number}: expected the number of a run, 0 to {len(plan.runs) - 1}")
     run = plan.runs[number]
     if outcome(plan.folder(run)) in ("missing", "broken"):
-        print(*plan.words(run), sep="\n")
+        print(*plan.arguments(run), sep="\n")
 
 
 def _emit(options, plan, todo, common):

@@ -362,7 +362,7 @@ def test_a_job_array_is_the_template_with_the_sweep_in_it(tmp_path):
 
     names = []
     for number in (0, 1, 3):
-        said = task(SLURM_ARRAY_TASK_ID=str(number), *("--rounds", "9")).stdout.split()
+        said = task("--rounds", "9", SLURM_ARRAY_TASK_ID=str(number)).stdout.split()
         assert "--rounds=9" in said and "--clients=2" in said
         names += [re.fullmatch("--name=(.*)", word)[1] for word in said if word.startswith("--name")]
     assert names == ["step_size=0.1,seed=0", "step_size=0.1,seed=1", "step_size=0.2,seed=1"]
