@@ -25,12 +25,13 @@ class FlatModule:
     Args:
         module: a `torch.nn.Module`; taken over, its parameters are re-homed.
         channels_last: whether 4-d weights lie in the vector in channels-last order, so that
-            convolutions read and write them without converting.
+            convolutions read and write them without converting; None: each as it lies now.
         direct_gradients: whether large linear layers compute the gradient of their weights where
             `gradient` is to put it. The product is the same; it may round differently.
+        alignment: each parameter begins at a multiple of so many elements; what lies between them is 0.
 
     Attributes:
-        dim: d, number of trainable parameters; num_buffers: number of float buffer elements.
+        dim: d, number of trainable parameters, and of the elements between them; num_buffers: of float buffer elements.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
 
@@ -38,7 +39,7 @@ class FlatModule:
         UserError: if the module has no trainable parameter.
     """
 
-    def __init__(self, module, channels_last=False, direct_gradients=True):
+    def __init__(self, module, channels_last=False, direct_gradients=True, alignment=1):
         self.module = module
         self._views = {}  # id of a row -> (weak reference to it, its parameter-shaped views)
         self._large_layers = []  # positions of their weights in `parameters`
@@ -48,11 +49,11 @@ class FlatModule:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.shapes = [tuple(p.shape) for p in self.parameters]
-        self._sizes = [p.numel() for p in self.parameters]
-        self._permuted = [channels_last and p.dim() == 4 for p in self.parameters]
+        self._sizes = [-(-p.numel() // alignment) * alignment for p in self.parameters]  # with what follows each
+        self._permuted = [_lies_permuted(p, channels_last) for p in self.parameters]
         self.dim = sum(self._sizes)
-        ends = list(itertools.accumulate(self._sizes))
-        self.segments = [slice(end - size, end) for end, size in zip(ends, self._sizes)]
+        begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
+        self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
         self._buffers = [
             (owner, key, f"{prefix}.{key}" if prefix else key, tuple(buffer.shape))
             for prefix, owner in module.named_modules()
@@ -78,6 +79,7 @@ class FlatModule:
         """The parameter-shaped views of a [dim] vector, in the order of `names`."""
         views = []
         for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self._permuted):
+            piece = piece[: math.prod(shape)]  # without what follows it for the sake of alignment
             if permuted:
                 out_channels, in_channels, height, width = shape
                 views.append(piece.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2))
@@ -103,7 +105,7 @@ class FlatModule:
             out: the vector to fill; gradients of large layers that lie in it already stay there.
         """
         if out is None:
-            out = tensors[0].new_empty(self.dim)
+            out = tensors[0].new_zeros(self.dim)
         self._fill(self._known_views(out), tensors)
         return out
 
@@ -185,6 +187,15 @@ class FlatModule:
         """
         self.point_at(vector, buffers)
         return self.module.state_dict()
+
+
+def _lies_permuted(parameter, channels_last):
+    """Whether a parameter lies in the vector in channels-last order; see `FlatModule`."""
+    if parameter.dim() != 4:
+        return False
+    if channels_last is None:
+        return not parameter.is_contiguous() and parameter.is_contiguous(memory_format=torch.channels_last)
+    return channels_last
 
 
 class _LinearInto(torch.autograd.Function):
