@@ -76,7 +76,8 @@ def _check_rows(link, ranks, config, flat, num_local, errors):
     if failing is not None:
         return 0, Check("memory", FAILED, f"rank {failing}: {errors[failing]}", "choose another --model")
     store = RowStore(config.algorithm, flat.dim, flat.num_buffers, num_local, flat.x.dtype, device="meta")
-    held = [one for value in vars(store).values() for one in (value if isinstance(value, list) else [value])]
+    values = [*vars(store).values(), *vars(store._sums).values()]
+    held = [one for value in values for one in (value if isinstance(value, list) else [value])]
     rows = sum({id(one): one.nbytes for one in held if isinstance(one, torch.Tensor)}.values())
     on_gpu = flat.x.device.type == "cuda"
     left = torch.cuda.mem_get_info(flat.x.device)[0] if on_gpu else node_memory()

@@ -90,6 +90,8 @@ class Federation:
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
         selected: the `Iterate` that `select` remembered, or None.
+        request: called when the ranks gather their losses: a whole number whose bits this rank tells all others.
+        requests: the bits of all ranks in the round so far, or in the last one.
 
     Raises:
         UserError: if the algorithm's rows are not as they should be.
@@ -119,6 +121,7 @@ class Federation:
         self.num_gradients = 0
         self.seconds = {"local": 0.0, "communication": 0.0}
         self.selected = None
+        self.request, self.requests = lambda: 0, 0
 
     def _make_client(self, position, index, make_oracle):
         rows, buffers = self.store.client_rows(position), self.store.work_buffers
@@ -176,6 +179,7 @@ class Federation:
                 within a turn only, are as they were then; only with one client on the rank.
         """
         self._set_round(self.plan.round(self.round_index))
+        self.requests = 0
         due = [e for e in self.algorithm.exchanges() if e.due is None or e.due(self.server)]
         losses = [math.nan] * len(due)
         for number, exchange in enumerate(due):
@@ -194,7 +198,7 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, *[0.0] * self._most]), here=True)
+        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, *[0.0] * self._most]), here=True)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -340,15 +344,18 @@ class Federation:
     def _agree_on_loss(self, losses):
         """Mean loss over all clients; Diverged on every rank if one client's is not finite.
 
-        The ranks also add up here how many gradients they have evaluated: it costs no message of its own.
+        The ranks also add up here how many gradients they have evaluated, and tell each other their requests: it
+        costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        mine = [losses.total, losses.number, losses.bad_client, gradients]
+        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request()]
         everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
         self._check_ended(everywhere, here=False)
         everywhere = everywhere.tolist()
-        totals, numbers, _, gradients, *of_clients = zip(*everywhere)
+        totals, numbers, _, gradients, requests, *of_clients = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
+        for bits in requests:
+            self.requests |= int(bits)
         for rank, (total, _, client, *_) in enumerate(everywhere):
             if client >= 0:
                 when = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"

@@ -17,7 +17,7 @@ say() { printf 'fedmpi: %s\n' "$*" >&2; }
 fedmpi_train() {
     local code=0
     check_place "$@"
-    run_ranks USR1 fedmpi.train --ranks "$ranks" "$@" || code=$?
+    run_ranks USR1 fedmpi.train --ranks "$ranks" --resume auto "$@" || code=$?
     finish $code
 }
 
@@ -56,7 +56,7 @@ sweep_run() {
     exec 9>>"$out/$name.log"
     flock -n -E $NOT_FINISHED 9 || [ $? -ne $NOT_FINISHED ] || { say "$out/$name: is being made elsewhere"; return 1; }
     check_place "${words[@]}"
-    run_ranks USR1 fedmpi.train --ranks "$ranks" "${words[@]}" || code=$?
+    run_ranks USR1 fedmpi.train --ranks "$ranks" --resume auto "${words[@]}" || code=$?
     exec 9>&-
     return $code
 }

@@ -12,11 +12,13 @@ from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
 from fedmpi.config.build import Config
+from fedmpi.config.resume import AUTO
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.models import find_model
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.runs.initial import read_initial
 from fedmpi.streams import derive
 from fedmpi.tasks.base import LoadedTask, RankContext
 
@@ -62,6 +64,8 @@ def prepare(config, link):
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: build_model(config, context, task))
+    if run.init and run.resume in (None, AUTO):
+        agree(link, lambda: flat.load(read_initial(run.init, flat)))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
     plan, num_rounds = agree(link, lambda: _plan(run, link, context, task, samplers))
