@@ -41,7 +41,7 @@ def try_sum(link, transport):
     block.copy_(torch.arange(SUM_ELEMENTS) % 251 + link.rank)
     link.allreduce(block)
     expected = (torch.arange(SUM_ELEMENTS) % 251) * link.size + link.size * (link.size - 1) // 2
-    return link.first_failing(not torch.equal(block, expected.to(block.dtype))) is None, link.used
+    return link.first_failing(not torch.equal(block, expected.to(block.dtype))) is None, link.summed_by
 
 
 def check_needs(link, ranks, config):
