@@ -35,6 +35,17 @@ def format_count(count):
     return f"{count:,.0f}"
 
 
+def format_ranges(numbers):
+    """Rising whole numbers in short, like "0-3,8"."""
+    ranges = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
+
+
 def format_quantity(kind, mean, low=None, high=None):
     """A number of a kind (see `UNITS`) with its unit, like "12.3 min"; with its range like "12.3 (11.9–13.0) min"."""
     values = [mean] if low is None or low == high else [mean, low, high]

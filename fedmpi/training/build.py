@@ -60,10 +60,10 @@ def prepare(config, link):
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
     link.transport, link.reduction = run.transport, run.reduction
-    context = agree(link, lambda: _rank_context(run, link))
+    context = agree(link, lambda: rank_context(run, link))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
-    flat = agree(link, lambda: _build_model(config, context, task))
+    flat = agree(link, lambda: build_model(config, context, task))
     if run.init and run.resume in (None, AUTO):
         agree(link, lambda: flat.load(read_initial(run.init, flat)))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
@@ -75,7 +75,7 @@ def prepare(config, link):
     return Job(config, link, context, task, flat, federation, num_rounds)
 
 
-def _rank_context(run, link):
+def rank_context(run, link):
     """Where in the federation this rank stands; not collective."""
     num_clients = run.clients or link.size
     return RankContext(
@@ -91,7 +91,7 @@ def _rank_context(run, link):
     )
 
 
-def _build_model(config, context, task):
+def build_model(config, context, task):
     """The model as a `FlatModule`, checked on one sample of the data; not collective."""
     run = config.run
     torch.manual_seed(derive(run.seed, "model"))
