@@ -21,6 +21,7 @@ from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
 from fedmpi.streams import derive
 from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.training.layers import freeze, private_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,8 @@ def prepare(config, link):
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
     plan, num_rounds = agree(link, lambda: _plan(run, link, context, task, samplers))
     oracles = _oracles(config, task, flat, samplers)
-    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat))
+    private = agree(link, lambda: private_parts(run, task, flat))
+    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
     return Job(config, link, context, task, flat, federation, num_rounds)
 
@@ -88,6 +90,7 @@ def rank_context(run, link):
         device=pick_device(run.device, link.local_rank),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
+        is_personal=run.private is not None,
     )
 
 
@@ -96,6 +99,7 @@ def build_model(config, context, task):
     run = config.run
     torch.manual_seed(derive(run.seed, "model"))
     module = task.build_model(model_class(config, task), config.model_settings).to(context.device, context.dtype)
+    freeze(module, run.freeze)
     flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
     task.try_out(module, context.clients[0])
     return flat
