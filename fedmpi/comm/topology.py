@@ -26,10 +26,12 @@ class Waiter:
     Attributes:
         oversubscribed: whether the node has more ranks than cores. Waiting inside MPI spins, which then
             takes the cores from the ranks that others wait for: yield or sleep between tests instead.
+        may_block: whether ranks may also use MPI's blocking collectives, because no node is oversubscribed. It is the
+            same on all ranks: MPI does not match the blocking call of one with the nonblocking call of another.
     """
 
-    def __init__(self, oversubscribed=False):
-        self.oversubscribed = oversubscribed
+    def __init__(self, oversubscribed=False, may_block=True):
+        self.oversubscribed, self.may_block = oversubscribed, may_block
 
     def __call__(self, request):
         """Wait until `request` is complete."""
@@ -81,10 +83,10 @@ class Communicator:
         for piece in block.split(PIECE // block.element_size() if on_cpu else LARGEST_CALL):
             # mpi4py takes numpy arrays by the buffer protocol and GPU tensors by DLPack
             buffer = piece.numpy() if on_cpu else piece
-            if self.wait.oversubscribed:
-                self.wait(self.mpi.Iallreduce(MPI.IN_PLACE, buffer))
-            else:
+            if self.wait.may_block:
                 self.mpi.Allreduce(MPI.IN_PLACE, buffer)
+            else:
+                self.wait(self.mpi.Iallreduce(MPI.IN_PLACE, buffer))
 
     def barrier(self):
         """Wait for all ranks."""
@@ -117,12 +119,14 @@ class Topology:
     def __init__(self, mpi, colour=None):
         machine = mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.usable_cores = _count_cores(machine)
-        self.waiter = Waiter(machine.size > self.usable_cores)
+        self.waiter = Waiter()
         self.world, self.node = Communicator(mpi, self.waiter), Communicator(machine, self.waiter)
         if colour is not None:
             self.node = self.node.split(colour)
             machine.Free()
-        sizes = self.world.allgather([self.node.size])[:, 0].astype(int)
+        self.waiter.oversubscribed = self.node.size > self.usable_cores
+        sizes, oversubscribed = self.world.allgather([self.node.size, self.waiter.oversubscribed]).astype(int).T
+        self.waiter.may_block = not oversubscribed.any()
         self.smallest_node = int(sizes.min())
         self.num_nodes = round(sum(1 / sizes))
 
