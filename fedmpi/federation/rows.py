@@ -106,6 +106,10 @@ class RowStore:
             self._work[:start].copy_(self.block[:start])
             self._work[start:].copy_(self._later[position, start:])
 
+    def turn(self):
+        """The contiguous part of the working rows that the client whose turn it is sends."""
+        return self._work[self._region]
+
     def end_turn(self, position, weight):
         """Add the client's share to the rank's sum, and keep what a later exchange of the round needs.
 
@@ -114,7 +118,7 @@ class RowStore:
         """
         region, turn = self._region, self._turns
         self._turns += 1
-        mine = self._work[region]
+        mine = self.turn()
         if weight != 1:
             mine.mul_(weight)
         if not self._shared:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import sys
 
 import numpy as np
 import torch
@@ -14,11 +15,10 @@ from fedmpi.comm.link import Link
 from fedmpi.config.build import Config
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
-from fedmpi.models import find_model
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.streams import derive
 from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.training.model import build_model, check_same_everywhere, try_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +61,16 @@ def prepare(config, link):
     context = agree(link, lambda: _rank_context(run, link))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
-    flat = agree(link, lambda: _build_model(config, context, task))
+    flat = agree(link, lambda: build_model(config, context, task))
+    agree(link, lambda: check_same_everywhere(link, flat.module))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
     plan, num_rounds = agree(link, lambda: _plan(run, link, context, task, samplers))
+    if config.task.has_model:
+        first = context.clients[0]
+        note = agree(link, lambda: try_training(config, flat, task, first, samplers[first]))
+        if note and link.rank == 0:
+            print(f"fedmpi: {note}", file=sys.stderr, flush=True)
     oracles = _oracles(config, task, flat, samplers)
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat))
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
@@ -85,18 +91,6 @@ def _rank_context(run, link):
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
     )
-
-
-def _build_model(config, context, task):
-    """The model as a `FlatModule`, checked on one sample of the data; not collective."""
-    run, model_class = config.run, config.model_class
-    if model_class is None and config.task.has_model:
-        model_class = find_model(task.default_model)
-    torch.manual_seed(derive(run.seed, "model"))
-    module = task.build_model(model_class, config.model_settings).to(context.device, context.dtype)
-    flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
-    task.try_out(module, context.clients[0])
-    return flat
 
 
 def _sampler(run, task, context, client):

@@ -110,7 +110,8 @@ def evaluate(job, x, buffers, number):
         Diverged: on every rank, if its training loss is not finite.
     """
     module = job.flat.module
-    job.flat.point_at(x, buffers)
+    job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
+    job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
     module.eval()
     metrics = job.task.evaluate(module, job.link)
     if not math.isfinite(metrics["train_loss"]):

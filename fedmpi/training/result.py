@@ -1,9 +1,13 @@
 """The result of a run: which iterate it is, its files, and the closing table. Not collective."""
 
 import math
+import pathlib
+import shutil
+import tempfile
 
 import torch
 
+from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.runs.model_files import save_model
 from fedmpi.streams import generator
@@ -56,8 +60,33 @@ def save(job, recorder):
     else:
         x, buffers, rows = kept.x, kept.buffers, {"x": kept.x}  # the other rows belong to the last iterate
     flat.point_counters_at(federation.clients[0].counters)
-    save_model(recorder.folder, flat.named_values(x, buffers), rows)
+    values = flat.named_values(x, buffers)
+    try:
+        save_model(recorder.folder, values, rows)
+    except UserError as error:
+        raise UserError(f"{error}; {_save_elsewhere(recorder.folder.name, values, rows)}") from error
     job.task.write_result(flat.module, recorder.folder)
+
+
+def _save_elsewhere(name, values, rows):
+    """Write the model files where there is room: a new folder in the current folder or that of temporary files.
+
+    Args:
+        name: of the run folder. values, rows: see `save_model`.
+
+    Returns:
+        in words, where they are.
+    """
+    for place in (pathlib.Path.cwd(), pathlib.Path(tempfile.gettempdir())):
+        folder = None
+        try:
+            folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-result-", dir=place))
+            save_model(folder, values, rows)
+            return f"the model is in {folder}"
+        except (OSError, UserError):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+    return "no other folder has room for the model: it is lost"
 
 
 def closing_table(job, record, metrics, result):
