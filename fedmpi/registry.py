@@ -1,8 +1,17 @@
-"""Finding a class by its name on the command line or by its dotted path; there is no table to edit."""
+"""Finding a class by its name on the command line or by its dotted path; there is no table to edit.
 
+A package of others adds its classes by entry points: the group is the package here in which fedmpi's own classes of
+the kind are ("fedmpi.algorithms", "fedmpi.tasks", "fedmpi.models", "fedmpi.oracles", "fedmpi.data.partitions"), the
+name is the class's name on the command line.
+"""
+
+import functools
 import importlib
+import importlib.metadata
 import inspect
+import os
 import pkgutil
+import sys
 import types
 from typing import Any
 
@@ -21,7 +30,9 @@ def plain(name: str) -> str:
 
 
 def known(package: types.ModuleType, base: type) -> dict[str, Any]:
-    """Name -> class of every subclass of `base` defined in the modules of `package`.
+    """Name -> class of every subclass of `base` defined in the modules of `package`, and of the plug-ins.
+
+    fedmpi's own classes keep their names. Plug-ins that cannot be imported are left out; `find` says why.
 
     Args:
         package: an imported package, for example `fedmpi.algorithms`.
@@ -36,7 +47,18 @@ def known(package: types.ModuleType, base: type) -> dict[str, Any]:
             is_ours = inspect.isclass(cls) and cls.__module__ == module.__name__
             if is_ours and issubclass(cls, base) and cls is not base and not cls.__name__.startswith("_"):
                 found[command_name(cls)] = cls
+    for name, entry in _plug_ins(package.__name__).items():
+        try:
+            found.setdefault(name, _import(package.__name__, entry.value.replace(":", "."), base))
+        except UserError:
+            continue
     return dict(sorted(found.items()))
+
+
+@functools.cache
+def _plug_ins(group: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Name -> entry point of what the installed packages add to a group."""
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=group)}
 
 
 def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
@@ -60,6 +82,9 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
     meant = next((cls for own, cls in classes.items() if plain(own) == plain(name)), None)
     if meant is not None and not is_refused:
         return meant
+    broken = next((e for e in _plug_ins(package.__name__).values() if plain(e.name) == plain(name)), None)
+    if broken is not None:
+        return _import(kind, broken.value.replace(":", "."), base)
     own = next((own for other, own in also_called.items() if plain(other) == plain(name)), None)
     hint = nearest(name, classes) if own is None else f": here it is called '{own}'"
     raise UserError(
@@ -70,6 +95,9 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
 
 def _import(kind: str, path: str, base: type) -> Any:
     module_name, _, class_name = path.rpartition(".")
+    here = os.getcwd()
+    if not getattr(sys.flags, "safe_path", False) and not {"", here} & set(sys.path):
+        sys.path.append(here)  # as python -m does, so that the command fedmpi-train also finds mymodel.py
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # noqa: BLE001  importing a user's module can raise anything

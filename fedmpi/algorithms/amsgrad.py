@@ -10,7 +10,7 @@ from fedmpi.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class LocalAMSGrad(Algorithm):
-    """Adam's moments m_i and v_i on every client, never averaged into it; one shared v̂, the largest mean of v_i.
+    """Adam's moments m_i and v_i, kept by every client; one shared v̂, the largest mean of v_i so far.
 
     Not FedAMS, in which the server makes the adaptive step.
 

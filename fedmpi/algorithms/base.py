@@ -99,7 +99,7 @@ class Algorithm:
 
     Besides the rows, a class may declare
         clock: what t of the step-size schedule counts, "iteration" (local steps) or "round_index".
-        also_called: further names, in lower case; whoever uses one is told the class's own name.
+        also_called: further names, in lower case; the error message for one of them gives the class's own name.
         oracle: the kind of oracle (`fedmpi.oracles`) that is used unless the user names one.
         downlink: the rows that a server would have to send for a round, if they are not those that
             were exchanged: clients can recover some rows, and read others that only the server changes.

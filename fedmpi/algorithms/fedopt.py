@@ -34,7 +34,7 @@ class _FedOpt(FedAvg):
         """m <- β1 m + (1-β1) Δ, then v, then x <- x + η m / (√v + τ)."""
         delta = server.x.sub_(server.x_start)  # Δ = mean(x_i) - x, downhill
         server.m.lerp_(delta, 1 - self.momentum)
-        self.move_v(server, delta.square_())
+        self.update_v(server, delta.square_())
         denominator = torch.sqrt(server.v, out=server.x).add_(self.epsilon)
         server.x_start.addcdiv_(server.m, denominator, value=self.rate(server))
         server.x.copy_(server.x_start)
@@ -67,7 +67,7 @@ class FedAdam(_FedOpt):
         if self.bias_correction and self.second_moment_decay == 1:
             raise UserError("algorithm.second_moment_decay = 1: bias_correction needs a number < 1 (the factor is 0)")
 
-    def move_v(self, server, square):
+    def update_v(self, server, square):
         """v <- β2 v + (1-β2) Δ²."""
         server.v.lerp_(square, 1 - self.second_moment_decay)
 
@@ -92,7 +92,7 @@ class FedYogi(_FedOpt):
 
     server_rows = ("x_start", "m", "v", "sign")
 
-    def move_v(self, server, square):
+    def update_v(self, server, square):
         """v <- v - (1-β2) Δ² sign(v - Δ²), and never below 0."""
         torch.sub(server.v, square, out=server.sign).sign_()
         server.v.addcmul_(square, server.sign, value=self.second_moment_decay - 1).clamp_(min=0)
@@ -109,7 +109,7 @@ class FedAdagrad(_FedOpt):
 
     momentum: float = setting(0.0, "β1, weight of the old direction", least=0, below=1)
 
-    def move_v(self, server, square):
+    def update_v(self, server, square):
         """v <- v + Δ²."""
         server.v.add_(square)
 

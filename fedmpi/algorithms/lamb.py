@@ -13,7 +13,7 @@ class FedLAMB(Algorithm):
     """Local AMSGrad whose step in each layer is as long as α times the layer's own norm.
 
     Source: Karimi, Li, Li, "Layerwise and Dimensionwise Locally Adaptive Optimization", arXiv:2110.00532
-    (2021), Algorithm 1, with φ(z) = z; a layer is a parameter tensor (weight and bias apart).
+    (2021), Algorithm 1, with φ(z) = z; a layer is a parameter tensor (weight and bias are two).
     Paper to code: θ_i -> client.x; m, v -> client.m, client.v; v̂ -> server.v_hat; α_r -> step_size;
     β1 -> momentum; β2 -> second_moment_decay; λ -> layer_decay; ε -> epsilon.
     Invariant: every local step moves each layer by α times its norm (both norms > 0).

@@ -293,12 +293,12 @@ class CODA(_Staged):
     def ask_for_scores(self, client, server, oracle):
         """Slope and curvature of f_i in a and in b on a fresh batch."""
         ab = _last_two(server.primal)
-        beside = client.of_scores.copy_(client.x)
-        beside[ab].add_(1)
-        g, g_beside = oracle.gradient_pair(client.x, beside, oracle.draw())
+        shifted = client.of_scores.copy_(client.x)
+        shifted[ab].add_(1)
+        g, g_shifted = oracle.gradient_pair(client.x, shifted, oracle.draw())
         client.of_scores.zero_()
         client.of_scores[:2] = g[ab]
-        client.of_scores[2:4] = g_beside[ab] - g[ab]
+        client.of_scores[2:4] = g_shifted[ab] - g[ab]
 
     def restart(self, server):
         """w <- mean h⁻ - mean h⁺; unchanged if the batches contain no negative or no positive sample."""

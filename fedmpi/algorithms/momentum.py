@@ -163,7 +163,7 @@ class SCAFFOLDM(_Momentum):
 
     def start(self, client, server, oracle):
         """c_i = ∇f_i(x^0; B_0), or 0."""
-        _start_c(self, client, oracle)
+        _start_control_variate(self, client, oracle)
 
     def server_start(self, server):
         """g = 0, c = mean(c_i)."""
@@ -186,7 +186,7 @@ class SCAFFOLDM(_Momentum):
 
     def upload(self, client, server, oracle):
         """c_i⁺ = mean of the local gradients."""
-        _take_c(client)
+        _finish_control_variate(client)
 
     def server_step(self, server):
         """g and x of the next round; c <- c + |S|/N mean(c_i⁺ - c_i)."""
@@ -221,7 +221,7 @@ class SCAFFOLDMVR(_Momentum):
 
     def start(self, client, server, oracle):
         """c_i = ∇f_i(x^0; B_0), or 0."""
-        _start_c(self, client, oracle)
+        _start_control_variate(self, client, oracle)
 
     def server_start(self, server):
         """x^{-1} = x^0, g^0 = c^0 = mean(c_i)."""
@@ -245,7 +245,7 @@ class SCAFFOLDMVR(_Momentum):
 
     def upload(self, client, server, oracle):
         """c_i⁺ = mean of the local gradients (at x_i only)."""
-        _take_c(client)
+        _finish_control_variate(client)
 
     def server_step(self, server):
         """g and x of the next round, x^{r-1}; c <- c + |S|/N mean(c_i⁺ - c_i)."""
@@ -260,14 +260,14 @@ def _check_form(algorithm):
         raise UserError("algorithm.fresh_weight = 0: form = reparameterised needs a number > 0 (g is divided by it)")
 
 
-def _start_c(algorithm, client, oracle):
-    """c_i = ∇f_i(x^0; B_0), and a copy that is averaged; or 0."""
+def _start_control_variate(algorithm, client, oracle):
+    """c_i = ∇f_i(x^0; B_0), and a copy of it to be averaged; or 0."""
     if algorithm.c0 == "gradient":
         client.c_i.copy_(oracle.gradient(client.x, oracle.draw_first()))
         client.delta_c.copy_(client.c_i)
 
 
-def _take_c(client):
-    """From the sum of the local gradients to c_i⁺ - c_i; then c_i <- c_i⁺."""
+def _finish_control_variate(client):
+    """delta_c, so far the sum of the local gradients, becomes c_i⁺ - c_i; then c_i <- c_i⁺."""
     client.delta_c.div_(client.num_steps).sub_(client.c_i)
     client.c_i.add_(client.delta_c)

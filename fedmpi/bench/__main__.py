@@ -12,12 +12,29 @@ from fedmpi.program.parser import Parser
 from fedmpi.program.ranks import run_program, show
 
 
+def main(arguments=None):
+    """Entry point; `arguments` default to those of the process. Collective."""
+    run_program(_run, sys.argv[1:] if arguments is None else arguments)
+
+
 def read_arguments(arguments):
     """The options of the benchmark as a namespace, or the text of ``--help``.
 
     Raises:
         UserError: one line: what was given, what is allowed.
     """
+    parser = make_parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.help:
+        return parser.format_help()
+    unknown = [part for part in chosen.parts if part not in PARTS]
+    if unknown:
+        raise UserError(f"part {unknown[0]}: expected some of {', '.join(PARTS)}")
+    return chosen
+
+
+def make_parser():
+    """The parser of the program's options."""
     width = max(map(len, PARTS))
     parts = "\n".join(f"  {name:<{width}}  {part.__doc__.splitlines()[0]}" for name, part in PARTS.items())
     parser = Parser(prog="python -m fedmpi.bench", add_help=False, description=__doc__, epilog=f"parts:\n{parts}")
@@ -42,13 +59,7 @@ def read_arguments(arguments):
     add("--compare", metavar="FILE", help="print ratios to the measurements of an earlier --json FILE")
     add("--traceback", action="store_true", help="show the traceback of an error")
     add("--help", "-h", action="store_true", help="show this help")
-    chosen = parser.parse_args(arguments)
-    if chosen.help:
-        return parser.format_help()
-    unknown = [part for part in chosen.parts if part not in PARTS]
-    if unknown:
-        raise UserError(f"part {unknown[0]}: expected some of {', '.join(PARTS)}")
-    return chosen
+    return parser
 
 
 def _positive(text):
@@ -70,4 +81,4 @@ def _run(arguments, link):
 
 
 if __name__ == "__main__":
-    run_program(_run, sys.argv[1:])
+    main()

@@ -37,12 +37,12 @@ class Link(abc.ABC):
         rank, size: this rank's number and the number of ranks.
         local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
         traffic: the `Traffic` of this rank.
-        used: in words, how the last block was summed.
+        summed_by: in words, how the last block was summed.
     """
 
     rank, size = 0, 1
     local_rank, local_size = 0, 1
-    used = "nothing to sum"
+    summed_by = "nothing to sum"
 
     @abc.abstractmethod
     def allocate(self, numel, dtype, device="cpu"):

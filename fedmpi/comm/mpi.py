@@ -38,14 +38,14 @@ class MPILink(Link):
         self.num_nodes, self.usable_cores = self.topology.num_nodes, self.topology.usable_cores
         self.transport = transport
         self.traffic = Traffic()
-        self.used = "nothing to sum" if self.size == 1 else "Allreduce"
+        self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
         classes = known(fedmpi.comm.transports, Transport).values()
         in_order = sorted(classes, key=lambda cls: -cls.preference)
         self._transports = [cls(self.topology, cuda_aware) for cls in in_order]
 
     @property
     def oversubscribed(self):
-        """Whether this node has more ranks than cores: collective calls then nap while they wait."""
+        """Whether this node has more ranks than cores: a rank then sleeps while it waits in a collective call."""
         return self.topology.waiter.oversubscribed
 
     @oversubscribed.setter
@@ -55,25 +55,25 @@ class MPILink(Link):
     def allocate(self, numel, dtype, device="cpu"):
         """[numel] zeros for a block that will be summed; valid until `close`. Collective.
 
-        Under the transport "auto" the first transport that gains and can be had is taken, and rank 0's node
-        says so where one cannot.
+        With the transport "auto", the block comes from the first transport that suits it and is available here;
+        the first rank of a node prints why a suitable one is not.
 
         Raises:
-            UserError: on every rank, if the transport named by the user cannot be had.
+            UserError: on every rank, if the transport that the user named is not available.
         """
         device = torch.device(device)
         if self.size == 1:
             return torch.zeros(numel, dtype=dtype, device=device)
         for transport in self._transports:
-            wanted = self.transport == transport.name
-            if self.transport != "auto" and not wanted:
+            is_named = self.transport == transport.name
+            if self.transport != "auto" and not is_named:
                 continue
-            if not wanted and not transport.gains(numel * dtype.itemsize, device):
+            if not is_named and not transport.suits(numel * dtype.itemsize, device):
                 continue
             try:
                 return transport.allocate(numel, dtype, device)
             except Unavailable as error:
-                if wanted:
+                if is_named:
                     raise UserError(f"transport = {transport.name}: {error}; use --transport auto") from None
                 if error.args != ("on another node",) and self.local_rank == 0:
                     print(f"fedmpi: transport {transport.name} is not used: {error}", file=sys.stderr, flush=True)
@@ -87,7 +87,7 @@ class MPILink(Link):
             return
         transport = next(one for one in self._transports if one.owns(block))
         transport.average(block, divisor, out)
-        self.used = transport.used
+        self.summed_by = transport.description
 
     def allgather(self, values):
         everyone = self.topology.world.allgather(values)

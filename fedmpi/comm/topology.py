@@ -13,8 +13,9 @@ from mpi4py import MPI  # noqa: E402  (initialises MPI)
 from fedmpi.comm.host import usable_cores  # noqa: E402
 from fedmpi.comm.link import lowest_true  # noqa: E402
 
-# How a rank waits on an oversubscribed node: yields first, which costs others nothing, then naps (seconds).
-LOOKS_BEFORE_NAPS, SHORTEST_NAP, LONGEST_NAP = 100, 1e-5, 2e-3
+# How a rank waits on an oversubscribed node: at first it yields its core between two tests of the request, later it
+# sleeps between them, longer and longer (seconds).
+TESTS_BEFORE_SLEEPS, SHORTEST_SLEEP, LONGEST_SLEEP = 100, 1e-5, 2e-3
 PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
 LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit
 
@@ -24,7 +25,7 @@ class Waiter:
 
     Attributes:
         oversubscribed: whether the node has more ranks than cores. Waiting inside MPI spins, which then
-            takes the cores from the ranks that others wait for: yield and nap between looks instead.
+            takes the cores from the ranks that others wait for: yield or sleep between tests instead.
     """
 
     def __init__(self, oversubscribed=False):
@@ -35,14 +36,14 @@ class Waiter:
         if not self.oversubscribed:
             request.Wait()
             return
-        looks, nap = 0, SHORTEST_NAP
+        tests, sleep = 0, SHORTEST_SLEEP
         while not request.Test():
-            looks += 1
-            if looks < LOOKS_BEFORE_NAPS:
+            tests += 1
+            if tests < TESTS_BEFORE_SLEEPS:
                 os.sched_yield()
             else:
-                time.sleep(nap)
-                nap = min(1.3 * nap, LONGEST_NAP)
+                time.sleep(sleep)
+                sleep = min(1.3 * sleep, LONGEST_SLEEP)
 
 
 class Communicator:

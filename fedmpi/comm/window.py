@@ -7,8 +7,8 @@ import torch
 from mpi4py import MPI
 
 SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
-CACHE_LINE = 64  # bytes; slices of two ranks never meet in one
-STRIP = 65536  # elements of each vector that pass through the cache at once, per thread
+CACHE_LINE = 64  # bytes; two ranks never write to the same one
+STRIP = 65536  # elements of each vector that are in the cache at once, per thread
 
 
 class NoWindow(Exception):
@@ -18,7 +18,7 @@ class NoWindow(Exception):
 class NodeWindow:
     """One vector per rank of a node, each of them readable and writable by all ranks.
 
-    Collective on `node`, also where it fails: all ranks raise or none.
+    Collective on `node`.
 
     Args:
         node: `Communicator` of ranks that share memory.
@@ -28,7 +28,7 @@ class NodeWindow:
         vectors: [numel] each, in rank order; zeros at first. mine: this rank's own.
 
     Raises:
-        NoWindow: if the memory is not there.
+        NoWindow: on all ranks or on none, if there is too little shared memory.
     """
 
     def __init__(self, node, numel, dtype):
@@ -50,7 +50,7 @@ class NodeWindow:
             torch.frombuffer(window.Shared_query(rank)[0], dtype=dtype, count=numel) for rank in range(node.size)
         ]
         self.mine = self.vectors[node.rank]
-        self.mine.zero_()  # by its owner: the first touch decides on which memory bank a page lies
+        self.mine.zero_()  # by its owner: the first touch decides in which memory bank a page is
 
     def offset(self, vector):
         """Where a contiguous vector begins in `mine`, in elements; None if it is not part of it."""
@@ -58,36 +58,37 @@ class NodeWindow:
         return offset // self._itemsize if 0 <= offset < self.mine.numel() * self._itemsize else None
 
     def slices(self, start, stop, number):
-        """[start, stop) as `number` consecutive slices whose inner edges lie on cache lines."""
+        """[start, stop) as `number` consecutive slices, cut at multiples of a cache line."""
         line = CACHE_LINE // self._itemsize
         inner = [(start + (stop - start) * part // number) // line * line for part in range(1, number)]
         edges = [start, *(max(start, edge) for edge in inner), stop]
         return [slice(a, b) for a, b in zip(edges, edges[1:])]
 
-    def reduce(self, where, then=None):
-        """Sum the slice `where` of all vectors into that of the first. Not collective.
+    def reduce(self, part, finish=None):
+        """Sum a slice of all vectors into the first vector. Not collective.
 
         Pairwise in rank order, (a0 + a1) + (a2 + a3), as `RowStore` adds the clients of a rank: the
-        bits depend neither on the slices nor on who comes first. The other vectors' slices are
-        overwritten.
+        bits depend neither on how the vectors are sliced nor on which rank is first. The slice of the other
+        vectors is overwritten.
 
         Args:
-            then: called with the list of the vectors' strips after each strip of the slice, while
-                they are in the cache.
+            part: a slice of a vector.
+            finish: `finish(strips)`, called while a strip of the slice is in the cache, with that strip of every
+                vector; the first one contains the sum.
         """
-        strip = STRIP * torch.get_num_threads()
-        for begin in range(where.start, where.stop, strip):
-            parts = [vector[begin : min(begin + strip, where.stop)] for vector in self.vectors]
-            apart = 1
-            while apart < len(parts):
-                for left in range(0, len(parts) - apart, 2 * apart):
-                    parts[left].add_(parts[left + apart])
-                apart *= 2
-            if then is not None:
-                then(parts)
+        length = STRIP * torch.get_num_threads()
+        for begin in range(part.start, part.stop, length):
+            strips = [vector[begin : min(begin + length, part.stop)] for vector in self.vectors]
+            distance = 1
+            while distance < len(strips):
+                for left in range(0, len(strips) - distance, 2 * distance):
+                    strips[left].add_(strips[left + distance])
+                distance *= 2
+            if finish is not None:
+                finish(strips)
 
     def sync(self):
-        """Make this rank's writes seen and see the others'; goes with a barrier on the node."""
+        """Make this rank's writes visible, and those of the others here; needs a barrier on the node between two."""
         self._window.Sync()
 
     def free(self):
@@ -98,7 +99,7 @@ class NodeWindow:
 
 
 def divide_and_spread(parts, divisor):
-    """Divide the first of the vectors by `divisor` and copy it to the others."""
+    """Divide the first of some vectors by `divisor` and copy it to the others."""
     if divisor != 1:
         parts[0].div_(divisor)
     for part in parts[1:]:

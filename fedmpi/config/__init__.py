@@ -1,1 +1,1 @@
-"""Settings: what can be set, how it is written, and a run as resolved."""
+"""Settings: what can be set (`run`), how it is written (`grammar`), one run's settings as resolved (`build`)."""

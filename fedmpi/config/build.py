@@ -22,26 +22,27 @@ import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.config.help import declared_settings, list_text, make_parser
-from fedmpi.config.run import Run
-from fedmpi.config.words import (
+from fedmpi.config.grammar import (
     FLAGS,
     SHORT,
     SWITCHES,
-    file_words,
+    assignments_of,
     find_key,
     last_text,
     merge,
+    parse_command_line,
     read_file,
     rename,
     split_paper,
-    split_words,
 )
+from fedmpi.config.help import declared_settings, list_text, make_parser
+from fedmpi.config.run import Run
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
 from fedmpi.presets import preset_path
 from fedmpi.registry import command_name, find, known
+from fedmpi.run_files import RECORDS
 from fedmpi.settings import former_names, nearest
 from fedmpi.tasks.base import Task
 
@@ -91,44 +92,48 @@ def read_command_line(arguments):
     """Settings from a command line and the files that it names.
 
     Args:
-        arguments: list of words, without the program's name.
+        arguments: list of str, without the program's name.
 
     Returns:
         a `Config`, or a `str` to print instead of running (--help, --list, --print_config).
 
     Raises:
-        UserError: one line: what came, what is allowed.
+        UserError: one line: what was given, what is allowed.
     """
-    words, flags = split_words(arguments)
+    assignments, flags = parse_command_line(arguments)
     if "list" in flags:
         return list_text(flags["list"], CHOICES)
-    words, paper, notes = _merge_files(words, flags)
+    assignments, paper, notes = _merge_files(assignments, flags)
     classes = {}
     for group in CHOICES:
-        classes[group] = _choose(group, last_text(words, group), classes)
+        classes[group] = _choose(group, last_text(assignments, group), classes)
     names = {f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in _former(cls)}
-    words, more_notes = rename(words, names)
+    assignments, more_notes = rename(assignments, names)
     settings = declared_settings(classes)
     parser = make_parser(classes, settings)
     if "help" in flags:
         return parser.format_help()
-    config = _build(classes, _typed(parser, settings, _chosen(words, settings, classes)), paper)
+    config = _build(classes, _typed(parser, settings, _chosen(assignments, settings, classes)), paper)
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
     return dataclasses.replace(config, notes=tuple(dict.fromkeys([*notes, *more_notes])))
 
 
-def _merge_files(words, flags):
-    """(the words of preset, file and command line in one list, the paper's results, notes for the user)."""
+def _merge_files(assignments, flags):
+    """(assignments of preset, file and command line in one list, the paper's results, notes for the user)."""
     files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
     files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
-    layers, paper = [], {}
+    layers, paper, taken = [], {}, []
     for flag, path in files:
         settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
-        layers.append(file_words(settings))
+        if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
+            taken.append(f"the run folder is numbered, because {path.parent} has its name: --name chooses another")
+            del settings["name"]
+        layers.append(assignments_of(settings))
         paper = its_paper or paper
-    renamed = [rename(layer, former_names(Run)) for layer in [*layers, words]]
+    renamed = [rename(layer, former_names(Run)) for layer in [*layers, assignments]]
     notes = [note for _, layer_notes in renamed for note in layer_notes]
+    notes += taken if last_text(assignments, "name") is None else []
     return merge([layer for layer, _ in renamed], paper.get("methods", {})), paper, notes
 
 
@@ -149,10 +154,10 @@ def _former(cls):
     return former_names(cls).items() if cls else ()
 
 
-def _chosen(words, settings, classes):
-    """Key -> text of what words set, without the choices of classes; every key is one of `settings`."""
+def _chosen(assignments, settings, classes):
+    """Key -> text of some assignments, without the choices of classes; every key is one of `settings`."""
     texts = {}
-    for key, text in words:
+    for key, text in assignments:
         if key not in CHOICES:
             texts[find_key(key, settings) or _unknown(key, settings, classes)] = text
     return texts

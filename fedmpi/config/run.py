@@ -41,7 +41,7 @@ class Run:
     holdout: float = setting(
         0.0, "share of every client's training data that is held out: evaluated, not trained on", least=0, below=1
     )
-    seed: int = setting(0, "of every random stream", least=0, role="seed")
+    seed: int = setting(0, "seed of every random stream", least=0, role="seed")
     eval_every: int | None = setting(
         None, "rounds between evaluations; default: about 20 evaluations in a run", least=1, role="speed"
     )

@@ -21,11 +21,17 @@ def main(arguments=None):
     run_single(_run, sys.argv[1:] if arguments is None else arguments)
 
 
-def _run(arguments):
+def make_parser():
+    """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.data", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (listing, prepare, show, partition):
         command.add_parser(commands)
+    return parser
+
+
+def _run(arguments):
+    parser = make_parser()
     options, settings = parser.parse_known_args(arguments)
     if settings and options.run is not partition.run:
         raise UserError(f"unknown option {settings[0]} (see {parser.prog} {options.command} --help)")

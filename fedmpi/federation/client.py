@@ -19,7 +19,7 @@ class _Holder:
         if name in self.__dict__.get("rows", ()) and value is not self.__dict__[name]:
             raise AttributeError(
                 f"{type(self).__name__.lower()}.{name} is a row: change it in place, like {name}.copy_(...) or "
-                f"{name} -= ...; a new vector in its place would not be seen by anybody"
+                f"{name} -= ...; a new vector in its place would be ignored"
             )
         super().__setattr__(name, value)
 
@@ -56,7 +56,7 @@ class Client(_Holder):
         counters: the model's integer buffers as this client left them.
         carried: what one sample leaves to the next one (a recurrent state): name -> number, tensor or nested
             tuples of tensors.
-        kept: upload stage's name -> row -> [dim], see `fedmpi.federation.uploads`.
+        kept: "Stage.name" of an upload stage's kept rows -> name of the row -> [dim] (`fedmpi.federation.uploads`).
     """
 
     def __init__(self, index, rows=(), own=(), buffers=None):

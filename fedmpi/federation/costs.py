@@ -99,7 +99,7 @@ def table():
             "Per client and round, in vectors of the model's length d. up, down: to and from a server (fedmpi's",
             "is replicated: what moves is the Allreduce). start: vectors averaged once before the first round.",
             "gradients: per local step; b1 (b2 + 1) losses are an estimate of one. client: vectors that a client",
-            "works with, its gradients included; server: further ones that every rank keeps alike; keeps: a",
+            "works with, its gradients included; server: further ones of which every rank has a copy; keeps: a",
             "client's private vectors. drawn: further costs of the one client that is drawn (its further",
             "gradients: in all local steps but the last).",
         ]

@@ -42,7 +42,7 @@ def draw_participants(num_clients, participation, seed, round_index):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Who works when, for how long, and with which weight. Every rank holds the same plan.
+    """Which clients take part in which round, for how many steps, and with which weight; the same on every rank.
 
     Args:
         num_clients: N over all ranks.

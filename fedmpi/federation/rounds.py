@@ -72,7 +72,7 @@ class Federation:
         algorithm: an `Algorithm`.
         link: a `fedmpi.comm.link.Link`: sums over the ranks.
         oracles: client number -> function(`Client`) -> oracle, for this rank's clients in order.
-        plan: a `Plan`: who works when, for how long, with which weight.
+        plan: a `Plan`: which clients take part in a round, for how many steps, with which weight.
         variables: the `Variables`.
         uploads: `Upload` stages that a client's rows pass before they are summed, in order.
         observe: called as `observe(federation, round_index, step, client)` after the start, after
@@ -84,7 +84,7 @@ class Federation:
         round_index: of the next round, from 0.
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
-        kept: the `Iterate` that `keep` remembered, or None.
+        selected: the `Iterate` that `select` remembered, or None.
 
     Raises:
         UserError: if the algorithm's rows are not as they should be.
@@ -108,11 +108,11 @@ class Federation:
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
-        self._present = set(range(plan.num_clients))  # who took part in the previous round
+        self._present = set(range(plan.num_clients))  # the clients that took part in the previous round
         self.round_index = 0
         self.num_gradients = 0
         self.seconds = {"local": 0.0, "communication": 0.0}
-        self.kept = None
+        self.selected = None
 
     def _make_client(self, position, index, make_oracle):
         rows, buffers = self.store.client_rows(position), self.store.work_buffers
@@ -166,13 +166,13 @@ class Federation:
         of_local_steps = [loss for exchange, loss in zip(due, losses) if exchange.work is None]
         return next((loss for loss in (*of_local_steps, *losses) if not math.isnan(loss)), math.nan)
 
-    def keep(self, value=math.nan):
+    def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
 
         Args:
             value: by which it was selected, larger is better.
         """
-        self.kept = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
+        self.selected = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
 
     def state(self):
         """Everything that this rank needs to go on after a round, as name -> tensor, number or list of numbers.
@@ -183,8 +183,8 @@ class Federation:
         own = {"round_index": self.round_index, "num_gradients": self.num_gradients, "present": sorted(self._present)}
         own |= {f"seconds/{part}": seconds for part, seconds in self.seconds.items()}
         own |= {f"traffic/{name}": number for name, number in dataclasses.asdict(self.link.traffic).items()}
-        if self.kept is not None:
-            own |= {f"kept/{name}": value for name, value in vars(self.kept).items()}
+        if self.selected is not None:
+            own |= {f"selected/{name}": value for name, value in vars(self.selected).items()}
         server = {**self.store.averaged_rows(), **self.store.server_rows(), "buffers": self.store.buffers}
         return {
             **{f"federation/{name}": value for name, value in own.items()},
@@ -208,9 +208,12 @@ class Federation:
             self.seconds[part] = float(own[f"seconds/{part}"])
         for field in dataclasses.fields(self.link.traffic):
             setattr(self.link.traffic, field.name, int(own[f"traffic/{field.name}"]))
-        if "kept/x" in own:
-            self.kept = Iterate(
-                int(own["kept/round"]), own["kept/x"].clone(), own["kept/buffers"].clone(), float(own["kept/value"])
+        if "selected/x" in own:
+            self.selected = Iterate(
+                int(own["selected/round"]),
+                own["selected/x"].clone(),
+                own["selected/buffers"].clone(),
+                float(own["selected/value"]),
             )
         for name, row in {**self.store.averaged_rows(), **self.store.server_rows()}.items():
             row.copy_(state[f"server/{name}"])
@@ -219,7 +222,7 @@ class Federation:
             client.restore(_under(f"clients/{client.index}/", state))
 
     def _set_round(self, current):
-        """Let everybody see the `Round` that begins."""
+        """Begin a `Round`: for the server and for every client."""
         for holder in (self.server, self.server_seen_by_clients, *self.clients):
             holder.round = current
         for client in self.clients:

@@ -12,16 +12,16 @@ class RowStore:
 
     With one client on the rank the exchanged rows exist once: the client works in them, they are
     averaged in place, and they are the server's rows then.
-    With several clients they share one set of working rows (a client owns it during its turn), their
-    sum gathers in further blocks, and the averages lie in one more; memory for exchanged and scratch
-    rows grows with the logarithm of the number of clients only.
+    Several clients share one set of working rows, which is a client's own during its turn; partial sums and
+    the averages are in further blocks. Memory for exchanged and scratch rows grows with the logarithm of the
+    number of clients only.
 
     Args:
         algorithm: names the rows (`fedmpi.algorithms.base`).
         dim: d; num_buffers: elements of float buffers, averaged behind the last exchanged row.
         num_local: clients of this rank.
         dtype, device: of every row.
-        poison: fill scratch rows with NaN at every turn, so that nobody relies on their past.
+        poison: fill scratch rows with NaN at every turn, so that code which relies on old contents is found.
         allocate: `allocate(numel, dtype, device) -> [numel]` zeros for the block to be summed over
             the ranks: a link's, which knows the memory where that is cheapest; None: any memory.
 
@@ -35,11 +35,11 @@ class RowStore:
         self._exchanged, self._scratch = algorithm.exchanged, algorithm.scratch
         self._poison = poison
         self._block_size = len(self._exchanged) * dim + num_buffers
-        kept, scratch = len(algorithm.client_rows), len(self._scratch)
+        num_own, num_scratch = len(algorithm.client_rows), len(self._scratch)
         zeros = functools.partial(torch.zeros, dtype=dtype, device=device)
         self.outgoing = (allocate or torch.zeros)(self._block_size, dtype=dtype, device=device)
-        self._scratch_rows = zeros(scratch, dim)
-        self._kept = zeros(num_local, kept, dim)
+        self._scratch_rows = zeros(num_scratch, dim)
+        self._own_rows = zeros(num_local, num_own, dim)
         self._shared = num_local > 1
         if self._shared:
             self._work = zeros(self._block_size)
@@ -47,13 +47,13 @@ class RowStore:
             # _sums[l]: the sum of 2^l clients; the last is the whole sum if all of them take part
             self._sums = [*zeros(num_local.bit_length() - 1, self._block_size), self.outgoing]
             several = len(algorithm.exchanges()) > 1
-            self._later = zeros(num_local, self._block_size) if several else None
+            self._pending = zeros(num_local, self._block_size) if several else None
         else:
             self._work = self.block = self.outgoing
         self._server = zeros(len(algorithm.server_rows), dim)
         self._start = None  # the block as a round began with it, if `keep_start` asked for it and it would be lost
         self._region, self._turns, self._begins_round = slice(0, 0), 0, True
-        self._server_names, self._kept_names = algorithm.server_rows, algorithm.client_rows
+        self._server_names, self._own_names = algorithm.server_rows, algorithm.client_rows
 
     def server_rows(self):
         """Name -> [dim] of the rows that only the server has, the same on every rank."""
@@ -77,7 +77,7 @@ class RowStore:
         """Name -> [dim] of all rows of the rank's client number `position`."""
         rows = self._named_block(self._work)
         rows.update(zip(self._scratch, self._scratch_rows))
-        rows.update(zip(self._kept_names, self._kept[position]))
+        rows.update(zip(self._own_names, self._own_rows[position]))
         return rows
 
     def begin_exchange(self, rows, first_in_round):
@@ -99,19 +99,19 @@ class RowStore:
             self._scratch_rows.fill_(float("nan"))
         if not self._shared:
             return
-        if self._begins_round or self._later is None:
+        if self._begins_round or self._pending is None:
             self._work.copy_(self.block)
         else:
             start = self._region.start
             self._work[:start].copy_(self.block[:start])
-            self._work[start:].copy_(self._later[position, start:])
+            self._work[start:].copy_(self._pending[position, start:])
 
     def turn(self):
         """The contiguous part of the working rows that the client whose turn it is sends."""
         return self._work[self._region]
 
     def end_turn(self, position, weight):
-        """Add the client's share to the rank's sum, and keep what a later exchange of the round needs.
+        """Add the client's rows to the rank's sum, and store those that a later exchange of the round needs.
 
         Args:
             position: of the client on this rank. weight: of the client in the sum.
@@ -123,8 +123,8 @@ class RowStore:
             mine.mul_(weight)
         if not self._shared:
             return
-        # Pairwise, like a binary counter: level l holds the sum of 2^l clients. Where clients are
-        # placed in powers of two, the sum is then the same tree as a reduction over ranks builds.
+        # Pairwise, like a binary counter: level l contains the sum of 2^l clients. If every rank has the same power
+        # of two of clients, the sum is the same tree as with one client per rank.
         level = (turn ^ (turn + 1)).bit_length() - 1  # where the sum of this and earlier clients goes
         for full in range(level - 1):
             mine.add_(self._sums[full][region])
@@ -132,8 +132,8 @@ class RowStore:
             self._sums[0][region].copy_(mine)
         else:
             torch.add(mine, self._sums[level - 1][region], out=self._sums[level][region])
-        if self._later is not None:
-            self._later[position, region.stop :].copy_(self._work[region.stop :])
+        if self._pending is not None:
+            self._pending[position, region.stop :].copy_(self._work[region.stop :])
 
     def sum(self):
         """The contiguous vector to be summed over the ranks, after the clients' turns."""

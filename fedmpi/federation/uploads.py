@@ -11,8 +11,8 @@ class Upload(abc.ABC):
 
     Attributes:
         needs_start: whether `apply` reads the rows that the round began with; the store then keeps a copy of them.
-        kept_rows: names of the matrices that the stage keeps for each client from round to round (an error that is
-            fed back, say); zeros at first.
+        kept_rows: names of the sets of rows that the stage keeps for each client from round to round (the error that
+            compression feeds back, for example); zeros at first.
     """
 
     needs_start = False

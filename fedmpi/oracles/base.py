@@ -11,7 +11,7 @@ from torch import nn
 from fedmpi.settings import check
 from fedmpi.streams import FIRST, WHOLE, derive
 
-AHEAD = 1 << 20  # bytes of minibatches that are made at once; each is faster than by itself between gradients
+AHEAD = 1 << 20  # bytes of minibatches that are made at once, which is faster than one by one between gradients
 
 _NEVER_DRAW = {
     layer.forward
@@ -97,7 +97,7 @@ class Oracle(abc.ABC):
 
     @abc.abstractmethod
     def draw_first(self):
-        """The initial batch B_0, from a stream of its own; drawing it moves nothing else."""
+        """The initial batch B_0, from a stream of its own; drawing it changes no other sample."""
 
     @abc.abstractmethod
     def whole(self):
@@ -111,7 +111,7 @@ class Oracle(abc.ABC):
     def gradient_pair(self, z, z_prev, xi):
         """(∇f_i(z; ξ), ∇f_i(z_prev; ξ)), two [dim] rows that stay valid until the next call.
 
-        Both see the same minibatch, dropout masks and directions; only the first moves the running
+        Both see the same minibatch, dropout masks and directions; only the first updates the running
         statistics of batch-norm layers and counts as training loss.
         """
 
@@ -167,7 +167,7 @@ class ModuleOracle(Oracle):
 
     def gradient_pair(self, z, z_prev, xi):
         g = self._gradient(z, xi, self._rows[0])
-        with self._unmoved():
+        with self._keeping_buffers():
             g_prev = self._gradient(z_prev, xi, self._rows[1])
         self._losses.pop()
         return g, g_prev
@@ -211,12 +211,12 @@ class ModuleOracle(Oracle):
         if self._random_loss:
             seed_noise(xi.noise, self._buffers.device)
 
-    def _unmoved(self):
-        """A context that leaves the client's float and integer buffers as they are."""
-        return self._restored() if self._flat.num_buffers or self.client.counters else contextlib.nullcontext()
+    def _keeping_buffers(self):
+        """A context after which the client's float and integer buffers are as before it."""
+        return self._restoring_buffers() if self._flat.num_buffers or self.client.counters else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _restored(self):
+    def _restoring_buffers(self):
         buffers, counters = self._buffers.clone(), [counter.clone() for counter in self.client.counters]
         yield
         self._buffers.copy_(buffers)
@@ -225,9 +225,9 @@ class ModuleOracle(Oracle):
 
 
 def may_draw(module):
-    """Whether a pass through a module may draw random numbers.
+    """Whether a pass through a module may draw random numbers: unless all its parts are known never to.
 
-    Surely not if every part of it is one of torch's layers that never do, and has no hooks.
+    Known are some of torch's layers, if they have no hooks.
     """
     return not all(
         type(part).forward in _NEVER_DRAW and not (part._forward_hooks or part._forward_pre_hooks)
@@ -236,7 +236,7 @@ def may_draw(module):
 
 
 def _num_bytes(batch):
-    """Of a tensor or a tuple of them; of other batches, which are made one by one, infinitely many."""
+    """Bytes of a tensor or of a tuple of them; of other batches `AHEAD`, so that they are made one by one."""
     if isinstance(batch, torch.Tensor):
         return batch.nbytes
     return sum(map(_num_bytes, batch)) if isinstance(batch, tuple) else AHEAD

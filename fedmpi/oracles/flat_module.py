@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedmpi.errors import UserError
 
 _NOTHING = (None, None)
-LARGE_LAYER = 1 << 18  # weights; below, writing a gradient twice costs nothing that could be seen
+LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
 
 
 class FlatModule:
@@ -88,7 +88,7 @@ class FlatModule:
         key = id(vector)
         reference, views = self._views.get(key, _NOTHING)
         if reference is None or reference() is not vector:
-            # of an alias: they must not keep alive the vector that they are remembered by
+            # Views of an alias: they must not keep the vector alive whose end removes them.
             views = self.views(vector.data)
             self._views[key] = weakref.ref(vector, lambda _, known=self._views: known.pop(key, None)), views
         return views
@@ -147,7 +147,7 @@ class FlatModule:
         return views, dense
 
     def _redirect(self):
-        """Let large linear layers ask for the place of their weight's gradient."""
+        """Make large linear layers compute their weight's gradient in the memory where it is wanted."""
         positions = {id(parameter): position for position, parameter in enumerate(self.parameters)}
         for layer in self.module.modules():
             weight = getattr(layer, "weight", None)
@@ -218,7 +218,7 @@ class FlatModule:
         return [owner._buffers[key] for owner, key in self._integer_buffers]
 
     def point_counters_at(self, counters):
-        """Make `counters` the integer buffers of the module; what it counts in place, it counts there."""
+        """Make `counters` the integer buffers of the module, which it then changes in place."""
         for (owner, key), counter in zip(self._integer_buffers, counters):
             owner._buffers[key] = counter
 

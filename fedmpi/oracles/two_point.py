@@ -13,7 +13,7 @@ from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
-NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")  # what torch says of such modules
+NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")  # torch's messages about them
 
 
 def add_estimate(out, differences, directions, smoothing, num_directions):
@@ -35,7 +35,7 @@ class Workspace:
     """The vectors that the two-point oracles of a rank share, and the directions drawn last.
 
     Args:
-        x: [dim], for length, dtype and device. num_directions: b2. at_once: how many directions lie
+        x: [dim], for length, dtype and device. num_directions: b2. at_once: how many directions are
             in memory at a time.
     """
 
@@ -50,8 +50,8 @@ class Workspace:
     def directions(self, noise):
         """The b2 directions of `noise`, a few at a time, each uniform on the unit sphere.
 
-        Direction n is the stream (noise, "direction", n), whatever lies in memory at a time; they
-        are drawn again only if others came in between.
+        Direction n is the stream (noise, "direction", n), however many are in memory at a time; directions
+        are drawn again only if others were drawn in between.
         """
         for first in range(0, self.num_directions, self._at_once):
             v = self._directions[: min(self._at_once, self.num_directions - first)]
@@ -87,7 +87,7 @@ class TwoPointOracle(ModuleOracle):
 
     @torch.no_grad()
     def _evaluate(self, z, xi, out):
-        self._move_statistics(z, xi)
+        self._update_statistics(z, xi)
         out.zero_()
         base, points = None, self._workspace.points
         points[0].copy_(z)
@@ -100,8 +100,8 @@ class TwoPointOracle(ModuleOracle):
             add_estimate(out, losses - base, v, self._smoothing, self._workspace.num_directions)
         return base[0]
 
-    def _move_statistics(self, z, xi):
-        """Move the running statistics of batch-norm layers, if any, by a forward pass of their own."""
+    def _update_statistics(self, z, xi):
+        """Update the running statistics of batch-norm layers, if there are any, by a forward pass of their own."""
         if self._buffers.numel():
             self._loss_alone(z, xi)
 
@@ -115,7 +115,7 @@ class TwoPointOracle(ModuleOracle):
             return functional_call(self._loss_module, {f"module.{k}": v for k, v in values.items()}, (xi.batch,))
 
         try:
-            with self._unmoved(), _QuickPooling():
+            with self._keeping_buffers(), _QuickPooling():
                 return vmap(loss_at, randomness="same")(points, self._buffers.repeat(len(points), 1))
         except RuntimeError as error:
             if not any(words in str(error) for words in NO_BATCHED_FORM):
@@ -125,7 +125,7 @@ class TwoPointOracle(ModuleOracle):
 
     def _losses_in_turn(self, points, xi):
         """[n] losses at the rows of `points`, by one forward pass after the other."""
-        with self._unmoved():
+        with self._keeping_buffers():
             return torch.stack([self._loss_alone(point, xi) for point in points])
 
     def _loss_alone(self, point, xi):

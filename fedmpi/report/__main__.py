@@ -30,7 +30,7 @@ def main(arguments=None):
 
 
 def _run(arguments):
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     targets = [Target.parse(text) for text in options.target]
     if options.watch is not None:
         from fedmpi.report.live import watch
@@ -48,7 +48,8 @@ def _run(arguments):
     print(f"{options.out}; figures and tables in {_folder(options.out)}")
 
 
-def _parser():
+def make_parser():
+    """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.report", description=DESCRIPTION)
     parser.add_argument(
         "runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders that contain some"

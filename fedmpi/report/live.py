@@ -4,7 +4,7 @@ import math
 import sys
 import time
 
-from fedmpi.files import RECORDS
+from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import find_runs
 from fedmpi.text import Table, format_seconds
 

@@ -7,7 +7,7 @@ import html
 from fedmpi import __version__
 from fedmpi.config.run import role, roles
 from fedmpi.report.curves import best_of, final, metrics_of
-from fedmpi.runs.comparison import distinguishes_methods, say
+from fedmpi.runs.comparison import distinguishes_methods, setting_in_words
 from fedmpi.runs.record import less_is_better, title
 
 STYLE = """
@@ -166,7 +166,8 @@ def _settings(problem):
             rows.append((key, str(values[0])))
         else:
             rows += [
-                (f"{key}, {method.label}", say("", value).strip()) for method, value in zip(problem.methods, values)
+                (f"{key}, {method.label}", setting_in_words("", value).strip())
+                for method, value in zip(problem.methods, values)
             ]
     runs = [run for method in problem.methods for run in method.runs]
     for key in [key for key, its_role in roles().items() if its_role == "speed"]:

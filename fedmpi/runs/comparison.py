@@ -64,7 +64,8 @@ class Problem:
 
 def problems(runs):
     """Runs sorted into problems and methods: a list of `Problem`."""
-    return [one for like in _sort_by(runs, lambda run: problem_name(run.settings)) for one in _problems_of_a_name(like)]
+    by_name = _sort_by(runs, lambda run: problem_name(run.settings))
+    return [problem for group in by_name for problem in _problems_of_a_name(group)]
 
 
 def distinguishes_methods(key):
@@ -79,7 +80,7 @@ def problem_name(settings):
     return ", ".join(str(word) for word in (name, settings.get("partition"), settings.get("model")) if word)
 
 
-def say(key, value):
+def setting_in_words(key, value):
     """A setting in words, like "step_size 0.01"."""
     return f"{key.rpartition('.')[2]} {value}"
 
@@ -97,7 +98,7 @@ def _common(runs):
 
 
 def _label(name, group, keys):
-    return ", ".join([name, *(say(key, group[0].settings[key]) for key in keys)])
+    return ", ".join([name, *(setting_in_words(key, group[0].settings[key]) for key in keys)])
 
 
 def _methods(runs):
@@ -105,9 +106,9 @@ def _methods(runs):
     own = [key for key in _common(runs) if "." not in key and distinguishes_methods(key) and key != "algorithm"]
     own = _differing([[run] for run in runs], own)
     methods = []
-    for like in _sort_by(runs, _algorithm):
-        keys = [key for key in _common(like) if distinguishes_methods(key)]
-        groups = _sort_by(like, functools.partial(_chosen, keys=keys))
+    for of_algorithm in _sort_by(runs, _algorithm):
+        keys = [key for key in _common(of_algorithm) if distinguishes_methods(key)]
+        groups = _sort_by(of_algorithm, functools.partial(_chosen, keys=keys))
         differing = dict.fromkeys([*own, *_differing(groups, keys)])
         methods += [Method(_label(_algorithm(group[0]), group, differing), group) for group in groups]
     return methods

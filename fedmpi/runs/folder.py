@@ -5,10 +5,10 @@ import json
 import math
 import pathlib
 
+from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import Run
-from fedmpi.config.words import flatten, read_file, split_paper
 from fedmpi.errors import UserError
-from fedmpi.files import DIVERGED, MODEL, RECORDS, SETTINGS
+from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
 from fedmpi.runs.record import AMOUNTS
 from fedmpi.settings import former_names
 
@@ -54,11 +54,11 @@ def is_run(folder):
 
 def is_complete(folder):
     """Whether a folder's run ended and wrote its model."""
-    return (folder / MODEL).is_file()
+    return any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
 
 
 def outcome(folder):
-    """ "complete", "diverged", "broken" (it began and did not end, or not yet) or "missing"."""
+    """ "complete", "diverged", "broken" (it began, and was ended early or still runs) or "missing"."""
     if is_complete(folder):
         return "complete"
     if (folder / DIVERGED).is_file():

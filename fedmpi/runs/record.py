@@ -1,4 +1,4 @@
-"""What the record of a round holds: every field with its title, its unit, and which values are better.
+"""What the record of a round contains: every field with its title, its unit, and which values are better.
 
 A record is one line of metrics.jsonl: a dict of numbers. Amounts are counted from the beginning of
 the run; metrics are measured after the round, "loss" in every round and the others when the model is evaluated.

@@ -8,7 +8,7 @@ import yaml
 from tqdm import tqdm
 
 from fedmpi.errors import UserError
-from fedmpi.files import DIVERGED, RECORDS, SETTINGS
+from fedmpi.run_files import DIVERGED, RECORDS, SETTINGS
 
 
 class Recorder:

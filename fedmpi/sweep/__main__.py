@@ -53,7 +53,8 @@ def main(arguments=None):
     run_single(_run, sys.argv[1:] if arguments is None else arguments)
 
 
-def _parser():
+def make_parser():
+    """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.sweep", description=DESCRIPTION)
     parser.add_argument(
         "--grid", action="append", default=[], metavar="SETTING=VALUE,VALUE", help="values to try; may be repeated"
@@ -94,7 +95,7 @@ def _count(text):
 
 
 def _run(arguments):
-    options, common = _parser().parse_known_args(arguments)
+    options, common = make_parser().parse_known_args(arguments)
     if options.metric:
         check_metric(options.metric)
     plan = make_plan(options.out.absolute(), options.plan, options.grid, common)
@@ -148,7 +149,7 @@ def _check_runs(plan, runs, added):
     notes = {}
     for run in runs:
         try:
-            notes |= dict.fromkeys(read_command_line(plan.words(run)).notes)
+            notes |= dict.fromkeys(read_command_line(plan.arguments(run)).notes)
         except UserError as error:
             ours = "holdout" in added and "holdout" not in run.varied and str(error).startswith("holdout =")
             advice = "; to choose by another metric: --holdout 0 --metric train_loss" if ours else ""

@@ -7,7 +7,7 @@ import math
 import yaml
 
 from fedmpi.errors import UserError
-from fedmpi.files import SETTINGS
+from fedmpi.run_files import SETTINGS
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import HELD_OUT, less_is_better, title
@@ -95,12 +95,12 @@ def rank(plan, metric, ended):
         groups.setdefault(run.configuration, []).append(run)
     candidates = [_candidate(plan, dict(key), runs, metric, ended) for key, runs in groups.items()]
 
-    def place(candidate):
+    def position(candidate):
         mean = candidate.spread.mean if candidate.spread else math.nan
         is_value = math.isfinite(mean)
         return not (candidate.is_complete and is_value), not is_value, mean if less_is_better(metric) else -mean
 
-    return sorted(candidates, key=place)
+    return sorted(candidates, key=position)
 
 
 def _candidate(plan, varied, runs, metric, ended):

@@ -49,7 +49,7 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
             for job in [job for job in running if job.poll() is not None]:
                 running.remove(job)
                 code, last = job.poll(), _last_line(job.log)
-                if isinstance(job, _Elsewhere) and outcome(plan.folder(job.run)) == "broken":
+                if isinstance(job, _ForeignJob) and outcome(plan.folder(job.run)) == "broken":
                     waiting.append(job.run)
                     continue
                 if code == 2:
@@ -64,18 +64,18 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
 def _start(plan, run, ranks, launcher):
     """A run as a process, its output in a file beside its folder.
 
-    The process holds a lock on that file until it ends: a sweep that was killed leaves its jobs
-    running, and who starts it again waits for them instead of clearing the folder under them.
+    The process holds a lock on that file until it ends: the jobs of a sweep that was killed go on running, and
+    the sweep that is started after it waits for them; it must not clear a folder that a job still writes to.
     """
-    log = open(plan.out / f"{run.name}.log", "a", encoding="utf-8")  # noqa: SIM115 (an `_Elsewhere` keeps it)
+    log = open(plan.out / f"{run.name}.log", "a", encoding="utf-8")  # noqa: SIM115 (a `_ForeignJob` keeps it)
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _Elsewhere(run, log)
+        return _ForeignJob(run, log)
     except OSError:  # a file system without locks
         pass
     if outcome(plan.folder(run)) in ("complete", "diverged"):  # the job of a killed sweep ended since this one began
-        return _Elsewhere(run, log)
+        return _ForeignJob(run, log)
     with log:
         log.truncate(0)
         return _Job(plan, run, ranks, launcher, log)
@@ -87,8 +87,8 @@ def _last_line(path):
     return next((line for line in [*ours[:1], *reversed(lines)] if line.strip()), "it printed nothing")
 
 
-class _Elsewhere:
-    """A run that a killed sweep's job, or another sweep, is about."""
+class _ForeignJob:
+    """A run that a job of another sweep is making, perhaps of one that was killed."""
 
     def __init__(self, run, log):
         self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
@@ -107,7 +107,7 @@ class _Elsewhere:
         return 0
 
     def end(self):
-        """Leave it alone: it is not ours."""
+        """Do not touch the job, which is another sweep's."""
         self._file.close()
 
 
@@ -118,7 +118,7 @@ class _Job:
         self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
         clear(plan.folder(run))
         words = shlex.split(launcher.replace("{ranks}", str(ranks)))
-        words += [sys.executable, "-m", "fedmpi.train", f"--ranks={ranks}", *plan.words(run)]
+        words += [sys.executable, "-m", "fedmpi.train", f"--ranks={ranks}", *plan.arguments(run)]
         try:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -131,7 +131,7 @@ class _Job:
         return self._process.poll()
 
     def end(self):
-        """Ask the job to end, and see that it does."""
+        """Ask the job to end, and end it by force if it does not."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):

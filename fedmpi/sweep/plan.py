@@ -5,7 +5,7 @@ import itertools
 import pathlib
 import re
 
-from fedmpi.config.words import SWITCHES, as_text, file_words, flatten, read_file, spell, split_words
+from fedmpi.config.grammar import SWITCHES, as_text, assignments_of, flatten, parse_command_line, read_file, spelling
 from fedmpi.errors import UserError
 
 OWN = ("out", "name", "ranks")  # settings of a run that the sweep sets itself
@@ -45,7 +45,7 @@ class Plan:
         """The run folder of a `Planned` run."""
         return self.out / run.name
 
-    def words(self, run):
+    def arguments(self, run):
         """The arguments of ``python -m fedmpi.train`` that make a run."""
         settings = {**self.common, **run.varied, "out": str(self.out), "name": run.name}
         return [f"--{key}={text}" for key, text in settings.items()]
@@ -59,14 +59,14 @@ def make_plan(out, file, grid, common):
         grid: texts like "algorithm.step_size=0.001,0.003". common: arguments like "--rounds", "20".
 
     Raises:
-        UserError: one line: what came, what was expected.
+        UserError: one line: what was given, what was expected.
     """
     content = _read(file) if file else {}
     axes = {key: _values(key, values) for key, values in flatten(content.get("grid", {})).items()}
     axes |= dict(_axis(text) for text in grid)
-    points = [dict(file_words(point)) for point in content.get("list", [{}])]
-    words, flags = split_words(common)
-    shared = dict(file_words(content.get("settings", {}))) | flags | dict(words)
+    points = [dict(assignments_of(point)) for point in content.get("list", [{}])]
+    assignments, flags = parse_command_line(common)
+    shared = dict(assignments_of(content.get("settings", {}))) | flags | dict(assignments)
     shared = {key: text for key, text in shared.items() if key not in axes}
     if not axes and points == [{}]:
         raise UserError("nothing to vary: give --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 or a --plan")
@@ -95,7 +95,7 @@ def _axis(text):
     texts = [value.strip() for value in re.split(r",(?![^\[({]*[\])}])", values)]
     if not equals or not key or not all(texts):
         raise UserError(f"--grid {text}: expected a setting and its values, like algorithm.step_size=0.001,0.01")
-    return spell(key), list(dict.fromkeys(texts))
+    return spelling(key), list(dict.fromkeys(texts))
 
 
 def _values(key, values):

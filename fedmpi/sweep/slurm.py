@@ -4,7 +4,7 @@ import re
 import shlex
 
 from fedmpi.errors import UserError
-from fedmpi.files import MODEL, SETTINGS
+from fedmpi.run_files import MODEL, SETTINGS
 
 ARGUMENTS = '"$@"'
 NODES = re.compile(r"#SBATCH\s+(--nodes|-N|--ntasks-per-node)\b")  # would contradict another number of ranks
@@ -12,7 +12,7 @@ LOCKED = 75  # exit code of flock if another process has the lock; other codes m
 
 
 def job_array(template, plan, runs, ranks, at_a_time):
-    """The text of a job script whose array tasks are the runs.
+    """The text of a job script that makes one run in each array task.
 
     Args:
         template: text of a job script that trains with its arguments, like slurm/train.sbatch.
@@ -42,7 +42,7 @@ def _choice(plan, runs):
     for number, run in enumerate(runs):
         cases.append(f"{number})")
         cases.append(f"    folder={shlex.quote(str(plan.folder(run)))}")
-        cases.append(f"    set -- {shlex.join(plan.words(run))} {ARGUMENTS}")
+        cases.append(f"    set -- {shlex.join(plan.arguments(run))} {ARGUMENTS}")
         cases.append("    ;;")
     return [
         "",

@@ -12,10 +12,10 @@ from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, input_shape
 from fedmpi.data.source import names_silos, open_source, readable
 from fedmpi.errors import UserError
-from fedmpi.files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.models import find_model
+from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
 
 SHOWN = 8  # images in the picture
@@ -23,7 +23,7 @@ SHOWN = 8  # images in the picture
 
 @dataclasses.dataclass(frozen=True)
 class BlackBoxAttack(Task):
-    """Find one perturbation that makes a trained classifier mistake the images of a class, by asking only.
+    """Find one perturbation that makes a trained classifier mistake the images of a class, from its answers only.
 
     An image ϑ in [-½, ½]^d becomes ϑ' = ½ tanh(atanh(2ϑ) + Ξ), and the clients minimise the mean of
     max{φ_y(ϑ') - max_{j≠y} φ_j(ϑ'), 0} + c ‖ϑ' - ϑ‖² over Ξ, φ the classifier's logits. The data are
@@ -151,7 +151,7 @@ class LoadedAttack(LoadedTask):
         self._others = torch.tensor(others, device=context.device)
         self._train, self._test = (np.flatnonzero(source.labels[split] == y) for split in ("train", "test"))
         self._rows = {"train": source.read("train", self._train), "test": source.read("test", self._test)}
-        # Each rank asks about its share of the images; `meet` brings the answers together.
+        # Each rank asks about its share of the images; `synchronise` collects the answers.
         self._right = {split: self._is_right(self._share(rows)) for split, rows in self._rows.items()}
 
     def _share(self, rows):
@@ -165,7 +165,7 @@ class LoadedAttack(LoadedTask):
 
     @torch.no_grad()
     def _is_right(self, rows):
-        """[n] whether the classifier knows these images for what they are."""
+        """[n] whether the classifier answers with these images' class."""
         answers = [np.empty(0, dtype=bool)]
         for images, labels in self._samples(rows).all():
             answers.append((self._classifier(images).argmax(1) == labels).cpu().numpy())
@@ -177,7 +177,7 @@ class LoadedAttack(LoadedTask):
         num_tests = int(link.allgather([self._right["test"].sum()]).sum())
         if not right.any() or not num_tests:
             raise UserError(
-                f"task.classifier = {self._settings.classifier}: knows no image of class "
+                f"task.classifier = {self._settings.classifier}: recognises no image of class "
                 f"{self._settings.target_class}: there is nothing to attack"
             )
         rows, parts = self._rows["train"][right], self._split(int(right.sum()))
@@ -196,8 +196,11 @@ class LoadedAttack(LoadedTask):
     def build_model(self, model_class, model_settings):
         return Perturbation(self._shape)
 
+    def constructor(self, model_class, model_settings):
+        return constructor_of(Perturbation, shape=self._shape)
+
     def try_out(self, module, client):
-        """Nothing to see: the module is ours."""
+        """Nothing to check: the module is ours."""
 
     def num_samples(self, client):
         return self._clients[client].num
@@ -259,13 +262,13 @@ class LoadedAttack(LoadedTask):
         figure.savefig(folder / ATTACK_FIGURE, dpi=150)
 
     def _to_show(self, module):
-        """Some images of this rank: half of them mistaken ones, which come first, as far as there are any."""
+        """Up to `SHOWN` images of this rank, half of them images that the attack succeeds on, which come first."""
         samples = self._tests if self._tests.num else self._clients[self._context.clients[0]]
         images, _ = samples.at(torch.arange(samples.num, device=self._context.device))
         mistaken = self._attack(module, images)[2]
-        misses, hits = (where.nonzero().flatten() for where in (~mistaken, mistaken))
+        failures, successes = (where.nonzero().flatten() for where in (~mistaken, mistaken))
         half = SHOWN // 2
-        return images[torch.cat([hits[:half], misses, hits[half:]])[:SHOWN]]
+        return images[torch.cat([successes[:half], failures, successes[half:]])[:SHOWN]]
 
 
 def _drawable(image):

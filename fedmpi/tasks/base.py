@@ -39,9 +39,9 @@ class Task:
 
     Attributes:
         has_model: whether the user chooses the model. has_partition: whether there are data to split;
-            None: where there is a model.
-        partition, oracle: the names of those that it takes if the user names none; None: the usual.
-        can_hold_out: whether it can keep a part of the training data aside (`RankContext.holdout`).
+            None: if there is a model.
+        partition, oracle: the names of those that it uses if the user names none; None: the default ones.
+        can_hold_out: whether it can hold out a part of the training data (`RankContext.holdout`).
     """
 
     has_model = True
@@ -75,10 +75,10 @@ class LoadedTask:
         shape, num_classes: of the inputs and labels, for models; default_model: a model's name.
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
-        random_batches: whether `batch` draws from torch's generator (augmentation); it is seeded then.
+        random_batches: whether `batch` draws from torch's generator (augmentation), which is then seeded before it.
+        random_loss: whether `loss` itself draws from it, besides what the module draws; it is then seeded, too.
         carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
-        random_loss: whether `loss` itself does, beside what the module draws; it is seeded then.
     """
 
     default_model = None
@@ -92,23 +92,38 @@ class LoadedTask:
         """The module to train, on the CPU in float32; called under the run's model seed.
 
         Raises:
-            UserError: with the model's own words, if it does not take its settings.
+            UserError: with the model's own message, if it does not accept its settings.
         """
-        offered = {"shape": self.shape, "num_classes": self.num_classes}
-        taken = inspect.signature(model_class).parameters
         try:
-            return model_class(**{k: v for k, v in offered.items() if k in taken}, **model_settings)
+            return model_class(**self.model_arguments(model_class, model_settings))
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"model {model_class.__name__}: {' '.join(str(error).split())}") from error
         except Exception as error:  # noqa: BLE001  a user's class can raise anything
             kind = type(error).__name__
             raise UserError(f"model {model_class.__name__}: {kind}: {' '.join(str(error).split())}") from error
 
+    def model_arguments(self, model_class, model_settings):
+        """Name -> value of the arguments that a model is built with: those that the data give, and its settings."""
+        offered = {"shape": self.shape, "num_classes": self.num_classes}
+        taken = inspect.signature(model_class).parameters
+        return {**{k: v for k, v in offered.items() if k in taken}, **model_settings}
+
+    def constructor(self, model_class, model_settings):
+        """How to build the module again: {"class": a dotted path, "arguments": name -> value}, which JSON can hold.
+
+        An argument may be such a dict itself.
+        """
+        return constructor_of(model_class, **self.model_arguments(model_class, model_settings))
+
+    def describe_inputs(self):
+        """What a program must know to use the trained module, as name -> value which JSON can hold."""
+        return {}
+
     def try_out(self, module, client):
-        """See that the module takes the task's data, by one loss on one sample.
+        """Check that the module accepts the task's data, by one loss on one sample.
 
         Raises:
-            UserError: with the module's own words, if it does not.
+            UserError: with the module's own message, if it does not.
         """
         sample = torch.zeros(1, dtype=torch.int64, device=next(module.parameters()).device)
         module.eval()
@@ -124,21 +139,21 @@ class LoadedTask:
             ) from error
 
     def ascent(self, flat):
-        """The slice of the flat vector in which the problem ascends (min-max); None: it only descends."""
+        """The slice of the flat vector in which a min-max problem ascends; None: a minimisation."""
         return None
 
     def synchronise(self, link):
-        """What the ranks must tell each other before a model can be built. Collective on the link.
+        """Exchange what the ranks need to know before a model can be built. Collective on the link.
 
         Raises:
             UserError: on every rank or on none.
         """
 
     def write_split(self, folder):
-        """Write into the run folder who has which samples; on rank 0 only."""
+        """Write into the run folder which client has which samples; on rank 0 only."""
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
-        """Which samples the draws of one of this rank's clients hold; see `EpochSampler`."""
+        """Which samples are in the draws of one of this rank's clients; see `EpochSampler`."""
         return EpochSampler(self.num_samples(client), batch_size, first_batch_size, seed, client, device)
 
     def num_samples(self, client):
@@ -158,9 +173,14 @@ class LoadedTask:
 
         "train_loss" is the objective that the papers plot: the mean of f_i over the clients.
         "test_loss" and the task's own metrics come from the test set, those that begin with
-        "holdout_" from training data kept aside. Called without gradients and in evaluation mode.
+        "holdout_" from held-out training data. Called without gradients and in evaluation mode.
         """
         raise NotImplementedError
 
     def write_result(self, module, folder):
-        """Write what the task has to show of the resulting module into the run folder; on rank 0 only."""
+        """Write into the run folder what the task itself shows of the resulting module; on rank 0 only."""
+
+
+def constructor_of(cls, **arguments):
+    """See `LoadedTask.constructor`."""
+    return {"class": f"{cls.__module__}.{cls.__qualname__}", "arguments": arguments}

@@ -12,11 +12,12 @@ from fedmpi.data.samples import Augmentation, Samples, check_normalisation, inpu
 from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import HDF5Source, names_silos, open_source, silo_path
 from fedmpi.errors import UserError
-from fedmpi.files import PARTITION
 from fedmpi.registry import command_name
+from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
 
+NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
     "mnist": "mnist_cnn",
     "fashion_mnist": "fashion_cnn",
@@ -46,20 +47,16 @@ class Classification(Task):
 
     def open(self, context, partition):
         """The data of `LoadedClassification`: sources, parts, rows, tests."""
-        return (_load_silos if names_silos(self.data) else _load_shared)(self, context, partition)
+        return (_open_silos if names_silos(self.data) else _open_shared)(self, context, partition)
 
     def version(self, source, seed):
-        """What of a data set the task trains on, a `Source`: all of it. `seed` is the run's."""
+        """The part of a data set that the task trains on, a `Source`: all of it. `seed` is the run's."""
         return source
 
 
-def _load_shared(task, context, partition):
-    """One file that all ranks read; see `share`."""
-    return share(task.version(open_source(task.data, context.data_dir), context.seed), context, partition)
-
-
-def share(source, context, partition):
-    """A source that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
+def _open_shared(task, context, partition):
+    """One source that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
+    source = task.version(open_source(task.data, context.data_dir), context.seed)
     parts = partition.split_source(source, context.num_clients, context.seed)
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
     num_test = len(source.labels["test"])
@@ -67,10 +64,10 @@ def share(source, context, partition):
     return dict.fromkeys(context.clients, source), parts, rows, [(source, np.arange(*edges))]
 
 
-def _load_silos(task, context, partition):
+def _open_silos(task, context, partition):
     """One file per client, of which a rank opens those of its own clients only."""
     name = command_name(type(partition))
-    if name != (task.partition or "even") or partition != type(partition)():  # not the one that comes unasked
+    if name != (task.partition or "even") or partition != type(partition)():  # the user chose one
         raise UserError(f"partition {name}: silo files {task.data} are split already: leave --partition out")
     sources = {
         client: task.version(HDF5Source(silo_path(task.data, client)), context.seed) for client in context.clients
@@ -78,11 +75,11 @@ def _load_silos(task, context, partition):
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
     tests = [(source, np.arange(len(source.labels["test"]))) for source in sources.values()]
-    return sources, everything, _Ready(rows), tests
+    return sources, everything, _LocalRows(rows), tests
 
 
-class _Ready:
-    """Rows that need nobody else."""
+class _LocalRows:
+    """The rows of clients whose files this rank has read itself; see `ClientRows`."""
 
     def __init__(self, rows):
         self._rows = rows
@@ -108,15 +105,16 @@ class LoadedClassification(LoadedTask):
     def __init__(self, settings, context, sources, parts, rows, tests):
         source = sources[context.clients[0]]
         self._settings, self._context, self._parts, self._rows = settings, context, parts, rows
-        self._own = {  # client -> those of its rows that it trains on, and those kept aside
+        self._own = {  # client -> those of its rows that it trains on, and those that are held out
             client: hold_out(len(parts[client]), context.holdout, context.seed, client) for client in sources
         }
         labels = {client: own.labels["train"][parts[client]] for client, own in sources.items()}
-        self._labels = {client: labels[client][kept] for client, (kept, _) in self._own.items()}
+        self._labels = {client: labels[client][training] for client, (training, _) in self._own.items()}
         self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}
         self._file_rows = source.file_rows
         self._is_shared = not names_silos(settings.data)
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
+        self._dtype, self._attributes = source.dtype, source.attributes
         self._augmentation = None
         if settings.crop_padding or settings.flip:
             self._augmentation = Augmentation(settings.crop_padding, settings.flip)
@@ -140,18 +138,18 @@ class LoadedClassification(LoadedTask):
         check_normalisation(*self._normalisation, source.shape, "task." if own else f"{source.name}: attribute ")
 
     def synchronise(self, link):
-        _expect_alike(link, self._facts, self._settings.data)
+        _check_equal(link, self._facts, self._settings.data)
         self.num_classes = int(link.allgather([self.num_classes]).max())
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._rows = self._labels = self._held_labels = None
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
-            raise UserError(f"holdout = {self._context.holdout}: keeps no sample aside, all clients have too few")
+            raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
 
     def _split_rows(self, rows):
         """({client: its training samples}, [its held-out samples]) of client -> rows."""
         own = self._own.items()
-        train = {client: self._samples(rows[client][kept], self._labels[client]) for client, (kept, _) in own}
+        train = {client: self._samples(rows[client][used], self._labels[client]) for client, (used, _) in own}
         return train, [self._samples(rows[client][held], self._held_labels[client]) for client, (_, held) in own]
 
     def _samples(self, rows, labels):
@@ -180,29 +178,40 @@ class LoadedClassification(LoadedTask):
             metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
         return metrics
 
+    def describe_inputs(self):
+        mean, std = map(list, self._normalisation)
+        names = {key: words(self._attributes[key]) for key in NAMES if key in self._attributes}
+        per_value = 255 if self._dtype == np.uint8 else 1
+        return {"input": {"shape": list(self.shape), "divide_by": per_value, "mean": mean, "std": std}, **names}
+
     def write_split(self, folder):
         if self._is_shared:
             parts = map(self._file_rows, self._parts)
             write_partition(folder / PARTITION, parts, self._settings.data)
 
 
+def words(values):
+    """A list of str from an attribute of an HDF5 file, which may be bytes."""
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).tolist()]
+
+
 def _facts(source):
-    """What must be alike in the files of all clients, as one line of text."""
+    """What must be equal in the files of all clients, as one line of text."""
     classes = f", {source.num_classes} classes" if source.classes_declared else ""
     return f"{source.dtype} samples {list(source.shape)}, mean {list(source.mean)}, std {list(source.std)}{classes}"
 
 
-def _expect_alike(link, facts, data):
-    """See that all clients' facts are the same text. Collective on the link.
+def _check_equal(link, facts, data):
+    """Check that all clients' facts are the same text. Collective on the link.
 
     Raises:
-        UserError: on every rank alike, with the first client that differs from client 0.
+        UserError: on every rank, with the first client that differs from client 0.
     """
     mine = "".join(f"{line}\n" for line in facts).encode()
     lines = link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().splitlines()
     for client, line in enumerate(lines):
         if line != lines[0]:
-            raise UserError(f"{data}: client {client} has {line}; client 0 has {lines[0]}: expected them alike")
+            raise UserError(f"{data}: client {client} has {line}; client 0 has {lines[0]}: expected the same")
 
 
 def _totals(module, parts):

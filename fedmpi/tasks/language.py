@@ -13,7 +13,7 @@ from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file, names_silos, silo_path
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_edges
 from fedmpi.errors import UserError
-from fedmpi.files import PARTITION
+from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
 
@@ -24,10 +24,11 @@ TEST_PARTS = 20  # columns of the test text; fixed, so that the result does not 
 class Language(Task):
     """Learn to predict the next word of a text that is cut into one contiguous part per client.
 
-    Of one file per client, each is a client's part, and the test texts follow one another.
+    If there is one file per client, its training text is the client's part; the test texts of all files, in a
+    row, are the test text.
 
-    A client's part is laid into --batch-size columns; a local step reads `bptt` words of each. The
-    hidden state is carried from step to step without its gradient and begins anew with each pass.
+    A client's part is cut into --batch-size columns; a local step reads `bptt` words of each. The
+    hidden state is carried from step to step without its gradient, and begins at zero with each pass.
 
     Source: the FAFED paper's experiment on WikiText-2 (b = 20, --clip-norm 0.25).
     """
@@ -75,7 +76,7 @@ class Piece:
 class LoadedLanguage(LoadedTask):
     """See `LoadedTask`. Metrics: train_loss, test_loss (both per word), perplexity.
 
-    With `RankContext.holdout`, the last words of each client's part are kept aside: holdout_loss, holdout_perplexity.
+    With `RankContext.holdout`, the last words of each client's part are held out: holdout_loss, holdout_perplexity.
 
     A model is called as `module(inputs, state)` and returns (scores [steps, columns, words], state).
     """
@@ -93,11 +94,11 @@ class LoadedLanguage(LoadedTask):
     def synchronise(self, link):
         context = self._context
         (train, test), self._words = self._words, None
-        dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
+        dictionary = self._dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
         train, test = [numbers_of(words, dictionary) for words in train], numbers_of(test, dictionary)
         self.num_classes = len(dictionary)
         if names_silos(self._settings.data):
-            parts = self._keep(link, train)
+            parts = self._own_texts(link, train)
         else:
             self._num_words = int(link.allgather([len(train[0])]).sum())
             starts = link.allgather([context.clients.start, context.clients.stop]).astype(int)
@@ -106,12 +107,12 @@ class LoadedLanguage(LoadedTask):
         self._train = {part: stream[: ends[part]] for part, stream in parts.items()}
         self._held = [stream[ends[part] :] for part, stream in parts.items() if ends[part] + 2 <= len(stream)]
         if context.holdout and not link.allgather([len(self._held)]).sum():
-            raise UserError(f"holdout = {context.holdout}: keeps no words aside, all clients have too few")
+            raise UserError(f"holdout = {context.holdout}: holds out no words: all clients have too few")
         edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
         self._test = self._deal(link, test, TEST_PARTS, [range(a, b) for a, b in zip(edges, edges[1:])])
 
-    def _keep(self, link, texts):
-        """The parts of a rank whose clients have a text each. Collective."""
+    def _own_texts(self, link, texts):
+        """This rank's parts of the training text if every client has a text of its own. Collective."""
         lengths = link.allgatherv([len(text) for text in texts])
         if lengths.min() < 2:
             client = int(lengths.argmin())
@@ -136,6 +137,9 @@ class LoadedLanguage(LoadedTask):
             parts = list(zip(edges, edges[1:]))
             write_partition(folder / PARTITION, parts, self._settings.data, unit="words")
 
+    def describe_inputs(self):
+        return {"words": [word.decode("utf-8", "replace") for word in self._dictionary]}
+
     def sampler(self, client, batch_size, first_batch_size, seed, device):
         return SequentialSampler(self.num_samples(client), batch_size, first_batch_size, self._settings.bptt, device)
 
@@ -157,7 +161,7 @@ class LoadedLanguage(LoadedTask):
 
     def loss(self, module, batch):
         scores, state = module(batch.inputs, batch.state)
-        # The first evaluation of a piece carries the state on; a second one, at another vector, does not.
+        # Only the first evaluation of a piece carries the state on, not a second one at another vector.
         if not batch.is_read and len(batch.inputs) <= self._settings.bptt:
             batch.carried.update(position=batch.end, state=_detached(state))
         batch.is_read = True

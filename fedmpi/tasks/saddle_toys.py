@@ -8,7 +8,7 @@ import torch
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.auc import auc_loss
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 from fedmpi.tasks.toys import Point
 
 
@@ -60,7 +60,7 @@ class TwoParameterAUC(Task):
 
     z = (m1, m2, a, b, w). After min over a and b and max over w the objective is
     Φ = ¼ ((1 - m1 tanh(m2/2))² - 1), with minimum -¼ where m1 tanh(m2/2) = 1; (0, 0) is stationary
-    and no minimum, so Φ has no Polyak-Łojasiewicz constant. All clients are alike.
+    and no minimum, so Φ has no Polyak-Łojasiewicz constant. All clients are equal.
     Metrics: gap = Φ + ¼; distance = how far (a, b, w) is from its optimum for this network.
 
     Source: "On the Convergence of Federated Deep AUC Maximization", section 5.3.
@@ -103,8 +103,11 @@ class _LoadedSaddle(LoadedTask):
     def build_model(self, model_class, model_settings):
         return Point(self._z0)
 
+    def constructor(self, model_class, model_settings):
+        return constructor_of(Point, x0=np.asarray(self._z0).tolist())
+
     def try_out(self, module, client):
-        """Nothing to see: the module is ours."""
+        """Nothing to check: the module is ours."""
 
     def ascent(self, flat):
         return slice(self._num_primal, flat.dim)

@@ -9,7 +9,7 @@ from torch import nn
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
 from fedmpi.streams import generator
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 
 
 class Point(nn.Module):
@@ -30,7 +30,7 @@ class Point(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class CounterExample(Task):
-    """Three clients in one dimension on which naive adaptive averaging walks away from the minimum.
+    """Three clients in one dimension on which naive adaptive averaging moves away from the minimum.
 
     f_1 = 3x² and f_2 = f_3 = -x² for |x| <= 1, continued linearly outside with the same slope; their
     mean is x²/3, continued linearly, with the minimum 0. Metric: distance = |x|.
@@ -94,8 +94,11 @@ class _LoadedToy(LoadedTask):
     def build_model(self, model_class, model_settings):
         return Point(self._x0)
 
+    def constructor(self, model_class, model_settings):
+        return constructor_of(Point, x0=np.asarray(self._x0).tolist())
+
     def try_out(self, module, client):
-        """Nothing to see: the module is ours."""
+        """Nothing to check: the module is ours."""
 
     def num_samples(self, client):
         return 1

@@ -71,7 +71,7 @@ def _run(job, recorder):
             before = time.perf_counter()
             evaluated = metrics = evaluate(job, federation.server.x, federation.store.buffers, number)
             evaluation_seconds += time.perf_counter() - before
-        rule.see(federation, evaluated)
+        rule.consider(federation, evaluated)
         if recorder:
             record = {
                 "round": number,
@@ -85,7 +85,7 @@ def _run(job, recorder):
                 "gradients": federation.num_gradients,
             }
             recorder.round(record, evaluated)
-    kept = federation.kept
+    kept = federation.selected
     if kept is not None:
         metrics = evaluate(job, kept.x, kept.buffers, kept.round)
     agree(job.link, lambda: save(job, recorder))

@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+import fedmpi
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
 from fedmpi.oracles.autograd import Autograd
 from fedmpi.oracles.base import seed_noise
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.registry import command_name
 from fedmpi.runs.model_files import check_savable
 from fedmpi.streams import derive
 
@@ -26,14 +28,12 @@ def build_model(config, context, task):
     Raises:
         UserError: one line, if the module is none that can be trained and saved.
     """
-    run, model_class = config.run, config.model_class
-    if model_class is None and config.task.has_model:
-        model_class = find_model(task.default_model)
+    run = config.run
     seed = derive(run.seed, "model")
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    module = task.build_model(model_class, config.model_settings)
+    module = task.build_model(model_class(config, task), config.model_settings)
     _check_tensors(module)
     module = _move(module, context)
     task.try_out(module, context.clients[0])
@@ -41,8 +41,22 @@ def build_model(config, context, task):
         if is_lazy(tensor):
             raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
     flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
-    check_savable(module)
+    check_savable(module, describe_model(config, task))
     return flat
+
+
+def model_class(config, task):
+    """The class of the model: the user's choice or the task's default; None for a task without a choice."""
+    if config.model_class is None and config.task.has_model:
+        return find_model(task.default_model)
+    return config.model_class
+
+
+def describe_model(config, task):
+    """The content of model.json, see `fedmpi.runs.model_files`."""
+    constructor = task.constructor(model_class(config, task), config.model_settings)
+    facts = {"fedmpi": fedmpi.__version__, "task": command_name(type(config.task)), "model": constructor}
+    return {**facts, **task.describe_inputs()}
 
 
 def _entries(module):
@@ -66,7 +80,7 @@ def _check_tensors(module):
         if kind is not None:
             raise _wrong(module, f"'{name}' is {kind}: expected dense tensors of real numbers")
     if not any(tensor.requires_grad for _, tensor in entries):
-        raise _wrong(module, "has no trainable parameter")
+        raise UserError(f"model {type(module).__name__} has no trainable parameter")
     spans = sorted((*_span(tensor), name) for name, tensor in entries if not is_lazy(tensor) and tensor.numel())
     for (_, end, name), (start, _, other) in zip(spans, spans[1:]):
         if start < end:

@@ -12,12 +12,13 @@ from fedmpi.registry import command_name
 from fedmpi.runs.model_files import save_model
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, table
+from fedmpi.training.model import describe_model
 
 
 class ResultRule:
     """Which averaged model is the result: the last, the best at an evaluation, or that of a round drawn beforehand.
 
-    What it selects it leaves in `federation.kept`; None there stands for the last.
+    The selected one is in `federation.selected`; None there stands for the last.
 
     Args:
         rule: "last", "best" or "uniform". num_rounds: of the run. seed: of the run.
@@ -28,17 +29,17 @@ class ResultRule:
         self._rule, (self._metric, self._sign) = rule, goal
         self._drawn = int(generator(seed, "output").integers(1, num_rounds + 1))
 
-    def see(self, federation, metrics):
-        """Look at the model after a round; `metrics` are {} if it was not evaluated."""
+    def consider(self, federation, metrics):
+        """Select the model after a round if it is better so far; `metrics` are {} if it was not evaluated."""
         if self._rule == "uniform" and federation.round_index == self._drawn:
-            federation.keep()
+            federation.select()
         elif self._rule == "best":
             value = self._sign * metrics.get(self._metric, math.nan)
-            if value > (-math.inf if federation.kept is None else federation.kept.value):
-                federation.keep(value)
+            if value > (-math.inf if federation.selected is None else federation.selected.value):
+                federation.select(value)
 
     def describe(self, kept):
-        """In words, which iterate is the result; `kept` is `federation.kept`."""
+        """In words, which iterate is the result; `kept` is `federation.selected`."""
         if kept is None:
             return "last iterate"
         how = "best by " + self._metric if self._rule == "best" else "drawn uniformly"
@@ -53,26 +54,26 @@ def save(job, recorder):
     """
     if recorder is None:
         return
-    federation, flat, kept = job.federation, job.flat, job.federation.kept
+    federation, flat, kept = job.federation, job.flat, job.federation.selected
     if kept is None:
         x, buffers = federation.server.x, federation.store.buffers
         rows = {**federation.store.averaged_rows(), **federation.store.server_rows()}
     else:
         x, buffers, rows = kept.x, kept.buffers, {"x": kept.x}  # the other rows belong to the last iterate
     flat.point_counters_at(federation.clients[0].counters)
-    values = flat.named_values(x, buffers)
+    values, description = flat.named_values(x, buffers), describe_model(job.config, job.task)
     try:
-        save_model(recorder.folder, values, rows)
+        save_model(recorder.folder, values, rows, description)
     except UserError as error:
-        raise UserError(f"{error}; {_save_elsewhere(recorder.folder.name, values, rows)}") from error
+        raise UserError(f"{error}; {_save_elsewhere(recorder.folder.name, values, rows, description)}") from error
     job.task.write_result(flat.module, recorder.folder)
 
 
-def _save_elsewhere(name, values, rows):
+def _save_elsewhere(name, values, rows, description):
     """Write the model files where there is room: a new folder in the current folder or that of temporary files.
 
     Args:
-        name: of the run folder. values, rows: see `save_model`.
+        name: of the run folder. values, rows, description: see `save_model`.
 
     Returns:
         in words, where they are.
@@ -81,7 +82,7 @@ def _save_elsewhere(name, values, rows):
         folder = None
         try:
             folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-result-", dir=place))
-            save_model(folder, values, rows)
+            save_model(folder, values, rows, description)
             return f"the model is in {folder}"
         except (OSError, UserError):
             if folder is not None:
@@ -110,9 +111,9 @@ def closing_table(job, record, metrics, result):
                 "rounds",
                 f"{record['round']} ({record['iteration']} local steps, {record['gradients']:,} gradients in all)",
             ),
-            *((name.replace("_", " "), _beside_printed(job, name, value)) for name, value in metrics.items()),
+            *((name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()),
             ("local steps", share(record["local_seconds"])),
-            ("communication", f"{share(record['communication_seconds'])}, {link.used}"),
+            ("communication", f"{share(record['communication_seconds'])}, {link.summed_by}"),
             ("evaluation", share(record["evaluation_seconds"])),
             ("in all", f"{seconds:.2f} s"),
             ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
@@ -121,7 +122,7 @@ def closing_table(job, record, metrics, result):
     )
 
 
-def _beside_printed(job, metric, value):
+def _with_paper(job, metric, value):
     """A metric's value in words, with what the paper printed if a preset says so."""
     printed = job.config.resolved.get("paper", {}).get("printed", {}).get(metric, {})
     in_paper = printed.get(command_name(type(job.config.algorithm)))

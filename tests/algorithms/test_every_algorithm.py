@@ -42,7 +42,8 @@ from fedmpi.algorithms import (
 )
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
-from fedmpi.federation.rounds import Federation
+from fedmpi.federation.participation import Plan
+from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.registry import command_name, find, known
 
@@ -379,56 +380,45 @@ class ThreadLink(SoloLink):
         super().__init__()
         self.rank, self.size, self._shared = rank, len(shared["values"]), shared
 
-    def _gather(self, value):
+    def _all_of(self, value):
         self._shared["values"][self.rank] = value
         self._shared["barrier"].wait(timeout=300)
         values = list(self._shared["values"])
         self._shared["barrier"].wait(timeout=300)
         return values
 
-    def allreduce(self, block):
-        super().allreduce(block)
-        first, *others = self._gather(block.clone())
+    def average(self, block, divisor, out):
+        first, *others = self._all_of(block.clone())
         total = first.clone()
         for other in others:
             total.add_(other)
-        block.copy_(total)
+        super().average(total, divisor, out)
 
     def allgather(self, values):
-        return np.stack(self._gather(np.array(values)))
+        return np.stack(self._all_of(np.array(values)))
 
 
 class BufferedOracle(FunctionOracle):
     """Moves float buffers as batch-norm layers do: at the first gradient of a pair, not at the second."""
 
-    def __init__(self, client, buffers):
-        super().__init__(gradient, client)
-        self._buffers = buffers
-
     def gradient(self, z, xi):
-        self._buffers.lerp_(z[:2] + self._client, 0.1)
+        self.client.buffers.lerp_(z[:2] + self.client.index, 0.1)
         return super().gradient(z, xi)
 
     def gradient_pair(self, z, z_prev, xi):
         return self.gradient(z, xi), super().gradient(z_prev, xi)
 
 
-def run_rank(algorithm, link, clients, setup, **options):
+def run_rank(algorithm, link, clients, setup, weights=None):
     """The server's rows and buffers as a rank sees them after the start and after every round."""
     num_clients, local_steps, rounds, participants = setup
     federation = Federation(
         algorithm,
         link,
-        {client: lambda state, client=client: BufferedOracle(client, state.work_buffers) for client in clients},
-        num_clients,
-        torch.tensor(X0),
-        torch.ones(2, dtype=torch.float64),
-        local_steps,
-        participants=participants,
-        chosen=lambda r: participants(r)[-1],
+        dict.fromkeys(clients, functools.partial(BufferedOracle, gradient)),
+        Plan(num_clients, local_steps, participants, chosen=lambda r: participants(r)[-1], weights=weights),
+        Variables(torch.tensor(X0), torch.ones(2, dtype=torch.float64), LAYERS),
         poison=True,
-        segments=LAYERS,
-        **options,
     )
     seen = []
 
@@ -525,7 +515,23 @@ class QuietOracle(FunctionOracle):
 
     def gradient(self, z, xi):
         self._next = 1 - self._next
-        return torch.mul(z, 1.0 + 0.1 * xi, out=self._rows[self._next]).sub_(self._client)
+        return torch.mul(z, 1.0 + 0.1 * xi, out=self._rows[self._next]).sub_(self.client.index)
+
+
+def new_vectors_in_round_2(algorithm, num_clients, dim, **layout):
+    """Names of operations that allocated half a model or more in a federation's second round."""
+    federation = Federation(
+        algorithm,
+        SoloLink(),
+        dict.fromkeys(range(num_clients), functools.partial(QuietOracle, dim=dim)),
+        Plan(num_clients, local_steps=3),
+        Variables(torch.ones(dim, dtype=torch.float64), **layout),
+    )
+    federation.start()
+    federation.run_round()
+    with BigTensors(dim // 2) as big:
+        federation.run_round()
+    return big.found
 
 
 @pytest.mark.parametrize("num_clients", [1, 3])
@@ -535,19 +541,4 @@ class QuietOracle(FunctionOracle):
     ids=lambda algorithm: command_name(type(algorithm)),
 )
 def test_nothing_as_long_as_the_model_is_allocated_after_the_first_round(algorithm, num_clients):
-    dim = 1000
-    federation = Federation(
-        algorithm,
-        SoloLink(),
-        {index: functools.partial(lambda index, state: QuietOracle(index, dim), index) for index in range(num_clients)},
-        num_clients,
-        torch.ones(dim, dtype=torch.float64),
-        torch.empty(0, dtype=torch.float64),
-        3,
-        segments=[slice(0, dim // 2), slice(dim // 2, dim)],
-    )
-    federation.start()
-    federation.run_round()
-    with BigTensors(dim // 2) as big:
-        federation.run_round()
-    assert big.found == []
+    assert new_vectors_in_round_2(algorithm, num_clients, 1000, segments=[slice(0, 500), slice(500, 1000)]) == []

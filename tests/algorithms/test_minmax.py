@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import reference_minmax as reference
 import torch
-from test_every_algorithm import BigTensors, QuietOracle
+from test_every_algorithm import new_vectors_in_round_2
 
 import fedmpi
 from fedmpi.algorithms import FAFED, STEM, FedAvg
 from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLocalSGDA
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
-from fedmpi.federation.rounds import Federation
+from fedmpi.federation.participation import Plan
+from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.tasks.auc import auc_loss
 
@@ -240,9 +241,9 @@ def test_the_dual_restarts_from_the_pooled_mean_scores(average, active):
 
 def test_the_dual_restart_sends_where_a_stage_ends_only():
     link, problem = SoloLink(), Scores()
-    oracle = FunctionOracle(problem.gradient, 0, ascent=slice(4, 5))
-    x0, algorithm = torch.as_tensor(problem.start), CODA(stage_rounds=2, dual_restart=True)
-    federation = Federation(algorithm, link, {0: lambda state: oracle}, 1, x0, x0[:0], 1, ascent=slice(4, 5))
+    oracle = functools.partial(FunctionOracle, problem.gradient, ascent=slice(4, 5))
+    variables = Variables(torch.as_tensor(problem.start), ascent=slice(4, 5))
+    federation = Federation(CODA(stage_rounds=2, dual_restart=True), link, {0: oracle}, Plan(1), variables)
     federation.start()
     sent = []
     for _ in range(4):
@@ -425,19 +426,4 @@ def test_absent_clients_draw_nothing():
     ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_two_blocks_allocate_nothing_either(algorithm, num_clients):
-    dim = 1000
-    federation = Federation(
-        algorithm,
-        SoloLink(),
-        {index: functools.partial(lambda index, state: QuietOracle(index, dim), index) for index in range(num_clients)},
-        num_clients,
-        torch.ones(dim, dtype=torch.float64),
-        torch.empty(0, dtype=torch.float64),
-        3,
-        ascent=slice(dim // 2, None),
-    )
-    federation.start()
-    federation.run_round()
-    with BigTensors(dim // 2) as big:
-        federation.run_round()
-    assert big.found == []
+    assert new_vectors_in_round_2(algorithm, num_clients, 1000, ascent=slice(500, None)) == []

@@ -10,8 +10,8 @@ from mpi4py import MPI
 from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fedmpi.errors import Diverged
-from fedmpi.federation.participation import spread
-from fedmpi.federation.rounds import Federation
+from fedmpi.federation.participation import Plan, spread
+from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.streams import generator
 
@@ -26,17 +26,18 @@ def gradient(client, x, sample):
     return (1 + client) * (x.double().numpy() - client) + 0.1 * noise
 
 
-def run(
-    link, algorithm, num_clients, rounds=4, local_steps=3, dtype=torch.float64, participants=None, oracle=FunctionOracle
-):
-    """This rank's part of a federation that has run `rounds` rounds."""
-    mine = spread(num_clients, link.size)[link.rank]
-    x0 = torch.linspace(-1, 1, DIM, dtype=dtype)
-    oracles = {client: lambda state, client=client: oracle(gradient, client) for client in mine}
-    federation = Federation(
-        algorithm, link, oracles, num_clients, x0, x0.new_empty(0), local_steps, participants=participants, poison=True
-    )
+def make_federation(link, algorithm, plan, oracle, x0):
+    """This rank's part of a federation; `oracle(client)` makes a client's oracle."""
+    mine = spread(plan.num_clients, link.size)[link.rank]
+    federation = Federation(algorithm, link, dict.fromkeys(mine, oracle), plan, Variables(x0), poison=True)
     federation.start()
+    return federation
+
+
+def run(link, algorithm, plan, rounds=4, dtype=torch.float64, oracle=FunctionOracle):
+    """This rank's part of a federation that has run `rounds` rounds."""
+    x0 = torch.linspace(-1, 1, DIM, dtype=dtype)
+    federation = make_federation(link, algorithm, plan, functools.partial(oracle, gradient), x0)
     for _ in range(rounds):
         federation.run_round()
     return federation
@@ -74,7 +75,7 @@ def test_first_failing(link):
 @pytest.mark.parametrize("num_clients", [4, 5, 9])
 @pytest.mark.parametrize("participants", [None, lambda r: [r % 4, 3 - r % 2]], ids=["all", "two"])
 def test_ranks_do_what_one_process_does(link, algorithm, num_clients, participants):
-    federation = run(link, algorithm, num_clients, participants=participants)
+    federation = run(link, algorithm, Plan(num_clients, 3, participants))
     last = simulate(
         algorithm, gradient, np.linspace(-1, 1, DIM), num_clients, rounds=4, local_steps=3, participants=participants
     )[-1]["rows"]
@@ -88,7 +89,7 @@ def test_ranks_do_what_one_process_does(link, algorithm, num_clients, participan
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_server_is_the_same_bytes_on_every_rank_and_twice(link, dtype):
     def bits():
-        federation = run(link, FAFED(), 4, rounds=5, dtype=dtype)
+        federation = run(link, FAFED(), Plan(4, 3), rounds=5, dtype=dtype)
         rows = {**federation.store.averaged_rows(), **federation.store.server_rows()}
         return torch.cat(list(rows.values())).numpy().tobytes()
 
@@ -101,7 +102,7 @@ def test_the_server_is_the_same_bytes_on_every_rank_and_twice(link, dtype):
 
 @pytest.mark.parametrize("num_clients", [4, 8])
 def test_one_allreduce_of_three_vectors_a_round(link, num_clients):
-    federation = run(link, FAFED(), num_clients, rounds=0, dtype=torch.float32)
+    federation = run(link, FAFED(), Plan(num_clients, 3), rounds=0, dtype=torch.float32)
     assert (link.traffic.collectives, link.traffic.nbytes) == (1, 2 * DIM * 4)  # m and v at the start
     for _ in range(3):
         federation.run_round()
@@ -110,33 +111,28 @@ def test_one_allreduce_of_three_vectors_a_round(link, num_clients):
 
 
 def test_absent_clients_do_no_gradient_work(link):
-    federation = run(link, FedAvg(), 4, rounds=3, local_steps=2, participants=lambda r: [1])
+    federation = run(link, FedAvg(), Plan(4, 2, lambda r: [1]), rounds=3)
     for client in federation.clients:
-        assert client.oracle.num_gradients == (6 if client.index == 1 else 0)
-        assert client.oracle.num_draws == (6 if client.index == 1 else 0)
+        assert client.num_gradients == (6 if client.index == 1 else 0)
+        assert client.num_draws == (6 if client.index == 1 else 0)
 
 
 class LossyOracle(FunctionOracle):
     """Client 3's loss is not a number from its second step on."""
 
     def take_losses(self):
-        return (float("nan") if self._client == 3 and self.num_draws > 1 else 1.0), 1
+        return (float("nan") if self.client.index == 3 and self.client.num_draws > 1 else 1.0), 1
 
 
 def test_a_loss_that_is_not_a_number_stops_every_rank(link):
     with pytest.raises(Diverged, match="the loss of client 3 on rank"):
-        run(link, FedAvg(), 4, rounds=2, oracle=LossyOracle)
+        run(link, FedAvg(), Plan(4, 3), rounds=2, oracle=LossyOracle)
 
 
 def test_weights_weigh(link):
     weights = [1.0, 2.0, 3.0, 4.0]
-    mine = spread(4, link.size)[link.rank]
+    oracle = functools.partial(FunctionOracle, lambda client, x, sample: 0 * x - client)
     x0 = torch.zeros(DIM, dtype=torch.float64)
-    oracles = {
-        client: functools.partial(lambda client, state: FunctionOracle(lambda c, x, s: 0 * x - c, client), client)
-        for client in mine
-    }
-    federation = Federation(FedAvg(step_size=1.0), link, oracles, 4, x0, x0.new_empty(0), 1, weights=weights)
-    federation.start()
+    federation = make_federation(link, FedAvg(step_size=1.0), Plan(4, weights=weights), oracle, x0)
     federation.run_round()
     np.testing.assert_allclose(federation.server.x.numpy(), np.average([0, 1, 2, 3], weights=weights))

@@ -27,14 +27,14 @@ TEXT = " ".join(f"w{number * number % 37} w{number % 11}" for number in range(60
 TASKS = {
     "classification": "--algorithm fafed --participation 0.75 --first-batch-size 80",
     "classification-dropout": "--algorithm stem --model mlp --model.dropout 0.3 --partition dirichlet",
-    "classification-batchnorm": "--algorithm scaffold --model batchnorm.Net --output best --holdout 0.1",
+    "classification-batchnorm": "--algorithm scaffold --model batchnorm.Net --result best --holdout 0.1",
     "classification-images": "--algorithm fedavg --data FOLDER/images.h5 --task.crop_padding 2 --task.flip true "
     "--model fashion_cnn --weighting samples",
     "auc": "--task auc --algorithm coda --algorithm.stage_rounds 2 --algorithm.dual_restart true",
     "attack": "--task attack --task.classifier FOLDER/runs/classifier --algorithm fafedzo --task.target_class 4",
     "language": "--task language --data FOLDER/text.h5 --model lstm --model.hidden 8 --batch-size 4 --task.bptt 5 "
     "--clip-norm 0.25 --algorithm scaffold_m_vr",
-    "quadratic": "--task quadratic --algorithm local_amsgrad --output uniform",
+    "quadratic": "--task quadratic --algorithm local_amsgrad --result uniform",
     "counterexample": "--task counterexample --algorithm naive_adaptive_fedavg --clients 3",
     "saddle_quadratic": "--task saddle_quadratic --algorithm fmgda",
     "two_parameter_auc": "--task two_parameter_auc --algorithm codasca",

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from conftest import train
+from safetensors.torch import load_file
 
 from fedmpi.config.build import read_command_line
 from fedmpi.data.partitions import Even
@@ -58,7 +59,7 @@ def task(classifier):
 def network(classifier):
     """The classifier by plain PyTorch, from pixels in [0, 1] to logits."""
     net = MLP((1, 8, 8), 10, hidden=16).double()
-    net.load_state_dict(torch.load(classifier / "model.pt", weights_only=True))
+    net.load_state_dict(load_file(classifier / "model.safetensors"))
     source = DigitsSource()
     return lambda images: net(torch.as_tensor((images - source.mean[0]) / source.std[0])).detach().numpy()
 
@@ -209,7 +210,7 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
     with h5py.File(folder / "model.h5", "r+") as file:
         for value in file["model"].values():
             value[...] = 0
-    with pytest.raises(UserError, match="knows no image of class 4"):
+    with pytest.raises(UserError, match="recognises no image of class 4"):
         loading(folder).synchronise(Alone())
 
 

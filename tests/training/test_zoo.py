@@ -6,6 +6,7 @@ import re
 import numpy as np
 import odd_modules
 import pytest
+import safetensors.torch
 import torch
 from conftest import train
 from torch.nn import functional
@@ -126,7 +127,7 @@ def test_what_is_saved_is_what_was_evaluated(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert "fedmpi: the loss does not use unused.weight, unused.bias: the gradient there is 0\n" in ended.stderr
-    saved = torch.load(tmp_path / "it" / "model.pt", weights_only=True)
+    saved = safetensors.torch.load_file(tmp_path / "it" / "model.safetensors")
     assert saved["ema"].abs().min() > 0
     assert saved["steps"] == 13  # the initial gradient, and 4 rounds of 3 steps
     assert saved["last.weight"].abs().max() > 0.19

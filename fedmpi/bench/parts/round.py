@@ -50,7 +50,7 @@ def _report_rounds(bench, workload, opened, times):
                 f"{rounds.num_clients * rounds.local_steps / took.median:.0f}",
                 format_bytes(rounds.nbytes),
                 format_bytes(rounds.memory),
-                rounds.link.used,
+                rounds.link.summed_by,
             ]
         )
     titles = ["algorithm", "round ms", "floor ms", "round/floor", "client-steps/s", "sent", "memory", "by"]

@@ -81,7 +81,8 @@ def _measure_link(bench):
         bench.results.record(f"scaling/parameters={rounds.dim}/communication", communication)
         rate = format_rate(rounds.nbytes, communication.median)
         share = format_ratio(communication / took)
-        rows.append([f"{rounds.dim:,}", format_ms(took), format_ms(communication), share, rate, rounds.link.used])
+        row = [f"{rounds.dim:,}", format_ms(took), format_ms(communication), share, rate, rounds.link.summed_by]
+        rows.append(row)
         sizes.append(rounds.nbytes)
         seconds.append(communication.median)
         rounds.close()

@@ -7,19 +7,19 @@ from fedmpi.comm.transports.base import Transport
 
 
 class Allreduce(Transport):
-    """MPI's in-place Allreduce, in pieces; serves any memory, also what no transport allocated.
+    """MPI's in-place Allreduce, in pieces; averages blocks in any memory, also those that no transport allocated.
 
     Blocks on a GPU go through pinned host memory unless MPI is CUDA-aware.
     """
 
     name = "allreduce"
-    used = "Allreduce"
+    description = "Allreduce"
 
     def __init__(self, topology, cuda_aware=False):
         super().__init__(topology, cuda_aware)
         self._staging = None
 
-    def gains(self, nbytes, device):
+    def suits(self, nbytes, device):
         return True
 
     def allocate(self, numel, dtype, device):

@@ -10,13 +10,13 @@ class Unavailable(Exception):
 class Transport(abc.ABC):
     """One way to sum blocks over the ranks. Collective: every rank makes the same calls in the same order.
 
-    A transport serves the blocks that it allocated. What it may rely on: a rank fills its block, then all
-    ranks call `average`; between two averages nobody else touches it.
+    A transport averages the blocks that it allocated. It may rely on this: every rank fills its own block, then
+    all ranks call `average`; between two averages no rank writes to another rank's block.
 
     Attributes:
         name: on the command line.
-        preference: under ``--transport auto`` the transport with the largest one that gains is taken.
-        used: in words, for the closing table.
+        preference: ``--transport auto`` takes, of the transports that suit a block, the one that has the largest.
+        description: for the closing table of a run.
 
     Args:
         topology: the `Topology` of the ranks.
@@ -25,14 +25,14 @@ class Transport(abc.ABC):
 
     name = ""
     preference = 0
-    used = ""
+    description = ""
 
     def __init__(self, topology, cuda_aware=False):
         self.topology, self.cuda_aware = topology, cuda_aware
 
     @abc.abstractmethod
-    def gains(self, nbytes, device):
-        """Whether ``--transport auto`` should take it for blocks of `nbytes` on a `torch.device`."""
+    def suits(self, nbytes, device):
+        """Whether ``--transport auto`` should use it for blocks of `nbytes` on a `torch.device`."""
 
     @abc.abstractmethod
     def allocate(self, numel, dtype, device):

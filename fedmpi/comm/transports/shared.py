@@ -18,16 +18,16 @@ class SharedMemory(Transport):
 
     name = "shared"
     preference = 1
-    used = "shared memory"
+    description = "shared memory"
 
     def __init__(self, topology, cuda_aware=False):
         super().__init__(topology, cuda_aware)
         self._windows = []
         self._slice_owners = None  # communicator of the ranks that sum the same slice, one per node
         if topology.num_nodes > 1:
-            self.used = f"shared memory, Allreduce between {topology.num_nodes} nodes"
+            self.description = f"shared memory, Allreduce between {topology.num_nodes} nodes"
 
-    def gains(self, nbytes, device):
+    def suits(self, nbytes, device):
         return device.type == "cpu" and nbytes >= SMALLEST_GAIN and self.topology.smallest_node > 1
 
     def allocate(self, numel, dtype, device):

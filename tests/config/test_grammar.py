@@ -1,4 +1,4 @@
-"""The one grammar of settings: keys, values, former names and layers are read alike from everywhere."""
+"""The one grammar of settings: keys, values, former names and layers are read in the same way from everywhere."""
 
 import pathlib
 
@@ -9,8 +9,8 @@ from conftest import train
 from fedmpi import settings
 from fedmpi.config import run as run_settings
 from fedmpi.config.build import CHOICES, read_command_line
+from fedmpi.config.grammar import as_text, assignments_of, find_key, merge, parse_command_line, read_file, spelling
 from fedmpi.config.run import GROUPS, Run, role
-from fedmpi.config.words import as_text, file_words, find_key, merge, read_file, spell, split_words
 from fedmpi.errors import UserError
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs
@@ -30,8 +30,8 @@ from fedmpi.sweep.plan import make_plan
 def test_a_key_has_one_spelling_everywhere(tmp_path, written, key):
     plain = written.removeprefix("--")
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"settings": {plain: 3}, "grid": {"seed": [0]}}))
-    assert spell(written) == key
-    assert split_words([f"--{plain}", "3"])[0] == file_words({plain: 3}) == [(key, "3")]
+    assert spelling(written) == key
+    assert parse_command_line([f"--{plain}", "3"])[0] == assignments_of({plain: 3}) == [(key, "3")]
     assert make_plan(tmp_path, tmp_path / "plan.yaml", [], []).common == {key: "3"}
     assert make_plan(tmp_path, None, ["seed=0"], [f"--{plain}=3"]).common == {key: "3"}
     assert make_plan(tmp_path, None, [f"{plain}=3"], []).runs[0].varied == {key: "3"}

@@ -1,8 +1,9 @@
-"""The one grammar of settings: command lines, settings files, presets and sweep plans are all read as words.
+"""The one grammar of settings: how values are written on the command line, in settings files, presets and sweep plans.
 
-A word is a setting's key and its text: ("rounds", "100"), ("algorithm", "fafed"), ("algorithm.step_size", "0.01").
-Hyphens stand for underscores, upper case for lower case. The text `null` means the setting's default where that is
-"none". Needs neither torch nor MPI.
+All of them are read as assignments, pairs of a setting's key and the text of its value: ("rounds", "100"),
+("algorithm", "fafed"), ("algorithm.step_size", "0.01"). In a key, hyphens stand for underscores, and upper for lower
+case. The text `null` is the default of a setting whose default is "none". Types are checked afterwards
+(`fedmpi.config.build`). Needs neither torch nor MPI.
 """
 
 import datetime
@@ -21,7 +22,7 @@ SHORT = {"data": "task.data", "autocast": "oracle.autocast"}  # short key -> key
 INSTEAD = {"rounds": "epochs", "local_steps": "local_epochs"}  # if the second is set, it replaces the first
 
 
-def spell(key):
+def spelling(key):
     """A key in its one spelling: "--Local-Steps" is "local_steps".
 
     What follows a dot keeps its case until the class is known: it may be an argument of a user's class (`find_key`).
@@ -40,26 +41,26 @@ def as_text(value):
     return str(value) if isinstance(value, (str, datetime.date, datetime.time)) else json.dumps(value, default=str)
 
 
-def split_words(arguments):
-    """The words of a command line, without the program's name.
+def parse_command_line(arguments):
+    """The assignments of a command line, which is given without the program's name.
 
     Args:
         arguments: list of str like "--rounds", "100", "--seed=1".
 
     Returns:
-        (list of words, {flag: its text, or True for one of `SWITCHES`}).
+        (list of assignments, {flag: its text, or True for one of `SWITCHES`}).
 
     Raises:
-        UserError: one line: what came, what is expected.
+        UserError: one line: what was given, what is expected.
     """
-    words, flags, rest = [], {}, list(arguments)
+    assignments, flags, rest = [], {}, list(arguments)
     while rest:
         argument = "--help" if rest[0] == "-h" else rest[0]
         rest.pop(0)
         if not argument.startswith("--"):
             raise UserError(f"'{argument}': expected an option, like --rounds 100 (see --help)")
         option, has_value, text = argument.partition("=")
-        key = spell(option)
+        key = spelling(option)
         if key in SWITCHES:
             flags[key] = True
             continue
@@ -70,8 +71,8 @@ def split_words(arguments):
         if key in FLAGS:
             flags[key] = text
         else:
-            words.append((key, text))
-    return words, flags
+            assignments.append((key, text))
+    return assignments, flags
 
 
 def read_file(path, flag=""):
@@ -118,57 +119,57 @@ def flatten(settings):
     flat = {}
     for key, value in settings.items():
         if not isinstance(value, dict):
-            flat[spell(key)] = value
+            flat[spelling(key)] = value
             continue
         for name, inner_value in value.items():
-            flat[spell(key if name == "name" else f"{key}.{name}")] = inner_value
+            flat[spelling(key if name == "name" else f"{key}.{name}")] = inner_value
     return flat
 
 
-def file_words(settings):
-    """The words of a nested settings dict, as `split_words` gives those of a command line."""
+def assignments_of(settings):
+    """The assignments of a nested settings dict, like those that `parse_command_line` finds."""
     return [(key, as_text(value)) for key, value in flatten(settings).items()]
 
 
-def rename(words, names):
-    """Words with the current names of settings that were renamed.
+def rename(assignments, names):
+    """Assignments, renamed settings under their current names.
 
     Args:
-        words: list of words. names: former key -> key.
+        assignments: list of assignments. names: former key -> key.
 
     Returns:
-        (list of words, list of one line for each former name in them).
+        (list of assignments, list of one line for each former name that was used).
     """
-    used = dict.fromkeys(key for key, _ in words if key in names)
+    used = dict.fromkeys(key for key, _ in assignments if key in names)
     notes = [f"setting '{key}' is now called '{names[key]}'; the former name still works" for key in used]
-    return [(names.get(key, key), text) for key, text in words], notes
+    return [(names.get(key, key), text) for key, text in assignments], notes
 
 
 def merge(layers, methods):
-    """The words of several layers as one list; later layers override earlier ones.
+    """One list of assignments from several layers; later layers override earlier ones.
 
     A layer that chooses another class than the layers before it also drops their settings of the old
     class: the new one has its own defaults. In the same way --rounds on the command line drops a file's epochs.
 
     Args:
-        layers: lists of words. methods: algorithm -> its settings, used if a layer chooses that algorithm
+        layers: lists of assignments. methods: algorithm -> its settings, used if a layer chooses that algorithm
             instead of an earlier layer's.
     """
     methods = {plain(name): settings or {} for name, settings in methods.items()}
     merged = []
     for layer in layers:
-        words = [(SHORT.get(key, key), text) for key, text in layer]
+        assignments = [(SHORT.get(key, key), text) for key, text in layer]
         for group in GROUPS:
-            old, new = (last_text(some, group) for some in (merged, words))
+            old, new = (last_text(some, group) for some in (merged, assignments))
             if None not in (old, new) and plain(old) != plain(new):
                 merged = [(key, text) for key, text in merged if key.partition(".")[0] != group]
                 settings = methods.get(plain(new), {}) if group == "algorithm" else {}
                 merged += [(f"{group}.{name}", as_text(value)) for name, value in settings.items()]
-        dropped = {INSTEAD[key] for key, _ in words if key in INSTEAD}
-        merged = [(key, text) for key, text in merged if key not in dropped] + words
+        dropped = {INSTEAD[key] for key, _ in assignments if key in INSTEAD}
+        merged = [(key, text) for key, text in merged if key not in dropped] + assignments
     return merged
 
 
-def last_text(words, key):
-    """The last text that words give to a key, or None."""
-    return next((text for k, text in reversed(words) if k == key), None)
+def last_text(assignments, key):
+    """The last text that some assignments give to a key, or None."""
+    return next((text for k, text in reversed(assignments) if k == key), None)

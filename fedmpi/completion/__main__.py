@@ -1,0 +1,87 @@
+"""Completion of fedmpi's commands in a shell: ``fedmpi-completion bash > ~/.local/share/fedmpi.bash``.
+
+A script for bash, zsh or tcsh that completes the options and choices of fedmpi-train, fedmpi-data and the other
+commands; load it from the shell's start file.
+"""
+
+import argparse
+import importlib
+import pathlib
+import re
+import sys
+
+import fedmpi
+from fedmpi.errors import UserError
+from fedmpi.program.parser import Parser
+from fedmpi.program.single import run_single
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def main(arguments=None):
+    """Entry point; `arguments` default to those of the process."""
+    run_single(_run, sys.argv[1:] if arguments is None else arguments)
+
+
+def make_parser():
+    """The parser of the program's options."""
+    parser = Parser(prog="python -m fedmpi.completion", description=__doc__)
+    parser.add_argument("shell", choices=SHELLS, help="for which shell")
+    return parser
+
+
+def _run(arguments):
+    shell = make_parser().parse_args(arguments).shell
+    try:
+        import shtab
+    except ImportError:
+        raise UserError('completion needs shtab: pip install "fedmpi[completion]" (or pip install shtab)') from None
+    for name, parser in sorted(_parsers().items()):
+        parser.prog = f"fedmpi-{name}"
+        print(shtab.complete(parser, shell=shell))
+
+
+def _parsers():
+    """Program -> the argparse parser of its options."""
+    folder = pathlib.Path(fedmpi.__file__).parent
+    programs = {path.parent.name: importlib.import_module(f"fedmpi.{path.parent.name}.__main__")
+                for path in folder.glob("*/__main__.py")}  # fmt: skip
+    found = {name: program.make_parser() for name, program in programs.items() if hasattr(program, "make_parser")}
+    return {**found, "train": _training()}
+
+
+def _training():
+    """A parser of every setting of training: the run's, and those of all classes."""
+    from fedmpi.config.build import CHOICES
+    from fedmpi.config.grammar import FLAGS, SHORT
+    from fedmpi.config.help import FLAG_HELP, declared_settings
+    from fedmpi.presets import preset_names
+    from fedmpi.registry import known
+
+    classes = {group: known(choice.package, choice.base) for group, choice in CHOICES.items()}
+    settings = declared_settings({})
+    for group, of_group in classes.items():
+        for cls in of_group.values():
+            settings |= declared_settings({group: cls})
+    parser = argparse.ArgumentParser(add_help=False)
+    for one in settings.values():
+        words = re.search(r" \[([\w |]+)\]$", one.help)  # as the help of a setting ends that is one of some words
+        choices = words[1].split(" | ") if words else ["true", "false"] if one.type is bool else None
+        parser.add_argument(f"--{one.key}", help=_plain(one.help), choices=choices)
+    for group, of_group in classes.items():
+        parser.add_argument(f"--{group}", choices=list(of_group), help=f"which {group}")
+    for key, long in SHORT.items():
+        parser.add_argument(f"--{key}", help=f"short for --{long}")
+    choices = {"preset": preset_names(), "list": [f"{group}s" for group in (*CHOICES, "preset")]}
+    for flag, text in FLAG_HELP.items():
+        more = {"choices": choices.get(flag)} if flag in FLAGS else {"action": "store_true"}
+        parser.add_argument(f"--{flag}", help=_plain(text), **more)
+    return parser
+
+
+def _plain(text):
+    return text.replace("%", "%%")
+
+
+if __name__ == "__main__":
+    main()
