@@ -26,21 +26,23 @@ class FlatModule:
     Args:
         module: a `torch.nn.Module`; taken over, its parameters are re-homed.
         channels_last: whether 4-d weights lie in the vector in channels-last order, so that
-            convolutions read and write them without converting.
+            convolutions read and write them without converting; None: each as it lies now.
         direct_gradients: whether large linear layers compute the gradient of their weights where
             `gradient` is to put it. The product is the same; it may round differently.
+        alignment: each parameter begins at a multiple of so many elements; what lies between them is 0.
 
     Attributes:
-        dim: d, number of trainable parameters; num_buffers: number of float buffer elements.
+        dim: d, number of trainable parameters, and of the elements between them; num_buffers: of float buffer elements.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
         unused: names of the parameters that the last incomplete gradient did not depend on; theirs is 0.
+        permuted: for each parameter tensor, whether it lies in a vector in channels-last order.
 
     Raises:
         UserError: if the module has no trainable parameter.
     """
 
-    def __init__(self, module, channels_last=False, direct_gradients=True):
+    def __init__(self, module, channels_last=False, direct_gradients=True, alignment=1):
         self.module = module
         self._views = {}  # id of a row -> (weak reference to it, its parameter-shaped views)
         self._large_layers = []  # positions of their weights in `parameters`
@@ -52,11 +54,11 @@ class FlatModule:
         self.unused = []  # names of those that the last pass did not use
         self._owners = _owners(module, self.parameters)
         self.shapes = [tuple(p.shape) for p in self.parameters]
-        self._sizes = [p.numel() for p in self.parameters]
-        self._permuted = [channels_last and p.dim() == 4 for p in self.parameters]
+        self._sizes = [-(-p.numel() // alignment) * alignment for p in self.parameters]  # with what follows each
+        self.permuted = [_lies_permuted(p, channels_last) for p in self.parameters]
         self.dim = sum(self._sizes)
-        ends = list(itertools.accumulate(self._sizes))
-        self.segments = [slice(end - size, end) for end, size in zip(ends, self._sizes)]
+        begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
+        self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
         self._buffers, values = _place_buffers(module)
         self._integer_buffers = [
             (owner, key)
@@ -75,13 +77,25 @@ class FlatModule:
     def views(self, vector):
         """The parameter-shaped views of a [dim] vector, in the order of `names`."""
         views = []
-        for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self._permuted):
+        for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self.permuted):
+            piece = piece[: math.prod(shape)]  # without what follows it for the sake of alignment
             if permuted:
                 out_channels, in_channels, height, width = shape
                 views.append(piece.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2))
             else:
                 views.append(piece.view(shape))
         return views
+
+    @torch.no_grad()
+    def load(self, values):
+        """Take other initial parameters and buffers.
+
+        Args:
+            values: name -> tensor, as `named_values` names them; buffers that are missing stay as they are.
+        """
+        for name, value in self.named_values(self.x, self.buffers).items():
+            if name in values:
+                value.copy_(values[name])
 
     def _known_views(self, vector):
         """The same, made once for each vector."""
@@ -101,7 +115,7 @@ class FlatModule:
             out: the vector to fill; gradients of large layers that lie in it already stay there.
         """
         if out is None:
-            out = tensors[0].new_empty(self.dim)
+            out = tensors[0].new_zeros(self.dim)
         self._fill(self._known_views(out), tensors)
         return out
 
@@ -273,6 +287,15 @@ def _owners(module, parameters):
         for key, parameter in owner._parameters.items():
             found.setdefault(id(parameter), (owner, key))
     return [found[id(parameter)] for parameter in parameters]
+
+
+def _lies_permuted(parameter, channels_last):
+    """Whether a parameter lies in the vector in channels-last order; see `FlatModule`."""
+    if parameter.dim() != 4:
+        return False
+    if channels_last is None:
+        return not parameter.is_contiguous() and parameter.is_contiguous(memory_format=torch.channels_last)
+    return channels_last
 
 
 class _LinearInto(torch.autograd.Function):

@@ -42,14 +42,7 @@ def save_model(folder, named_values, rows, description):
 
 def _encode(plain, rows, description):
     """(file name, its content) of each model file, one after the other; see `save_model`."""
-    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
-    hdf5 = io.BytesIO()
-    with h5py.File(hdf5, "w") as file:
-        for name, value in plain.items():
-            file[f"model/{name}"] = value.numpy()
-        for name, row in rows.items():
-            file[f"rows/{name}"] = row.detach().cpu().numpy()
-    yield MODEL_AND_ROWS, hdf5.getbuffer()
+    yield MODEL_AND_ROWS, _hdf5(plain, rows)
     yield MODEL_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode()
     yield MODEL, safetensors.torch.save(plain, metadata={"format": "pt"})
 
@@ -188,6 +181,23 @@ def _build(folder, constructor):
     except Exception as error:  # noqa: BLE001  importing and building a user's module can raise anything
         text = " ".join(str(error).split())
         raise UserError(f"{folder}: the model cannot be built: {type(error).__name__}: {text}") from error
+
+
+def save_hdf5(path, named_values, rows):
+    """Write the HDF5 file; arguments and errors are those of `save_model`, with the file's path."""
+    _write(path, _hdf5(named_values, rows))
+
+
+def _hdf5(named_values, rows):
+    """The content of the HDF5 file."""
+    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
+    hdf5 = io.BytesIO()
+    with h5py.File(hdf5, "w") as file:
+        for name, value in named_values.items():
+            file[f"model/{name}"] = value.detach().cpu().contiguous().numpy()
+        for name, row in rows.items():
+            file[f"rows/{name}"] = row.detach().cpu().numpy()
+    return hdf5.getbuffer()
 
 
 def _write(path, content):

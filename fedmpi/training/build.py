@@ -13,10 +13,12 @@ from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
 from fedmpi.config.build import Config
+from fedmpi.config.resume import AUTO
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
 from fedmpi.training.model import build_model, check_same_everywhere, try_training
 
@@ -57,11 +59,13 @@ def prepare(config, link):
     if run.tune_malloc:
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
-    link.transport = run.transport
+    link.transport, link.reduction = run.transport, run.reduction
     context = agree(link, lambda: _rank_context(run, link))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: build_model(config, context, task))
+    if run.init and run.resume in (None, AUTO):
+        agree(link, lambda: flat.load(read_initial(run.init, flat)))
     agree(link, lambda: check_same_everywhere(link, flat.module))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
