@@ -60,7 +60,7 @@ def prepare(config, link):
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
     link.transport, link.reduction = run.transport, run.reduction
-    context = agree(link, lambda: _rank_context(run, link))
+    context = agree(link, lambda: rank_context(run, link))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: build_model(config, context, task))
@@ -81,7 +81,7 @@ def prepare(config, link):
     return Job(config, link, context, task, flat, federation, num_rounds)
 
 
-def _rank_context(run, link):
+def rank_context(run, link):
     """Where in the federation this rank stands; not collective."""
     num_clients = run.clients or link.size
     return RankContext(

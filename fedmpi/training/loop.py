@@ -14,6 +14,7 @@ from fedmpi.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.registry import command_name
 from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
+from fedmpi.tasks.base import Metrics
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.result import ResultRule, closing_table, save, save_kept
@@ -198,7 +199,7 @@ def evaluate(job, x, buffers, number):
         x: [dim]; buffers: [num_buffers]. number: of rounds after which it was.
 
     Returns:
-        name -> float.
+        `Metrics`.
 
     Raises:
         Diverged: on every rank, if its training loss is not finite.
@@ -211,4 +212,5 @@ def evaluate(job, x, buffers, number):
     if not math.isfinite(metrics["train_loss"]):
         loss = metrics["train_loss"]
         raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
-    return {name: float(value) for name, value in metrics.items()}
+    clients = {name: [float(value) for value in values] for name, values in getattr(metrics, "clients", {}).items()}
+    return Metrics({name: float(value) for name, value in metrics.items()}, clients)

@@ -11,8 +11,9 @@ from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import KEPT
 from fedmpi.runs.model_files import save_hdf5, save_model
+from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
-from fedmpi.text import format_bytes, table
+from fedmpi.text import format_bytes, spread_in_words, table
 from fedmpi.training.model import describe_model
 
 
@@ -141,6 +142,7 @@ def closing_table(job, record, metrics, result):
                 f"{record['round']} ({record['iteration']} local steps, {record['gradients']:,} gradients in all)",
             ),
             *((name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()),
+            *_client_lines(job, metrics),
             ("local steps", share(record["local_seconds"])),
             ("communication", f"{share(record['communication_seconds'])}, {link.summed_by}"),
             ("evaluation", share(record["evaluation_seconds"])),
@@ -149,6 +151,15 @@ def closing_table(job, record, metrics, result):
             ("result", result),
         ]
     )
+
+
+def _client_lines(job, metrics):
+    """(name, text) of what was measured on data of each client's own, besides the training loss."""
+    names = job.task.client_names or ()
+    for name, values in getattr(metrics, "clients", {}).items():
+        if name != "train_loss" and len(values) > 1:
+            text = spread_in_words(values, names, less_is_better(name))
+            yield f"{name.replace('_', ' ')} of clients", text
 
 
 def _with_paper(job, metric, value):
