@@ -43,9 +43,7 @@ def test_settings_that_make_no_plan(settings, message):
 
 @pytest.mark.parametrize("participants", [[], [0, 0], [3], [-1, 0], [0, 1, 2, 3]])
 def test_participants_are_different_clients(participants):
-    with pytest.raises(
-        UserError, match="participants of round 7 = .*: expected at least one of the clients 0 to 2"
-    ):
+    with pytest.raises(UserError, match="participants of round 7 = .*: expected at least one of the clients 0 to 2"):
         Plan(3, participants=lambda r: participants).round(7)
 
 
