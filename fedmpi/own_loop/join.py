@@ -4,6 +4,7 @@ import dataclasses
 
 import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.config.elsewhere import HERE
 from fedmpi.errors import UserError
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
@@ -86,9 +87,9 @@ def _known(cls, settings):
     names = [field.name for field in dataclasses.fields(cls)]
     for name in settings:
         if name not in names:
-            raise UserError(
-                f"unknown setting {name}: algorithm {command_name(cls)} has {', '.join(names)}{nearest(name, names)}"
-            )
+            ours = HERE.get(name, "").removeprefix("algorithm.")
+            hint = f"; here it is {ours}" if ours in names else nearest(name, names)
+            raise UserError(f"unknown setting {name}: algorithm {command_name(cls)} has {', '.join(names)}{hint}")
     return settings
 
 
