@@ -38,8 +38,10 @@ class Link(abc.ABC):
         local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
         traffic: the `Traffic` of this rank.
         summed_by: in words, how the last block was summed.
+        reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
     """
 
+    reduction = "plain"
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     summed_by = "nothing to sum"
@@ -56,6 +58,19 @@ class Link(abc.ABC):
             block: [n] float32 or float64, contiguous, the same n and dtype on every rank; overwritten.
             divisor: a number, the same on every rank.
             out: [n]; may be `block` itself.
+        """
+
+    @abc.abstractmethod
+    def combine(self, vectors, partials, divisor, out):
+        """out = (sum of all ranks' partial sums) / divisor, added in the order of `partials`.
+
+        The bits are the same for every number of ranks and nodes, every transport and every MPI library.
+
+        Args:
+            vectors: [n] each: this rank's vectors, one for each slot, all of them parts of one block that
+                `allocate` gave; they may be overwritten.
+            partials: a `fedmpi.comm.tree.Partials`, the same on every rank. divisor: the same on every rank.
+            out: [n]; may be the first of the vectors.
         """
 
     @abc.abstractmethod
@@ -104,6 +119,10 @@ class SoloLink(Link):
     def average(self, block, divisor, out):
         self.traffic.add(block.numel() * block.element_size())
         divide(block, divisor, out)
+
+    def combine(self, vectors, partials, divisor, out):
+        self.traffic.add(out.numel() * out.element_size())
+        divide(vectors[partials.places[partials.root][1]], divisor, out)
 
     def allgather(self, values):
         return np.array(values, dtype=np.float64)[None]

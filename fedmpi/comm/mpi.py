@@ -89,6 +89,16 @@ class MPILink(Link):
         transport.average(block, divisor, out)
         self.summed_by = transport.description
 
+    def combine(self, vectors, partials, divisor, out):
+        """See `Link.combine`; in the account as `average`."""
+        self.traffic.add(out.numel() * out.element_size())
+        if self.size == 1:
+            divide(vectors[partials.places[partials.root][1]], divisor, out)
+            return
+        transport = next(one for one in self._transports if one.owns(vectors[0]))
+        transport.combine(vectors, partials, divisor, out)
+        self.summed_by = f"{transport.description}, reproducible"
+
     def allgather(self, values):
         everyone = self.topology.world.allgather(values)
         if self.size > 1:

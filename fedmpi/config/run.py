@@ -62,6 +62,13 @@ class Run:
         among=("auto", "allreduce", "shared"),
         role="speed",
     )
+    reduction: str = setting(
+        "plain",
+        "plain, or reproducible: sums whose bits do not depend on the number of ranks, which of them has which "
+        "client, the nodes, the transport and the MPI",
+        among=("plain", "reproducible"),
+        role="speed",
+    )
     channels_last: bool = setting(True, "store convolution weights in channels-last order", role="speed")
     direct_gradients: bool = setting(
         True, "let large linear layers compute the gradient of their weights in its row, without a copy", role="speed"

@@ -57,7 +57,7 @@ def prepare(config, link):
     if run.tune_malloc:
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
-    link.transport = run.transport
+    link.transport, link.reduction = run.transport, run.reduction
     context = agree(link, lambda: _rank_context(run, link))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
