@@ -91,6 +91,10 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
+    def broadcast(self, array):
+        """Give all ranks rank 0's values, in place: a contiguous numpy array, of the same size on every rank."""
+
+    @abc.abstractmethod
     def barrier(self):
         """Wait for all ranks."""
 
@@ -132,6 +136,9 @@ class SoloLink(Link):
 
     def alltoallv(self, rows, wanted):
         return rows[wanted[0]]
+
+    def broadcast(self, array):
+        """There is one rank."""
 
     def barrier(self):
         """One process waits for nobody."""

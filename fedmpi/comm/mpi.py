@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import fedmpi.comm.transports
 from fedmpi.comm.link import Link, Traffic, divide
-from fedmpi.comm.topology import Topology
+from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Transport, Unavailable
 from fedmpi.errors import UserError
 from fedmpi.registry import known
@@ -124,6 +124,12 @@ class MPILink(Link):
         row.Free()
         self.traffic.other_bytes += sent.nbytes
         return received
+
+    def broadcast(self, array):
+        data = array.reshape(-1).view(np.uint8)
+        for begin in range(0, data.size, LARGEST_CALL):
+            self._wait(self.comm.Ibcast(data[begin : begin + LARGEST_CALL]))
+        self.traffic.other_bytes += data.size
 
     def barrier(self):
         self.topology.world.barrier()

@@ -128,7 +128,10 @@ def test_roles():
     for name, its_role in settings.roles(Run).items():
         by_role.setdefault(its_role, set()).add(name)
     assert by_role["seed"] == {"seed"}
-    assert by_role["place"] == {"data_dir", "out", "name", "ranks"}
+    assert by_role["place"] == {
+        "data_dir", "out", "name", "ranks",
+        "resume", "checkpoint_every", "checkpoint_minutes", "checkpoint_keep", "checkpoint_clients",
+    }  # fmt: skip
     assert by_role["speed"] == {
         "eval_every", "device", "threads", "transport", "reduction", "channels_last", "direct_gradients",
         "fused_update", "tune_malloc",
