@@ -270,6 +270,8 @@ class Federation:
         if exchange.alone:
             drawn = self.plan.draw_one(current)
             weights = {drawn: self.plan.weight_of(drawn)}
+        where = "the start" if current.index < 0 else f"round {current.index + 1}"
+        self.link.phase = f"the local steps of {where}"
         store.begin_exchange(exchange.rows, first_in_round, weights)
         losses = _Losses()
         for position, client in enumerate(self.clients):
@@ -282,6 +284,7 @@ class Federation:
                 losses.add(client)
         worked_until = time.perf_counter()
         loss = self._agree_on_loss(losses)
+        self.link.phase = f"the sum of {where}"
         store.average(sum(weights.values()))
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until

@@ -4,6 +4,7 @@ import sys
 import time
 import traceback
 
+from fedmpi.comm.launch import end_with_launcher
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.errors import AgreedUserError, Diverged, UserError
 from fedmpi.program.single import discard_output
@@ -20,6 +21,7 @@ def run_program(program, arguments):
     line that names rank and client, because the other ranks may wait for this one in a collective and would
     never end. ``--traceback`` among the arguments also prints the traceback. Collective over all ranks.
     """
+    end_with_launcher()
     link = MPILink(cuda_aware=cuda_aware_by_environment())
     wants_traceback = "--traceback" in arguments
     try:

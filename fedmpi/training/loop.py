@@ -11,6 +11,7 @@ from fedmpi.errors import Diverged
 from fedmpi.registry import command_name
 from fedmpi.runs.recorder import Recorder
 from fedmpi.training.build import prepare
+from fedmpi.training.replicas import check_replicas
 from fedmpi.training.result import ResultRule, closing_table, save
 
 
@@ -66,9 +67,11 @@ def _run(job, recorder):
     federation.start()
     for number in range(1, job.num_rounds + 1):
         loss = federation.run_round()
+        if run.check_replicas and number % run.check_replicas == 0:
+            check_replicas(federation)
         evaluated = {}
         if number % every == 0 or number == job.num_rounds:
-            before = time.perf_counter()
+            before, job.link.phase = time.perf_counter(), f"the evaluation after round {number}"
             evaluated = metrics = evaluate(job, federation.server.x, federation.store.buffers, number)
             evaluation_seconds += time.perf_counter() - before
         rule.consider(federation, evaluated)

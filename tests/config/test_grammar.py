@@ -130,7 +130,7 @@ def test_roles():
     assert by_role["seed"] == {"seed"}
     assert by_role["place"] == {"data_dir", "out", "name", "ranks"}
     assert by_role["speed"] == {
-        "eval_every", "device", "threads", "transport", "reduction", "channels_last", "direct_gradients",
+        "eval_every", "device", "threads", "transport", "reduction", "timeout", "check_replicas", "channels_last", "direct_gradients",
         "fused_update", "tune_malloc",
     }  # fmt: skip
     assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}
