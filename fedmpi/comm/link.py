@@ -39,6 +39,7 @@ class Link(abc.ABC):
         traffic: the `Traffic` of this rank.
         summed_by: in words, how the last block was summed.
         reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
+        way_on: called for such a message, too; returns how to go on, or nothing.
         phase: what the ranks do currently, in words, for messages about those that do not arrive.
     """
 
@@ -47,6 +48,10 @@ class Link(abc.ABC):
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     summed_by = "nothing to sum"
+
+    @staticmethod
+    def way_on():
+        return ""
 
     @abc.abstractmethod
     def allocate(self, numel, dtype, device="cpu"):
@@ -91,6 +96,10 @@ class Link(abc.ABC):
             rows: [n, ...] array of this rank; dtype and shape of a row are the same on every rank.
             wanted: for each rank, the indices into `rows` of what it is sent, in that order.
         """
+
+    @abc.abstractmethod
+    def broadcast(self, array):
+        """Give all ranks rank 0's values, in place: a contiguous numpy array, of the same size on every rank."""
 
     @abc.abstractmethod
     def barrier(self):
@@ -141,6 +150,9 @@ class SoloLink(Link):
 
     def alltoallv(self, rows, wanted):
         return rows[wanted[0]]
+
+    def broadcast(self, array):
+        """There is one rank."""
 
     def barrier(self):
         """One process waits for nobody."""

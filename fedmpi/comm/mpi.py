@@ -12,7 +12,7 @@ from mpi4py import MPI
 import fedmpi.comm.transports
 from fedmpi.comm.link import Link, Traffic, divide
 from fedmpi.comm.rollcall import RollCall
-from fedmpi.comm.topology import Topology
+from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Transport, Unavailable
 from fedmpi.errors import UserError
 from fedmpi.registry import known
@@ -130,6 +130,12 @@ class MPILink(Link):
         self.traffic.other_bytes += sent.nbytes
         return received
 
+    def broadcast(self, array):
+        data = array.reshape(-1).view(np.uint8)
+        for begin in range(0, data.size, LARGEST_CALL):
+            self._wait(self.comm.Ibcast(data[begin : begin + LARGEST_CALL]))
+        self.traffic.other_bytes += data.size
+
     def barrier(self):
         self.topology.world.barrier()
 
@@ -142,7 +148,7 @@ class MPILink(Link):
         def describe(rank):
             return f"rank {rank} on {hosts[rank]} ({describe_clients(clients[rank])})"
 
-        self._roll_call = RollCall(self.comm, limit, describe, lambda: self.phase)
+        self._roll_call = RollCall(self.comm, limit, describe, lambda: (self.phase, self.way_on()))
         self.topology.waiter.roll_call = self._roll_call
 
     def close(self):

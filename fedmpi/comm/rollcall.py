@@ -27,12 +27,13 @@ class RollCall:
         comm: an mpi4py intracommunicator; duplicated.
         limit: seconds after which a wait is too long.
         describe: rank -> words about it, for the message.
-        phase: called for the message; returns what ranks do before they arrive where this one waits.
+        explain: called for the message; returns what ranks do before they arrive where this one waits, and how
+            to go on.
     """
 
-    def __init__(self, comm, limit, describe, phase):
+    def __init__(self, comm, limit, describe, explain):
         self._comm = comm.Dup()
-        self._limit, self._describe, self._phase = limit, describe, phase
+        self._limit, self._describe, self._explain = limit, describe, explain
         self._waiting, self._sent = set(), []
         self._inside_since, self._is_open = None, threading.Event()
         threading.Thread(target=self._watch_mpi, name="timeout", daemon=True).start()
@@ -106,9 +107,10 @@ class RollCall:
         self._comm.Abort(TIMED_OUT)
 
     def _report(self, who):
+        phase, way_on = self._explain()
         print(
-            f"fedmpi: error: no sign of {who} for {self._limit:g} s, in {self._phase()}: stopped, stuck or too slow "
-            f"(--timeout {self._limit:g})",
+            f"fedmpi: error: no sign of {who} for {self._limit:g} s, in {phase}: stopped, stuck or too slow "
+            f"(--timeout {self._limit:g}){way_on}",
             file=sys.stderr,
             flush=True,
         )
