@@ -117,6 +117,9 @@ class LoadedTask:
             return model_class(**self.model_arguments(model_class, model_settings))
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"model {model_class.__name__}: {' '.join(str(error).split())}") from error
+        except Exception as error:  # noqa: BLE001  a user's class can raise anything
+            kind = type(error).__name__
+            raise UserError(f"model {model_class.__name__}: {kind}: {' '.join(str(error).split())}") from error
 
     def model_arguments(self, model_class, model_settings):
         """Name -> value of the arguments that a model is built with: those that the data give, and its settings."""
@@ -149,7 +152,9 @@ class LoadedTask:
         try:
             with torch.no_grad():
                 self.loss(module, self.batch(client, sample))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001  a user's module can raise anything
             raise UserError(
                 f"model {type(module).__name__} does not work on inputs of shape {list(self.shape)} "
                 f"with {self.num_classes} classes: {' '.join(str(error).split())}"

@@ -6,6 +6,7 @@ import json
 import numpy as np
 from torch.nn import functional
 
+from fedmpi.comm.agreement import agree
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
@@ -148,18 +149,18 @@ class LoadedClassification(LoadedTask):
         _check_equal(link, self._facts, self._settings.data)
         self.num_classes = int(link.allgather([self.num_classes]).max())
         rows = self._rows.collect(link)
-        self._train = {
-            client: self._samples(rows[client][training], self._labels[client])
-            for client, (training, _) in self._own.items()
-        }
-        self._held = [
-            self._samples(rows[client][held], self._held_labels[client]) for client, (_, held) in self._own.items()
-        ]
+        self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._rows = self._labels = self._held_labels = None
         self._clients = self._describe_clients(link)
         self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
             raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
+
+    def _split_rows(self, rows):
+        """({client: its training samples}, [its held-out samples]) of client -> rows."""
+        own = self._own.items()
+        train = {client: self._samples(rows[client][used], self._labels[client]) for client, (used, _) in own}
+        return train, [self._samples(rows[client][held], self._held_labels[client]) for client, (_, held) in own]
 
     def _samples(self, rows, labels):
         return Samples.from_arrays(rows, labels, *self._normalisation, self._context)
