@@ -66,6 +66,23 @@ def format_metric(mean, deviation=None):
     return f"{mean:{style}}" + ("" if deviation is None else f" ± {deviation:{style}}")
 
 
+def spread_in_words(values, names=(), less_is_better=False):
+    """Values of several clients in a line: "0.9100 on average, 0.8500 at worst (client 2, Bonn), spread 0.0300".
+
+    Args:
+        values: one per client; nan where there is none. names: one per client, or none.
+        less_is_better: decides which is the worst. The spread is the standard deviation over the clients.
+    """
+    known = {client: value for client, value in enumerate(values) if value == value}
+    if not known:
+        return "–"
+    mean = sum(known.values()) / len(known)
+    spread = (sum((value - mean) ** 2 for value in known.values()) / len(known)) ** 0.5
+    worst = (max if less_is_better else min)(known, key=known.get)
+    who = ", ".join([f"client {worst}", *([names[worst]] if names and names[worst] else [])])
+    return f"{mean:.4f} on average, {known[worst]:.4f} at worst ({who}), spread {spread:.4f}"
+
+
 def table(rows, right_from=None, indent="  "):
     """Rows of cells as aligned lines; columns from number `right_from` on are aligned to the right."""
     rows = [[str(word) for word in row] for row in rows]

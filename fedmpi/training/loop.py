@@ -14,8 +14,10 @@ from fedmpi.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.registry import command_name
 from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
+from fedmpi.tasks.base import Metrics
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
+from fedmpi.training.replicas import check_replicas
 from fedmpi.training.result import ResultRule, closing_table, save, save_kept
 from fedmpi.training.stopping import StopSignals, stopping_signal
 
@@ -41,6 +43,7 @@ def train(config, link):
         try:
             folder = pathlib.Path(share(link, lambda: str(recorder.folder)))
             checkpoints = Checkpoints(job, folder, recorder)
+            link.way_on = lambda: f"; --resume {folder} goes on after round {checkpoints.done}" * bool(checkpoints.done)
             job.federation.request = lambda: signals.bits | checkpoints.request()
             return _run(job, recorder, checkpoints)
         finally:
@@ -133,15 +136,17 @@ def _look(job, recorder):
 
 def _run_rounds(job, recorder, checkpoints, progress, rule):
     """The start, unless the run was resumed, and all rounds that are left."""
-    federation = job.federation
-    every = job.config.run.eval_every or max(1, job.num_rounds // 20)
+    federation, run = job.federation, job.config.run
+    every = run.eval_every or max(1, job.num_rounds // 20)
     if federation.round_index == 0:
         federation.start()
     while federation.round_index < job.num_rounds:
         loss = federation.run_round()
         number, evaluated = federation.round_index, {}
+        if run.check_replicas and number % run.check_replicas == 0:
+            check_replicas(federation)
         if number % every == 0 or number == job.num_rounds:
-            before = time.perf_counter()
+            before, job.link.phase = time.perf_counter(), f"the evaluation after round {number}"
             evaluated = progress.metrics = evaluate(job, federation.server.x, federation.store.buffers, number)
             progress.evaluation_seconds += time.perf_counter() - before
         rule.consider(federation, evaluated)
@@ -158,6 +163,7 @@ def _run_rounds(job, recorder, checkpoints, progress, rule):
                 "gradients": federation.num_gradients,
             }
             recorder.round(record, evaluated)
+        job.link.phase = f"the checkpoint after round {number}"
         checkpoints.after_round(progress.state)
         signal = stopping_signal(federation.requests)
         if signal and number < job.num_rounds:
@@ -198,16 +204,18 @@ def evaluate(job, x, buffers, number):
         x: [dim]; buffers: [num_buffers]. number: of rounds after which it was.
 
     Returns:
-        name -> float.
+        `Metrics`.
 
     Raises:
         Diverged: on every rank, if its training loss is not finite.
     """
     module = job.flat.module
-    job.flat.point_at(x, buffers)
+    job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
+    job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
     module.eval()
     metrics = job.task.evaluate(module, job.link)
     if not math.isfinite(metrics["train_loss"]):
         loss = metrics["train_loss"]
         raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
-    return {name: float(value) for name, value in metrics.items()}
+    clients = {name: [float(value) for value in values] for name, values in getattr(metrics, "clients", {}).items()}
+    return Metrics({name: float(value) for name, value in metrics.items()}, clients)
