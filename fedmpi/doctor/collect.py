@@ -14,7 +14,8 @@ from fedmpi.doctor.facts import RankFacts, node_memory
 from fedmpi.errors import UserError
 from fedmpi.federation.rows import RowStore
 from fedmpi.text import format_bytes
-from fedmpi.training.build import build_model, model_class, rank_context
+from fedmpi.training.build import rank_context
+from fedmpi.training.model import build_model, model_class
 
 SUM_ELEMENTS = 1 << 16  # of the test sum: enough for shared memory to be used
 LOOK_SECONDS = 5.0  # that another node may need to see a new file: network file systems cache folders
