@@ -1,6 +1,24 @@
 """How all ranks agree on an error that only some of them met."""
 
+import json
+
+import numpy as np
+
 from fedmpi.errors import AgreedUserError, UserError
+
+
+def share(link, action):
+    """What rank 0 finds, on all ranks; the others call nothing. Collective on the link.
+
+    Args:
+        action: called on rank 0; returns nested dicts and lists of text, numbers and None.
+
+    Raises:
+        AgreedUserError: on every rank, if `action` raises a `UserError`; its text is empty except on rank 0.
+    """
+    found = agree(link, action if link.rank == 0 else lambda: None)
+    text = json.dumps(found).encode() if link.rank == 0 else b""
+    return json.loads(link.allgatherv(np.frombuffer(text, np.uint8)).astype(np.uint8).tobytes())
 
 
 def agree(link, action):

@@ -1,27 +1,50 @@
 """One training run: rounds, evaluations, records, the result. Rank 0 records, prints and saves."""
 
-import math
+import contextlib
+import dataclasses
+import functools
+import pathlib
 import re
+import sys
 import time
+from collections.abc import Callable
 
 import torch
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, share
 from fedmpi.errors import Diverged
 from fedmpi.registry import command_name
 from fedmpi.runs.recorder import Recorder
 from fedmpi.training.build import prepare
-from fedmpi.training.result import ResultRule, closing_table, save
+from fedmpi.training.ending import Callbacks, Ending
+from fedmpi.training.evaluation import Evaluation
+from fedmpi.training.result import ResultRule, closing_table, save, trained_module
 
 
-def train(config, link):
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run leaves, the same on every rank.
+
+    Attributes:
+        folder: path of the run folder. records: of the rounds, as in metrics.jsonl; times are those of rank 0.
+        metrics: of the resulting model, on all data.
+        make_model: function without arguments, before the link is closed: the resulting module, in evaluation mode.
+    """
+
+    folder: pathlib.Path
+    records: list
+    metrics: dict
+    make_model: Callable[[], torch.nn.Module]
+
+
+def train(config, link, callbacks=Callbacks()):  # noqa: B008  frozen
     """Train as the settings say. Collective on the link.
 
     Args:
-        config: a `Config`. link: a `Link`.
+        config: a `Config`. link: a `Link`. callbacks: what is called after rounds, see `Callbacks`.
 
     Returns:
-        the run folder on rank 0, None elsewhere.
+        the `Outcome`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`), before any training or if the result
@@ -31,7 +54,7 @@ def train(config, link):
     job = prepare(config, link)
     recorder = agree(link, lambda: _make_recorder(job))
     try:
-        return _run(job, recorder)
+        return _run(job, recorder, callbacks)
     except Diverged as error:
         if recorder is not None:
             recorder.diverged(str(error))
@@ -53,67 +76,88 @@ def _make_recorder(job):
     return Recorder(config.run.out, config.run.name, f"{prefix}-{stem}", config.resolved, job.num_rounds)
 
 
-def _run(job, recorder):
+def _run(job, recorder, callbacks):
     """Start, rounds, evaluations, result."""
-    run, federation = job.config.run, job.federation
+    _warn_of_choice(job)
+    run, federation, evaluation = job.config.run, job.federation, Evaluation(job)
     every = run.eval_every or max(1, job.num_rounds // 20)
     rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
-    evaluation_seconds, began = 0.0, time.perf_counter()
-    metrics = {}
+    ending = Ending(run, job.task.goal, job.link, callbacks)
+    clock, records = _Clock(), []
     if recorder:
         job.task.write_split(recorder.folder)
         recorder.begin()
     federation.start()
     for number in range(1, job.num_rounds + 1):
-        loss = federation.run_round()
-        evaluated = {}
-        if number % every == 0 or number == job.num_rounds:
-            before = time.perf_counter()
-            evaluated = metrics = evaluate(job, federation.server.x, federation.store.buffers, number)
-            evaluation_seconds += time.perf_counter() - before
-        rule.consider(federation, evaluated)
+        loss, metrics = federation.run_round(), {}
+        is_last = number == job.num_rounds
+        if number % every == 0 or is_last:
+            with clock.evaluating():
+                metrics = evaluation(federation.server.x, federation.store.buffers, number, whole=is_last)
+        rule.consider(federation, metrics)
+        record = _record(job, loss, clock)
+        if ending.after({**record, **metrics}, is_evaluated=bool(metrics)) and not is_last:
+            is_last = True
+            with clock.evaluating():
+                metrics = evaluation(federation.server.x, federation.store.buffers, number, whole=True)
+            record = _record(job, loss, clock)
         if recorder:
-            record = {
-                "round": number,
-                "iteration": federation.server.iteration,
-                "loss": loss,
-                "seconds": time.perf_counter() - began,
-                "local_seconds": federation.seconds["local"],
-                "communication_seconds": federation.seconds["communication"],
-                "evaluation_seconds": evaluation_seconds,
-                "bytes": job.link.traffic.nbytes,
-                "gradients": federation.num_gradients,
-            }
-            recorder.round(record, evaluated)
-    kept = federation.selected
-    if kept is not None:
-        metrics = evaluate(job, kept.x, kept.buffers, kept.round)
+            recorder.round(record, metrics)
+        records.append({**record, **metrics})
+        if is_last:
+            break
+    selected = federation.selected
+    if selected is not None and selected.round != number:
+        metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
     agree(job.link, lambda: save(job, recorder))
-    if recorder is None:
-        return None
-    recorder.close()
-    print(closing_table(job, record, metrics, f"{rule.describe(kept)}, in {recorder.folder}"), flush=True)
-    return recorder.folder
+    if recorder is not None:
+        recorder.close()
+        result = f"{rule.describe(selected)}, in {recorder.folder}"
+        facts = {"evaluated on": evaluation.describe(), **({"ended early": ending.reason} if ending.reason else {})}
+        print(closing_table(job, record, metrics, result, facts), flush=True)
+    folder, records = share(job.link, lambda: [str(recorder.folder), records])
+    return Outcome(pathlib.Path(folder), records, metrics, functools.partial(trained_module, job))
 
 
-@torch.no_grad()
-def evaluate(job, x, buffers, number):
-    """Metrics of an averaged model. Collective.
+def _warn_of_choice(job):
+    """Say it if the run will choose on the test set what is then measured there; rank 0 prints."""
+    run, task = job.config.run, job.config.task
+    chooses = run.result == "best" or run.patience is not None
+    if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
+        what = "the best result is selected" if run.result == "best" else "the end of the run is decided"
+        hint = "so that it is better there than on new data; --holdout 0.1 decides on held-out training data"
+        print(f"fedmpi: {what} by {job.task.goal[0]} on the test set, {hint}", file=sys.stderr, flush=True)
 
-    Args:
-        x: [dim]; buffers: [num_buffers]. number: of rounds after which it was.
 
-    Returns:
-        name -> float.
+class _Clock:
+    """The time since the beginning of the rounds, and how much of it evaluation took."""
 
-    Raises:
-        Diverged: on every rank, if its training loss is not finite.
-    """
-    module = job.flat.module
-    job.flat.point_at(x, buffers)
-    module.eval()
-    metrics = job.task.evaluate(module, job.link)
-    if not math.isfinite(metrics["train_loss"]):
-        loss = metrics["train_loss"]
-        raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
-    return {name: float(value) for name, value in metrics.items()}
+    def __init__(self):
+        self._began, self.evaluation_seconds = time.perf_counter(), 0.0
+
+    @property
+    def seconds(self):
+        return time.perf_counter() - self._began
+
+    @contextlib.contextmanager
+    def evaluating(self):
+        """A context whose time counts as evaluation."""
+        before = time.perf_counter()
+        yield
+        self.evaluation_seconds += time.perf_counter() - before
+
+
+def _record(job, loss, clock):
+    """The amounts and the loss of the last round, see `fedmpi.runs.record`."""
+    federation = job.federation
+    return {
+        "round": federation.round_index,
+        "iteration": federation.server.iteration,
+        "loss": loss,
+        "seconds": clock.seconds,
+        "local_seconds": federation.seconds["local"],
+        "communication_seconds": federation.seconds["communication"],
+        "evaluation_seconds": clock.evaluation_seconds,
+        "bytes": job.link.traffic.nbytes,
+        "gradients": federation.num_gradients,
+    }

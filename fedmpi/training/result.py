@@ -1,5 +1,6 @@
 """The result of a run: which iterate it is, its files, and the closing table. Not collective."""
 
+import json
 import math
 
 import torch
@@ -10,12 +11,14 @@ from fedmpi.runs.model_files import save_model
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, table
 from fedmpi.training.build import model_class
+from fedmpi.training.ending import selecting
 
 
 class ResultRule:
     """Which averaged model is the result: the last, the best at an evaluation, or that of a round drawn beforehand.
 
-    The selected one is in `federation.selected`; None there stands for the last.
+    The selected one is in `federation.selected`; None there stands for the last. "best" compares metrics of held-out
+    data if there are any.
 
     Args:
         rule: "last", "best" or "uniform". num_rounds: of the run. seed: of the run.
@@ -31,6 +34,7 @@ class ResultRule:
         if self._rule == "uniform" and federation.round_index == self._drawn:
             federation.select()
         elif self._rule == "best":
+            self._metric, _ = selecting((self._metric, self._sign), metrics)
             value = self._sign * metrics.get(self._metric, math.nan)
             if value > (-math.inf if federation.selected is None else federation.selected.value):
                 federation.select(value)
@@ -66,15 +70,32 @@ def _description(job):
     """The content of model.json, see `fedmpi.runs.model_files`."""
     config, task = job.config, job.task
     constructor = task.constructor(model_class(config, task), config.model_settings)
+    try:
+        json.dumps(constructor)
+    except TypeError:  # an argument that is no text, number or list
+        constructor = None
     facts = {"fedmpi": fedmpi.__version__, "task": command_name(type(config.task)), "model": constructor}
     return {**facts, **task.describe_inputs()}
 
 
-def closing_table(job, record, metrics, result):
+def trained_module(job):
+    """The resulting model as a module of its own, in evaluation mode; not collective."""
+    federation, config = job.federation, job.config
+    selected = federation.selected
+    x, buffers = (federation.server.x, federation.store.buffers) if selected is None else (selected.x, selected.buffers)
+    with torch.random.fork_rng():
+        module = job.task.build_model(model_class(config, job.task), config.model_settings)
+    module = module.to(job.context.device, job.context.dtype)
+    module.load_state_dict(job.flat.named_values(x, buffers))
+    return module.eval()
+
+
+def closing_table(job, record, metrics, result, facts):
     """What a run prints at its end.
 
     Args:
         record: of the last round. metrics: of the resulting model. result: in words, which iterate it is and where.
+        facts: name -> text of further lines.
     """
     context, link, seconds = job.context, job.link, record["seconds"]
 
@@ -97,6 +118,7 @@ def closing_table(job, record, metrics, result):
             ("evaluation", share(record["evaluation_seconds"])),
             ("in all", f"{seconds:.2f} s"),
             ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
+            *facts.items(),
             ("result", result),
         ]
     )
