@@ -38,11 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments, link):
-    from fedmpi.comm.agreement import agree
-    from fedmpi.config.build import read_command_line
+    from fedmpi.training.build import read_config
     from fedmpi.training.loop import train
 
-    config = agree(link, lambda: read_command_line(arguments))
+    config = read_config(arguments, link)
     if isinstance(config, str):
         if link.rank == 0:
             show(config)

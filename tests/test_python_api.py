@@ -7,7 +7,8 @@ import textwrap
 
 import pytest
 import torch
-from conftest import execute, train
+import train_stub
+from conftest import PROGRAMS, ROOT, execute, start, train
 from safetensors.torch import load_file
 
 import fedmpi

@@ -16,9 +16,11 @@ def share(link, action):
     Raises:
         AgreedUserError: on every rank, if `action` raises a `UserError`; its text is empty except on rank 0.
     """
-    found = agree(link, action if link.rank == 0 else lambda: None)
-    text = json.dumps(found).encode() if link.rank == 0 else b""
-    return json.loads(link.allgatherv(np.frombuffer(text, np.uint8)).astype(np.uint8).tobytes())
+    found = json.dumps(agree(link, action if link.rank == 0 else lambda: None)).encode()
+    size = int(link.allgather([len(found)])[0, 0])
+    text = np.frombuffer(found, np.uint8).copy() if link.rank == 0 else np.empty(size, np.uint8)
+    link.broadcast(text)
+    return json.loads(text.tobytes())
 
 
 def agree(link, action):

@@ -38,8 +38,10 @@ class Link(abc.ABC):
         local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
         traffic: the `Traffic` of this rank.
         summed_by: in words, how the last block was summed.
+        reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
     """
 
+    reduction = "plain"
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     summed_by = "nothing to sum"
@@ -59,6 +61,19 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
+    def combine(self, vectors, partials, divisor, out):
+        """out = (sum of all ranks' partial sums) / divisor, added in the order of `partials`.
+
+        The bits are the same for every number of ranks and nodes, every transport and every MPI library.
+
+        Args:
+            vectors: [n] each: this rank's vectors, one for each slot, all of them parts of one block that
+                `allocate` gave; they may be overwritten.
+            partials: a `fedmpi.comm.tree.Partials`, the same on every rank. divisor: the same on every rank.
+            out: [n]; may be the first of the vectors.
+        """
+
+    @abc.abstractmethod
     def allgather(self, values):
         """[size, n] float64: every rank's [n] `values`, in rank order."""
 
@@ -74,6 +89,10 @@ class Link(abc.ABC):
             rows: [n, ...] array of this rank; dtype and shape of a row are the same on every rank.
             wanted: for each rank, the indices into `rows` of what it is sent, in that order.
         """
+
+    @abc.abstractmethod
+    def broadcast(self, array):
+        """Give all ranks rank 0's values, in place: a contiguous numpy array, of the same size on every rank."""
 
     @abc.abstractmethod
     def barrier(self):
@@ -105,6 +124,10 @@ class SoloLink(Link):
         self.traffic.add(block.numel() * block.element_size())
         divide(block, divisor, out)
 
+    def combine(self, vectors, partials, divisor, out):
+        self.traffic.add(out.numel() * out.element_size())
+        divide(vectors[partials.places[partials.root][1]], divisor, out)
+
     def allgather(self, values):
         return np.array(values, dtype=np.float64)[None]
 
@@ -113,6 +136,9 @@ class SoloLink(Link):
 
     def alltoallv(self, rows, wanted):
         return rows[wanted[0]]
+
+    def broadcast(self, array):
+        """There is one rank."""
 
     def barrier(self):
         """One process waits for nobody."""

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import fedmpi.comm.transports
 from fedmpi.comm.link import Link, Traffic, divide
-from fedmpi.comm.topology import Topology
+from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Transport, Unavailable
 from fedmpi.errors import UserError
 from fedmpi.registry import known
@@ -89,6 +89,16 @@ class MPILink(Link):
         transport.average(block, divisor, out)
         self.summed_by = transport.description
 
+    def combine(self, vectors, partials, divisor, out):
+        """See `Link.combine`; in the account as `average`."""
+        self.traffic.add(out.numel() * out.element_size())
+        if self.size == 1:
+            divide(vectors[partials.places[partials.root][1]], divisor, out)
+            return
+        transport = next(one for one in self._transports if one.owns(vectors[0]))
+        transport.combine(vectors, partials, divisor, out)
+        self.summed_by = f"{transport.description}, reproducible"
+
     def allgather(self, values):
         everyone = self.topology.world.allgather(values)
         if self.size > 1:
@@ -114,6 +124,12 @@ class MPILink(Link):
         row.Free()
         self.traffic.other_bytes += sent.nbytes
         return received
+
+    def broadcast(self, array):
+        data = array.reshape(-1).view(np.uint8)
+        for begin in range(0, data.size, LARGEST_CALL):
+            self._wait(self.comm.Ibcast(data[begin : begin + LARGEST_CALL]))
+        self.traffic.other_bytes += data.size
 
     def barrier(self):
         self.topology.world.barrier()

@@ -110,6 +110,7 @@ class Topology:
     Attributes:
         world, node: `Communicator` of all ranks, and of this node's.
         num_nodes: that the ranks are on; smallest_node: number of ranks on the node with the fewest.
+        places: for each rank, (number of its node, its rank there); node_index: number of this node.
         usable_cores: of this machine, that any of its ranks may use.
         waiter: the `Waiter` of both.
     """
@@ -122,9 +123,14 @@ class Topology:
         if colour is not None:
             self.node = self.node.split(colour)
             machine.Free()
-        sizes = self.world.allgather([self.node.size])[:, 0].astype(int)
+        lowest = np.array([self.world.rank])
+        self.node.mpi.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
+        lowest, local_ranks, sizes = self.world.allgather([lowest[0], self.node.rank, self.node.size]).astype(int).T
         self.smallest_node = int(sizes.min())
-        self.num_nodes = round(sum(1 / sizes))
+        nodes = np.unique(lowest).tolist()
+        self.num_nodes = len(nodes)
+        self.places = [(nodes.index(first), local) for first, local in zip(lowest.tolist(), local_ranks.tolist())]
+        self.node_index = self.places[self.world.rank][0]
 
     def close(self):
         """Free the node's communicator; the world's belongs to whoever made it."""

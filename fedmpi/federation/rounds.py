@@ -5,6 +5,7 @@ link that it is given decides what "all" means.
 """
 
 import dataclasses
+import itertools
 import math
 import time
 
@@ -15,6 +16,7 @@ from fedmpi.algorithms.base import Exchange
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import Client, Server
 from fedmpi.federation.rows import RowStore, check_rows
+from fedmpi.federation.sums import make_sums
 
 ENDED = -2  # what a rank that makes no more rounds says in the place of the client whose loss is not finite
 
@@ -88,6 +90,8 @@ class Federation:
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
         selected: the `Iterate` that `select` remembered, or None.
+        request: called when the ranks gather their losses: a whole number whose bits this rank tells all others.
+        requests: the bits of all ranks in the round so far, or in the last one.
 
     Raises:
         UserError: if the algorithm's rows are not as they should be.
@@ -98,9 +102,10 @@ class Federation:
         self.algorithm, self.link, self.plan, self.uploads = algorithm, link, plan, tuple(uploads)
         x, buffers = variables.x, variables.buffers
         buffers = x.new_empty(0) if buffers is None else buffers
-        self.store = RowStore(
-            algorithm, x.numel(), buffers.numel(), len(oracles), x.dtype, x.device, poison, link.allocate
-        )
+        # The most clients of a rank; 0 if only the sum of their losses is exchanged.
+        self._most = 0 if link.reduction == "plain" else int(link.allgather([len(oracles)]).max())
+        sums = make_sums(link, oracles)
+        self.store = RowStore(algorithm, x.numel(), buffers.numel(), len(oracles), x.dtype, x.device, poison, sums)
         averaged, own = self.store.averaged_rows(), self.store.server_rows()
         segments = variables.segments or [slice(0, x.numel())]
         self.server = Server({**averaged, **own}, plan.num_clients, segments, x.numel(), variables.ascent)
@@ -116,6 +121,7 @@ class Federation:
         self.num_gradients = 0
         self.seconds = {"local": 0.0, "communication": 0.0}
         self.selected = None
+        self.request, self.requests = lambda: 0, 0
 
     def _make_client(self, position, index, make_oracle):
         rows, buffers = self.store.client_rows(position), self.store.work_buffers
@@ -173,6 +179,7 @@ class Federation:
                 within a turn only, are as they were then; only with one client on the rank.
         """
         self._set_round(self.plan.round(self.round_index))
+        self.requests = 0
         due = [e for e in self.algorithm.exchanges() if e.due is None or e.due(self.server)]
         losses = [math.nan] * len(due)
         for number, exchange in enumerate(due):
@@ -191,7 +198,7 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0]), here=True)
+        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, *[0.0] * self._most]), here=True)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -267,7 +274,7 @@ class Federation:
         if exchange.alone:
             drawn = self.plan.draw_one(current)
             weights = {drawn: self.plan.weight_of(drawn)}
-        store.begin_exchange(exchange.rows, first_in_round)
+        store.begin_exchange(exchange.rows, first_in_round, weights)
         losses = _Losses()
         for position, client in enumerate(self.clients):
             if client.index in weights:
@@ -279,7 +286,7 @@ class Federation:
                 losses.add(client)
         worked_until = time.perf_counter()
         loss = self._agree_on_loss(losses)
-        self.link.average(store.sum(), sum(weights.values()), out=store.averages())
+        store.average(sum(weights.values()))
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
         if exchange.then is not None:
@@ -337,22 +344,32 @@ class Federation:
     def _agree_on_loss(self, losses):
         """Mean loss over all clients; Diverged on every rank if one client's is not finite.
 
-        The ranks also add up here how many gradients they have evaluated: it costs no message of its own.
+        The ranks also add up here how many gradients they have evaluated, and tell each other their requests: it
+        costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        everywhere = self.link.allgather([losses.total, losses.number, losses.bad_client, gradients])
+        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request()]
+        everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
         self._check_ended(everywhere, here=False)
         everywhere = everywhere.tolist()
-        totals, numbers, _, gradients = zip(*everywhere)
+        totals, numbers, _, gradients, requests, *of_clients = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
-        for rank, (total, _, client, _) in enumerate(everywhere):
+        for bits in requests:
+            self.requests |= int(bits)
+        for rank, (total, _, client, *_) in enumerate(everywhere):
             if client >= 0:
                 when = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
                 raise Diverged(
                     f"{when}: the loss of client {int(client)} on rank {rank} is {total}; "
                     "try a smaller step size or more clipping"
                 )
+        if of_clients:  # an exact sum does not depend on which rank has which client
+            totals = [math.fsum(itertools.chain(*of_clients))]
         return sum(totals) / sum(numbers) if any(numbers) else math.nan
+
+    def _totals_of_clients(self, losses):
+        """Under the reproducible reduction, the sum of losses of each client of this rank, and zeros up to `_most`."""
+        return [*losses.totals, *[0.0] * (self._most - len(losses.totals))] if self._most else []
 
 
 def _finish(generator):
@@ -370,14 +387,20 @@ def _under(prefix, state):
 
 
 class _Losses:
-    """The losses of a rank's clients in one exchange: sum, number, and the first client whose sum is not finite."""
+    """The losses of a rank's clients in one exchange.
+
+    Attributes:
+        total: their sum; totals: of each client. number: of losses.
+        bad_client: the first client whose sum is not finite, or -1.
+    """
 
     def __init__(self):
-        self.total, self.number, self.bad_client = 0.0, 0, -1
+        self.total, self.totals, self.number, self.bad_client = 0.0, [], 0, -1
 
     def add(self, client):
         """Take the losses that a client's oracle has collected."""
         total, number = client.oracle.take_losses()
         self.total, self.number = self.total + total, self.number + number
+        self.totals.append(total)
         if not math.isfinite(total) and self.bad_client < 0:
             self.bad_client = client.index

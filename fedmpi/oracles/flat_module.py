@@ -34,6 +34,7 @@ class FlatModule:
         dim: d, number of trainable parameters, and of the elements between them; num_buffers: of float buffer elements.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
+        permuted: for each parameter tensor, whether it lies in a vector in channels-last order.
 
     Raises:
         UserError: if the module has no trainable parameter.
@@ -50,7 +51,7 @@ class FlatModule:
         self.parameters = [p for _, p in named]
         self.shapes = [tuple(p.shape) for p in self.parameters]
         self._sizes = [-(-p.numel() // alignment) * alignment for p in self.parameters]  # with what follows each
-        self._permuted = [_lies_permuted(p, channels_last) for p in self.parameters]
+        self.permuted = [_lies_permuted(p, channels_last) for p in self.parameters]
         self.dim = sum(self._sizes)
         begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
         self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
@@ -78,7 +79,7 @@ class FlatModule:
     def views(self, vector):
         """The parameter-shaped views of a [dim] vector, in the order of `names`."""
         views = []
-        for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self._permuted):
+        for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self.permuted):
             piece = piece[: math.prod(shape)]  # without what follows it for the sake of alignment
             if permuted:
                 out_channels, in_channels, height, width = shape
@@ -86,6 +87,17 @@ class FlatModule:
             else:
                 views.append(piece.view(shape))
         return views
+
+    @torch.no_grad()
+    def load(self, values):
+        """Take other initial parameters and buffers.
+
+        Args:
+            values: name -> tensor, as `named_values` names them; buffers that are missing stay as they are.
+        """
+        for name, value in self.named_values(self.x, self.buffers).items():
+            if name in values:
+                value.copy_(values[name])
 
     def _known_views(self, vector):
         """The same, made once for each vector."""

@@ -36,14 +36,7 @@ def save_model(folder, named_values, rows, description):
         UserError: if a file cannot be written (full disk).
     """
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
-    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
-    hdf5 = io.BytesIO()
-    with h5py.File(hdf5, "w") as file:
-        for name, value in plain.items():
-            file[f"model/{name}"] = value.numpy()
-        for name, row in rows.items():
-            file[f"rows/{name}"] = row.detach().cpu().numpy()
-    _write(folder / MODEL_AND_ROWS, hdf5.getbuffer())
+    save_hdf5(folder / MODEL_AND_ROWS, plain, rows)
     _write(folder / MODEL_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode())
     _write(folder / MODEL, safetensors.torch.save(plain, metadata={"format": "pt"}))
 
@@ -156,6 +149,18 @@ def _build(folder, constructor):
     except Exception as error:  # noqa: BLE001  importing and building a user's module can raise anything
         text = " ".join(str(error).split())
         raise UserError(f"{folder}: the model cannot be built: {type(error).__name__}: {text}") from error
+
+
+def save_hdf5(path, named_values, rows):
+    """Write the HDF5 file; arguments and errors are those of `save_model`, with the file's path."""
+    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
+    hdf5 = io.BytesIO()
+    with h5py.File(hdf5, "w") as file:
+        for name, value in named_values.items():
+            file[f"model/{name}"] = value.detach().cpu().contiguous().numpy()
+        for name, row in rows.items():
+            file[f"rows/{name}"] = row.detach().cpu().numpy()
+    _write(path, hdf5.getbuffer())
 
 
 def _write(path, content):

@@ -14,12 +14,13 @@ import torch
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.host import return_freed_memory
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
-from fedmpi.config.build import CHOICES, read_command_line
+from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
-from fedmpi.errors import AgreedUserError, Diverged, UserError
+from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.ranks import end_at_once
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.training import loop
+from fedmpi.training.build import read_config
 from fedmpi.training.ending import Callbacks
 
 
@@ -63,13 +64,13 @@ def run(settings):
     try:
         with _process_restored():
             arguments, objects = agree(link, lambda: _read(settings))
-            config = agree(link, lambda: read_command_line(arguments, objects))
+            config = read_config(arguments, link, objects)
             for note in config.notes if link.rank == 0 else ():
                 print(f"fedmpi: {note}", file=sys.stderr, flush=True)
             outcome = loop.train(config, link, callbacks)
             model = outcome.make_model()
         return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)
-    except (AgreedUserError, Diverged):
+    except (AgreedUserError, Diverged, Stopped):
         raise
     except BaseException as error:
         if link.size > 1:  # the other ranks wait for this one

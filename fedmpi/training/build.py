@@ -7,16 +7,19 @@ import math
 import numpy as np
 import torch
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
-from fedmpi.config.build import Config
+from fedmpi.config.build import Config, resolve
+from fedmpi.config.layers import read_layers
+from fedmpi.config.resume import AUTO, read_resumed
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.models import find_model
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.runs.initial import read_initial
 from fedmpi.streams import derive
 from fedmpi.tasks.base import LoadedTask, RankContext
 
@@ -40,6 +43,23 @@ class Job:
     num_rounds: int
 
 
+def read_config(arguments, link, objects=None):
+    """What a command line asks for, on all ranks.
+
+    Args:
+        arguments: list of str, without the program's name. link: a `Link`. objects: see `fedmpi.config.build.resolve`.
+
+    Returns:
+        a `Config`, or a text to print instead of running.
+
+    Raises:
+        AgreedUserError: on every rank (see `agree`).
+    """
+    layers = agree(link, lambda: read_layers(arguments))
+    resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
+    return agree(link, lambda: resolve(layers, resumed, objects))
+
+
 def prepare(config, link):
     """Everything of a run up to its first step.
 
@@ -57,11 +77,13 @@ def prepare(config, link):
     if run.tune_malloc:
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
-    link.transport = run.transport
+    link.transport, link.reduction = run.transport, run.reduction
     context = agree(link, lambda: _rank_context(run, link))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: _build_model(config, context, task))
+    if run.init and run.resume in (None, AUTO):
+        agree(link, lambda: flat.load(read_initial(run.init, flat)))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
     plan, num_rounds = agree(link, lambda: _plan(run, link, context, task, samplers))

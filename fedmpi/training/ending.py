@@ -60,7 +60,7 @@ class Ending:
         run: the run's settings: `stop`, `patience`. goal: of the task. link: a `Link`. callbacks: `Callbacks`.
 
     Attributes:
-        best, num_worse: the best value so far, larger is better, and the evaluations since; part of a checkpoint.
+        best, num_worse: the best value so far, larger is better, and the evaluations since.
         reason: in words, why the run ended early, or "".
     """
 
@@ -87,6 +87,15 @@ class Ending:
             if self._link.first_failing(callback(dict(record)) is True) is not None:
                 self.reason = self.reason or f"by {name}"
         return bool(self.reason)
+
+    def state(self):
+        """Name -> number, for a checkpoint."""
+        return {"ending/best": self.best, "ending/num_worse": self.num_worse}
+
+    def restore(self, state):
+        """Take what `state` gave; earlier versions' checkpoints lack it."""
+        self.best = float(state.get("ending/best", -math.inf))
+        self.num_worse = int(state.get("ending/num_worse", 0))
 
     def _look(self, record):
         """Compare the metrics of an evaluation; not collective."""

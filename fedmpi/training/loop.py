@@ -1,4 +1,4 @@
-"""One training run: rounds, evaluations, records, the result. Rank 0 records, prints and saves."""
+"""One training run: rounds, evaluations, records, checkpoints, the result. Rank 0 records, prints and saves."""
 
 import contextlib
 import dataclasses
@@ -12,13 +12,20 @@ from collections.abc import Callable
 import torch
 
 from fedmpi.comm.agreement import agree, share
-from fedmpi.errors import Diverged
+from fedmpi.config.resume import AUTO
+from fedmpi.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.registry import command_name
-from fedmpi.runs.recorder import Recorder
+from fedmpi.run_files import RECORDS
+from fedmpi.runs.checkpoint import find_checkpoints
+from fedmpi.runs.folder import read_records
+from fedmpi.runs.record import AMOUNTS
+from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
 from fedmpi.training.build import prepare
+from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.ending import Callbacks, Ending
 from fedmpi.training.evaluation import Evaluation
-from fedmpi.training.result import ResultRule, closing_table, save, trained_module
+from fedmpi.training.result import ResultRule, closing_table, save, save_kept, trained_module
+from fedmpi.training.stopping import StopSignals, stopping_signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +44,8 @@ class Outcome:
     make_model: Callable[[], torch.nn.Module]
 
 
-def train(config, link, callbacks=Callbacks()):  # noqa: B008  frozen
-    """Train as the settings say. Collective on the link.
+def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
+    """Train as the settings say, from the beginning or from a checkpoint. Collective on the link.
 
     Args:
         config: a `Config`. link: a `Link`. callbacks: what is called after rounds, see `Callbacks`.
@@ -50,73 +57,117 @@ def train(config, link, callbacks=Callbacks()):  # noqa: B008  frozen
         AgreedUserError: on every rank (see `agree`), before any training or if the result
             cannot be written.
         Diverged: on every rank, if a loss is not finite.
+        Stopped: on every rank, if one was sent a signal and a checkpoint is written.
     """
-    job = prepare(config, link)
-    recorder = agree(link, lambda: _make_recorder(job))
-    try:
-        return _run(job, recorder, callbacks)
-    except Diverged as error:
-        if recorder is not None:
-            recorder.diverged(str(error))
-        raise
-    finally:
-        if recorder is not None:
-            recorder.close()
+    with StopSignals() as signals:
+        job = prepare(config, link)
+        recorder = agree(link, lambda: _make_recorder(job))
+        try:
+            folder = pathlib.Path(share(link, lambda: str(recorder.folder)))
+            checkpoints = Checkpoints(job, folder, recorder)
+            job.federation.request = lambda: signals.bits | checkpoints.request()
+            return _run(job, recorder, checkpoints, callbacks)
+        finally:
+            if recorder is not None:
+                recorder.close()
 
 
 def _make_recorder(job):
     """The recorder on rank 0, None elsewhere; not collective."""
+    run, config = job.config.run, job.config
     if job.link.rank != 0:
         return None
-    config = job.config
+    if run.resume not in (None, AUTO):
+        return Recorder(pathlib.Path(run.resume), job.num_rounds)
     prefix = command_name(type(config.algorithm))
     data = getattr(config.task, "data", command_name(type(config.task)))
     stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
     stem = re.sub(r"[-_.]*{.*}", "", stem) or "silos"  # silo_{client}: silo
-    return Recorder(config.run.out, config.run.name, f"{prefix}-{stem}", config.resolved, job.num_rounds)
+    if run.resume == AUTO:
+        clear_run_folder(pathlib.Path(run.out) / run.name)
+    return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}"), job.num_rounds)
 
 
-def _run(job, recorder, callbacks):
-    """Start, rounds, evaluations, result."""
-    _warn_of_choice(job)
-    run, federation, evaluation = job.config.run, job.federation, Evaluation(job)
-    every = run.eval_every or max(1, job.num_rounds // 20)
+class _Progress:
+    """What the loop itself goes on with: the clocks, the metrics of the last evaluation, and what ends it early.
+
+    Attributes:
+        ending: the `Ending`. metrics: of the last evaluation.
+    """
+
+    def __init__(self, ending):
+        self.ending = ending
+        self._began, self.evaluation_seconds = time.perf_counter(), 0.0
+        self.metrics = {}
+
+    @property
+    def seconds(self):
+        """Wall time since the beginning of the run, without the time between a stop and its resumption."""
+        return time.perf_counter() - self._began
+
+    @contextlib.contextmanager
+    def evaluating(self):
+        """A context whose time counts as evaluation."""
+        before = time.perf_counter()
+        yield
+        self.evaluation_seconds += time.perf_counter() - before
+
+    def state(self):
+        """Name -> number."""
+        clocks = {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds}
+        metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
+        return clocks | self.ending.state() | metrics
+
+    def restore(self, state):
+        """Take what `state` gave."""
+        self._began = time.perf_counter() - state["seconds"]
+        self.evaluation_seconds = state["evaluation_seconds"]
+        self.ending.restore(state)
+        self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
+
+
+def _run(job, recorder, checkpoints, callbacks):
+    """Start or resume, rounds, evaluations, result."""
+    run, link = job.config.run, job.link
+    progress = _Progress(Ending(run, job.task.goal, link, callbacks))
     rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
-    ending = Ending(run, job.task.goal, job.link, callbacks)
-    clock, records = _Clock(), []
+    position = 0
+    if run.resume not in (None, AUTO):
+        folder, is_finished, rounds = share(link, lambda: _look(job, recorder))
+        state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
+        if is_finished:
+            if recorder:
+                print(
+                    f"{folder}: the run is complete after {job.num_rounds} rounds; --rounds asks for more", flush=True
+                )
+            return _outcome(job, recorder, folder)
+        position = manifest["records"]
+        progress.restore(state)
+        agree(link, lambda: rule.check(job.federation))
+        if recorder:
+            print(f"{folder}: going on after round {manifest['round']}", flush=True)
+    agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
+    _warn_of_choice(job)
     if recorder:
         job.task.write_split(recorder.folder)
-        recorder.begin()
-    federation.start()
-    for number in range(1, job.num_rounds + 1):
-        loss, metrics = federation.run_round(), {}
-        is_last = number == job.num_rounds
-        if number % every == 0 or is_last:
-            with clock.evaluating():
-                metrics = evaluation(federation.server.x, federation.store.buffers, number, whole=is_last)
-        rule.consider(federation, metrics)
-        record = _record(job, loss, clock)
-        if ending.after({**record, **metrics}, is_evaluated=bool(metrics)) and not is_last:
-            is_last = True
-            with clock.evaluating():
-                metrics = evaluation(federation.server.x, federation.store.buffers, number, whole=True)
-            record = _record(job, loss, clock)
-        if recorder:
-            recorder.round(record, metrics)
-        records.append({**record, **metrics})
-        if is_last:
-            break
-    selected = federation.selected
-    if selected is not None and selected.round != number:
-        metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
-    agree(job.link, lambda: save(job, recorder))
-    if recorder is not None:
-        recorder.close()
-        result = f"{rule.describe(selected)}, in {recorder.folder}"
-        facts = {"evaluated on": evaluation.describe(), **({"ended early": ending.reason} if ending.reason else {})}
-        print(closing_table(job, record, metrics, result, facts), flush=True)
-    folder, records = share(job.link, lambda: [str(recorder.folder), records])
-    return Outcome(pathlib.Path(folder), records, metrics, functools.partial(trained_module, job))
+    evaluation = Evaluation(job)
+    try:
+        _run_rounds(job, recorder, checkpoints, progress, rule, evaluation)
+        return _finish(job, recorder, checkpoints, progress, rule, evaluation)
+    except Diverged as error:
+        checkpoints.finish()
+        if recorder is None:
+            raise
+        recorder.diverged(str(error))
+        notes = [f"{save_kept(job, recorder)} is the best model so far"] if job.federation.selected else []
+        notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []
+        raise Diverged("; ".join([str(error), *notes])) from None
+
+
+def _look(job, recorder):
+    """[run folder, whether the run has ended there, rounds of its checkpoints]; not collective."""
+    folder = recorder.folder
+    return [str(folder), recorder.is_finished(job.num_rounds), find_checkpoints(folder)]
 
 
 def _warn_of_choice(job):
@@ -129,35 +180,94 @@ def _warn_of_choice(job):
         print(f"fedmpi: {what} by {job.task.goal[0]} on the test set, {hint}", file=sys.stderr, flush=True)
 
 
-class _Clock:
-    """The time since the beginning of the rounds, and how much of it evaluation took."""
+def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
+    """The start, unless the run was resumed, and all rounds that are left."""
+    federation = job.federation
+    every = job.config.run.eval_every or max(1, job.num_rounds // 20)
+    if federation.round_index == 0:
+        federation.start()
+    is_last = federation.round_index >= job.num_rounds
+    while not is_last:
+        loss = federation.run_round()
+        number, evaluated = federation.round_index, {}
+        is_last = number == job.num_rounds
+        if number % every == 0 or is_last:
+            evaluated = _evaluate(job, progress, evaluation, whole=is_last)
+        rule.consider(federation, evaluated)
+        record = _record(job, loss, progress)
+        if progress.ending.after({**record, **evaluated}, is_evaluated=bool(evaluated)) and not is_last:
+            is_last = True
+            evaluated = _evaluate(job, progress, evaluation, whole=True)
+            record = _record(job, loss, progress)
+        if recorder:
+            recorder.round(record, evaluated)
+        checkpoints.after_round(progress.state)
+        signal = stopping_signal(federation.requests)
+        if signal and not is_last:
+            _stop(job, recorder, checkpoints, progress, signal)
 
-    def __init__(self):
-        self._began, self.evaluation_seconds = time.perf_counter(), 0.0
 
-    @property
-    def seconds(self):
-        return time.perf_counter() - self._began
-
-    @contextlib.contextmanager
-    def evaluating(self):
-        """A context whose time counts as evaluation."""
-        before = time.perf_counter()
-        yield
-        self.evaluation_seconds += time.perf_counter() - before
+def _evaluate(job, progress, evaluation, whole):
+    """Metrics of the current averaged model, which `progress` remembers. Collective."""
+    federation = job.federation
+    with progress.evaluating():
+        metrics = evaluation(federation.server.x, federation.store.buffers, federation.round_index, whole)
+    progress.metrics = metrics
+    return metrics
 
 
-def _record(job, loss, clock):
+def _record(job, loss, progress):
     """The amounts and the loss of the last round, see `fedmpi.runs.record`."""
     federation = job.federation
     return {
         "round": federation.round_index,
         "iteration": federation.server.iteration,
         "loss": loss,
-        "seconds": clock.seconds,
+        "seconds": progress.seconds,
         "local_seconds": federation.seconds["local"],
         "communication_seconds": federation.seconds["communication"],
-        "evaluation_seconds": clock.evaluation_seconds,
+        "evaluation_seconds": progress.evaluation_seconds,
         "bytes": job.link.traffic.nbytes,
         "gradients": federation.num_gradients,
     }
+
+
+def _stop(job, recorder, checkpoints, progress, signal):
+    """Write a checkpoint and raise `Stopped`."""
+    number = job.federation.round_index
+    is_written = checkpoints.write_now(progress.state)
+    where = f"--resume {recorder.folder}" if recorder else ""
+    if not is_written:
+        last = f"the last checkpoint is of round {checkpoints.done}" if checkpoints.done else "there is no checkpoint"
+        raise AgreedUserError(f"stopped after round {number} by {signal}; {last}" if recorder else "")
+    raise Stopped(f"stopped after round {number} by {signal}; to go on: {where}")
+
+
+def _finish(job, recorder, checkpoints, progress, rule, evaluation):
+    """Save the result, print the closing table, and write the last checkpoint."""
+    federation, metrics = job.federation, progress.metrics
+    selected = federation.selected
+    if selected is not None and selected.round != federation.round_index:
+        metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
+    agree(job.link, lambda: save(job, recorder))
+    checkpoints.write_now(progress.state)
+    if recorder is not None:
+        recorder.close()
+        facts = {"evaluated on": evaluation.describe()}
+        facts |= {"ended early": progress.ending.reason} if progress.ending.reason else {}
+        result = f"{rule.describe(selected)}, in {recorder.folder}"
+        print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
+    return _outcome(job, recorder, metrics=metrics)
+
+
+def _outcome(job, recorder, complete=None, metrics=None):
+    """The `Outcome`. Collective.
+
+    Args:
+        complete: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
+    """
+    folder, records = share(job.link, lambda: [str(recorder.folder), read_records(recorder.folder / RECORDS)])
+    if metrics is None:
+        metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
+    make = functools.partial(trained_module, job, complete and pathlib.Path(complete))
+    return Outcome(pathlib.Path(folder), records, metrics, make)

@@ -6,8 +6,10 @@ import math
 import torch
 
 import fedmpi
+from fedmpi.errors import UserError
 from fedmpi.registry import command_name
-from fedmpi.runs.model_files import save_model
+from fedmpi.run_files import KEPT
+from fedmpi.runs.model_files import read_state, save_hdf5, save_model
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, table
 from fedmpi.training.build import model_class
@@ -38,6 +40,22 @@ class ResultRule:
             value = self._sign * metrics.get(self._metric, math.nan)
             if value > (-math.inf if federation.selected is None else federation.selected.value):
                 federation.select(value)
+
+    def check(self, federation):
+        """Check that the round drawn for "uniform" is still to come or kept, if a resumed run asks for more rounds.
+
+        Raises:
+            UserError: if it is lost.
+        """
+        if self._rule != "uniform":
+            return
+        if self._drawn > federation.round_index:
+            federation.selected = None  # of a round that was drawn among fewer
+        elif federation.selected is None or federation.selected.round != self._drawn:
+            raise UserError(
+                f"result = uniform: among so many rounds, round {self._drawn} is drawn, which has passed and was not "
+                "kept; begin a new run to ask for more rounds"
+            )
 
     def describe(self, kept):
         """In words, which iterate is the result; `kept` is `federation.selected`."""
@@ -78,16 +96,33 @@ def _description(job):
     return {**facts, **task.describe_inputs()}
 
 
-def trained_module(job):
-    """The resulting model as a module of its own, in evaluation mode; not collective."""
+def trained_module(job, folder=None):
+    """The resulting model as a module of its own, in evaluation mode; not collective.
+
+    Args:
+        folder: the run folder, of a run that was complete before and whose rows are not in memory.
+    """
     federation, config = job.federation, job.config
     selected = federation.selected
     x, buffers = (federation.server.x, federation.store.buffers) if selected is None else (selected.x, selected.buffers)
+    values = job.flat.named_values(x, buffers) if folder is None else read_state(folder)
     with torch.random.fork_rng():
         module = job.task.build_model(model_class(config, job.task), config.model_settings)
     module = module.to(job.context.device, job.context.dtype)
-    module.load_state_dict(job.flat.named_values(x, buffers))
+    module.load_state_dict(values)
     return module.eval()
+
+
+def save_kept(job, recorder):
+    """Write the model that the result rule kept, of a run that has no result; rank 0 only. Returns its path.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    kept, path = job.federation.selected, recorder.folder / KEPT
+    job.flat.point_counters_at(job.federation.clients[0].counters)
+    save_hdf5(path, job.flat.named_values(kept.x, kept.buffers), {"x": kept.x})
+    return path
 
 
 def closing_table(job, record, metrics, result, facts):
