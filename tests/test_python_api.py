@@ -122,7 +122,7 @@ def test_a_program_on_two_ranks_gets_what_the_command_line_gets(tmp_path):
     assert ended.returncode == 0, ended.stderr
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
-    assert [len(records) for records in first["records"]] == [6, 6, 4]
+    assert [len(records) for records in first["records"]] == [6, 6, 4, 6]
     assert first["records"][0][-1]["bytes"] == first["records"][1][-1]["bytes"]  # of one run only
     assert first["errors"] == ["fedavgg", "batch_size"]
     words = ("--algorithm", "fedavg", "--clients", 4, "--local-steps", 2, "--rounds", 6, "--name", "by-words")

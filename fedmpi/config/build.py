@@ -8,7 +8,6 @@ a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 
 
 import copy
 import dataclasses
-import functools
 import os
 import types
 import typing
@@ -228,7 +227,14 @@ def _build(classes, values, paper, objects):
 
 def _maker(model):
     """A function that makes the model which a program gave: a module is copied, so that its own stays as it is."""
-    return functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
+    if not isinstance(model, nn.Module):
+        return model
+
+    def make():
+        return copy.deepcopy(model)
+
+    make.__name__ = type(model).__name__
+    return make
 
 
 def _written(group, one):

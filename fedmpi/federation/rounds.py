@@ -282,10 +282,11 @@ class Federation:
                 yield from self._work(exchange, client, first_step)
                 for upload in self.uploads:
                     self._apply(upload, exchange, client)
+                losses.check_rows(client, store.turn()[: len(exchange.rows) * store.dim], exchange.rows)
                 store.end_turn(position, weights[client.index])
                 losses.add(client)
         worked_until = time.perf_counter()
-        loss = self._agree_on_loss(losses)
+        loss = self._agree_on_loss(losses, exchange.rows)
         store.average(sum(weights.values()))
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
@@ -341,28 +342,29 @@ class Federation:
                 "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
             )
 
-    def _agree_on_loss(self, losses):
-        """Mean loss over all clients; Diverged on every rank if one client's is not finite.
+    def _agree_on_loss(self, losses, names):
+        """Mean loss over all clients; Diverged on every rank if one client's, or a row that it sends, is not finite.
 
         The ranks also add up here how many gradients they have evaluated, and tell each other their requests: it
         costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request()]
+        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request(), losses.bad_row]
         everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
         self._check_ended(everywhere, here=False)
         everywhere = everywhere.tolist()
-        totals, numbers, _, gradients, requests, *of_clients = zip(*everywhere)
+        totals, numbers, _, gradients, requests, bad_rows, *of_clients = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
         for bits in requests:
             self.requests |= int(bits)
-        for rank, (total, _, client, *_) in enumerate(everywhere):
+        for rank, ((total, _, client, *_), row) in enumerate(zip(everywhere, bad_rows)):
             if client >= 0:
-                when = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
-                raise Diverged(
-                    f"{when}: the loss of client {int(client)} on rank {rank} is {total}; "
-                    "try a smaller step size or more clipping"
-                )
+                initial = self.server.round_index < 0
+                when = "in the initial gradients" if initial else f"in round {self.round_index}"
+                what = f"the loss of client {int(client)} on rank {rank} is {total}"
+                if row >= 0:
+                    what = f"row {names[int(row)]} of client {int(client)} on rank {rank} has values not finite"
+                raise Diverged(f"{when}: {what}; {_INITIAL_HINT if initial else _HINT}")
         if of_clients:  # an exact sum does not depend on which rank has which client
             totals = [math.fsum(itertools.chain(*of_clients))]
         return sum(totals) / sum(numbers) if any(numbers) else math.nan
@@ -386,21 +388,40 @@ def _under(prefix, state):
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
+_HINT = "try a smaller step size or more clipping"
+_INITIAL_HINT = "no step was made yet: check the values of the data and of the model's initial parameters"
+
+
 class _Losses:
     """The losses of a rank's clients in one exchange.
 
     Attributes:
         total: their sum; totals: of each client. number: of losses.
-        bad_client: the first client whose sum is not finite, or -1.
+        bad_client: the first client with what is not finite, or -1; bad_row: the position of its row that is not,
+            -1 if it is the sum of its losses.
     """
 
     def __init__(self):
-        self.total, self.totals, self.number, self.bad_client = 0.0, [], 0, -1
+        self.total, self.totals, self.number, self.bad_client, self.bad_row = 0.0, [], 0, -1, -1
+
+    def check_rows(self, client, block, names):
+        """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
+
+        Args:
+            block: the client's rows that are exchanged now, contiguous. names: of these rows.
+        """
+        # One pass over the memory, less than a hundredth of a round. Finite values may have an infinite sum.
+        if self.bad_client >= 0 or block.sum().isfinite():
+            return
+        rows = [client.rows[name] for name in names]
+        bad = next((n for n, row in enumerate(rows) if not row.isfinite().all()), None)
+        if bad is not None:
+            self.bad_client, self.bad_row = client.index, bad
 
     def add(self, client):
         """Take the losses that a client's oracle has collected."""
         total, number = client.oracle.take_losses()
         self.total, self.number = self.total + total, self.number + number
         self.totals.append(total)
-        if not math.isfinite(total) and self.bad_client < 0:
-            self.bad_client = client.index
+        if not math.isfinite(total) and self.bad_client in (-1, client.index):
+            self.bad_client, self.bad_row = client.index, -1

@@ -4,6 +4,8 @@ import sys
 import time
 import traceback
 
+from fedmpi.comm.agreement import agree
+from fedmpi.comm.launch import check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.single import discard_output
@@ -25,6 +27,7 @@ def run_program(program, arguments):
     link = MPILink(cuda_aware=cuda_aware_by_environment())
     wants_traceback = "--traceback" in arguments
     try:
+        agree(link, lambda: check_launch(link))
         program(arguments, link)
         link.close()
     except AgreedUserError as error:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from fedmpi.errors import UserError
 from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
 from fedmpi.runs.folder import is_complete
+from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.state_file import Damaged
 
 LONGEST_LINE = 1 << 20  # bytes of a record
@@ -101,9 +102,11 @@ class Recorder:
 
         Args:
             record: the amounts and the loss of the round, see `fedmpi.runs.record`.
-            metrics: name -> number, {} if the model was not evaluated.
+            metrics: name -> number, {} if the model was not evaluated; its attribute `clients`, if it has one,
+                name -> a list with each client's number.
         """
-        self.last = {**record, **metrics}
+        clients = getattr(metrics, "clients", {})
+        self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
         self._lines.write(json.dumps(self.last).encode() + b"\n")
         self._lines.flush()
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -63,7 +63,7 @@ class LoadedDatasets(LoadedClassification):
     random_batches = False
 
     def __init__(self, context, train, test, test_rows):
-        self._context, self._augmentation, self._is_shared = context, None, False
+        self._context, self._augmentation, self._is_shared = context, None, True
         first = next(iter(train.values()))[0]
         self.shape = tuple(first.shape[1:])
         pairs = [*train.values(), *([test] if test else [])]
@@ -80,6 +80,9 @@ class LoadedDatasets(LoadedClassification):
 
     def synchronise(self, link):
         self.num_classes = int(link.allgather([self.num_classes]).max())
+
+    def write_split(self, folder):
+        """Nothing to write: the program that made the Datasets knows."""
 
     def describe_inputs(self):
         return {"input": {"shape": list(self.shape), "divide_by": 1, "mean": [0.0], "std": [1.0]}}

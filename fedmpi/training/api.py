@@ -1,6 +1,7 @@
 """Training from a Python program: `fedmpi.train(...)`, on all ranks of a job or alone in a notebook."""
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import json
@@ -64,6 +65,8 @@ def run(settings):
     try:
         with _process_restored():
             arguments, objects = agree(link, lambda: _read(settings))
+            if isinstance(objects.get("model"), torch.nn.Module):
+                objects["model"] = _of_rank_0(link, objects["model"])
             config = read_config(arguments, link, objects)
             for note in config.notes if link.rank == 0 else ():
                 print(f"fedmpi: {note}", file=sys.stderr, flush=True)
@@ -90,6 +93,24 @@ def _process_restored():
         finally:
             torch.set_num_threads(threads)
             return_freed_memory()
+
+
+def _of_rank_0(link, module):
+    """A copy of a module with the parameters and buffers that it has on rank 0. Collective on the link.
+
+    Raises:
+        AgreedUserError: on every rank, if it has other ones on another rank.
+    """
+    copied = copy.deepcopy(module)
+    tensors = [value for value in copied.state_dict().values() if isinstance(value, torch.Tensor)]
+    sizes = link.allgather([len(tensors), sum(value.nbytes for value in tensors)])
+    if (sizes != sizes[0]).any():
+        raise AgreedUserError("model: the ranks have different modules: expected one with the same tensors on all")
+    for value in tensors:
+        array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
+        link.broadcast(array)
+        value.copy_(torch.from_numpy(array).view(value.dtype).view(value.shape))
+    return copied
 
 
 def _read(settings):

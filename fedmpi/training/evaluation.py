@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedmpi.errors import Diverged
+from fedmpi.tasks.base import Metrics
 from fedmpi.text import format_count
 
 _MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the largest value stays the largest
@@ -46,19 +47,21 @@ class Evaluation:
             x: [dim]; buffers: [num_buffers]. number: of rounds after which it was. whole: whether on all data.
 
         Returns:
-            name -> float.
+            `Metrics`.
 
         Raises:
             Diverged: on every rank, if its training loss is not finite.
         """
         job = self._job
-        job.flat.point_at(x, buffers)
+        job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
+        job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
         job.flat.module.eval()
         metrics = (job.task if whole else self._part).evaluate(self._fast, job.link)
         if not math.isfinite(metrics["train_loss"]):
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
-        return {name: float(value) for name, value in metrics.items()}
+        clients = {name: [float(value) for value in values] for name, values in getattr(metrics, "clients", {}).items()}
+        return Metrics({name: float(value) for name, value in metrics.items()}, clients)
 
 
 def pool_first(module):

@@ -266,7 +266,7 @@ def _outcome(job, recorder, complete=None, metrics=None):
     Args:
         complete: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
     """
-    folder, records = share(job.link, lambda: [str(recorder.folder), read_records(recorder.folder / RECORDS)])
+    folder, records = share(job.link, lambda: [str(recorder.folder), read_records(recorder.folder / RECORDS)[0]])
     if metrics is None:
         metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
     make = functools.partial(trained_module, job, complete and pathlib.Path(complete))

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+import torch
 from mpi4py import MPI
 
 import fedmpi
@@ -15,6 +16,8 @@ def main(folder):
     usual = {"algorithm": "fedavg", "clients": 4, "threads": 1, "local_steps": 2, "rounds": 6, "evaluate_samples": 100}
     runs = [fedmpi.train(**usual), fedmpi.train(**usual, eval_every=2)]
     runs.append(fedmpi.train(**usual, on_round=lambda record: rank == 1 and record["round"] == 4))
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))  # other initial values on each rank
+    runs.append(fedmpi.train(**usual, model=net))
     for name, wrong in (("fedavgg", {"algorithm": "fedavgg"}), ("batch_size", {"batch_size": 0})):
         try:
             fedmpi.train(**wrong)
