@@ -75,6 +75,8 @@ class _Train:
         ranks: int | None = None,
         transport: str = "auto",
         reduction: str = "plain",
+        timeout: float = 1800.0,
+        check_replicas: int | None = None,
         channels_last: bool = True,
         direct_gradients: bool = True,
         fused_update: bool = False,

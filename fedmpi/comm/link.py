@@ -39,12 +39,19 @@ class Link(abc.ABC):
         traffic: the `Traffic` of this rank.
         summed_by: in words, how the last block was summed.
         reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
+        way_on: called for such a message, too; returns how to go on, or nothing.
+        phase: what the ranks do currently, in words, for messages about those that do not arrive.
     """
 
     reduction = "plain"
+    phase = "the preparation"
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     summed_by = "nothing to sum"
+
+    @staticmethod
+    def way_on():
+        return ""
 
     @abc.abstractmethod
     def allocate(self, numel, dtype, device="cpu"):
@@ -97,6 +104,13 @@ class Link(abc.ABC):
     @abc.abstractmethod
     def barrier(self):
         """Wait for all ranks."""
+
+    def watch(self, limit, clients):  # noqa: B027  one process waits for nobody
+        """From now on, end the job if the ranks wait for others longer than `limit` seconds, and name those.
+
+        Args:
+            clients: the numbers of each rank's clients.
+        """
 
     @abc.abstractmethod
     def close(self):

@@ -103,6 +103,18 @@ class Run:
         among=("plain", "reproducible"),
         role="speed",
     )
+    timeout: float = setting(
+        1800.0,
+        "seconds that ranks wait for another one before they name it and end the job",
+        above=0,
+        role="speed",
+    )
+    check_replicas: int | None = setting(
+        None,
+        "compare what must be equal on all ranks every so many rounds, and stop if it is not; default: never",
+        least=1,
+        role="speed",
+    )
     channels_last: bool = setting(True, "store convolution weights in channels-last order", role="speed")
     direct_gradients: bool = setting(
         True, "let large linear layers compute the gradient of their weights in its row, without a copy", role="speed"

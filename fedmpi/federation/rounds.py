@@ -198,7 +198,7 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, *[0.0] * self._most]), here=True)
+        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, -1, *[0.0] * self._most]), here=True)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -274,6 +274,8 @@ class Federation:
         if exchange.alone:
             drawn = self.plan.draw_one(current)
             weights = {drawn: self.plan.weight_of(drawn)}
+        where = "the start" if current.index < 0 else f"round {current.index + 1}"
+        self.link.phase = f"the local steps of {where}"
         store.begin_exchange(exchange.rows, first_in_round, weights)
         losses = _Losses()
         for position, client in enumerate(self.clients):
@@ -287,6 +289,7 @@ class Federation:
                 losses.add(client)
         worked_until = time.perf_counter()
         loss = self._agree_on_loss(losses, exchange.rows)
+        self.link.phase = f"the sum of {where}"
         store.average(sum(weights.values()))
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until

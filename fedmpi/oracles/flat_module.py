@@ -226,6 +226,14 @@ class FlatModule:
             )
         view.copy_(value)
 
+    @torch.no_grad()
+    def gather(self, vector):
+        """`point_at` [dim], taking along the values of parameters that somebody has given other memory."""
+        for parameter, view in zip(self.parameters, self._known_views(vector)):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter)
+                parameter.data = view
+
     @property
     def counters(self):
         """The tensors that the module holds as its integer buffers; clients have their own."""

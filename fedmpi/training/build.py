@@ -79,6 +79,7 @@ def prepare(config, link):
     torch.set_num_threads(run.threads or share_of_cores(link))
     link.transport, link.reduction = run.transport, run.reduction
     context = agree(link, lambda: rank_context(run, link))
+    link.watch(run.timeout, spread(context.num_clients, link.size))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: build_model(config, context, task))
