@@ -53,6 +53,8 @@ class _Train:
         clip_norm: float | None = None,
         weight_decay: float = 0.0,
         result: str = "last",
+        private: str | None = None,
+        freeze: str | None = None,
         holdout: float = 0.0,
         seed: int = 0,
         eval_every: int | None = None,

@@ -25,7 +25,7 @@ from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.ending import Callbacks, Ending
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.replicas import check_replicas
-from fedmpi.training.result import ResultRule, closing_table, save, save_kept, trained_module
+from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept, trained_module
 from fedmpi.training.stopping import StopSignals, stopping_signal
 
 
@@ -256,6 +256,7 @@ def _finish(job, recorder, checkpoints, progress, rule, evaluation):
     if selected is not None and selected.round != federation.round_index:
         metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
     agree(job.link, lambda: save(job, recorder))
+    agree(job.link, lambda: save_clients(job, checkpoints.folder))
     checkpoints.write_now(progress.state)
     if recorder is not None:
         recorder.close()
