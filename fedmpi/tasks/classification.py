@@ -1,5 +1,6 @@
 """Classification of images or feature vectors with cross entropy."""
 
+import copy
 import dataclasses
 import json
 
@@ -16,6 +17,7 @@ from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
+from fedmpi.streams import generator
 from fedmpi.tasks.base import LoadedTask, Metrics, Task
 
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
@@ -132,6 +134,10 @@ class LoadedClassification(LoadedTask):
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
         self._tests = [self._read_test(own, at) for own, at in tests]
+        # for each of them: whose it is, among how many test sets the samples are divided, their number, which are here
+        divisor = 1 if self._is_shared else context.num_clients
+        owners = [0] if self._is_shared else context.clients
+        self._test_parts = [(k, divisor, len(own.labels["test"]), at) for k, (own, at) in zip(owners, tests)]
         self._names = names
 
     def _read_test(self, source, indices):
@@ -180,11 +186,9 @@ class LoadedClassification(LoadedTask):
         tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
         here = [sum(losses), *np.sum([np.zeros(3), *tests], axis=0), *np.sum([np.zeros(3), *held], axis=0)]
         objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
-        metrics = {
-            "train_loss": objective / self._context.num_clients,
-            "test_loss": test[0] / test[2],
-            "accuracy": test[1] / test[2],
-        }
+        metrics = {"train_loss": objective / self._context.num_clients}
+        if test[2]:
+            metrics |= {"test_loss": test[0] / test[2], "accuracy": test[1] / test[2]}
         if num_held:
             metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
         clients = {"train_loss": losses}
@@ -201,6 +205,18 @@ class LoadedClassification(LoadedTask):
             self.visit(client)
             totals.append(_totals(module, samples))
         return totals
+
+    def subset(self, num_samples):
+        part, context = copy.copy(self), self._context
+        each = -(-num_samples // context.num_clients)
+        part._train = {k: _drawn(samples, each, context.seed, "train", k) for k, samples in self._train.items()}
+        part._held = [_drawn(one, each, context.seed, "held out", k) for k, one in zip(self._train, self._held)]
+        part._tests = []
+        for samples, (owner, divisor, number, at) in zip(self._tests, self._test_parts):
+            chosen = draw(number, -(-num_samples // divisor), context.seed, "test", owner)
+            part._tests.append(samples if chosen is None else samples.take(np.flatnonzero(np.isin(at, chosen))))
+        drawn, whole = ([*one._train.values(), *one._held, *one._tests] for one in (part, self))
+        return self if all(some is every for some, every in zip(drawn, whole)) else part
 
     def describe_inputs(self):
         mean, std = map(list, self._normalisation)
@@ -222,6 +238,19 @@ class LoadedClassification(LoadedTask):
             names = names if any(names) else None
         samples = link.allgatherv([self._train[client].num for client in self._train])
         return {"names": names, "samples": samples.astype(int).tolist()}
+
+
+def _drawn(samples, number, *key):
+    """At most `number` of some `Samples`, see `draw`."""
+    chosen = draw(samples.num, number, *key)
+    return samples if chosen is None else samples.take(chosen)
+
+
+def draw(num_samples, number, seed, kind, owner):
+    """`number` of the first `num_samples` whole numbers, sorted: [number] int64; None: there are no more than that."""
+    if num_samples <= number:
+        return None
+    return np.sort(generator(seed, "evaluation", kind, owner).permutation(num_samples)[:number])
 
 
 def words(values):
