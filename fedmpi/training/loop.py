@@ -1,11 +1,14 @@
 """One training run: rounds, evaluations, records, checkpoints, the result. Rank 0 records, prints and saves."""
 
 import dataclasses
+import json
 import math
 import pathlib
 import re
+import sys
 import time
 
+import numpy as np
 import torch
 
 from fedmpi.comm.agreement import agree, share
@@ -13,6 +16,7 @@ from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.registry import command_name
 from fedmpi.runs.checkpoint import find_checkpoints
+from fedmpi.runs.data_files import describe_file, difference, read_data_files, write_data_files
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
 from fedmpi.tasks.base import Metrics
 from fedmpi.training.build import prepare
@@ -111,6 +115,7 @@ def _run(job, recorder, checkpoints):
         if recorder:
             print(f"{folder}: going on after round {manifest['round']}", flush=True)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
+    _account_for_data(job, recorder)
     if recorder:
         job.task.write_split(recorder.folder)
     try:
@@ -124,6 +129,21 @@ def _run(job, recorder, checkpoints):
         notes = [f"{save_kept(job, recorder)} is the best model so far"] if job.federation.selected else []
         notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []
         raise Diverged("; ".join([str(error), *notes])) from None
+
+
+def _account_for_data(job, recorder):
+    """Write which data the run is trained on, and say so if the settings came from a run on others. Collective."""
+    mine = agree(job.link, lambda: [describe_file(path) for path in job.task.data_files()])
+    text = "".join(f"{json.dumps(one)}\n" for one in mine).encode()
+    lines = job.link.allgatherv(list(text)).astype(np.uint8).tobytes().decode().splitlines()
+    if recorder is None:
+        return
+    files = [json.loads(line) for line in lines]
+    for folder in filter(None, dict.fromkeys([recorder.folder, job.config.origin])):
+        what = difference(read_data_files(folder), files)
+        if what:
+            print(f"fedmpi: the data are not those of {folder}: {what}", file=sys.stderr, flush=True)
+    write_data_files(recorder.folder, files)
 
 
 def _look(job, recorder):
