@@ -97,6 +97,11 @@ class FlatModule:
             if name in values:
                 value.copy_(values[name])
 
+    @property
+    def buffer_slices(self):
+        """Name -> slice of `buffers` of every float buffer."""
+        return {place.name: slice(place.offset, place.offset + math.prod(place.shape)) for place in self._buffers}
+
     def _known_views(self, vector):
         """The same, made once for each vector."""
         key = id(vector)
@@ -225,6 +230,14 @@ class FlatModule:
                 f"expected {list(view.shape)}, as before training"
             )
         view.copy_(value)
+
+    @torch.no_grad()
+    def gather(self, vector):
+        """`point_at` [dim], taking along the values of parameters that somebody has given other memory."""
+        for parameter, view in zip(self.parameters, self._known_views(vector)):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter)
+                parameter.data = view
 
     @property
     def counters(self):
