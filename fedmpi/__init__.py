@@ -26,6 +26,7 @@ __all__ = [
     "UserError",
     "__version__",
     "algorithms",
+    "load",
     "load_run",
     "setting",
     "simulate",
@@ -62,6 +63,29 @@ def load_run(folder: str | os.PathLike[str]) -> "RunFolder":
 
     run: RunFolder = read_run(pathlib.Path(folder))
     return run
+
+
+def load(folder: str | os.PathLike[str], model: Any = None) -> Any:
+    """The trained module of a run folder, a `torch.nn.Module` in evaluation mode on the CPU.
+
+    Its attribute `fedmpi` is the content of model.json: the model's class, the shape and the normalisation of its
+    inputs, and the names of the classes where the data have them.
+
+    Args:
+        folder: path of the run folder.
+        model: a module of the right shape, or a function that makes one, if the folder does not say how to build it.
+
+    Raises:
+        UserError: one line: what is missing or does not fit.
+
+    >>> import fedmpi, torch
+    >>> model = fedmpi.load("runs/example")
+    >>> model.fedmpi["input"]["shape"], model(torch.zeros(2, 1, 8, 8)).shape
+    ([1, 8, 8], torch.Size([2, 10]))
+    """
+    from fedmpi.runs.model_files import load_model
+
+    return load_model(pathlib.Path(folder), model)
 
 
 def __getattr__(name: str) -> Any:

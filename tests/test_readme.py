@@ -55,7 +55,7 @@ def test_your_model_on_your_data(tmp_path):
     for command in block("bash", "make_data.py").splitlines():
         output = in_shell(command, tmp_path)
     assert final_accuracy(output) > 0.85
-    assert (tmp_path / "runs" / "fafed-mine-001" / "model.pt").is_file()
+    assert (tmp_path / "runs" / "fafed-mine-001" / "model.safetensors").is_file()
 
 
 def test_your_own_algorithm(tmp_path):

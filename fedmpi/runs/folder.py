@@ -8,7 +8,7 @@ import pathlib
 from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
-from fedmpi.run_files import DIVERGED, MODEL, RECORDS, SETTINGS
+from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
 from fedmpi.runs.record import AMOUNTS
 from fedmpi.settings import former_names
 
@@ -54,7 +54,7 @@ def is_run(folder):
 
 def is_complete(folder):
     """Whether a folder's run ended and wrote its model."""
-    return (folder / MODEL).is_file()
+    return any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
 
 
 def outcome(folder):

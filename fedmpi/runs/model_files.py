@@ -1,21 +1,36 @@
-"""Models and rows on disk: HDF5, and a state dict for plain PyTorch."""
+"""Models on disk: the tensors (safetensors, HDF5), how to build the module again, and what its inputs are.
 
+``model.json`` contains
+
+    model:  {"class": dotted path of a `torch.nn.Module`, "arguments": name -> value} or null; an argument may be
+            such a dict itself.
+    task:   name of the task.
+    input:  shape of one input; the module takes (value / divide_by - mean) / std, channels before height and width.
+    class_names, feature_names, words: where the data have them.
+"""
+
+import importlib
 import io
+import json
+import math
 
 import h5py
+import safetensors.torch
 import torch
+from torch import nn
 
 from fedmpi.errors import UserError
-from fedmpi.run_files import MODEL, MODEL_AND_ROWS
+from fedmpi.run_files import FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
 
 
-def save_model(folder, named_values, rows):
-    """Write the two model files into a run folder; each is written completely or not at all.
+def save_model(folder, named_values, rows, description):
+    """Write the model files into a run folder; each is written completely or not at all.
 
     Args:
         folder: a `pathlib.Path`.
         named_values: name -> tensor, as `torch.nn.Module.state_dict()` names parameters and buffers.
         rows: name -> [dim] tensor: the averaged and the server's rows (x, m, v, ...), for HDF5 only.
+        description: the content of model.json.
 
     Raises:
         UserError: if a file cannot be written (full disk).
@@ -28,18 +43,125 @@ def save_model(folder, named_values, rows):
             file[f"model/{name}"] = value.numpy()
         for name, row in rows.items():
             file[f"rows/{name}"] = row.detach().cpu().numpy()
-    _write(folder / MODEL_AND_ROWS, hdf5)
-    # The one file that is not HDF5 or text: torch.load(..., weights_only=True) reads it. It contains
-    # tensors under their names, and loading it in this way runs no pickled code.
-    state_dict = io.BytesIO()
-    torch.save(plain, state_dict)
-    _write(folder / MODEL, state_dict)
+    _write(folder / MODEL_AND_ROWS, hdf5.getbuffer())
+    _write(folder / MODEL_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode())
+    _write(folder / MODEL, safetensors.torch.save(plain, metadata={"format": "pt"}))
+
+
+def load_model(folder, model=None):
+    """The trained module of a run folder, in evaluation mode, on the CPU.
+
+    Args:
+        folder: a `pathlib.Path`.
+        model: a `torch.nn.Module`, or a function without arguments that makes one, instead of the class that
+            model.json names; None: that class.
+
+    Returns:
+        the module; its attribute `fedmpi` is the content of model.json.
+
+    Raises:
+        UserError: one line: what is missing, or does not fit.
+    """
+    state, description = read_state(folder), read_description(folder)
+    if model is None:
+        model = _build(folder, description.get("model"))
+    elif not isinstance(model, nn.Module):
+        model = model()
+    try:
+        model.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{folder}: does not fit {type(model).__name__}: {' '.join(str(error).split())}") from None
+    model.fedmpi = description
+    return model.eval()
+
+
+def read_state(folder):
+    """Name -> tensor of the trained model, from model.safetensors or, in earlier versions' folders, model.pt.
+
+    Raises:
+        UserError: if there is none, or it is damaged.
+    """
+    path = next((folder / name for name in (MODEL, FORMER_MODEL) if (folder / name).is_file()), None)
+    if path is None:
+        hint = "the run did not end" if folder.is_dir() else "no such folder"
+        raise UserError(f"{folder}: contains no {MODEL} ({hint})")
+    try:
+        if path.name == MODEL:
+            return safetensors.torch.load_file(path)
+        return torch.load(path, weights_only=True)
+    except Exception as error:  # noqa: BLE001  both libraries raise errors of many kinds for damaged files
+        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+
+
+def read_description(folder):
+    """The content of a run folder's model.json; {} in folders of earlier versions, which have none.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    path = folder / MODEL_DESCRIPTION
+    try:
+        description = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(description, dict):
+        raise UserError(f"{path}: expected a dict")
+    return description
+
+
+def prepare_inputs(description, samples):
+    """Samples as they are in a data file, as inputs of the trained module.
+
+    Args:
+        description: the content of model.json.
+        samples: [n, ...] array: of images [n, height, width] or [n, height, width, channels].
+
+    Returns:
+        [n, *shape] float32 tensor.
+
+    Raises:
+        UserError: if the model has no such inputs, or they have another shape.
+    """
+    facts = description.get("input")
+    if not facts:
+        raise UserError(f"a model of task {description.get('task')} takes no samples from a file")
+    values = torch.as_tensor(samples).to(torch.float32)
+    mean, std = (torch.tensor(facts[name]).squeeze() for name in ("mean", "std"))
+    inputs = (values / facts["divide_by"] - mean) / std
+    if inputs.dim() == 4:
+        inputs = inputs.permute(0, 3, 1, 2)
+    shape = tuple(facts["shape"])
+    if math.prod(inputs.shape[1:]) != math.prod(shape) or (inputs.dim() == 4 and tuple(inputs.shape[1:]) != shape):
+        raise UserError(f"samples are {list(values.shape[1:])}: the model takes inputs of shape {list(shape)}")
+    return inputs.reshape(-1, *shape)
+
+
+def _build(folder, constructor):
+    """The module that model.json describes, with initial parameters."""
+    if not constructor:
+        raise UserError(
+            f"{folder}: {MODEL_DESCRIPTION} does not say how to build the model: give it, load(folder, model)"
+        )
+    try:
+        module_name, _, class_name = constructor["class"].rpartition(".")
+        arguments = constructor["arguments"].items()
+        given = {k: _build(folder, v) if isinstance(v, dict) and "class" in v else v for k, v in arguments}
+        module = getattr(importlib.import_module(module_name), class_name)(**given)
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"{constructor['class']} is no torch.nn.Module")
+        return module
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  importing and building a user's module can raise anything
+        text = " ".join(str(error).split())
+        raise UserError(f"{folder}: the model cannot be built: {type(error).__name__}: {text}") from error
 
 
 def _write(path, content):
     part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(content.getbuffer())
+        part.write_bytes(content)
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)

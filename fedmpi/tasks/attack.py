@@ -15,7 +15,7 @@ from fedmpi.errors import UserError
 from fedmpi.models import find_model
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
 
 SHOWN = 8  # images in the picture
@@ -195,6 +195,9 @@ class LoadedAttack(LoadedTask):
 
     def build_model(self, model_class, model_settings):
         return Perturbation(self._shape)
+
+    def constructor(self, model_class, model_settings):
+        return constructor_of(Perturbation, shape=self._shape)
 
     def try_out(self, module, client):
         """Nothing to check: the module is ours."""

@@ -10,6 +10,7 @@ from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.source import names_silos
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
+from fedmpi.tasks.base import constructor_of
 from fedmpi.tasks.classification import Classification, LoadedClassification
 
 
@@ -124,6 +125,12 @@ class LoadedAUC(LoadedClassification):
 
     def build_model(self, model_class, model_settings):
         return Scorer(super().build_model(model_class, model_settings))
+
+    def constructor(self, model_class, model_settings):
+        return constructor_of(Scorer, net=super().constructor(model_class, model_settings))
+
+    def describe_inputs(self):
+        return {**super().describe_inputs(), "class_names": ["negative", "positive"]}
 
     def ascent(self, flat):
         return flat.segments[flat.names.index("auc.w")]

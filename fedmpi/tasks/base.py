@@ -94,12 +94,27 @@ class LoadedTask:
         Raises:
             UserError: with the model's own message, if it does not accept its settings.
         """
-        offered = {"shape": self.shape, "num_classes": self.num_classes}
-        taken = inspect.signature(model_class).parameters
         try:
-            return model_class(**{k: v for k, v in offered.items() if k in taken}, **model_settings)
+            return model_class(**self.model_arguments(model_class, model_settings))
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"model {model_class.__name__}: {' '.join(str(error).split())}") from error
+
+    def model_arguments(self, model_class, model_settings):
+        """Name -> value of the arguments that a model is built with: those that the data give, and its settings."""
+        offered = {"shape": self.shape, "num_classes": self.num_classes}
+        taken = inspect.signature(model_class).parameters
+        return {**{k: v for k, v in offered.items() if k in taken}, **model_settings}
+
+    def constructor(self, model_class, model_settings):
+        """How to build the module again: {"class": a dotted path, "arguments": name -> value}, which JSON can hold.
+
+        An argument may be such a dict itself.
+        """
+        return constructor_of(model_class, **self.model_arguments(model_class, model_settings))
+
+    def describe_inputs(self):
+        """What a program must know to use the trained module, as name -> value which JSON can hold."""
+        return {}
 
     def try_out(self, module, client):
         """Check that the module accepts the task's data, by one loss on one sample.
@@ -159,3 +174,8 @@ class LoadedTask:
 
     def write_result(self, module, folder):
         """Write into the run folder what the task itself shows of the resulting module; on rank 0 only."""
+
+
+def constructor_of(cls, **arguments):
+    """See `LoadedTask.constructor`."""
+    return {"class": f"{cls.__module__}.{cls.__qualname__}", "arguments": arguments}

@@ -16,6 +16,7 @@ from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task
 
+NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
     "mnist": "mnist_cnn",
     "fashion_mnist": "fashion_cnn",
@@ -112,6 +113,7 @@ class LoadedClassification(LoadedTask):
         self._file_rows = source.file_rows
         self._is_shared = not names_silos(settings.data)
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
+        self._dtype, self._attributes = source.dtype, source.attributes
         self._augmentation = None
         if settings.crop_padding or settings.flip:
             self._augmentation = Augmentation(settings.crop_padding, settings.flip)
@@ -175,10 +177,21 @@ class LoadedClassification(LoadedTask):
             metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
         return metrics
 
+    def describe_inputs(self):
+        mean, std = map(list, self._normalisation)
+        names = {key: words(self._attributes[key]) for key in NAMES if key in self._attributes}
+        per_value = 255 if self._dtype == np.uint8 else 1
+        return {"input": {"shape": list(self.shape), "divide_by": per_value, "mean": mean, "std": std}, **names}
+
     def write_split(self, folder):
         if self._is_shared:
             parts = map(self._file_rows, self._parts)
             write_partition(folder / PARTITION, parts, self._settings.data)
+
+
+def words(values):
+    """A list of str from an attribute of an HDF5 file, which may be bytes."""
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).tolist()]
 
 
 def _facts(source):

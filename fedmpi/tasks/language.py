@@ -94,7 +94,7 @@ class LoadedLanguage(LoadedTask):
     def synchronise(self, link):
         context = self._context
         (train, test), self._words = self._words, None
-        dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
+        dictionary = self._dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
         train, test = [numbers_of(words, dictionary) for words in train], numbers_of(test, dictionary)
         self.num_classes = len(dictionary)
         if names_silos(self._settings.data):
@@ -136,6 +136,9 @@ class LoadedLanguage(LoadedTask):
             edges = word_edges(self._num_words, self._context.num_clients)
             parts = list(zip(edges, edges[1:]))
             write_partition(folder / PARTITION, parts, self._settings.data, unit="words")
+
+    def describe_inputs(self):
+        return {"words": [word.decode("utf-8", "replace") for word in self._dictionary]}
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
         return SequentialSampler(self.num_samples(client), batch_size, first_batch_size, self._settings.bptt, device)

@@ -8,7 +8,7 @@ import torch
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.auc import auc_loss
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 from fedmpi.tasks.toys import Point
 
 
@@ -102,6 +102,9 @@ class _LoadedSaddle(LoadedTask):
 
     def build_model(self, model_class, model_settings):
         return Point(self._z0)
+
+    def constructor(self, model_class, model_settings):
+        return constructor_of(Point, x0=np.asarray(self._z0).tolist())
 
     def try_out(self, module, client):
         """Nothing to check: the module is ours."""

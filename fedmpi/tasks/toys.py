@@ -9,7 +9,7 @@ from torch import nn
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
 from fedmpi.streams import generator
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 
 
 class Point(nn.Module):
@@ -93,6 +93,9 @@ class _LoadedToy(LoadedTask):
 
     def build_model(self, model_class, model_settings):
         return Point(self._x0)
+
+    def constructor(self, model_class, model_settings):
+        return constructor_of(Point, x0=np.asarray(self._x0).tolist())
 
     def try_out(self, module, client):
         """Nothing to check: the module is ours."""

@@ -89,14 +89,19 @@ def _rank_context(run, link):
 
 def _build_model(config, context, task):
     """The model as a `FlatModule`, checked on one sample of the data; not collective."""
-    run, model_class = config.run, config.model_class
-    if model_class is None and config.task.has_model:
-        model_class = find_model(task.default_model)
+    run = config.run
     torch.manual_seed(derive(run.seed, "model"))
-    module = task.build_model(model_class, config.model_settings).to(context.device, context.dtype)
+    module = task.build_model(model_class(config, task), config.model_settings).to(context.device, context.dtype)
     flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
     task.try_out(module, context.clients[0])
     return flat
+
+
+def model_class(config, task):
+    """The class of the model: the user's choice or the task's default; None for a task without a choice."""
+    if config.model_class is None and config.task.has_model:
+        return find_model(task.default_model)
+    return config.model_class
 
 
 def _sampler(run, task, context, client):

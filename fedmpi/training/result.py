@@ -4,10 +4,12 @@ import math
 
 import torch
 
+import fedmpi
 from fedmpi.registry import command_name
 from fedmpi.runs.model_files import save_model
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, table
+from fedmpi.training.build import model_class
 
 
 class ResultRule:
@@ -56,8 +58,16 @@ def save(job, recorder):
     else:
         x, buffers, rows = kept.x, kept.buffers, {"x": kept.x}  # the other rows belong to the last iterate
     flat.point_counters_at(federation.clients[0].counters)
-    save_model(recorder.folder, flat.named_values(x, buffers), rows)
+    save_model(recorder.folder, flat.named_values(x, buffers), rows, _description(job))
     job.task.write_result(flat.module, recorder.folder)
+
+
+def _description(job):
+    """The content of model.json, see `fedmpi.runs.model_files`."""
+    config, task = job.config, job.task
+    constructor = task.constructor(model_class(config, task), config.model_settings)
+    facts = {"fedmpi": fedmpi.__version__, "task": command_name(type(config.task)), "model": constructor}
+    return {**facts, **task.describe_inputs()}
 
 
 def closing_table(job, record, metrics, result):

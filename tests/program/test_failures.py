@@ -26,7 +26,7 @@ def test_a_failing_rank_ends_the_job(tmp_path, any_mpi, kind, message):
     assert re.search(message, ended.stderr), ended.stderr
     assert ended.stderr.count("fedmpi: error") == 1
     assert "Traceback" not in ended.stderr
-    assert not list(tmp_path.glob("*/model.pt"))  # no result that looks like success
+    assert not list(tmp_path.glob("*/model.safetensors"))  # no result that looks like success
     _ends_at_once(ended, began)
 
 

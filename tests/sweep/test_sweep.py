@@ -130,13 +130,16 @@ def test_the_best_settings_train_on_all_data(swept, tmp_path):
 def test_again_it_makes_only_what_is_not_there(swept):
     out, _ = swept
     broken = out / "step_size=0.001,seed=1"
-    before, expected = {run: (run / "model.pt").stat().st_mtime_ns for run in out.glob("step*=?")}, last(broken)
-    (broken / "model.pt").unlink()
+    before, expected = (
+        {run: (run / "model.safetensors").stat().st_mtime_ns for run in out.glob("step*=?")},
+        last(broken),
+    )
+    (broken / "model.safetensors").unlink()
     (broken / "metrics.jsonl").write_text('{"round": 1}\n')
     ended = sweep(*GRID, *TINY, "--out", out)
     assert ended.returncode == 0, ended.stderr
     assert "4 runs, 1 of them to be made" in ended.stdout
-    changed = [run for run, then in before.items() if (run / "model.pt").stat().st_mtime_ns != then]
+    changed = [run for run, then in before.items() if (run / "model.safetensors").stat().st_mtime_ns != then]
     assert changed == [broken]
     assert last(broken)["holdout_accuracy"] == expected["holdout_accuracy"]
     assert "0 of them" in sweep(*GRID, *TINY, "--out", out).stdout
@@ -219,7 +222,7 @@ def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
         wait_for(lambda: records.is_file() and records.stat().st_size)
         signal_all(tmp_path, signal.SIGSTOP)  # the run must not end before the second sweep looks at it
         job.kill()
-    assert not (tmp_path / "seed=0" / "model.pt").exists()
+    assert not (tmp_path / "seed=0" / "model.safetensors").exists()
     inode = records.stat().st_ino
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
         try:

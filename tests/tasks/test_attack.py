@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from conftest import train
+from safetensors.torch import load_file
 
 from fedmpi.config.build import read_command_line
 from fedmpi.data.partitions import Even
@@ -58,7 +59,7 @@ def task(classifier):
 def network(classifier):
     """The classifier by plain PyTorch, from pixels in [0, 1] to logits."""
     net = MLP((1, 8, 8), 10, hidden=16).double()
-    net.load_state_dict(torch.load(classifier / "model.pt", weights_only=True))
+    net.load_state_dict(load_file(classifier / "model.safetensors"))
     source = DigitsSource()
     return lambda images: net(torch.as_tensor((images - source.mean[0]) / source.std[0])).detach().numpy()
 

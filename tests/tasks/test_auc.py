@@ -9,6 +9,7 @@ import torch
 from conftest import PROGRAMS, start, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 from fedmpi.algorithms import FAFED, FMGDA
@@ -293,7 +294,7 @@ def test_training_reports_the_auc_of_the_whole_test_set(tmp_path):
         assert done.returncode == 0, done.stderr
         folder = tmp_path / algorithm
         reported = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["auc"]
-        state = torch.load(folder / "model.pt", weights_only=True)
+        state = load_file(folder / "model.safetensors")
         source = DigitsSource()
         images = source.read("test", np.arange(len(source.labels["test"]))).reshape(-1, 64) / 255
         x = torch.tensor((images - source.mean[0]) / source.std[0], dtype=torch.float32)

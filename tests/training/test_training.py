@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from conftest import PROGRAMS, start, train
+from safetensors.torch import load_file
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm
@@ -53,7 +54,7 @@ def test_metrics_have_a_line_a_round(finished):
 
 def test_the_model_loads_into_plain_pytorch(finished):
     plain = MLP((1, 8, 8), 10)
-    plain.load_state_dict(torch.load(finished[1] / "model.pt", weights_only=True))
+    plain.load_state_dict(load_file(finished[1] / "model.safetensors"))
     with h5py.File(finished[1] / "model.h5") as file:
         for name, value in plain.state_dict().items():
             np.testing.assert_array_equal(value.numpy(), file["model"][name][:])
@@ -71,7 +72,7 @@ def test_convolutions_are_saved_in_their_own_order(tmp_path, data_dir):
             "--task.data", "fashion_mnist", "--data-dir", data_dir, "--eval-every", 1, "--dtype", "float64",
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
-        found[layout] = torch.load(tmp_path / name / "model.pt", weights_only=True)
+        found[layout] = load_file(tmp_path / name / "model.safetensors")
     for name, value in found["true"].items():
         torch.testing.assert_close(value, found["false"][name], rtol=1e-9, atol=1e-12)
 
