@@ -7,34 +7,41 @@ from fedmpi.algorithms import FAFED, FedAvg
 from fedmpi.federation.rows import RowStore
 
 
+def make_store(algorithm, dim, num_local, num_buffers=0):
+    return RowStore(algorithm, dim, num_buffers, num_local, torch.float32)
+
+
 @pytest.mark.parametrize("num_local", [1, 3])
 def test_exchanged_rows_are_one_contiguous_block(num_local):
-    state = RowStore(FAFED(), dim=5, num_buffers=2, num_local=num_local, dtype=torch.float32)
-    region = state.region(("x", "m", "v"))
-    assert (region.start, region.stop) == (0, 17)
-    assert state.region(("m", "v")) == slice(5, 17)  # the buffers travel behind the last row
-    assert state.region(("x",)) == slice(0, 5)
+    store = make_store(FAFED(), 5, num_local, num_buffers=2)
+    # the buffers travel behind the last row
+    for rows, start, stop in ((("x", "m", "v"), 0, 17), (("m", "v"), 5, 17), (("x",), 0, 5), ((), 0, 0)):
+        store.begin_exchange(rows, first_in_round=True)
+        assert store.averages().numel() == stop - start
+        if rows:
+            assert store.averages().data_ptr() == store.block[start:].data_ptr()
     with pytest.raises(ValueError, match="not consecutive"):
-        state.region(("x", "v"))
-    rows = state.client_rows(0)
+        store.begin_exchange(("x", "v"), first_in_round=True)
+    rows = store.client_rows(0)
     assert rows["m"].data_ptr() == rows["x"].data_ptr() + 5 * 4
     assert rows["v"].data_ptr() == rows["m"].data_ptr() + 5 * 4
-    assert state.work_buffers.data_ptr() == rows["v"].data_ptr() + 5 * 4
+    assert store.work_buffers.data_ptr() == rows["v"].data_ptr() + 5 * 4
 
 
 def test_one_client_per_rank_copies_nothing():
-    state = RowStore(FAFED(), dim=5, num_buffers=0, num_local=1, dtype=torch.float32)
-    client, averaged = state.client_rows(0), state.averaged_rows()
-    summed = state.sum(state.region(("x", "m", "v")), 1)
+    store = make_store(FAFED(), 5, num_local=1)
+    client, averaged = store.client_rows(0), store.averaged_rows()
+    store.begin_exchange(("x", "m", "v"), first_in_round=True)
+    store.begin_turn(0)
+    store.end_turn(0, weight=1)
     for name in ("x", "m", "v"):
         assert client[name].data_ptr() == averaged[name].data_ptr()
-    assert summed.data_ptr() == client["x"].data_ptr()
+    assert store.sum().data_ptr() == store.averages().data_ptr() == client["x"].data_ptr()
 
 
 @pytest.mark.parametrize("num_turns", range(1, 9))
 def test_sums_over_a_ranks_clients_are_pairwise(num_turns):
-    state = RowStore(FedAvg(), dim=1, num_buffers=0, num_local=8, dtype=torch.float32)
-    region = state.region(("x",))
+    store = make_store(FedAvg(), 1, num_local=8)
     values = torch.rand(num_turns) * 10.0 ** torch.randint(-6, 6, (num_turns,))
 
     def tree(terms):
@@ -43,15 +50,17 @@ def test_sums_over_a_ranks_clients_are_pairwise(num_turns):
         left = 1 << ((len(terms) - 1).bit_length() - 1)
         return tree(terms[:left]) + tree(terms[left:])
 
+    store.begin_exchange(("x",), first_in_round=True)
     for turn, value in enumerate(values):
-        state.begin_turn(turn, True, region)
-        state.client_rows(turn)["x"].fill_(value)
-        state.end_turn(turn, region, 1, turn)
-    assert state.sum(region, num_turns).item() == tree(list(values)).item()
+        store.begin_turn(turn)
+        store.client_rows(turn)["x"].fill_(value)
+        store.end_turn(turn, weight=1)
+    assert store.sum().item() == tree(list(values)).item()
 
 
 def test_nobody_working_sums_to_zero():
     for num_local in (1, 2):
-        state = RowStore(FedAvg(), dim=3, num_buffers=0, num_local=num_local, dtype=torch.float32)
-        state.client_rows(0)["x"].fill_(7)
-        assert torch.equal(state.sum(state.region(("x",)), 0), torch.zeros(3))
+        store = make_store(FedAvg(), 3, num_local)
+        store.client_rows(0)["x"].fill_(7)
+        store.begin_exchange(("x",), first_in_round=True)
+        assert torch.equal(store.sum(), torch.zeros(3))
