@@ -62,6 +62,7 @@ setup(
             "matplotlib>=3.8",
             "pillow>=10.0",
             "shtab>=1.6",
+            "mkdocs>=1.6",  # the pages
         ],
     },
 )

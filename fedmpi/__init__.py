@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fedmpi.errors import UserError
     from fedmpi.federation.rounds import Federation
     from fedmpi.federation.simulate import simulate
+    from fedmpi.own_loop.average import average
+    from fedmpi.own_loop.join import join
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
 
@@ -26,6 +28,8 @@ __all__ = [
     "UserError",
     "__version__",
     "algorithms",
+    "average",
+    "join",
     "load",
     "load_run",
     "setting",
@@ -37,6 +41,8 @@ _DEFINED_IN = {
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
     "UserError": "fedmpi.errors",
+    "average": "fedmpi.own_loop.average",
+    "join": "fedmpi.own_loop.join",
     "setting": "fedmpi.settings",
     "simulate": "fedmpi.federation.simulate",
 }

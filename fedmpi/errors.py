@@ -15,5 +15,13 @@ class AgreedUserError(UserError):
     """A user's error that all ranks have, so that all can end in order; empty on ranks that need not print it."""
 
 
+class Stopped(Exception):
+    """A signal ended the run early, and a checkpoint of it is written; raised on all ranks (exit code 75)."""
+
+
 class Diverged(Exception):
     """A loss became infinite or not a number; raised on all ranks (exit code 1)."""
+
+
+class ReplicasDiffer(Diverged):
+    """Ranks have different values where they must be equal; raised on all ranks (exit code 1)."""

@@ -6,6 +6,12 @@ MODEL = "model.safetensors"  # the trained tensors under their names; written la
 FORMER_MODEL = "model.pt"  # the same in runs of earlier versions, for torch.load(..., weights_only=True)
 MODEL_DESCRIPTION = "model.json"  # how to build the model again and what its inputs are
 MODEL_AND_ROWS = "model.h5"  # the same tensors, and the algorithm's rows x, m, v, ...
+CLIENTS = "clients.json"  # the clients' names (or null) and numbers of training samples
 PARTITION = "partition.h5"  # which samples each client has
 DIVERGED = "diverged.txt"  # why a run ended without a result, in one line
+ROC = "roc.csv"  # of a run that maximises AUC: the result's ROC curve on the test set
 ATTACK_FIGURE = "attack.png"  # images before and after a black-box attack
+CHECKPOINTS = "checkpoints"  # a folder for each checkpoint, named after its round: 000120
+MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoint is complete
+SERVER_STATE = "server.h5"  # beside it: the state that all ranks share
+KEPT = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS

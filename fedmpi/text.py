@@ -35,6 +35,17 @@ def format_count(count):
     return f"{count:,.0f}"
 
 
+def format_ranges(numbers):
+    """Rising whole numbers in short, like "0-3,8"."""
+    ranges = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
+
+
 def format_quantity(kind, mean, low=None, high=None):
     """A number of a kind (see `UNITS`) with its unit, like "12.3 min"; with its range like "12.3 (11.9–13.0) min"."""
     values = [mean] if low is None or low == high else [mean, low, high]
@@ -53,6 +64,23 @@ def format_metric(mean, deviation=None):
     styles = ((1e7, ".4g"), (1e4, ",.0f"), (100, ",.1f"), (1e-2, ".4f"))
     style = next((style for least, style in styles if abs(mean) >= least), ".4g" if mean else ".4f")
     return f"{mean:{style}}" + ("" if deviation is None else f" ± {deviation:{style}}")
+
+
+def spread_in_words(values, names=(), less_is_better=False):
+    """Values of several clients in a line: "0.9100 on average, 0.8500 at worst (client 2, Bonn), spread 0.0300".
+
+    Args:
+        values: one per client; nan where there is none. names: one per client, or none.
+        less_is_better: decides which is the worst. The spread is the standard deviation over the clients.
+    """
+    known = {client: value for client, value in enumerate(values) if value == value}
+    if not known:
+        return "–"
+    mean = sum(known.values()) / len(known)
+    spread = (sum((value - mean) ** 2 for value in known.values()) / len(known)) ** 0.5
+    worst = (max if less_is_better else min)(known, key=known.get)
+    who = ", ".join([f"client {worst}", *([names[worst]] if names and names[worst] else [])])
+    return f"{mean:.4f} on average, {known[worst]:.4f} at worst ({who}), spread {spread:.4f}"
 
 
 def table(rows, right_from=None, indent="  "):

@@ -29,11 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments, link):
-    from fedmpi.comm.agreement import agree
-    from fedmpi.config.build import read_command_line
+    from fedmpi.comm.agreement import agree, share
+    from fedmpi.config.build import resolve
+    from fedmpi.config.layers import read_layers
+    from fedmpi.config.resume import read_resumed
     from fedmpi.training.loop import train
 
-    config = agree(link, lambda: read_command_line(arguments))
+    layers = agree(link, lambda: read_layers(arguments))
+    resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
+    config = agree(link, lambda: resolve(layers, resumed))
     if isinstance(config, str):
         if link.rank == 0:
             show(config)

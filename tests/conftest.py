@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -20,7 +21,7 @@ def pytest_addoption(parser):
     parser.addoption("--write-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
 
 
-def _launchers():
+def launchers():
     """MPI's name -> (words before the program, environment), of the MPIs that are here.
 
     FEDMPI_TEST_OPENMPI names an environment with Open MPI beside the one that the tests run in.
@@ -36,7 +37,7 @@ def _launchers():
 @pytest.fixture(params=["default", "openmpi"])
 def any_mpi(request):
     """Each MPI in turn, as a name for `start`."""
-    if request.param not in _launchers():
+    if request.param not in launchers():
         pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
     return request.param
 
@@ -76,13 +77,19 @@ def kill_session(job):
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
-    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
-    launcher, variables = _launchers()[mpi]
+def launch_words(ranks, *words, mpi="default", options=()):
+    """(the command ``mpirun -np RANKS python WORDS``, the variables that it needs); `options` are the launcher's."""
+    launcher, variables = launchers()[mpi]
     variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
     path = os.pathsep.join([str(PROGRAMS), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables, **(env or {})}
-    return execute([*launcher, "-np", ranks, sys.executable, *words], timeout, variables)
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}
+    return [str(word) for word in (*launcher, *options, "-np", ranks, sys.executable, *words)], variables
+
+
+def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
+    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
+    command, variables = launch_words(ranks, *words, mpi=mpi)
+    return execute(command, timeout, {**variables, **(env or {})})
 
 
 def train(ranks, out, *settings, **options):
@@ -110,6 +117,24 @@ def data_dir():
     if not (folder / "fashion_mnist.h5").is_file():
         pytest.skip(f"no data sets in {folder} (FEDMPI_DATA names their folder)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """A real SLURM of two nodes (a `Cluster`), whose jobs find this environment's programs; skips where none can be."""
+    from cluster import Cluster, missing
+
+    if why := missing():
+        pytest.skip(f"no SLURM here: {why}")
+    with tempfile.TemporaryDirectory(prefix="fedmpi-slurm-") as folder:  # a short name, for sockets
+        cluster = Cluster(pathlib.Path(folder))
+        cluster.environment |= {
+            "PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), cluster.environment["PATH"]]),
+            "PYTHONPATH": os.pathsep.join([str(PROGRAMS), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",
+        }
+        yield cluster
+        cluster.stop()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,7 +18,7 @@ FLOORS = [
     ["tasks"],
     ["config"],
     ["runs"],
-    ["training"],
+    ["training", "own_loop"],
     ["train", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
     ["reproduce", "completion"],  # it sweeps and reports; it reads the options of all programs
@@ -26,7 +26,8 @@ FLOORS = [
 HEIGHT = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 DATA_PROGRAM = ("fedmpi.data.__main__", "fedmpi.data.commands")  # a program that stands in the room of what it is about
 
-KEYWORD_FUNCTIONS = {"simulate", "train"}  # public, called by keywords: as many parameters as there are settings
+# Public, called by keywords: as many parameters as there are settings.
+KEYWORD_FUNCTIONS = {"simulate", "train", "join", "average"}
 MAX_PARAMETERS = 8
 MAX_TOP_LEVEL = 8
 

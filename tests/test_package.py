@@ -86,7 +86,6 @@ def test_a_model_file_in_the_current_folder_is_found_by_the_command(command, tmp
     assert "650" in command(tmp_path, "fedmpi-train", "--model", "mymodel.Net", *SMALL)
 
 
-@pytest.mark.xfail(strict=False, reason="the job script is not in the package yet")
 def test_a_job_array_needs_no_clone(command, tmp_path):
     command(tmp_path, "fedmpi-sweep", "--grid", "seed=0,1", *SMALL, "--emit-slurm", "job.sh")
     assert "#SBATCH --array=0-1" in (tmp_path / "job.sh").read_text()

@@ -1,6 +1,26 @@
 """How all ranks agree on an error that only some of them met."""
 
+import json
+
+import numpy as np
+
 from fedmpi.errors import AgreedUserError, UserError
+
+
+def share(link, action):
+    """What rank 0 finds, on all ranks; the others call nothing. Collective on the link.
+
+    Args:
+        action: called on rank 0; returns nested dicts and lists of text, numbers and None.
+
+    Raises:
+        AgreedUserError: on every rank, if `action` raises a `UserError`; its text is empty except on rank 0.
+    """
+    found = json.dumps(agree(link, action if link.rank == 0 else lambda: None)).encode()
+    size = int(link.allgather([len(found)])[0, 0])
+    text = np.frombuffer(found, np.uint8).copy() if link.rank == 0 else np.empty(size, np.uint8)
+    link.broadcast(text)
+    return json.loads(text.tobytes())
 
 
 def agree(link, action):
@@ -17,6 +37,8 @@ def agree(link, action):
     result, error = None, None
     try:
         result = action()
+    except AgreedUserError:  # met and agreed on inside of the action
+        raise
     except UserError as met:
         error = met
     failing = link.first_failing(error is not None)

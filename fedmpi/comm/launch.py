@@ -1,18 +1,25 @@
 """Whether the processes of a job found each other."""
 
 import os
+import time
 
 from fedmpi.errors import UserError
 
-# What the launchers of MPICH and its relatives, Open MPI and SLURM's PMI tell each process about its job.
-LAUNCHER_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+# Who started the process -> (number of processes started, number of this one), as its environment tells. The innermost
+# launcher comes first: ranks of an mpirun inside a SLURM job also inherit what SLURM told mpirun's daemon.
+LAUNCHERS = {
+    "the launcher": ("PMI_SIZE", "PMI_RANK"),  # MPICH and its relatives, srun --mpi=pmi2
+    "mpirun of Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+}
+PATIENCE = 1.0  # seconds in which the first process prints before the others end: srun -K then kills all
 
 
 def check_launch(link, expected=None):
     """Check that all processes of the job found each other.
 
-    A launcher of another MPI than mpi4py's starts N jobs of one rank each, and all of them would
-    train and end well.
+    A launcher of another MPI than mpi4py's starts N jobs of one rank each, and all of them would train and end
+    well. Of N such processes one says so; the others raise an error without a text.
 
     Args:
         link: a `Link`.
@@ -21,15 +28,34 @@ def check_launch(link, expected=None):
     Raises:
         UserError: if the numbers differ.
     """
+    launcher, started, number = started_by()
+    if started > 1 and link.size == 1:
+        if number > 0:
+            time.sleep(PATIENCE)
+            raise UserError("")
+        raise UserError(f"{launcher} started {started} processes but each of them is alone: {_remedy(launcher)}")
     if expected is not None and expected != link.size:
         raise UserError(
             f"ranks = {expected}: but {link.size} ranks found each other; "
             "start with the mpirun of the MPI that mpi4py uses (python -m mpi4py --mpi-library)"
         )
-    for name in LAUNCHER_SIZES:
-        started = os.environ.get(name, "")
-        if started.isdigit() and int(started) > 1 and link.size == 1:
-            raise UserError(
-                f"the launcher started {started} processes ({name}) but each of them is alone: "
-                "this mpirun belongs to another MPI than mpi4py's (python -m mpi4py --mpi-library)"
-            )
+
+
+def started_by():
+    """(who started this process, how many processes, the number of this one); ("nobody", 1, 0) without a launcher."""
+    for launcher, names in LAUNCHERS.items():
+        size, number = (os.environ.get(name, "") for name in names)
+        if size.isdigit():
+            return f"{launcher} ({names[0]})", int(size), int(number) if number.isdigit() else 0
+    return "nobody", 1, 0
+
+
+def _remedy(launcher):
+    """What to do, in words."""
+    from fedmpi.comm.topology import MPI  # not above: it initialises MPI
+
+    vendor, _ = MPI.get_vendor()
+    if not launcher.startswith("srun"):
+        return f"this mpirun belongs to another MPI than mpi4py's, {vendor} (python -m mpi4py --mpi-library)"
+    kind = "pmix" if vendor == "Open MPI" else "pmi2"
+    return f"mpi4py uses {vendor}, which needs srun --mpi={kind}, or its own mpirun instead of srun"

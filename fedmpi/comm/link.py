@@ -38,11 +38,20 @@ class Link(abc.ABC):
         local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
         traffic: the `Traffic` of this rank.
         summed_by: in words, how the last block was summed.
+        reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
+        way_on: called for such a message, too; returns how to go on, or nothing.
+        phase: what the ranks do currently, in words, for messages about those that do not arrive.
     """
 
+    reduction = "plain"
+    phase = "the preparation"
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     summed_by = "nothing to sum"
+
+    @staticmethod
+    def way_on():
+        return ""
 
     @abc.abstractmethod
     def allocate(self, numel, dtype, device="cpu"):
@@ -56,6 +65,19 @@ class Link(abc.ABC):
             block: [n] float32 or float64, contiguous, the same n and dtype on every rank; overwritten.
             divisor: a number, the same on every rank.
             out: [n]; may be `block` itself.
+        """
+
+    @abc.abstractmethod
+    def combine(self, vectors, partials, divisor, out):
+        """out = (sum of all ranks' partial sums) / divisor, added in the order of `partials`.
+
+        The bits are the same for every number of ranks and nodes, every transport and every MPI library.
+
+        Args:
+            vectors: [n] each: this rank's vectors, one for each slot, all of them parts of one block that
+                `allocate` gave; they may be overwritten.
+            partials: a `fedmpi.comm.tree.Partials`, the same on every rank. divisor: the same on every rank.
+            out: [n]; may be the first of the vectors.
         """
 
     @abc.abstractmethod
@@ -76,8 +98,19 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
+    def broadcast(self, array):
+        """Give all ranks rank 0's values, in place: a contiguous numpy array, of the same size on every rank."""
+
+    @abc.abstractmethod
     def barrier(self):
         """Wait for all ranks."""
+
+    def watch(self, limit, clients):  # noqa: B027  one process waits for nobody
+        """From now on, end the job if the ranks wait for others longer than `limit` seconds, and name those.
+
+        Args:
+            clients: the numbers of each rank's clients.
+        """
 
     @abc.abstractmethod
     def close(self):
@@ -105,6 +138,10 @@ class SoloLink(Link):
         self.traffic.add(block.numel() * block.element_size())
         divide(block, divisor, out)
 
+    def combine(self, vectors, partials, divisor, out):
+        self.traffic.add(out.numel() * out.element_size())
+        divide(vectors[partials.places[partials.root][1]], divisor, out)
+
     def allgather(self, values):
         return np.array(values, dtype=np.float64)[None]
 
@@ -113,6 +150,9 @@ class SoloLink(Link):
 
     def alltoallv(self, rows, wanted):
         return rows[wanted[0]]
+
+    def broadcast(self, array):
+        """There is one rank."""
 
     def barrier(self):
         """One process waits for nobody."""

@@ -1,5 +1,6 @@
 """Which ranks there are, which of them share a node, and how a rank waits for the others."""
 
+import contextlib
 import os
 import time
 
@@ -26,24 +27,47 @@ class Waiter:
     Attributes:
         oversubscribed: whether the node has more ranks than cores. Waiting inside MPI spins, which then
             takes the cores from the ranks that others wait for: yield or sleep between tests instead.
+        roll_call: the `RollCall` that ends waits which take too long, or None.
     """
 
     def __init__(self, oversubscribed=False):
         self.oversubscribed = oversubscribed
+        self.roll_call = None
 
     def __call__(self, request):
         """Wait until `request` is complete."""
-        if not self.oversubscribed:
+        pause = _Pauses().next if self.oversubscribed else _spin
+        if self.roll_call is not None:
+            self.roll_call.wait(request, pause)
+        elif not self.oversubscribed:
             request.Wait()
-            return
-        tests, sleep = 0, SHORTEST_SLEEP
-        while not request.Test():
-            tests += 1
-            if tests < TESTS_BEFORE_SLEEPS:
-                os.sched_yield()
-            else:
-                time.sleep(sleep)
-                sleep = min(1.3 * sleep, LONGEST_SLEEP)
+        else:
+            while not request.Test():
+                pause()
+
+    def inside_mpi(self):
+        """A context for a call of MPI that waits by itself."""
+        return contextlib.nullcontext() if self.roll_call is None else self.roll_call.inside_mpi()
+
+
+class _Pauses:
+    """The pauses of one wait on an oversubscribed node."""
+
+    def __init__(self):
+        self._tests, self._sleep = 0, SHORTEST_SLEEP
+
+    def next(self):
+        """Yield the core, or sleep."""
+        self._tests += 1
+        if self._tests < TESTS_BEFORE_SLEEPS:
+            os.sched_yield()
+        else:
+            time.sleep(self._sleep)
+            self._sleep = min(1.3 * self._sleep, LONGEST_SLEEP)
+
+
+def _spin():
+    """Make no pause: every rank has a core of its own."""
 
 
 class Communicator:
@@ -84,7 +108,8 @@ class Communicator:
             if self.wait.oversubscribed:
                 self.wait(self.mpi.Iallreduce(MPI.IN_PLACE, buffer))
             else:
-                self.mpi.Allreduce(MPI.IN_PLACE, buffer)
+                with self.wait.inside_mpi():
+                    self.mpi.Allreduce(MPI.IN_PLACE, buffer)
 
     def barrier(self):
         """Wait for all ranks."""
@@ -110,6 +135,7 @@ class Topology:
     Attributes:
         world, node: `Communicator` of all ranks, and of this node's.
         num_nodes: that the ranks are on; smallest_node: number of ranks on the node with the fewest.
+        places: for each rank, (number of its node, its rank there); node_index: number of this node.
         usable_cores: of this machine, that any of its ranks may use.
         waiter: the `Waiter` of both.
     """
@@ -122,9 +148,14 @@ class Topology:
         if colour is not None:
             self.node = self.node.split(colour)
             machine.Free()
-        sizes = self.world.allgather([self.node.size])[:, 0].astype(int)
+        lowest = np.array([self.world.rank])
+        self.node.mpi.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
+        lowest, local_ranks, sizes = self.world.allgather([lowest[0], self.node.rank, self.node.size]).astype(int).T
         self.smallest_node = int(sizes.min())
-        self.num_nodes = round(sum(1 / sizes))
+        nodes = np.unique(lowest).tolist()
+        self.num_nodes = len(nodes)
+        self.places = [(nodes.index(first), local) for first, local in zip(lowest.tolist(), local_ranks.tolist())]
+        self.node_index = self.places[self.world.rank][0]
 
     def close(self):
         """Free the node's communicator; the world's belongs to whoever made it."""

@@ -59,10 +59,7 @@ class NodeWindow:
 
     def slices(self, start, stop, number):
         """[start, stop) as `number` consecutive slices, cut at multiples of a cache line."""
-        line = CACHE_LINE // self._itemsize
-        inner = [(start + (stop - start) * part // number) // line * line for part in range(1, number)]
-        edges = [start, *(max(start, edge) for edge in inner), stop]
-        return [slice(a, b) for a, b in zip(edges, edges[1:])]
+        return slices(start, stop, number, self._itemsize)
 
     def reduce(self, part, finish=None):
         """Sum a slice of all vectors into the first vector. Not collective.
@@ -76,9 +73,8 @@ class NodeWindow:
             finish: `finish(strips)`, called while a strip of the slice is in the cache, with that strip of every
                 vector; the first one contains the sum.
         """
-        length = STRIP * torch.get_num_threads()
-        for begin in range(part.start, part.stop, length):
-            strips = [vector[begin : min(begin + length, part.stop)] for vector in self.vectors]
+        for strip in _strips(part):
+            strips = [vector[strip] for vector in self.vectors]
             distance = 1
             while distance < len(strips):
                 for left in range(0, len(strips) - distance, 2 * distance):
@@ -86,6 +82,24 @@ class NodeWindow:
                 distance *= 2
             if finish is not None:
                 finish(strips)
+
+    def take_steps(self, where, offsets, steps, then=None):
+        """Add the slices `where` of partial sums in a given order. Not collective.
+
+        Args:
+            where: slice, counted from the beginning of a slot.
+            offsets: name -> (rank, where its slot begins). steps: (a, b) each: the sum b is added to the sum a.
+            then: called with each strip of the slice, after its steps, while it is in the cache.
+        """
+        for strip in _strips(where):
+            parts = {
+                name: self.vectors[rank][begin + strip.start : begin + strip.stop]
+                for name, (rank, begin) in offsets.items()
+            }
+            for a, b in steps:
+                parts[a].add_(parts[b])
+            if then is not None:
+                then(strip)
 
     def sync(self):
         """Make this rank's writes visible, and those of the others here; needs a barrier on the node between two."""
@@ -96,6 +110,20 @@ class NodeWindow:
         self.vectors, self.mine = [], None
         self._window.Unlock_all()
         self._window.Free()
+
+
+def slices(start, stop, number, itemsize):
+    """[start, stop) as `number` consecutive slices, cut at multiples of a cache line."""
+    line = CACHE_LINE // itemsize
+    inner = [(start + (stop - start) * part // number) // line * line for part in range(1, number)]
+    edges = [start, *(max(start, edge) for edge in inner), stop]
+    return [slice(a, b) for a, b in zip(edges, edges[1:])]
+
+
+def _strips(where):
+    """The slice as consecutive short ones that pass through the cache."""
+    strip = STRIP * torch.get_num_threads()
+    return [slice(begin, min(begin + strip, where.stop)) for begin in range(where.start, where.stop, strip)]
 
 
 def divide_and_spread(parts, divisor):

@@ -8,7 +8,6 @@ a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 
 
 import dataclasses
 import os
-import pathlib
 import types
 import typing
 
@@ -22,27 +21,16 @@ import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.config.grammar import (
-    FLAGS,
-    SHORT,
-    SWITCHES,
-    assignments_of,
-    find_key,
-    last_text,
-    merge,
-    parse_command_line,
-    read_file,
-    rename,
-    split_paper,
-)
+from fedmpi.config.elsewhere import answer
+from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, find_key, last_text, rename
 from fedmpi.config.help import declared_settings, list_text, make_parser
+from fedmpi.config.layers import read_layers
+from fedmpi.config.resume import place, read_resumed, under
 from fedmpi.config.run import Run
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
-from fedmpi.presets import preset_path
 from fedmpi.registry import command_name, find, known
-from fedmpi.run_files import RECORDS
 from fedmpi.settings import former_names, nearest
 from fedmpi.tasks.base import Task
 
@@ -100,10 +88,23 @@ def read_command_line(arguments):
     Raises:
         UserError: one line: what was given, what is allowed.
     """
-    assignments, flags = parse_command_line(arguments)
+    layers = read_layers(arguments)
+    return resolve(layers, read_resumed(layers.assignments))
+
+
+def resolve(layers, resumed):
+    """Settings from a command line's `Layers` and, below them, those of the run that is resumed.
+
+    Args:
+        resumed: what `fedmpi.config.resume.read_resumed` found for them.
+
+    Returns, Raises:
+        see `read_command_line`.
+    """
+    flags, paper, notes = layers.flags, layers.paper, layers.notes
     if "list" in flags:
         return list_text(flags["list"], CHOICES)
-    assignments, paper, notes = _merge_files(assignments, flags)
+    assignments = under(layers, resumed)
     classes = {}
     for group in CHOICES:
         classes[group] = _choose(group, last_text(assignments, group), classes)
@@ -113,28 +114,11 @@ def read_command_line(arguments):
     parser = make_parser(classes, settings)
     if "help" in flags:
         return parser.format_help()
-    config = _build(classes, _typed(parser, settings, _chosen(assignments, settings, classes)), paper)
+    values = _typed(parser, settings, _chosen(assignments, settings, classes))
+    config = _build(classes, values | place(resumed), paper or (resumed or {}).get("paper") or {})
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
     return dataclasses.replace(config, notes=tuple(dict.fromkeys([*notes, *more_notes])))
-
-
-def _merge_files(assignments, flags):
-    """(assignments of preset, file and command line in one list, the paper's results, notes for the user)."""
-    files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
-    files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
-    layers, paper, taken = [], {}, []
-    for flag, path in files:
-        settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
-        if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
-            taken.append(f"the run folder is numbered, because {path.parent} has its name: --name chooses another")
-            del settings["name"]
-        layers.append(assignments_of(settings))
-        paper = its_paper or paper
-    renamed = [rename(layer, former_names(Run)) for layer in [*layers, assignments]]
-    notes = [note for _, layer_notes in renamed for note in layer_notes]
-    notes += taken if last_text(assignments, "name") is None else []
-    return merge([layer for layer, _ in renamed], paper.get("methods", {})), paper, notes
 
 
 def _choose(group, name, chosen):
@@ -165,6 +149,8 @@ def _chosen(assignments, settings, classes):
 
 def _unknown(key, settings, classes):
     """Raise the `UserError` for a key that no setting has."""
+    if answer(key):
+        raise UserError(f"unknown setting {key}{answer(key)} (docs/coming_from.md has more)")
     group, _, name = key.partition(".")
     if group not in CHOICES or not name:
         every = [*settings, *CHOICES, *FLAGS, *SWITCHES, *SHORT]
@@ -211,7 +197,7 @@ def _build(classes, values, paper):
     task = classes["task"](**of("task"))
     _check_task(task, run, classes)
     used = {group: cls for group, cls in classes.items() if cls is not None and _uses(task, group)}
-    resolved = dataclasses.asdict(run)
+    resolved = dataclasses.asdict(run) | {"resume": None}  # a settings file repeats a run from its beginning
     resolved |= {group: {"name": _written_name(group, cls), **of(group)} for group, cls in used.items()}
     return Config(
         run=run,

@@ -91,6 +91,48 @@ def list_text(what, choices):
     return table([(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in classes.items()], indent="")
 
 
+def settings_reference(choices):
+    """All settings of a run and of every class that can be chosen, as a page in Markdown.
+
+    Args:
+        choices: group -> `fedmpi.config.build.Choice`.
+    """
+    parts = [
+        "# Settings",
+        "On the command line `--rounds 50`, in a file `rounds: 50`. Made from the fields of the classes.",
+    ]
+    parts += [
+        "## The run",
+        _markdown("", Run),
+        "Flags of the command line: " + ", ".join(f"`--{f}`" for f in FLAG_HELP) + ".",
+    ]
+    for group, choice in choices.items():
+        default = f"; the default is `{choice.default}`" if choice.default else ""
+        parts.append(f"## {group.capitalize()}\n\nChosen by `--{group} NAME`{default}.")
+        for name, cls in known(choice.package, choice.base).items():
+            what = (cls.__doc__ or "").strip().split("\n")[0]
+            parts += [f"### {group} {name}", what.replace("|", "\\|"), _markdown(f"{group}.", cls)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _markdown(prefix, cls):
+    """A table of a class's settings in Markdown; "" if it has none."""
+    lines = [
+        f"| `{prefix}{name}` | {_type_name(kind)} | {'' if default is None else f'`{default}`'} | {_escaped(text)} |"
+        for name, kind, default, text in _settings_of(cls)
+    ]
+    return "\n".join(["| setting | type | default | meaning |", "| --- | --- | --- | --- |", *lines]) if lines else ""
+
+
+def _type_name(kind):
+    name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+    return _escaped(name.replace("typing.", ""))
+
+
+def _escaped(text):
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
 def _settings_of(cls):
     """[(name, type, default, help)] of what a user can set of a class."""
     if dataclasses.is_dataclass(cls):

@@ -48,6 +48,25 @@ class Run:
     data_dir: str | None = setting(None, "folder of data files; default: the variable FEDMPI_DATA", role="place")
     out: str = setting("runs", "folder of the run folders", role="place")
     name: str | None = setting(None, "name of the run folder; default: algorithm, data and a number", role="place")
+    resume: str | None = setting(
+        None,
+        "go on from the last checkpoint in this run folder, with its settings; auto: in the folder of --out and "
+        "--name, which begins anew if there is none",
+        role="place",
+    )
+    init: str | None = setting(
+        None, "begin from this trained model: model.pt, model.safetensors, model.h5, a run folder or a checkpoint's"
+    )
+    checkpoint_every: int | None = setting(None, "rounds between checkpoints", least=1, role="place")
+    checkpoint_minutes: float | None = setting(
+        10.0, "minutes between checkpoints; null: none by time", above=0, role="place"
+    )
+    checkpoint_keep: int = setting(2, "how many checkpoints are kept, the newest ones", least=1, role="place")
+    checkpoint_clients: str | None = setting(
+        None,
+        "folder of the clients' own state, which may contain {client} and {rank}; default: in the run folder",
+        role="place",
+    )
     dtype: str = setting("float32", "number type of every row", among=("float32", "float64"))
     device: str = setting("auto", "auto (a GPU per rank if there are any), cpu, cuda or cuda:NUMBER", role="speed")
     threads: int | None = setting(
@@ -60,6 +79,25 @@ class Run:
         "auto",
         "how ranks sum: allreduce (MPI's own), shared (the node's shared memory), auto (shared where it is faster)",
         among=("auto", "allreduce", "shared"),
+        role="speed",
+    )
+    reduction: str = setting(
+        "plain",
+        "plain, or reproducible: sums whose bits do not depend on the number of ranks, which of them has which "
+        "client, the nodes, the transport and the MPI",
+        among=("plain", "reproducible"),
+        role="speed",
+    )
+    timeout: float = setting(
+        1800.0,
+        "seconds that ranks wait for another one before they name it and end the job",
+        above=0,
+        role="speed",
+    )
+    check_replicas: int | None = setting(
+        None,
+        "compare what must be equal on all ranks every so many rounds, and stop if it is not; default: never",
+        least=1,
         role="speed",
     )
     channels_last: bool = setting(True, "store convolution weights in channels-last order", role="speed")

@@ -64,5 +64,7 @@ class ImbalancedBinary(Source):
     def file_rows(self, indices):
         return self._source.file_rows(self._samples["train"][indices])
 
-    def column(self, name):
-        return self._classes if name == "labels" else self._source.column(name)[self._samples["train"]]
+    def column(self, name, split="train"):
+        if name == "labels":
+            return self._classes if split == "train" else self._source.labels[split]
+        return self._source.column(name, split)[self._samples[split]]

@@ -22,6 +22,7 @@ NORMALISATION = {
 }
 NUM_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "tiny_imagenet": 200, "digits": 10}
 SPLITS = ("train", "test")
+SILO_NAME = "silo"  # attribute of a client's file: its name, like the hospital's
 MAX_CLASSES = 1_000_000  # more are a mistake in the labels: no network has so many outputs
 ROWS_AT_ONCE = 1000  # rows read together from a file without chunks
 
@@ -56,30 +57,29 @@ class Source:
         """[len(indices), *shape] samples of "train" or "test" in the order of sorted `indices`."""
         raise NotImplementedError
 
-    def columns(self):
-        """name -> [n] values of the further columns of the training set, besides samples and labels."""
+    def columns(self, split="train"):
+        """name -> [n] values of the further columns of a split, besides samples and labels."""
         return {}
 
     def file_rows(self, indices):
         """[n] row numbers in the file's training set of the training samples `indices` [n]."""
         return indices
 
-    def column(self, name):
-        """[n] values of the training samples: "labels", a further column of the file, or "brightness".
+    def column(self, name, split="train"):
+        """[n] values of the samples of a split: "labels", a further column of the file, or "brightness".
 
-        The brightness of a sample is the mean of its values; computing it reads the whole training set.
+        The brightness of a sample is the mean of its values; computing it reads the whole split.
 
         Raises:
             UserError: if there is no such column.
         """
         if name == "labels":
-            return self.labels["train"]
+            return self.labels[split]
         if name != "brightness":
-            raise UserError(f"{self.name}: has no column train/{name}: expected labels or brightness")
-        num_samples, step = len(self.labels["train"]), max(self.rows_at_once, 100)
+            raise UserError(f"{self.name}: has no column {split}/{name}: expected labels or brightness")
+        num_samples, step = len(self.labels[split]), max(self.rows_at_once, 100)
         pieces = (
-            self.read("train", np.arange(start, min(start + step, num_samples)))
-            for start in range(0, num_samples, step)
+            self.read(split, np.arange(start, min(start + step, num_samples))) for start in range(0, num_samples, step)
         )
         return np.concatenate([piece.reshape(len(piece), -1).mean(1, dtype=np.float64) for piece in pieces])
 
@@ -237,26 +237,28 @@ class HDF5Source(Source):
         self.mean = tuple(np.atleast_1d(file.attrs.get("mean", mean)).astype(float).tolist())
         self.std = tuple(np.atleast_1d(file.attrs.get("std", std)).astype(float).tolist())
 
-    def column(self, name):
+    def column(self, name, split="train"):
         if name == "labels":
-            return self.labels["train"]
+            return self.labels[split]
         with readable(self.path) as file:
-            column = file.get(f"train/{name}")
+            column = file.get(f"{split}/{name}")
             if column is None and name == "brightness":
-                return super().column(name)
-            if not isinstance(column, h5py.Dataset) or column.shape != (len(self.labels["train"]),):
-                columns = ", ".join(sorted(set(file["train"]) - {"images"}))
+                return super().column(name, split)
+            if not isinstance(column, h5py.Dataset) or column.shape != (len(self.labels[split]),):
+                columns = ", ".join(sorted(set(file[split]) - {"images"}))
                 raise UserError(
-                    f"{self.path}: has no column train/{name} with one value per sample; train contains {columns}"
+                    f"{self.path}: has no column {split}/{name} with one value per sample; {split} contains {columns}"
                 )
             return column[:]
 
-    def columns(self):
+    def columns(self, split="train"):
         with readable(self.path) as file:
             return {
                 name: _fixed_width(column[:])
-                for name, column in file["train"].items()
-                if name != "labels" and isinstance(column, h5py.Dataset) and column.shape == file["train/labels"].shape
+                for name, column in file[split].items()
+                if name != "labels"
+                and isinstance(column, h5py.Dataset)
+                and column.shape == file[f"{split}/labels"].shape
             }
 
     def read(self, split, indices):

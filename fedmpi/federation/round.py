@@ -30,3 +30,8 @@ class Round:
     def first_iteration(self):
         """t before the round's first local step."""
         return self.iteration - self.nominal_steps
+
+    def shortened(self, num_steps):
+        """The same round with `num_steps` local steps of every client."""
+        iteration = self.first_iteration + num_steps
+        return dataclasses.replace(self, iteration=iteration, num_steps=float(num_steps), nominal_steps=num_steps)

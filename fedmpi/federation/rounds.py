@@ -5,15 +5,20 @@ link that it is given decides what "all" means.
 """
 
 import dataclasses
+import itertools
 import math
 import time
 
+import numpy as np
 import torch
 
 from fedmpi.algorithms.base import Exchange
-from fedmpi.errors import Diverged
+from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import Client, Server
 from fedmpi.federation.rows import RowStore, check_rows
+from fedmpi.federation.sums import make_sums
+
+ENDED = -2  # what a rank that makes no more rounds says in the place of the client whose loss is not finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Federation:
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
         selected: the `Iterate` that `select` remembered, or None.
+        request: called when the ranks gather their losses: a whole number whose bits this rank tells all others.
+        requests: the bits of all ranks in the round so far, or in the last one.
 
     Raises:
         UserError: if the algorithm's rows are not as they should be.
@@ -95,9 +102,10 @@ class Federation:
         self.algorithm, self.link, self.plan, self.uploads = algorithm, link, plan, tuple(uploads)
         x, buffers = variables.x, variables.buffers
         buffers = x.new_empty(0) if buffers is None else buffers
-        self.store = RowStore(
-            algorithm, x.numel(), buffers.numel(), len(oracles), x.dtype, x.device, poison, link.allocate
-        )
+        # The most clients of a rank; 0 if only the sum of their losses is exchanged.
+        self._most = 0 if link.reduction == "plain" else int(link.allgather([len(oracles)]).max())
+        sums = make_sums(link, oracles)
+        self.store = RowStore(algorithm, x.numel(), buffers.numel(), len(oracles), x.dtype, x.device, poison, sums)
         averaged, own = self.store.averaged_rows(), self.store.server_rows()
         segments = variables.segments or [slice(0, x.numel())]
         self.server = Server({**averaged, **own}, plan.num_clients, segments, x.numel(), variables.ascent)
@@ -113,6 +121,7 @@ class Federation:
         self.num_gradients = 0
         self.seconds = {"local": 0.0, "communication": 0.0}
         self.selected = None
+        self.request, self.requests = lambda: 0, 0
 
     def _make_client(self, position, index, make_oracle):
         rows, buffers = self.store.client_rows(position), self.store.work_buffers
@@ -132,7 +141,7 @@ class Federation:
         exchange = Exchange(self.algorithm.exchanged_at_start, self.algorithm.start, self.algorithm.server_start)
         self._set_round(self.plan.start())
         if exchange.rows:
-            self._exchange(exchange, first_in_round=True)
+            _finish(self._exchange(exchange, first_in_round=True))
         else:
             self.store.begin_exchange((), first_in_round=True)
             for position, client in enumerate(self.clients):
@@ -157,14 +166,39 @@ class Federation:
             Diverged: on every rank, if a loss is not finite anywhere; before it is averaged.
             UserError: if the participants are not different clients.
         """
+        return _finish(self.steps())
+
+    def steps(self, first_step=0):
+        """`run_round` as a generator that waits before each local step of each client.
+
+        It yields the client whose local step comes next; when it ends, its value is what `run_round` returns.
+        ``send(True)`` instead of ``next`` ends the client's round before that step; all clients then do the same.
+
+        Args:
+            first_step: of the local steps, to go on in the middle of a round whose rows, also those that are valid
+                within a turn only, are as they were then; only with one client on the rank.
+        """
         self._set_round(self.plan.round(self.round_index))
+        self.requests = 0
         due = [e for e in self.algorithm.exchanges() if e.due is None or e.due(self.server)]
-        losses = [self._exchange(exchange, first_in_round=number == 0) for number, exchange in enumerate(due)]
+        losses = [math.nan] * len(due)
+        for number, exchange in enumerate(due):
+            if exchange.work is None or not first_step:
+                losses[number] = yield from self._exchange(exchange, number == 0, first_step)
+                first_step = 0  # the exchanges after the local steps are whole
         self._present = set(self.server.round.participants)
         self._observe(self, self.round_index, None, None)
         self.round_index += 1
         of_local_steps = [loss for exchange, loss in zip(due, losses) if exchange.work is None]
         return next((loss for loss in (*of_local_steps, *losses) if not math.isnan(loss)), math.nan)
+
+    def end(self):
+        """Check that all ranks end after the same round. Collective on the link.
+
+        Raises:
+            UserError: on every rank, if another one begins to average while this one ends, or the other way round.
+        """
+        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, -1, *[0.0] * self._most]), here=True)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -223,33 +257,40 @@ class Federation:
 
     def _set_round(self, current):
         """Begin a `Round`: for the server and for every client."""
-        for holder in (self.server, self.server_seen_by_clients, *self.clients):
-            holder.round = current
+        self._show_round(current)
         for client in self.clients:
             client.step_index = -1
             client.was_absent = client.index not in self._present
 
-    def _exchange(self, exchange, first_in_round):
-        """Let the participants work, then average their rows. Collective on the link."""
+    def _show_round(self, current):
+        for holder in (self.server, self.server_seen_by_clients, *self.clients):
+            holder.round = current
+
+    def _exchange(self, exchange, first_in_round, first_step=0):
+        """Let the participants work, then average their rows; see `steps`. Collective on the link."""
         begun = time.perf_counter()
         current, store = self.server.round, self.store
         weights = dict(zip(current.participants, current.weights))
         if exchange.alone:
             drawn = self.plan.draw_one(current)
             weights = {drawn: self.plan.weight_of(drawn)}
-        store.begin_exchange(exchange.rows, first_in_round)
+        where = "the start" if current.index < 0 else f"round {current.index + 1}"
+        self.link.phase = f"the local steps of {where}"
+        store.begin_exchange(exchange.rows, first_in_round, weights)
         losses = _Losses()
         for position, client in enumerate(self.clients):
             if client.index in weights:
                 store.begin_turn(position)
-                self._work(exchange, client)
+                yield from self._work(exchange, client, first_step)
                 for upload in self.uploads:
                     self._apply(upload, exchange, client)
+                losses.check_rows(client, store.turn()[: len(exchange.rows) * store.dim], exchange.rows)
                 store.end_turn(position, weights[client.index])
                 losses.add(client)
         worked_until = time.perf_counter()
-        loss = self._agree_on_loss(losses)
-        self.link.average(store.sum(), sum(weights.values()), out=store.averages())
+        loss = self._agree_on_loss(losses, exchange.rows)
+        self.link.phase = f"the sum of {where}"
+        store.average(sum(weights.values()))
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
         if exchange.then is not None:
@@ -266,45 +307,83 @@ class Federation:
             {name: client.kept[f"{type(upload).__name__}.{name}"] for name in upload.kept_rows},
         )
 
-    def _work(self, exchange, client):
-        """One client's turn: its local steps, or what the exchange asks for instead."""
+    def _work(self, exchange, client, first_step):
+        """One client's turn: its local steps, or what the exchange asks for instead; see `steps`."""
         try:
             if exchange.work is not None:
                 exchange.work(client, self.server_seen_by_clients, client.oracle)
             else:
-                self._run_local_steps(client)
+                yield from self._local_steps(client, first_step)
         except BaseException as error:
             error.fedmpi_client = client.index  # for the message that ends the job
             raise
 
-    def _run_local_steps(self, client):
+    def _local_steps(self, client, first_step):
         algorithm, server = self.algorithm, self.server_seen_by_clients
         client.num_steps = self.plan.steps_of(client.index)
-        client.oracle.expect(client.num_steps)
-        algorithm.download(client, server)
-        for step in range(client.num_steps):
+        client.oracle.expect(client.num_steps - first_step)
+        if first_step == 0:
+            algorithm.download(client, server)
+        for step in range(first_step, client.num_steps):
+            if (yield client):
+                client.num_steps = step
+                self._show_round(self.server.round.shortened(step))
+                break
             client.step_index = step
             algorithm.local_step(client, server, client.oracle)
             self._observe(self, self.round_index, step, client)
         algorithm.upload(client, server, client.oracle)
 
-    def _agree_on_loss(self, losses):
-        """Mean loss over all clients; Diverged on every rank if one client's is not finite.
+    def _check_ended(self, everywhere, here):
+        """Raise UserError if some ranks have ended and others go on; `here`: whether this one has."""
+        ended = everywhere[:, 2] == ENDED
+        if ended.any() and not ended.all():
+            others = np.flatnonzero(ended != here).tolist()
+            what = ("this rank has ended", "go on") if here else ("this rank goes on", "have ended")
+            raise UserError(
+                f"after {self.round_index} rounds {what[0]} and ranks {others} {what[1]}: all ranks make the same "
+                "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
+            )
 
-        The ranks also add up here how many gradients they have evaluated: it costs no message of its own.
+    def _agree_on_loss(self, losses, names):
+        """Mean loss over all clients; Diverged on every rank if one client's, or a row that it sends, is not finite.
+
+        The ranks also add up here how many gradients they have evaluated, and tell each other their requests: it
+        costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        everywhere = self.link.allgather([losses.total, losses.number, losses.bad_client, gradients]).tolist()
-        totals, numbers, _, gradients = zip(*everywhere)
+        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request(), losses.bad_row]
+        everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
+        self._check_ended(everywhere, here=False)
+        everywhere = everywhere.tolist()
+        totals, numbers, _, gradients, requests, bad_rows, *of_clients = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
-        for rank, (total, _, client, _) in enumerate(everywhere):
+        for bits in requests:
+            self.requests |= int(bits)
+        for rank, ((total, _, client, *_), row) in enumerate(zip(everywhere, bad_rows)):
             if client >= 0:
-                when = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
-                raise Diverged(
-                    f"{when}: the loss of client {int(client)} on rank {rank} is {total}; "
-                    "try a smaller step size or more clipping"
-                )
+                initial = self.server.round_index < 0
+                when = "in the initial gradients" if initial else f"in round {self.round_index}"
+                what = f"the loss of client {int(client)} on rank {rank} is {total}"
+                if row >= 0:
+                    what = f"row {names[int(row)]} of client {int(client)} on rank {rank} has values not finite"
+                raise Diverged(f"{when}: {what}; {_INITIAL_HINT if initial else _HINT}")
+        if of_clients:  # an exact sum does not depend on which rank has which client
+            totals = [math.fsum(itertools.chain(*of_clients))]
         return sum(totals) / sum(numbers) if any(numbers) else math.nan
+
+    def _totals_of_clients(self, losses):
+        """Under the reproducible reduction, the sum of losses of each client of this rank, and zeros up to `_most`."""
+        return [*losses.totals, *[0.0] * (self._most - len(losses.totals))] if self._most else []
+
+
+def _finish(generator):
+    """Run a generator to its end and return its value."""
+    while True:
+        try:
+            next(generator)
+        except StopIteration as end:
+            return end.value
 
 
 def _under(prefix, state):
@@ -312,15 +391,40 @@ def _under(prefix, state):
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
+_HINT = "try a smaller step size or more clipping"
+_INITIAL_HINT = "no step was made yet: check the values of the data and of the model's initial parameters"
+
+
 class _Losses:
-    """The losses of a rank's clients in one exchange: sum, number, and the first client whose sum is not finite."""
+    """The losses of a rank's clients in one exchange.
+
+    Attributes:
+        total: their sum; totals: of each client. number: of losses.
+        bad_client: the first client with what is not finite, or -1; bad_row: the position of its row that is not,
+            -1 if it is the sum of its losses.
+    """
 
     def __init__(self):
-        self.total, self.number, self.bad_client = 0.0, 0, -1
+        self.total, self.totals, self.number, self.bad_client, self.bad_row = 0.0, [], 0, -1, -1
+
+    def check_rows(self, client, block, names):
+        """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
+
+        Args:
+            block: the client's rows that are exchanged now, contiguous. names: of these rows.
+        """
+        # One pass over the memory, less than a hundredth of a round. Finite values may have an infinite sum.
+        if self.bad_client >= 0 or block.sum().isfinite():
+            return
+        rows = [client.rows[name] for name in names]
+        bad = next((n for n, row in enumerate(rows) if not row.isfinite().all()), None)
+        if bad is not None:
+            self.bad_client, self.bad_row = client.index, bad
 
     def add(self, client):
         """Take the losses that a client's oracle has collected."""
         total, number = client.oracle.take_losses()
         self.total, self.number = self.total + total, self.number + number
-        if not math.isfinite(total) and self.bad_client < 0:
-            self.bad_client = client.index
+        self.totals.append(total)
+        if not math.isfinite(total) and self.bad_client in (-1, client.index):
+            self.bad_client, self.bad_row = client.index, -1

@@ -5,6 +5,7 @@ import functools
 import torch
 
 from fedmpi.errors import UserError
+from fedmpi.federation.sums import RunningSums
 
 
 class RowStore:
@@ -22,37 +23,37 @@ class RowStore:
         num_local: clients of this rank.
         dtype, device: of every row.
         poison: fill scratch rows with NaN at every turn, so that code which relies on old contents is found.
-        allocate: `allocate(numel, dtype, device) -> [numel]` zeros for the block to be summed over
-            the ranks: a link's, which knows the memory where that is cheapest; None: any memory.
+        sums: adds the clients' rows (`fedmpi.federation.sums`); None: those of this rank alone.
 
     Attributes:
         block: the averages: what the server holds of the exchanged rows, and its float buffers.
         outgoing: of the same shape; what is summed over the ranks. The same memory with one client.
     """
 
-    def __init__(self, algorithm, dim, num_buffers, num_local, dtype, device="cpu", poison=False, allocate=None):
+    def __init__(self, algorithm, dim, num_buffers, num_local, dtype, device="cpu", poison=False, sums=None):
         self.dim = dim
         self._exchanged, self._scratch = algorithm.exchanged, algorithm.scratch
         self._poison = poison
         self._block_size = len(self._exchanged) * dim + num_buffers
         num_own, num_scratch = len(algorithm.client_rows), len(self._scratch)
         zeros = functools.partial(torch.zeros, dtype=dtype, device=device)
-        self.outgoing = (allocate or torch.zeros)(self._block_size, dtype=dtype, device=device)
+        self._sums = sums or RunningSums(num_local)
+        self._sums.allocate(self._block_size, dtype, device)
+        self.outgoing = self._sums.outgoing
         self._scratch_rows = zeros(num_scratch, dim)
         self._own_rows = zeros(num_local, num_own, dim)
         self._shared = num_local > 1
         if self._shared:
             self._work = zeros(self._block_size)
             self.block = zeros(self._block_size)
-            # _sums[l]: the sum of 2^l clients; the last is the whole sum if all of them take part
-            self._sums = [*zeros(num_local.bit_length() - 1, self._block_size), self.outgoing]
             several = len(algorithm.exchanges()) > 1
             self._pending = zeros(num_local, self._block_size) if several else None
         else:
             self._work = self.block = self.outgoing
+            self._pending = None
         self._server = zeros(len(algorithm.server_rows), dim)
         self._start = None  # the block as a round began with it, if `keep_start` asked for it and it would be lost
-        self._region, self._turns, self._begins_round = slice(0, 0), 0, True
+        self._region, self._begins_round = slice(0, 0), True
         self._server_names, self._own_names = algorithm.server_rows, algorithm.client_rows
 
     def server_rows(self):
@@ -80,15 +81,17 @@ class RowStore:
         rows.update(zip(self._own_names, self._own_rows[position]))
         return rows
 
-    def begin_exchange(self, rows, first_in_round):
+    def begin_exchange(self, rows, first_in_round, participants=()):
         """Prepare the turns of the clients that take part in an exchange.
 
         Args:
+            participants: their numbers, also those of other ranks; () if nothing will be averaged.
             rows: consecutive names in `exchanged` of what will be averaged; () if nothing will.
             first_in_round: whether clients begin with the averages; otherwise rows that are still to be averaged
                 in this round are as the client left them.
         """
-        self._region, self._turns = self._find_region(rows), 0
+        self._region = self._find_region(rows)
+        self._sums.begin(self._region, participants)
         self._begins_round = first_in_round
         if self._start is not None and first_in_round:
             self._start.copy_(self.block)
@@ -106,49 +109,26 @@ class RowStore:
             self._work[:start].copy_(self.block[:start])
             self._work[start:].copy_(self._pending[position, start:])
 
+    def turn(self):
+        """The contiguous part of the working rows that the client whose turn it is sends."""
+        return self._work[self._region]
+
     def end_turn(self, position, weight):
-        """Add the client's rows to the rank's sum, and store those that a later exchange of the round needs.
+        """Add the client's rows to the rank's sums, and store those that a later exchange of the round needs.
 
         Args:
             position: of the client on this rank. weight: of the client in the sum.
         """
-        region, turn = self._region, self._turns
-        self._turns += 1
-        mine = self._work[region]
+        mine = self.turn()
         if weight != 1:
             mine.mul_(weight)
-        if not self._shared:
-            return
-        # Pairwise, like a binary counter: level l contains the sum of 2^l clients. If every rank has the same power
-        # of two of clients, the sum is the same tree as with one client per rank.
-        level = (turn ^ (turn + 1)).bit_length() - 1  # where the sum of this and earlier clients goes
-        for full in range(level - 1):
-            mine.add_(self._sums[full][region])
-        if level == 0:
-            self._sums[0][region].copy_(mine)
-        else:
-            torch.add(mine, self._sums[level - 1][region], out=self._sums[level][region])
+        self._sums.add(position, mine)
         if self._pending is not None:
-            self._pending[position, region.stop :].copy_(self._work[region.stop :])
+            self._pending[position, self._region.stop :].copy_(self._work[self._region.stop :])
 
-    def sum(self):
-        """The contiguous vector to be summed over the ranks, after the clients' turns."""
-        outgoing = self.outgoing[self._region]
-        if self._turns == 0:
-            return outgoing.zero_()
-        if not self._shared:
-            return outgoing
-        levels = [level for level in range(len(self._sums)) if self._turns >> level & 1]
-        total = self._sums[levels[0]][self._region]
-        for level in levels[1:]:
-            total = self._sums[level][self._region].add_(total)
-        if levels[-1] != len(self._sums) - 1:
-            outgoing.copy_(total)
-        return outgoing
-
-    def averages(self):
-        """The part of `block` into which the average of the current exchange goes."""
-        return self.block[self._region]
+    def average(self, divisor):
+        """Sum over the participants of all ranks and divide; the averages go into `block`. Collective on the link."""
+        self._sums.average(divisor, out=self.block[self._region])
 
     def keep_start(self):
         """From now on, keep the rows that a round begins with; see `start_rows`."""

@@ -196,11 +196,7 @@ class ModuleOracle(Oracle):
         self.client.counters = flat.counters
         self.client.num_gradients += 1
         negate_ascent(out, objective.ascent, objective.ascent_scale)
-        if objective.clip_norm is not None:
-            out.mul_((objective.clip_norm / torch.linalg.vector_norm(out)).clamp(max=1))
-        if objective.weight_decay:
-            out.add_(z, alpha=objective.weight_decay)
-        return out
+        return clip_and_decay(out, z, objective.clip_norm, objective.weight_decay)
 
     def _evaluate(self, z, xi, out):
         """Put ∇F_i(z; ξ) into `out` and return F_i(z; ξ) without a graph."""
@@ -240,6 +236,15 @@ def _num_bytes(batch):
     if isinstance(batch, torch.Tensor):
         return batch.nbytes
     return sum(map(_num_bytes, batch)) if isinstance(batch, tuple) else AHEAD
+
+
+def clip_and_decay(gradient, z, clip_norm, weight_decay):
+    """Shorten a gradient [dim] to the norm `clip_norm` unless that is None, then add weight_decay times z; in place."""
+    if clip_norm is not None:
+        gradient.mul_((clip_norm / torch.linalg.vector_norm(gradient)).clamp(max=1))
+    if weight_decay:
+        gradient.add_(z, alpha=weight_decay)
+    return gradient
 
 
 def negate_ascent(gradient, ascent, scale=1.0):

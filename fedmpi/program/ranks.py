@@ -4,10 +4,14 @@ import sys
 import time
 import traceback
 
+from fedmpi.comm.agreement import agree
+from fedmpi.comm.launch import check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
-from fedmpi.errors import AgreedUserError, Diverged, UserError
+from fedmpi.comm.orphan import end_with_launcher
+from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.single import discard_output
 
+STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
 # A launcher drops output that it has not yet passed on when the job aborts (seen with MPICH's).
 OUTPUT_SECONDS = 1.0
 
@@ -16,19 +20,26 @@ def run_program(program, arguments):
     """Run `program(arguments, link)` and end the process with the right exit code.
 
     Errors that are raised on all ranks end them in order: `AgreedUserError` with exit code 2, `Diverged`
-    with 1. Any other error on one rank, also `sys.exit` inside a user's model, aborts the whole job with one
-    line that names rank and client, because the other ranks may wait for this one in a collective and would
-    never end. ``--traceback`` among the arguments also prints the traceback. Collective over all ranks.
+    with 1, `Stopped` with 75. Any other error on one rank, also `sys.exit` inside a user's model, aborts the
+    whole job with one line that names rank and client, because the other ranks may wait for this one in a
+    collective and would never end. ``--traceback`` among the arguments also prints the traceback.
+    Collective over all ranks.
     """
+    end_with_launcher()
     link = MPILink(cuda_aware=cuda_aware_by_environment())
     wants_traceback = "--traceback" in arguments
     try:
+        agree(link, lambda: check_launch(link))
         program(arguments, link)
         link.close()
     except AgreedUserError as error:
         _end_in_order(link, str(error), error if wants_traceback else None, code=2)
     except Diverged as error:
         _end_in_order(link, str(error) if link.rank == 0 else "", None, code=1)
+    except Stopped as stopped:
+        if link.rank == 0:
+            print(f"fedmpi: {stopped}", file=sys.stderr, flush=True)
+        _end_in_order(link, "", None, code=STOPPED)
     except BaseException as error:  # noqa: BLE001  any error must end the job
         _end_at_once(link, error, wants_traceback)
 

@@ -8,8 +8,8 @@ import pathlib
 from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
-from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
-from fedmpi.runs.record import AMOUNTS
+from fedmpi.run_files import CLIENTS, DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
+from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.settings import former_names
 
 
@@ -23,6 +23,8 @@ class RunFolder:
         records: dicts of numbers, one per round, in order; see `fedmpi.runs.record`.
         is_complete: whether the run ended and wrote its model. diverged: why it did not, or "".
         paper: what a preset says about the paper's result, or {}.
+        clients: metric -> a list with each client's last value, {} in a run that did not record them.
+        client_names: one per client, or [].
     """
 
     path: pathlib.Path
@@ -31,6 +33,8 @@ class RunFolder:
     is_complete: bool
     diverged: str
     paper: dict
+    clients: dict = dataclasses.field(default_factory=dict)
+    client_names: list = dataclasses.field(default_factory=list)
 
     @property
     def metrics(self):
@@ -77,10 +81,10 @@ def read_run(folder):
     if not is_run(folder):
         raise UserError(f"{folder}: not a run folder (it contains no {SETTINGS})")
     settings, paper = _read_settings(folder / SETTINGS)
-    records = _read_records(folder / RECORDS)
+    records, clients = _read_records(folder / RECORDS)
     note = folder / DIVERGED
     diverged = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
-    return RunFolder(folder, settings, records, is_complete(folder), diverged, paper)
+    return RunFolder(folder, settings, records, is_complete(folder), diverged, paper, clients, _client_names(folder))
 
 
 def find_runs(paths):
@@ -129,12 +133,12 @@ def _check_settings(path, settings):
 
 
 def _read_records(path):
-    """The records of a file, if there is one; a last line that is still being written is ignored."""
+    """(the records of a file, if there is one, the clients' last values); an unfinished last line is ignored."""
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    by_round = {}
+    by_round, clients = {}, {}
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             record = json.loads(line)
@@ -142,8 +146,18 @@ def _read_records(path):
             record = None
         if not _is_record(record):
             raise UserError(f"{path}: line {number} is not the record of a round")
+        if isinstance(record.get(CLIENTS_KEY), dict):
+            clients = record[CLIENTS_KEY]
         by_round[record["round"]] = {k: v for k, v in record.items() if type(v) in (int, float)}
-    return [by_round[number] for number in sorted(by_round)]
+    return [by_round[number] for number in sorted(by_round)], clients
+
+
+def _client_names(folder):
+    """The clients' names in a run folder; [] if there are none."""
+    try:
+        return json.loads((folder / CLIENTS).read_text(encoding="utf-8"))["names"] or []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _is_record(record):

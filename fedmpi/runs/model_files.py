@@ -36,16 +36,41 @@ def save_model(folder, named_values, rows, description):
         UserError: if a file cannot be written (full disk).
     """
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
-    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
-    hdf5 = io.BytesIO()
-    with h5py.File(hdf5, "w") as file:
-        for name, value in plain.items():
-            file[f"model/{name}"] = value.numpy()
-        for name, row in rows.items():
-            file[f"rows/{name}"] = row.detach().cpu().numpy()
-    _write(folder / MODEL_AND_ROWS, hdf5.getbuffer())
-    _write(folder / MODEL_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode())
-    _write(folder / MODEL, safetensors.torch.save(plain, metadata={"format": "pt"}))
+    for name, content in _encode(plain, rows, description):
+        _write(folder / name, content)
+
+
+def _encode(plain, rows, description):
+    """(file name, its content) of each model file, one after the other; see `save_model`."""
+    yield MODEL_AND_ROWS, _hdf5(plain, rows)
+    yield MODEL_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode()
+    yield MODEL, safetensors.torch.save(plain, metadata={"format": "pt"})
+
+
+def check_savable(module, description):
+    """Try to write the model files of a module, of each tensor one value, and to read them; nothing is left.
+
+    Raises:
+        UserError: one line that names the entry of its state dict that cannot be saved, if one can be named.
+    """
+    model = f"model {type(module).__name__}"
+    try:
+        state = module.state_dict()
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                raise UserError(
+                    f"{model}: the entry '{name}' of its state dict is a {type(value).__name__}: expected tensors "
+                    "only, nothing else is saved"
+                )
+        first = {name: value.detach().reshape(-1)[:1].cpu().clone() for name, value in state.items()}
+        content = dict(_encode(first, {}, description))
+        if safetensors.torch.load(content[MODEL]).keys() != state.keys():
+            raise UserError(f"{model}: its state dict has a name that {MODEL} cannot hold: {', '.join(state)}")
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  a user's state_dict can raise anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{model}: its state dict cannot be saved: {why}") from error
 
 
 def load_model(folder, model=None):
@@ -156,6 +181,23 @@ def _build(folder, constructor):
     except Exception as error:  # noqa: BLE001  importing and building a user's module can raise anything
         text = " ".join(str(error).split())
         raise UserError(f"{folder}: the model cannot be built: {type(error).__name__}: {text}") from error
+
+
+def save_hdf5(path, named_values, rows):
+    """Write the HDF5 file; arguments and errors are those of `save_model`, with the file's path."""
+    _write(path, _hdf5(named_values, rows))
+
+
+def _hdf5(named_values, rows):
+    """The content of the HDF5 file."""
+    # In memory first: the HDF5 library crashes if the disk fills up while it writes.
+    hdf5 = io.BytesIO()
+    with h5py.File(hdf5, "w") as file:
+        for name, value in named_values.items():
+            file[f"model/{name}"] = value.detach().cpu().contiguous().numpy()
+        for name, row in rows.items():
+            file[f"rows/{name}"] = row.detach().cpu().numpy()
+    return hdf5.getbuffer()
 
 
 def _write(path, content):

@@ -1,53 +1,113 @@
 """Recording a run: the run folder, one line per round, and the progress that the user sees."""
 
 import json
+import os
 import pathlib
+import shutil
 import sys
 
 import yaml
 from tqdm import tqdm
 
 from fedmpi.errors import UserError
-from fedmpi.run_files import DIVERGED, RECORDS, SETTINGS
+from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
+from fedmpi.runs.folder import is_complete
+from fedmpi.runs.record import CLIENTS_KEY
+from fedmpi.runs.state_file import Damaged
+
+LONGEST_LINE = 1 << 20  # bytes of a record
 
 
 class Recorder:
     """Writes the record of one run, on rank 0.
 
     Args:
-        out: folder of the run folders; made if missing.
-        name: of the run folder, or None for `prefix` and a number.
-        prefix: beginning of that name.
-        settings: nested dict, written to the run folder.
+        folder: path of the run folder, which exists (`make_run_folder`); its records are gone on with.
         num_rounds: of the run, for the progress bar.
 
+    Attributes:
+        last: the last record, {} if there is none.
+
     Raises:
-        UserError: if the folder exists or cannot be written.
+        UserError: if the folder cannot be written.
     """
 
-    def __init__(self, out, name, prefix, settings, num_rounds):
-        self.folder = _make_folder(pathlib.Path(out), name, prefix)
+    def __init__(self, folder, num_rounds):
+        self.folder = folder
         try:
-            (self.folder / SETTINGS).write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-            self._lines = open(self.folder / RECORDS, "w", encoding="utf-8")  # noqa: SIM115  closed by `close`
+            self._lines = open(folder / RECORDS, "a+b")  # noqa: SIM115  closed by `close`
+        except OSError as error:
+            raise UserError(f"run folder {folder}: cannot be written: {error.strerror}") from None
+        self._num_rounds = num_rounds
+        self._bar, self.last = None, {}
+
+    def begin(self, settings, position=0):
+        """Forget the records behind a position, write the settings, and show that training begins.
+
+        Args:
+            settings: nested dict, written to the run folder. position: what `position` returned; 0: no records.
+
+        Raises:
+            UserError: if the folder cannot be written.
+        """
+        try:
+            part = self.folder / f"{SETTINGS}.part"
+            part.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+            part.replace(self.folder / SETTINGS)
+            self._lines.truncate(position)
+            for name in (MODEL, FORMER_MODEL, DIVERGED):  # of the run as it was before it went on
+                (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
-        self._num_rounds = num_rounds
-        self._bar = None
-
-    def begin(self):
-        """Show that training begins."""
+        self.last = self._last_line(position)
         if sys.stderr.isatty():
-            self._bar = tqdm(total=self._num_rounds, unit="round", dynamic_ncols=True)
+            done = self.last.get("round", 0)
+            self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
+
+    def position(self):
+        """Where the records of the rounds so far end, in bytes."""
+        return self._lines.seek(0, os.SEEK_END)
+
+    def is_finished(self, num_rounds):
+        """Whether the folder has the model of a run of so many rounds."""
+        return is_complete(self.folder) and self._last_line(self.position()).get("round") == num_rounds
+
+    def check(self, position, num_rounds):
+        """Check that the record of a round ends at a position.
+
+        Raises:
+            Damaged: if it does not.
+        """
+        if self.position() < position or self._last_line(position).get("round") != num_rounds:
+            raise Damaged(
+                f"{self.folder / RECORDS}: the record of round {num_rounds} does not end at byte {position:,}"
+            )
+
+    def sync(self):
+        """Bring the records to the disk."""
+        os.fsync(self._lines.fileno())
+
+    def _last_line(self, position):
+        """The record that ends at a position; {} if none does."""
+        begin = max(0, position - LONGEST_LINE)
+        self._lines.seek(begin)
+        lines = self._lines.read(position - begin).splitlines(keepends=True)
+        try:
+            return json.loads(lines[-1]) if lines and lines[-1].endswith(b"\n") else {}
+        except ValueError:
+            return {}
 
     def round(self, record, metrics):
         """Write one round.
 
         Args:
             record: the amounts and the loss of the round, see `fedmpi.runs.record`.
-            metrics: name -> number, {} if the model was not evaluated.
+            metrics: name -> number, {} if the model was not evaluated; its attribute `clients`, if it has one,
+                name -> a list with each client's number.
         """
-        self._lines.write(json.dumps({**record, **metrics}) + "\n")
+        clients = getattr(metrics, "clients", {})
+        self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
+        self._lines.write(json.dumps(self.last).encode() + b"\n")
         self._lines.flush()
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         if self._bar is not None:
@@ -68,7 +128,37 @@ class Recorder:
         self._lines.close()
 
 
-def _make_folder(out, name, prefix):
+def clear_run_folder(folder):
+    """Remove the folder of a run that ended before its first checkpoint; nothing else.
+
+    Raises:
+        UserError: if it cannot be removed.
+    """
+    if not folder.is_dir():
+        return
+    begun = {f"{SETTINGS}.part", RECORDS}  # a run makes them before its settings
+    if (folder / SETTINGS).is_file() or {path.name for path in folder.iterdir()} <= begun:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise UserError(f"run folder {error.filename}: cannot be removed: {error.strerror}") from None
+
+
+def make_run_folder(out, name, prefix):
+    """Make a run folder.
+
+    Args:
+        out: folder of the run folders; made if missing.
+        name: of the run folder, or None for `prefix` and a number.
+        prefix: beginning of that name.
+
+    Returns:
+        its `pathlib.Path`.
+
+    Raises:
+        UserError: if it exists or cannot be made.
+    """
+    out = pathlib.Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         if name is not None:
@@ -85,7 +175,9 @@ def _make_folder(out, name, prefix):
                 number += 1
     except FileExistsError as error:
         what = "is a file" if pathlib.Path(error.filename).is_file() else "exists already"
-        raise UserError(f"run folder {error.filename}: {what}; choose another --name or --out") from None
+        raise UserError(
+            f"run folder {error.filename}: {what}; choose another --name or --out, or go on with --resume"
+        ) from None
     except OSError as error:
         raise UserError(
             f"run folder {error.filename}: cannot be made: {error.strerror}; choose another --out"

@@ -28,10 +28,10 @@ from fedmpi.sweep.choice import (
 from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
 from fedmpi.sweep.slurm import job_array
-from fedmpi.text import format_seconds
+from fedmpi.text import format_ranges, format_seconds
 
 COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
-TEMPLATE = pathlib.Path("slurm") / "train.sbatch"
+TEMPLATE = pathlib.Path(__file__).parents[1] / "slurm" / "sweep.sbatch"
 DESCRIPTION = """\
 Train with every combination of some settings, and choose the best by a metric on held-out training data.
 
@@ -82,7 +82,13 @@ def make_parser():
     )
     parser.add_argument("--emit-slurm", type=pathlib.Path, metavar="FILE", help="write a job array instead of running")
     parser.add_argument(
-        "--template", type=pathlib.Path, metavar="FILE", help=f"job script to start from; default: {TEMPLATE}"
+        "--template", type=pathlib.Path, metavar="FILE", help="job script to start from; default: slurm/sweep.sbatch"
+    )
+    parser.add_argument(
+        "--todo", action="store_true", help="only print the numbers of the runs that are to be made, for sbatch --array"
+    )
+    parser.add_argument(
+        "--words", type=int, metavar="N", help="only print the arguments of fedmpi.train that make run number N"
     )
     parser.add_argument("--table", action="store_true", help="start nothing, only show the results so far")
     return parser
@@ -100,13 +106,22 @@ def _run(arguments):
         check_metric(options.metric)
     plan = make_plan(options.out.absolute(), options.plan, options.grid, common)
     added = _complete(plan.common, options)
+    if options.words is not None:
+        _print_words(plan, options.words)
+        return
     todo = [run for run in plan.runs if outcome(plan.folder(run)) in ("missing", "broken")]
     if not options.table:
         _check_runs(plan, todo, added)
         _claim_folder(plan)
+    if options.todo:
+        if not todo:
+            raise UserError("every run has ended: nothing to submit; --table shows the results")
+        print(format_ranges(_numbers(plan, todo)))
+        return
+    if not options.table:
         print(f"{len(plan.runs)} runs, {len(todo)} of them to be made, in {options.out}", flush=True)
     if options.emit_slurm:
-        _emit(options, plan, todo)
+        _emit(options, plan, todo, common)
         return
     if not options.table:
         ranks = options.ranks or 1
@@ -238,14 +253,31 @@ def _choose(plan, options):
     print(f"to train with it on all data: python -m fedmpi.train --config {options.out / BEST}")
 
 
-def _emit(options, plan, todo):
-    """Write a job array for the runs that have not ended."""
+def _numbers(plan, runs):
+    """The numbers of some runs of a plan."""
+    return [number for number, run in enumerate(plan.runs) if run in runs]
+
+
+def _print_words(plan, number):
+    """Print the arguments of a run, one a line; nothing if the run has ended."""
+    if not 0 <= number < len(plan.runs):
+        raise UserError(f"--words {number}: expected the number of a run, 0 to {len(plan.runs) - 1}")
+    run = plan.runs[number]
+    if outcome(plan.folder(run)) in ("missing", "broken"):
+        print(*plan.arguments(run), sep="\n")
+
+
+def _emit(options, plan, todo, common):
+    """Write a job array for the runs that have not ended; `common` are the user's arguments for all runs."""
     if not todo:
         raise UserError("every run has ended: nothing to submit; --table shows the results")
-    here = TEMPLATE if TEMPLATE.is_file() else pathlib.Path(__file__).parents[2] / TEMPLATE
-    template = options.template or here
+    words = [f"--out={plan.out}", *(f"--grid={axis}" for axis in options.grid)]
+    words += [f"--plan={options.plan.absolute()}"] if options.plan else []
+    words += [f"--metric={options.metric}"] if options.metric else []
+    template = options.template or TEMPLATE
     try:
-        text = job_array(template.read_text(encoding="utf-8"), plan, todo, options.ranks, options.at_a_time)
+        text = template.read_text(encoding="utf-8")
+        text = job_array(text, [*words, *common], _numbers(plan, todo), options.ranks, options.at_a_time)
         options.emit_slurm.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror} (--template names a job script)") from None

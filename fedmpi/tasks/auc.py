@@ -9,9 +9,12 @@ from torch import nn
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.source import names_silos
 from fedmpi.errors import UserError
+from fedmpi.run_files import ROC
 from fedmpi.settings import setting
-from fedmpi.tasks.base import constructor_of
+from fedmpi.tasks.base import Metrics, constructor_of
 from fedmpi.tasks.classification import Classification, LoadedClassification
+
+ROC_POINTS = 300  # most points of the ROC curve in a run folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,20 @@ def roc_auc(scores, positive):
     ranks = (np.cumsum(number) - (number - 1) / 2)[which]  # from 1; equal scores share their mean rank
     num_positive, num_negative = positive.sum(), (~positive).sum()
     return float((ranks[positive].sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
+
+
+def roc_points(scores, positive):
+    """[n, 2] the share of false positives and of true positives for falling thresholds, from (0, 0) to (1, 1).
+
+    Args:
+        scores, positive: see `roc_auc`. Of more than `ROC_POINTS` thresholds, some are left out.
+    """
+    order = np.argsort(-np.asarray(scores), kind="stable")
+    is_last = np.append(np.diff(np.asarray(scores)[order]) != 0, True)  # of equal scores
+    hits = np.asarray(positive, dtype=bool)[order]
+    points = np.stack([np.cumsum(~hits) / (~hits).sum(), np.cumsum(hits) / hits.sum()], axis=1)[is_last]
+    points = np.concatenate([np.zeros((1, 2)), points])
+    return points[np.unique(np.linspace(0, len(points) - 1, min(len(points), ROC_POINTS)).round().astype(int))]
 
 
 class Scorer(nn.Module):
@@ -143,12 +160,23 @@ class LoadedAUC(LoadedClassification):
         return auc_loss(torch.sigmoid(module(inputs)), labels, p, module.auc.a, module.auc.b, module.auc.w)
 
     def evaluate(self, module, link):
-        objective = sum(self._objective(module, client) for client in self._train)
-        metrics = {"train_loss": link.allgather([objective]).sum() / self._context.num_clients}
+        losses = [self._objective(module, client) for client in self._train]
+        metrics = {"train_loss": link.allgather([sum(losses)]).sum() / self._context.num_clients}
+        clients = {"train_loss": link.allgatherv(losses)}
         for name, samples in self._scored().items():
-            outputs, positive = (link.allgatherv(values) for values in _scored(module, samples))
+            scored = [_scored(module, part) for part in samples]
+            here = [np.concatenate([np.empty(0), *values]) for values in zip(*scored)] or [np.empty(0)] * 2
+            outputs, positive = map(link.allgatherv, here)
             metrics[name] = roc_auc(outputs, positive)
-        return metrics
+            if name == "auc":
+                self._roc = roc_points(outputs, positive)
+            if name != "auc" or not self._is_shared:
+                clients[name] = link.allgatherv([_own_auc(*part) for part in scored])
+        return Metrics(metrics, clients)
+
+    def write_result(self, module, folder):
+        lines = [f"{false:.6g},{true:.6g}" for false, true in self._roc]
+        (folder / ROC).write_text("\n".join(["false positives,true positives", *lines, ""]), encoding="utf-8")
 
     def _scored(self):
         """Metric -> the samples of this rank that it is computed on."""
@@ -162,11 +190,15 @@ class LoadedAUC(LoadedClassification):
         return total / samples.num
 
 
-def _scored(module, tests):
-    """(outputs, labels) of all of a rank's samples; the outputs are in the order of their scores."""
+def _own_auc(outputs, positive):
+    """`roc_auc`, or nan if there are not both kinds of samples."""
+    return roc_auc(outputs, positive) if 0 < positive.sum() < len(positive) else np.nan
+
+
+def _scored(module, samples):
+    """(outputs, labels) of `Samples`; the outputs are in the order of their scores."""
     outputs, labels = [np.empty(0)], [np.empty(0)]
-    for samples in tests:
-        for inputs, positive in samples.all():
-            outputs.append(module(inputs).double().cpu().numpy())
-            labels.append(positive.cpu().numpy())
+    for inputs, positive in samples.all():
+        outputs.append(module(inputs).double().cpu().numpy())
+        labels.append(positive.cpu().numpy())
     return np.concatenate(outputs), np.concatenate(labels)

@@ -68,11 +68,24 @@ class Task:
         raise NotImplementedError
 
 
+class Metrics(dict):
+    """What an evaluation measured: name -> float, and of each client.
+
+    Attributes:
+        clients: name -> [N] values, client by client; nan where a client has nothing to measure it on.
+    """
+
+    def __init__(self, values, clients=()):
+        super().__init__(values)
+        self.clients = dict(clients)
+
+
 class LoadedTask:
     """A task with this rank's data in memory.
 
     Attributes:
         shape, num_classes: of the inputs and labels, for models; default_model: a model's name.
+        client_names: one per client of the federation, or None; from `synchronise` on.
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
         random_batches: whether `batch` draws from torch's generator (augmentation), which is then seeded before it.
@@ -81,6 +94,7 @@ class LoadedTask:
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
     """
 
+    client_names = None
     default_model = None
     goal = ("train_loss", -1)
     ascent_scale = 1.0
@@ -98,6 +112,9 @@ class LoadedTask:
             return model_class(**self.model_arguments(model_class, model_settings))
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"model {model_class.__name__}: {' '.join(str(error).split())}") from error
+        except Exception as error:  # noqa: BLE001  a user's class can raise anything
+            kind = type(error).__name__
+            raise UserError(f"model {model_class.__name__}: {kind}: {' '.join(str(error).split())}") from error
 
     def model_arguments(self, model_class, model_settings):
         """Name -> value of the arguments that a model is built with: those that the data give, and its settings."""
@@ -127,7 +144,9 @@ class LoadedTask:
         try:
             with torch.no_grad():
                 self.loss(module, self.batch(client, sample))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001  a user's module can raise anything
             raise UserError(
                 f"model {type(module).__name__} does not work on inputs of shape {list(self.shape)} "
                 f"with {self.num_classes} classes: {' '.join(str(error).split())}"
@@ -164,7 +183,7 @@ class LoadedTask:
         raise NotImplementedError
 
     def evaluate(self, module, link):
-        """Metrics of `module` over all ranks' data, as name -> float. Collective on the link.
+        """`Metrics` of `module` over all ranks' data: name -> float. Collective on the link.
 
         "train_loss" is the objective that the papers plot: the mean of f_i over the clients.
         "test_loss" and the task's own metrics come from the test set, those that begin with

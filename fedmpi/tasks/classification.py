@@ -1,20 +1,22 @@
 """Classification of images or feature vectors with cross entropy."""
 
 import dataclasses
+import json
 
 import numpy as np
 from torch.nn import functional
 
+from fedmpi.comm.agreement import agree
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
 from fedmpi.data.shared_file import ClientRows
-from fedmpi.data.source import HDF5Source, names_silos, open_source, silo_path
+from fedmpi.data.source import SILO_NAME, HDF5Source, names_silos, open_source, silo_path
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
-from fedmpi.run_files import PARTITION
+from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import LoadedTask, Metrics, Task
 
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
@@ -45,7 +47,7 @@ class Classification(Task):
         return LoadedClassification(self, context, *self.open(context, partition))
 
     def open(self, context, partition):
-        """The data of `LoadedClassification`: sources, parts, rows, tests."""
+        """The data of `LoadedClassification`: sources, parts, rows, tests, names."""
         return (_open_silos if names_silos(self.data) else _open_shared)(self, context, partition)
 
     def version(self, source, seed):
@@ -54,13 +56,14 @@ class Classification(Task):
 
 
 def _open_shared(task, context, partition):
-    """One source that all ranks read: (client -> source, parts of all clients, their rows, test rows)."""
+    """One source that all ranks read: (client -> source, parts of all clients, their rows, test rows, names)."""
     source = task.version(open_source(task.data, context.data_dir), context.seed)
     parts = partition.split_source(source, context.num_clients, context.seed)
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
     num_test = len(source.labels["test"])
     edges = [num_test * rank // context.num_ranks for rank in (context.rank, context.rank + 1)]
-    return dict.fromkeys(context.clients, source), parts, rows, [(source, np.arange(*edges))]
+    tests, names = [(source, np.arange(*edges))], partition.names(source, parts)
+    return dict.fromkeys(context.clients, source), parts, rows, tests, names
 
 
 def _open_silos(task, context, partition):
@@ -68,13 +71,13 @@ def _open_silos(task, context, partition):
     name = command_name(type(partition))
     if name != (task.partition or "even") or partition != type(partition)():  # the user chose one
         raise UserError(f"partition {name}: silo files {task.data} are split already: leave --partition out")
-    sources = {
-        client: task.version(HDF5Source(silo_path(task.data, client)), context.seed) for client in context.clients
-    }
+    files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
+    names = [words([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
+    sources = {client: task.version(file, context.seed) for client, file in files.items()}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
     tests = [(source, np.arange(len(source.labels["test"]))) for source in sources.values()]
-    return sources, everything, _LocalRows(rows), tests
+    return sources, everything, _LocalRows(rows), tests, names
 
 
 class _LocalRows:
@@ -95,13 +98,14 @@ class LoadedClassification(LoadedTask):
         sources: client -> `Source` of each client of this rank.
         parts: client -> indices, of all clients of the federation where they share a file.
         rows: `rows.collect(link)` gives client -> [n, ...] array.
-        tests: [(source, indices)] of this rank's share of the test set.
+        tests: [(source, indices)] of this rank's share of the test set; of silo files one per client.
+        names: of this rank's clients if they have files of their own, else of all clients, or None.
     """
 
     goal = ("accuracy", 1)
     random_loss = False
 
-    def __init__(self, settings, context, sources, parts, rows, tests):
+    def __init__(self, settings, context, sources, parts, rows, tests, names):
         source = sources[context.clients[0]]
         self._settings, self._context, self._parts, self._rows = settings, context, parts, rows
         self._own = {  # client -> those of its rows that it trains on, and those that are held out
@@ -124,6 +128,7 @@ class LoadedClassification(LoadedTask):
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
         self._tests = [self._read_test(own, at) for own, at in tests]
+        self._names = names
 
     def _read_test(self, source, indices):
         """The test samples of a source at sorted `indices`."""
@@ -140,16 +145,18 @@ class LoadedClassification(LoadedTask):
         _check_equal(link, self._facts, self._settings.data)
         self.num_classes = int(link.allgather([self.num_classes]).max())
         rows = self._rows.collect(link)
-        self._train = {
-            client: self._samples(rows[client][training], self._labels[client])
-            for client, (training, _) in self._own.items()
-        }
-        self._held = [
-            self._samples(rows[client][held], self._held_labels[client]) for client, (_, held) in self._own.items()
-        ]
+        self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._rows = self._labels = self._held_labels = None
+        self._clients = self._describe_clients(link)
+        self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
             raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
+
+    def _split_rows(self, rows):
+        """({client: its training samples}, [its held-out samples]) of client -> rows."""
+        own = self._own.items()
+        train = {client: self._samples(rows[client][used], self._labels[client]) for client, (used, _) in own}
+        return train, [self._samples(rows[client][held], self._held_labels[client]) for client, (_, held) in own]
 
     def _samples(self, rows, labels):
         return Samples.from_arrays(rows, labels, *self._normalisation, self._context)
@@ -165,8 +172,9 @@ class LoadedClassification(LoadedTask):
         return functional.cross_entropy(module(inputs), labels)
 
     def evaluate(self, module, link):
-        objective = sum(_sums(module, samples)[0] / samples.num for samples in self._train.values())
-        here = [objective, *_totals(module, self._tests), *_totals(module, self._held)]
+        losses = [_sums(module, samples)[0] / samples.num for samples in self._train.values()]
+        tests, held = ([_totals(module, samples) for samples in parts] for parts in (self._tests, self._held))
+        here = [sum(losses), *np.sum([np.zeros(3), *tests], axis=0), *np.sum([np.zeros(3), *held], axis=0)]
         objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
         metrics = {
             "train_loss": objective / self._context.num_clients,
@@ -175,7 +183,12 @@ class LoadedClassification(LoadedTask):
         }
         if num_held:
             metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
-        return metrics
+        clients = {"train_loss": losses}
+        if not self._is_shared:
+            clients |= _per_sample("test_loss", "accuracy", tests)
+        if num_held:
+            clients |= _per_sample("holdout_loss", "holdout_accuracy", held)
+        return Metrics(metrics, {name: link.allgatherv(values) for name, values in clients.items()})
 
     def describe_inputs(self):
         mean, std = map(list, self._normalisation)
@@ -187,6 +200,16 @@ class LoadedClassification(LoadedTask):
         if self._is_shared:
             parts = map(self._file_rows, self._parts)
             write_partition(folder / PARTITION, parts, self._settings.data)
+        (folder / CLIENTS).write_text(json.dumps(self._clients) + "\n", encoding="utf-8")
+
+    def _describe_clients(self, link):
+        """{"names": a list of str, or None, "samples": numbers of training samples} of all clients. Collective."""
+        names = self._names
+        if not self._is_shared:  # a rank knows those of its own clients
+            names = gather_lines(link, names)
+            names = names if any(names) else None
+        samples = link.allgatherv([self._train[client].num for client in self._train])
+        return {"names": names, "samples": samples.astype(int).tolist()}
 
 
 def words(values):
@@ -206,17 +229,28 @@ def _check_equal(link, facts, data):
     Raises:
         UserError: on every rank, with the first client that differs from client 0.
     """
-    mine = "".join(f"{line}\n" for line in facts).encode()
-    lines = link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().splitlines()
+    lines = gather_lines(link, facts)
     for client, line in enumerate(lines):
         if line != lines[0]:
             raise UserError(f"{data}: client {client} has {line}; client 0 has {lines[0]}: expected the same")
 
 
-def _totals(module, parts):
-    """Sum of losses, number of correct answers, number of samples, over a list of `Samples`."""
-    sums = [(*_sums(module, samples), samples.num) for samples in parts]
-    return np.sum(sums, axis=0) if sums else np.zeros(3)
+def gather_lines(link, lines):
+    """All ranks' lines of text in one list, in rank order. Collective on the link."""
+    mine = "".join(f"{line}\n" for line in lines).encode()
+    return link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().split("\n")[:-1]
+
+
+def _per_sample(loss, accuracy, totals):
+    """Name -> a value per client, of its [sum of losses, number of correct answers, number of samples]."""
+    sums = np.reshape(totals, (-1, 3))
+    number = np.where(sums[:, 2] > 0, sums[:, 2], np.nan)
+    return {loss: sums[:, 0] / number, accuracy: sums[:, 1] / number}
+
+
+def _totals(module, samples):
+    """[sum of losses, number of correct answers, number of samples] of `Samples`."""
+    return np.array([*_sums(module, samples), samples.num])
 
 
 def _sums(module, samples):

@@ -15,7 +15,7 @@ from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_e
 from fedmpi.errors import UserError
 from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import LoadedTask, Metrics, Task
 
 TEST_PARTS = 20  # columns of the test text; fixed, so that the result does not depend on the ranks
 
@@ -174,11 +174,12 @@ class LoadedLanguage(LoadedTask):
         objective = sum(loss / number for loss, number in train)
         held = self._sum(module, [stream[:most] for stream in self._held])
         total = link.allgather(np.array([objective, *test, *held])).sum(0)
+        clients = {"train_loss": link.allgatherv([loss / number for loss, number in train])}
         metrics = {"train_loss": total[0] / self._context.num_clients}
         metrics |= {"test_loss": total[1] / total[2], "perplexity": _perplexity(total[1] / total[2])}
         if self._context.holdout:
             metrics |= {"holdout_loss": total[3] / total[4], "holdout_perplexity": _perplexity(total[3] / total[4])}
-        return metrics
+        return Metrics(metrics, clients)
 
     def _sum(self, module, streams):
         """(sum of losses, number of words) over streams, each read from an empty hidden state."""

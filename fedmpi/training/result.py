@@ -1,15 +1,20 @@
 """The result of a run: which iterate it is, its files, and the closing table. Not collective."""
 
 import math
+import pathlib
+import shutil
+import tempfile
 
 import torch
 
-import fedmpi
+from fedmpi.errors import UserError
 from fedmpi.registry import command_name
-from fedmpi.runs.model_files import save_model
+from fedmpi.run_files import KEPT
+from fedmpi.runs.model_files import save_hdf5, save_model
+from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
-from fedmpi.text import format_bytes, table
-from fedmpi.training.build import model_class
+from fedmpi.text import format_bytes, spread_in_words, table
+from fedmpi.training.model import describe_model
 
 
 class ResultRule:
@@ -35,6 +40,22 @@ class ResultRule:
             if value > (-math.inf if federation.selected is None else federation.selected.value):
                 federation.select(value)
 
+    def check(self, federation):
+        """Check that the round drawn for "uniform" is still to come or kept, if a resumed run asks for more rounds.
+
+        Raises:
+            UserError: if it is lost.
+        """
+        if self._rule != "uniform":
+            return
+        if self._drawn > federation.round_index:
+            federation.selected = None  # of a round that was drawn among fewer
+        elif federation.selected is None or federation.selected.round != self._drawn:
+            raise UserError(
+                f"result = uniform: among so many rounds, round {self._drawn} is drawn, which has passed and was not "
+                "kept; begin a new run to ask for more rounds"
+            )
+
     def describe(self, kept):
         """In words, which iterate is the result; `kept` is `federation.selected`."""
         if kept is None:
@@ -58,16 +79,45 @@ def save(job, recorder):
     else:
         x, buffers, rows = kept.x, kept.buffers, {"x": kept.x}  # the other rows belong to the last iterate
     flat.point_counters_at(federation.clients[0].counters)
-    save_model(recorder.folder, flat.named_values(x, buffers), rows, _description(job))
+    values, description = flat.named_values(x, buffers), describe_model(job.config, job.task)
+    try:
+        save_model(recorder.folder, values, rows, description)
+    except UserError as error:
+        raise UserError(f"{error}; {_save_elsewhere(recorder.folder.name, values, rows, description)}") from error
     job.task.write_result(flat.module, recorder.folder)
 
 
-def _description(job):
-    """The content of model.json, see `fedmpi.runs.model_files`."""
-    config, task = job.config, job.task
-    constructor = task.constructor(model_class(config, task), config.model_settings)
-    facts = {"fedmpi": fedmpi.__version__, "task": command_name(type(config.task)), "model": constructor}
-    return {**facts, **task.describe_inputs()}
+def _save_elsewhere(name, values, rows, description):
+    """Write the model files where there is room: a new folder in the current folder or that of temporary files.
+
+    Args:
+        name: of the run folder. values, rows, description: see `save_model`.
+
+    Returns:
+        in words, where they are.
+    """
+    for place in (pathlib.Path.cwd(), pathlib.Path(tempfile.gettempdir())):
+        folder = None
+        try:
+            folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-result-", dir=place))
+            save_model(folder, values, rows, description)
+            return f"the model is in {folder}"
+        except (OSError, UserError):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+    return "no other folder has room for the model: it is lost"
+
+
+def save_kept(job, recorder):
+    """Write the model that the result rule kept, of a run that has no result; rank 0 only. Returns its path.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    kept, path = job.federation.selected, recorder.folder / KEPT
+    job.flat.point_counters_at(job.federation.clients[0].counters)
+    save_hdf5(path, job.flat.named_values(kept.x, kept.buffers), {"x": kept.x})
+    return path
 
 
 def closing_table(job, record, metrics, result):
@@ -92,6 +142,7 @@ def closing_table(job, record, metrics, result):
                 f"{record['round']} ({record['iteration']} local steps, {record['gradients']:,} gradients in all)",
             ),
             *((name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()),
+            *_client_lines(job, metrics),
             ("local steps", share(record["local_seconds"])),
             ("communication", f"{share(record['communication_seconds'])}, {link.summed_by}"),
             ("evaluation", share(record["evaluation_seconds"])),
@@ -100,6 +151,15 @@ def closing_table(job, record, metrics, result):
             ("result", result),
         ]
     )
+
+
+def _client_lines(job, metrics):
+    """(name, text) of what was measured on data of each client's own, besides the training loss."""
+    names = job.task.client_names or ()
+    for name, values in getattr(metrics, "clients", {}).items():
+        if name != "train_loss" and len(values) > 1:
+            text = spread_in_words(values, names, less_is_better(name))
+            yield f"{name.replace('_', ' ')} of clients", text
 
 
 def _with_paper(job, metric, value):

@@ -128,10 +128,13 @@ def test_roles():
     for name, its_role in settings.roles(Run).items():
         by_role.setdefault(its_role, set()).add(name)
     assert by_role["seed"] == {"seed"}
-    assert by_role["place"] == {"data_dir", "out", "name", "ranks"}
+    assert by_role["place"] == {
+        "data_dir", "out", "name", "ranks",
+        "resume", "checkpoint_every", "checkpoint_minutes", "checkpoint_keep", "checkpoint_clients",
+    }  # fmt: skip
     assert by_role["speed"] == {
-        "eval_every", "device", "threads", "transport", "channels_last", "direct_gradients", "fused_update",
-        "tune_malloc",
+        "eval_every", "device", "threads", "transport", "reduction", "timeout", "check_replicas", "channels_last",
+        "direct_gradients", "fused_update", "tune_malloc",
     }  # fmt: skip
     assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}
     assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [

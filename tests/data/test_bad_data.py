@@ -8,6 +8,7 @@ from conftest import train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedmpi.comm.link import SoloLink
 from fedmpi.data.partitions import Column, Dirichlet, Even
 from fedmpi.data.source import HDF5Source, open_source, silo_path
 from fedmpi.errors import UserError
@@ -217,3 +218,12 @@ def test_training_on_broken_files_ends_with_one_line(tmp_path):
     assert len(lines) == 1 and "silo_1.h5: cannot be read as HDF5" in lines[0]
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("value", "attributes"), [(3e38, {}), (1.0, {"std": [1e-300]}), (5.0, {"std": [1e-25]})])
+def test_values_too_large_to_compute_with_are_blamed_on_the_data(tmp_path, value, attributes):
+    images = with_value(IMAGES, value)
+    path = write(tmp_path / "data.h5", attributes, train__images=images, test__images=IMAGES[:20].astype(np.float32))
+    loaded = load(path) if attributes == {} else None
+    with pytest.raises(UserError, match="the samples: values from .* become inputs as large as .*: expected at most"):
+        (loaded or load(path)).synchronise(SoloLink())

@@ -4,44 +4,46 @@ import pytest
 import torch
 
 from fedmpi.algorithms import FAFED, FedAvg
+from fedmpi.comm.link import SoloLink
 from fedmpi.federation.rows import RowStore
-
-
-def make_store(algorithm, dim, num_local, num_buffers=0):
-    return RowStore(algorithm, dim, num_buffers, num_local, torch.float32)
+from fedmpi.federation.sums import make_sums
 
 
 @pytest.mark.parametrize("num_local", [1, 3])
 def test_exchanged_rows_are_one_contiguous_block(num_local):
-    store = make_store(FAFED(), 5, num_local, num_buffers=2)
-    # the buffers travel behind the last row
-    for rows, start, stop in ((("x", "m", "v"), 0, 17), (("m", "v"), 5, 17), (("x",), 0, 5), ((), 0, 0)):
-        store.begin_exchange(rows, first_in_round=True)
-        assert store.averages().numel() == stop - start
-        if rows:
-            assert store.averages().data_ptr() == store.block[start:].data_ptr()
-    with pytest.raises(ValueError, match="not consecutive"):
-        store.begin_exchange(("x", "v"), first_in_round=True)
+    store = RowStore(FAFED(), dim=5, num_buffers=2, num_local=num_local, dtype=torch.float32)
     rows = store.client_rows(0)
     assert rows["m"].data_ptr() == rows["x"].data_ptr() + 5 * 4
     assert rows["v"].data_ptr() == rows["m"].data_ptr() + 5 * 4
-    assert store.work_buffers.data_ptr() == rows["v"].data_ptr() + 5 * 4
+    assert store.work_buffers.data_ptr() == rows["v"].data_ptr() + 5 * 4  # the buffers travel behind the last row
+    assert store.buffers.numel() == 2
+    with pytest.raises(ValueError, match="not consecutive"):
+        store.begin_exchange(("x", "v"), True)
 
 
 def test_one_client_per_rank_copies_nothing():
-    store = make_store(FAFED(), 5, num_local=1)
+    store = RowStore(FAFED(), dim=5, num_buffers=0, num_local=1, dtype=torch.float32)
     client, averaged = store.client_rows(0), store.averaged_rows()
-    store.begin_exchange(("x", "m", "v"), first_in_round=True)
-    store.begin_turn(0)
-    store.end_turn(0, weight=1)
     for name in ("x", "m", "v"):
         assert client[name].data_ptr() == averaged[name].data_ptr()
-    assert store.sum().data_ptr() == store.averages().data_ptr() == client["x"].data_ptr()
+    assert store.outgoing.data_ptr() == client["x"].data_ptr()
+
+
+def averaged(sums, values, participants):
+    """x after an exchange in which each participant sends its value; the sum of all of them."""
+    store = RowStore(FedAvg(), dim=1, num_buffers=0, num_local=len(values), dtype=torch.float32, sums=sums)
+    store.begin_exchange(("x",), True, participants)
+    for client in participants:
+        store.begin_turn(client)
+        store.client_rows(client)["x"].fill_(values[client])
+        store.end_turn(client, 1)
+    store.average(1)
+    return store.averaged_rows()["x"].item()
 
 
 @pytest.mark.parametrize("num_turns", range(1, 9))
-def test_sums_over_a_ranks_clients_are_pairwise(num_turns):
-    store = make_store(FedAvg(), 1, num_local=8)
+@pytest.mark.parametrize("reduction", ["plain", "reproducible"])
+def test_sums_over_a_ranks_clients_are_pairwise(num_turns, reduction):
     values = torch.rand(num_turns) * 10.0 ** torch.randint(-6, 6, (num_turns,))
 
     def tree(terms):
@@ -50,17 +52,23 @@ def test_sums_over_a_ranks_clients_are_pairwise(num_turns):
         left = 1 << ((len(terms) - 1).bit_length() - 1)
         return tree(terms[:left]) + tree(terms[left:])
 
-    store.begin_exchange(("x",), first_in_round=True)
-    for turn, value in enumerate(values):
-        store.begin_turn(turn)
-        store.client_rows(turn)["x"].fill_(value)
-        store.end_turn(turn, weight=1)
-    assert store.sum().item() == tree(list(values)).item()
+    link = SoloLink()
+    link.reduction = reduction
+    assert averaged(make_sums(link, range(num_turns)), values, range(num_turns)) == tree(list(values)).item()
 
 
-def test_nobody_working_sums_to_zero():
-    for num_local in (1, 2):
-        store = make_store(FedAvg(), 3, num_local)
-        store.client_rows(0)["x"].fill_(7)
-        store.begin_exchange(("x",), first_in_round=True)
-        assert torch.equal(store.sum(), torch.zeros(3))
+def test_absent_clients_are_left_out_of_the_tree():
+    values = torch.rand(8) * 10.0 ** torch.randint(-6, 6, (8,))
+    link = SoloLink()
+    link.reduction = "reproducible"
+    expected = values[1] + (values[4] + (values[6] + values[7]))
+    assert averaged(make_sums(link, range(8)), values, (1, 4, 6, 7)) == expected.item()
+
+
+@pytest.mark.parametrize("num_local", [1, 2])
+def test_nobody_working_sums_to_zero(num_local):
+    store = RowStore(FedAvg(), dim=3, num_buffers=0, num_local=num_local, dtype=torch.float32)
+    store.client_rows(0)["x"].fill_(7)
+    store.begin_exchange(("x",), True)
+    store.average(1)
+    assert torch.equal(store.averaged_rows()["x"], torch.zeros(3))

@@ -344,47 +344,41 @@ def test_plans_that_cannot_be(tmp_path, point):
         make_plan(tmp_path, tmp_path / "plan.yaml", [], [])
 
 
-def test_a_job_array_is_the_template_with_the_runs_in_it(tmp_path):
-    """Each array task, under a `python` that only says what it was asked to run."""
+def test_a_job_array_is_the_template_with_the_sweep_in_it(tmp_path):
+    """Each array task, with a launcher that only prints what it was asked to start."""
     made(tmp_path / "out" / "step_size=0.2,seed=0", "fedavg", 0, 0.5)
     words = ("--grid", "algorithm.step_size=0.1,0.2", "--grid", "seed=0,1", *TINY, "--out", tmp_path / "out")
     ended = sweep(*words, "--emit-slurm", tmp_path / "job.sh", "--at-a-time", 2)
     assert ended.returncode == 0, ended.stderr
     script = (tmp_path / "job.sh").read_text().splitlines()
-    assert "#SBATCH --array=0-2%2" in script  # one of the four is there already
+    assert "#SBATCH --array=0-1,3%2" in script  # one of the four is there already
     lines = iter(script)
-    assert all(line in lines for line in (ROOT / "slurm" / "train.sbatch").read_text().splitlines())
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "activate").touch()
-    stub = tmp_path / "bin" / "python"
-    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    stub.chmod(0o755)
+    assert all(line in lines for line in (ROOT / "slurm" / "sweep.sbatch").read_text().splitlines())
+    assert sweep(*words, "--todo").stdout == "0-1,3\n"
 
-    def task(number):
-        variables = {
-            "SLURM_ARRAY_TASK_ID": str(number), "SLURM_NTASKS": "1", "SLURM_SUBMIT_DIR": str(tmp_path),
-            "FEDMPI_VENV": str(tmp_path), "FEDMPI_LAUNCH": "env", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+    def task(*more, **variables):
+        variables |= {
+            "SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "here", "SLURM_NTASKS": "1",
+            "SLURM_SUBMIT_DIR": str(tmp_path), "FEDMPI_LAUNCH": "echo", "FEDMPI_DOCTOR": "0", "PYTHONPATH": str(ROOT),
         }  # fmt: skip
-        return subprocess.run(
-            ["bash", tmp_path / "job.sh", "--rounds", "9"], env=variables, capture_output=True, text=True, timeout=LIMIT
-        )
+        return execute(["bash", tmp_path / "job.sh", *more], env=variables)
 
     names = []
-    for number in range(3):
-        said = task(number).stdout.splitlines()
-        assert said[-2:] == ["--rounds", "9"] and "--clients=2" in said
+    for number in (0, 1, 3):
+        said = task("--rounds", "9", SLURM_ARRAY_TASK_ID=str(number)).stdout.split()
+        assert "--rounds=9" in said and "--clients=2" in said
         names += [re.fullmatch("--name=(.*)", word)[1] for word in said if word.startswith("--name")]
     assert names == ["step_size=0.1,seed=0", "step_size=0.1,seed=1", "step_size=0.2,seed=1"]
-    assert task(3).returncode == 2
+    wrong = task(SLURM_ARRAY_TASK_ID="4")
+    assert wrong.returncode == 2 and "--words 4: expected the number of a run, 0 to 3" in wrong.stderr
+    assert [word for word in task().stdout.split() if word.startswith("--name")] == [f"--name={name}" for name in names]
     made(tmp_path / "out" / names[0], "fedavg", 0, 0.5)
-    assert "is complete" in task(0).stdout
-    made(tmp_path / "out" / names[1], "fedavg", 1, None)
+    assert "run 0 is complete" in task(SLURM_ARRAY_TASK_ID="0").stderr
     with open(tmp_path / "out" / f"{names[1]}.log", "a") as log:
         fcntl.flock(log, fcntl.LOCK_EX)  # as the process does that makes this run elsewhere
-        there = task(1)
-    assert (there.returncode, there.stdout) == (1, "") and (tmp_path / "out" / names[1]).exists()
-    assert there.stderr == f"{tmp_path / 'out' / names[1]}: is being made elsewhere\n"
-    assert "--seed=1" in task(1).stdout.splitlines() and not (tmp_path / "out" / names[1]).exists()
+        there = task(SLURM_ARRAY_TASK_ID="1")
+    assert (there.returncode, there.stdout) == (1, "")
+    assert f"{tmp_path / 'out' / names[1]}: is being made elsewhere\n" in there.stderr
 
 
 def test_ranks_of_a_job_array(tmp_path):

@@ -1,7 +1,8 @@
 """Allreduce of flat buffers by size and transport, and of a model's tensors at once and one by one.
 
-"shared" sums in the node's shared memory, "allreduce" is MPI's Allreduce in pieces with fedmpi's way
-of waiting, "one call" is one MPI_Allreduce of the whole buffer, "copy" copies the buffer in memory.
+"shared" sums in the node's shared memory, "reproducible" does so in an order that does not depend on the
+ranks, "allreduce" is MPI's Allreduce in pieces with fedmpi's way of waiting, "one call" is one MPI_Allreduce
+of the whole buffer, "copy" copies the buffer in memory.
 """
 
 import torch
@@ -10,6 +11,7 @@ from mpi4py import MPI
 from fedmpi.bench.results import format_ms, format_rate, format_ratio
 from fedmpi.bench.timing import Case, time_cases
 from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.tree import Placement
 from fedmpi.text import format_bytes, format_table
 
 KIB = 1024
@@ -47,7 +49,7 @@ def _measure_sizes(bench):
         for name, one in times.items():
             bench.results.record(f"link/{nbytes}/{name}", one)
         fastest = min(times["shared"].median, times["allreduce"].median)
-        columns = (times.get(name) for name in ("shared", "allreduce", "one call", "copy"))
+        columns = (times.get(name) for name in ("shared", "reproducible", "allreduce", "one call", "copy"))
         rows.append(
             [
                 format_bytes(nbytes),
@@ -55,9 +57,11 @@ def _measure_sizes(bench):
                 format_rate(nbytes, fastest),
                 format_rate(nbytes, times["copy"].median),
                 format_ratio(times["allreduce"] / times["shared"]),
+                format_ratio(times["reproducible"] / times["shared"]),
             ]
         )
-    titles = ["bytes", "shared ms", "allreduce ms", "one call ms", "copy ms", "GB/s", "copy GB/s", "allreduce/shared"]
+    titles = ["bytes", "shared ms", "reproducible ms", "allreduce ms", "one call ms", "copy ms", "GB/s", "copy GB/s"]
+    titles += ["allreduce/shared", "reproducible/shared"]
     bench.results.print("", f"link: float32 sums over {bench.link.size} ranks; median (quartiles)")
     bench.results.print(*format_table(titles, rows))
 
@@ -78,14 +82,17 @@ def time_sizes(link, nbytes, seconds, one_call=True):
     """Time sums of float32 buffers of `nbytes`. Collective.
 
     Returns:
-        dict of name -> `Times`: "shared", "allreduce", "copy" and, if `one_call`, "one call"; see above.
+        dict of name -> `Times`: "shared", "reproducible", "allreduce", "copy" and,
+            if `one_call`, "one call"; see above.
     """
     numel = nbytes // 4
     shared, allreduce = (MPILink(link.comm, transport=transport) for transport in ("shared", "allreduce"))
     in_window, block = shared.allocate(numel, torch.float32), allreduce.allocate(numel, torch.float32)
     plain, copy = torch.zeros(numel), torch.zeros(numel)
+    _, partials = Placement([[rank] for rank in range(link.size)]).plan(tuple(range(link.size)))
     cases = [
         Case("shared", lambda: shared.allreduce(in_window)),
+        Case("reproducible", lambda: shared.combine([in_window], partials, 1, in_window)),
         Case("allreduce", lambda: allreduce.allreduce(block)),
         Case("copy", lambda: copy.copy_(plain)),
     ]

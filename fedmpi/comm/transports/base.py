@@ -2,6 +2,10 @@
 
 import abc
 
+import torch
+
+from fedmpi.comm.exchange import combine
+
 
 class Unavailable(Exception):
     """The transport cannot serve a block here; raised on all ranks or on none. The text says why."""
@@ -49,6 +53,15 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def average(self, block, divisor, out):
         """out = (sum of `block` over all ranks) / divisor; see `Link.average`."""
+
+    def combine(self, vectors, partials, divisor, out):
+        """out = (sum of all ranks' partial sums) / divisor in the order of `partials`; see `Link.combine`."""
+        if out.device.type == "cpu":
+            combine(self.topology.world, vectors, partials, divisor, out)
+            return
+        total = torch.empty(out.numel(), dtype=out.dtype)
+        combine(self.topology.world, [vector.cpu() for vector in vectors], partials, divisor, total)
+        out.copy_(total)
 
     def neighbours(self, block):
         """The same part of the blocks of all ranks of this node, in rank order; None if a rank cannot read the others'.

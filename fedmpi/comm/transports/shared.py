@@ -1,10 +1,14 @@
 """Sums in the memory that the ranks of a node share."""
 
+import collections
+
 import torch
 
+from fedmpi.comm.exchange import combine
 from fedmpi.comm.link import divide
 from fedmpi.comm.transports.base import Transport, Unavailable
-from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread
+from fedmpi.comm.tree import Partials, split
+from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread, slices
 
 SMALLEST_GAIN = 64 << 10  # bytes; below, two barriers on the node cost more than plain Allreduce
 
@@ -72,6 +76,42 @@ class SharedMemory(Transport):
         self._synchronise(window)  # all slices are complete
         divide(block, 1, out)
 
+    def combine(self, vectors, partials, divisor, out):
+        window, topology = self._find(vectors[0])[0], self.topology
+        me, node = topology.node.rank, topology.node_index
+        begins = [window.offset(vector) for vector in vectors]
+        held = {
+            name: (topology.places[rank][1], begins[slot])
+            for name, (rank, slot) in partials.places.items()
+            if topology.places[rank][0] == node
+        }
+        inner, outer = split(partials.steps, {n: topology.places[rank][0] for n, (rank, _) in partials.places.items()})
+        parts = slices(0, out.numel(), topology.smallest_node, out.element_size())
+        mine = parts[me] if me < len(parts) else None
+
+        def spread(part, total, divisor):
+            """Divide a part of the total and copy it to the first vector of everybody on this node."""
+            firsts = [vector[begins[0] + part.start : begins[0] + part.stop] for vector in window.vectors]
+            divide_and_spread([total, *firsts], divisor)
+
+        self._synchronise(window)  # all partial sums are complete
+        if mine is not None and topology.num_nodes == 1:
+            root, begin = held[partials.root]
+            total = window.vectors[root][begin : begin + out.numel()]
+            window.take_steps(mine, held, inner.get(node, ()), lambda part: spread(part, total[part], divisor))
+        elif mine is not None:
+            window.take_steps(mine, held, inner.get(node, ()))
+            total = window.vectors[me][begins[0] + mine.start : begins[0] + mine.stop]
+            left = self._left_after(inner, outer, partials)
+            terms = [
+                window.vectors[rank][begin + mine.start : begin + mine.stop]
+                for rank, begin in (held[name] for name in left.places if name in held)
+            ]
+            combine(self._slice_owners, terms, left, divisor, total)
+            spread(mine, total, 1)
+        self._synchronise(window)  # all slices are complete
+        divide(vectors[0], 1, out)
+
     def neighbours(self, block):
         window, offset = self._find(block)
         return [vector[offset : offset + block.numel()] for vector in window.vectors]
@@ -83,6 +123,19 @@ class SharedMemory(Transport):
         if self._slice_owners is not None:
             self._slice_owners.free()
             self._slice_owners = None
+
+    def _left_after(self, inner, outer, partials):
+        """The `Partials` that the owners of this rank's slice hold after the steps within their nodes."""
+        places = self.topology.places
+        nodes = [node for node, local_rank in places if local_rank == self.topology.node.rank]  # of the owners
+        done = {b for steps in inner.values() for _, b in steps}
+        left, slots = {}, collections.Counter()
+        for name, (rank, _) in partials.places.items():
+            if name not in done:
+                owner = nodes.index(places[rank][0])
+                left[name] = owner, slots[owner]
+                slots[owner] += 1
+        return Partials(left, tuple(outer), partials.root)
 
     def _find(self, block):
         """(window, offset) of the window that holds `block`; None if none does."""

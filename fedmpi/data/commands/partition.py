@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmpi.data.commands.plot import draw_class_counts, draw_sizes
 from fedmpi.data.imbalanced import ImbalancedBinary
-from fedmpi.data.source import SPLITS, find_file, names_silos, open_source, silo_name
+from fedmpi.data.source import SILO_NAME, SPLITS, find_file, names_silos, open_source, silo_name
 from fedmpi.data.text import Text, is_text
 from fedmpi.data.writer import write_file
 from fedmpi.errors import UserError
@@ -70,13 +70,15 @@ def _partition_samples(config, num_clients, paths, options):
     parts = config.partition.split_source(source, num_clients, config.run.seed)
     labels = source.labels["train"]
     counts = np.array([np.bincount(labels[part], minlength=source.num_classes) for part in parts])
-    _print_class_counts(counts, len(labels))
+    names = config.partition.names(source, parts)
+    _print_class_counts(counts, len(labels), names)
     if options.plot:
         title = f"{source.name}, {_describe(config.resolved['partition'])}, {num_clients} clients"
         draw_class_counts(options.plot, counts, title)
         print(f"drawn: {options.plot}")
     if options.write:
-        _write_silos(whole, [source.file_rows(part) for part in parts], paths)
+        tests = _split_test_set(config.partition, source, parts)
+        _write_silos(whole, [source.file_rows(part) for part in parts], tests, names, paths)
         print(f"written: {num_clients} files {options.write}")
         if isinstance(source, ImbalancedBinary):
             print("their classes are those of the data set: train with --task auc --task.removed_share 0")
@@ -89,14 +91,15 @@ def _describe(partition):
     return partition["name"] + (f" ({text})" if text else "")
 
 
-def _print_class_counts(counts, num_samples):
-    """Print the number of samples per client and class, `counts` [num_clients, num_classes]."""
+def _print_class_counts(counts, num_samples, names):
+    """Print the number of samples per client and class, `counts` [num_clients, num_classes], and the clients' names."""
     sizes = counts.sum(1)
     columns = counts if counts.shape[1] <= MAX_CLASSES else counts[:, :0]
     width = max(6, len(str(counts.max())) + 1)
     print(f"{'client':<8}{'samples':>9}" + "".join(f"{label:>{width}}" for label in range(columns.shape[1])))
     for client in range(min(len(counts), MAX_CLIENTS)):
-        print(f"{client:<8}{sizes[client]:>9}" + "".join(f"{count or '.':>{width}}" for count in columns[client]))
+        print(f"{client:<8}{sizes[client]:>9}" + "".join(f"{count or '.':>{width}}" for count in columns[client]),
+              *([f" {names[client]}"] if names else []))  # fmt: skip
     _print_rest(len(counts))
     print(f"samples per client: {sizes.min()} to {sizes.max()}, {sizes.sum()} of {num_samples} in total")
 
@@ -106,16 +109,27 @@ def _print_rest(num_clients):
         print(f"... and {num_clients - MAX_CLIENTS} more")
 
 
-def _write_silos(source, parts, paths):
-    """Write one file per client, with the columns and attributes of the source; the test set is dealt in turn."""
-    num_test, columns = len(source.labels["test"]), source.columns()
-    for client, (part, path) in enumerate(zip(parts, paths)):
-        rows = {"train": part, "test": np.arange(client, num_test, len(parts))}
+def _split_test_set(partition, source, parts):
+    """The test rows of each client: like its training rows, or dealt in turn if the test set lacks the column."""
+    try:
+        return partition.split_test_set(source, parts)
+    except UserError as error:
+        if f"test/{partition.column}" not in str(error):
+            raise
+        print(f"the test set is dealt to the clients in turn: it has no column {partition.column}")
+        return [np.arange(client, len(source.labels["test"]), len(parts)) for client in range(len(parts))]
+
+
+def _write_silos(source, parts, tests, names, paths):
+    """Write one file per client, with the columns and attributes of the source, and the client's name."""
+    columns = {split: source.columns(split) for split in SPLITS}
+    for client, path in enumerate(paths):
+        rows = {"train": parts[client], "test": tests[client]}
         splits = {f"{split}/images": source.read(split, rows[split]) for split in SPLITS}
         splits |= {f"{split}/labels": source.labels[split][rows[split]] for split in SPLITS}
-        splits |= {f"train/{name}": values[part] for name, values in columns.items()}
+        splits |= {f"{split}/{name}": v[rows[split]] for split in SPLITS for name, v in columns[split].items()}
         facts = {"dataset": source.name, "num_classes": source.num_classes, "mean": source.mean, "std": source.std}
-        write_file(path, splits, source.attributes | facts)
+        write_file(path, splits, source.attributes | facts | ({SILO_NAME: names[client]} if names else {}))
 
 
 def _partition_text(text, num_clients, paths, options):

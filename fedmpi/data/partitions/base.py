@@ -47,6 +47,24 @@ class Partition:
         """One sorted int64 array per client: the training set of a `fedmpi.data.source.Source`, split by `column`."""
         return self.for_data_set(source.name)(source.column(self.column), num_clients, seed)
 
+    def split_test_set(self, source, parts):
+        """One sorted int64 array per client: the rows of the test set that are like the client's training rows.
+
+        Of every value of the column that decides the split, a client gets the share of the test rows that it has of
+        the training rows; every client gets at least one row.
+
+        Args:
+            source: see `split_source`. parts: what it returned.
+
+        Raises:
+            UserError: if the test set lacks the column, or has no row for a client.
+        """
+        return _follow(parts, source.column(self.column), source.column(self.column, "test"), self.column)
+
+    def names(self, source, parts):
+        """One name per client, by what its samples have in common; None if the partition has no names."""
+        return None
+
     def for_data_set(self, name):
         """This partition with the settings that its paper uses for data set `name`; unchanged if there are none."""
         return self
@@ -58,6 +76,42 @@ class Partition:
             labels: [n] values of the column. num_clients: N, at most n. rng: a `numpy.random.Generator`.
         """
         raise NotImplementedError
+
+
+def _follow(parts, values, test_values, column):
+    """See `Partition.split_test_set`; `values` and `test_values` are the column's in the two sets."""
+    known, codes = np.unique(values, return_inverse=True)
+    counts = np.stack([np.bincount(codes[part], minlength=len(known)) for part in parts])  # [clients, values]
+    test_codes = _nearest(known, test_values)
+    owners, owed = np.full(len(test_values), -1), np.zeros(len(parts))
+    for code in np.unique(test_codes[test_codes >= 0]):
+        rows, holders = np.flatnonzero(test_codes == code), np.flatnonzero(counts[:, code])
+        if not len(holders):
+            continue  # of a value that belongs to no client
+        owed[holders] += len(rows) * counts[holders, code] / counts[holders, code].sum()
+        for row in rows:
+            owners[row] = holders[owed[holders].argmax()]
+            owed[owners[row]] -= 1
+    for client in np.flatnonzero(np.bincount(owners[owners >= 0], minlength=len(parts)) == 0):
+        like = np.flatnonzero((test_codes >= 0) & (counts[client, test_codes] > 0))
+        sizes = np.bincount(owners[owners >= 0], minlength=len(parts))
+        if not len(like) or sizes[owners[like]].max() < 2:
+            raise UserError(
+                f"the test set has no row for client {client}, whose samples it should be like in the column {column}: "
+                "use fewer clients, another partition or a larger test set"
+            )
+        owners[like[sizes[owners[like]].argmax()]] = client
+    return [np.flatnonzero(owners == client) for client in range(len(parts))]
+
+
+def _nearest(known, values):
+    """[n] position in sorted `known` of each value, of numbers the nearest one; -1 for a word that is not there."""
+    right = np.searchsorted(known, values).clip(0, len(known) - 1)
+    if known.dtype.kind in "SUO":
+        return np.where(known[right] == values, right, -1)
+    left = (right - 1).clip(0)
+    is_left_nearer = np.abs(known[left] - values.astype(float)) < np.abs(known[right] - values.astype(float))
+    return np.where(is_left_nearer, left, right)
 
 
 def write_partition(path, parts, data, unit="rows"):

@@ -26,6 +26,13 @@ class Column(Partition):
         """The data set train/<column> of the file that decides the split."""
         return self.by
 
+    def names(self, source, parts):
+        """The groups of each client: "Bonn", "Aachen, Celle" or "Aachen, Bonn and 3 more"."""
+        if self.cut:
+            return None
+        values = source.column(self.by)
+        return [_in_words(np.unique(values[part])) for part in parts]
+
     def split(self, labels, num_clients, rng):
         if self.cut:
             return np.array_split(np.argsort(labels, kind="stable"), num_clients)
@@ -39,3 +46,8 @@ class Column(Partition):
             client_of[group] = num_samples.argmin()
             num_samples[client_of[group]] += sizes[group]
         return [np.flatnonzero(client_of[group_of] == client) for client in range(num_clients)]
+
+
+def _in_words(groups):
+    words = [group.decode(errors="replace") if isinstance(group, bytes) else str(group) for group in groups]
+    return ", ".join(words) if len(words) <= 3 else f"{words[0]}, {words[1]} and {len(words) - 2} more"

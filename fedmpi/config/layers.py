@@ -1,0 +1,70 @@
+"""A command line and the files that it names, as layers of assignments; needs neither torch nor MPI."""
+
+import dataclasses
+import pathlib
+
+from fedmpi.config.grammar import (
+    assignments_of,
+    last_text,
+    merge,
+    parse_command_line,
+    read_file,
+    rename,
+    split_paper,
+)
+from fedmpi.config.run import Run
+from fedmpi.presets import preset_path
+from fedmpi.run_files import RECORDS
+from fedmpi.settings import former_names
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The assignments of a preset, a file and the command line, in this order.
+
+    Attributes:
+        layers: list of lists of assignments, with the current names of settings.
+        flags: flag -> its text, or True for one of `SWITCHES`.
+        paper: what a preset says about a paper's result, or {}.
+        notes: lines for the user, about former names and a name that is taken.
+    """
+
+    layers: list
+    flags: dict
+    paper: dict
+    notes: list
+
+    @property
+    def assignments(self):
+        """Those of all layers as one list."""
+        return self.above([])
+
+    def above(self, lowest):
+        """The assignments of all layers as one list; they override those in `lowest`."""
+        return merge([lowest, *self.layers], self.paper.get("methods", {}))
+
+
+def read_layers(arguments):
+    """The `Layers` of a command line.
+
+    Args:
+        arguments: list of words, without the program's name.
+
+    Raises:
+        UserError: one line: what was given, what is allowed.
+    """
+    assignments, flags = parse_command_line(arguments)
+    files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
+    files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
+    layers, paper, taken = [], {}, []
+    for flag, path in files:
+        settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
+        if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
+            taken.append(f"the run folder is numbered, because {path.parent} has its name: --name chooses another")
+            del settings["name"]
+        layers.append(assignments_of(settings))
+        paper = its_paper or paper
+    renamed = [rename(layer, former_names(Run)) for layer in [*layers, assignments]]
+    notes = [note for _, layer_notes in renamed for note in layer_notes]
+    notes += taken if last_text(assignments, "name") is None else []
+    return Layers([layer for layer, _ in renamed], flags, paper, notes)

@@ -1,0 +1,130 @@
+"""Check a place before a run: ``mpirun -np 4 python -m fedmpi.doctor``, in the same way under srun and in a job.
+
+It takes the settings of fedmpi.train, so that a job can check what its run will need:
+
+    mpirun -np 4 python -m fedmpi.doctor --task.data fashion_mnist --data-dir data
+"""
+
+import dataclasses
+import json
+import sys
+
+from fedmpi.comm.agreement import agree
+from fedmpi.comm.launch import check_launch
+from fedmpi.config.build import read_command_line
+from fedmpi.doctor.checks import (
+    FAILED,
+    OK,
+    WARNING,
+    Check,
+    by_node,
+    check_clocks,
+    check_cores,
+    check_devices,
+    check_ranks,
+    check_versions,
+)
+from fedmpi.doctor.collect import check_needs, gather_facts, try_sum
+from fedmpi.doctor.facts import describe_rank
+from fedmpi.doctor.speed import measure
+from fedmpi.errors import AgreedUserError, UserError
+from fedmpi.program.parser import Parser
+from fedmpi.program.ranks import run_program, show
+from fedmpi.text import format_ranges, table
+
+MOST_ROWS = 32  # ranks in the table
+
+
+def main(arguments=None):
+    """Entry point; `arguments` default to those of the process. Collective over all ranks."""
+    run_program(_run, sys.argv[1:] if arguments is None else arguments)
+
+
+def make_parser():
+    """The parser of the program's own options."""
+    usage = "%(prog)s [--json] [SETTINGS OF fedmpi.train]"
+    parser = Parser(prog="python -m fedmpi.doctor", add_help=False, description=__doc__, usage=usage)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--help", "-h", action="store_true", help="show this help")
+    return parser
+
+
+def read_arguments(arguments):
+    """(the doctor's options, the `Config` of the run), or the text of ``--help``.
+
+    Raises:
+        UserError: one line: what was given, what is allowed.
+    """
+    parser = make_parser()
+    options, words = parser.parse_known_args(arguments)
+    if options.help:
+        return parser.format_help()
+    config = read_command_line(words)
+    if isinstance(config, str):
+        raise UserError("--list and --print_config are options of fedmpi.train: leave them out")
+    return options, config
+
+
+def _run(arguments, link):
+    read = agree(link, lambda: read_arguments(arguments))
+    if isinstance(read, str):
+        if link.rank == 0:
+            show(read)
+        return
+    options, config = read
+    agree(link, lambda: check_launch(link, config.run.ranks))
+    link.barrier()
+    ranks = gather_facts(link, describe_rank(link, config.run.device))
+    summed, used = try_sum(link, config.run.transport)
+    checks = [check_ranks(ranks, summed, used), check_cores(ranks), check_devices(ranks)]
+    checks += [check_versions(ranks), check_clocks(ranks)]
+    if checks[2].state != FAILED:
+        checks += check_needs(link, ranks, config)
+    speeds = measure(link, ranks)
+    checks += [_speed_check(name, speed) for name, speed in speeds.items()]
+    if link.rank == 0:
+        show(_as_json(ranks, checks, speeds) if options.json else _as_tables(ranks, checks, used))
+    failed = [check.name for check in checks if check.state == FAILED]
+    if failed:
+        word = "check" if len(failed) == 1 else "checks"
+        text = f"{len(failed)} {word} failed: {', '.join(failed)}" if link.rank == 0 else ""
+        raise AgreedUserError(text)
+
+
+def _speed_check(name, speed):
+    text = f"{speed['bandwidth'] / 1e9:.3g} GB/s, {1e6 * speed['latency']:.3g} us a message"
+    return Check(f"link {name}", OK, text)
+
+
+def _as_json(ranks, checks, speeds):
+    content = {
+        "ok": all(check.state != FAILED for check in checks),
+        "ranks": [dataclasses.asdict(facts) for facts in ranks],
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "link": speeds,
+    }
+    return json.dumps(content, indent=1)
+
+
+def _as_tables(ranks, checks, used):
+    local = {facts.rank: len(node) for node in by_node(ranks) for facts in node}
+    rows = [("rank", "node", "cores", "threads", "device", "MPI", "connected")]
+    for facts in ranks[:MOST_ROWS]:
+        on_node = f"with {local[facts.rank] - 1} on its node" if local[facts.rank] > 1 else "alone on its node"
+        device = facts.device or "none"
+        cores = format_ranges(facts.cores)
+        rows.append((facts.rank, facts.node, cores, facts.threads, device, facts.versions["MPI"], on_node))
+    lines = [table(rows)]
+    if len(ranks) > MOST_ROWS:
+        lines.append(f"  ... and {len(ranks) - MOST_ROWS} more ranks (--json shows all)")
+    rows = []
+    for check in checks:
+        rows.append((check.state, check.name, check.text))
+        if check.state in (FAILED, WARNING) and check.advice:
+            rows.append(("", "", f"-> {check.advice}"))
+    return "\n".join([*lines, "", table(rows)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What the ranks find out together. All functions are collective on the link."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import time
+
+import numpy as np
+import torch
+
+from fedmpi.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
+from fedmpi.doctor.facts import RankFacts, node_memory
+from fedmpi.errors import UserError
+from fedmpi.federation.rows import RowStore
+from fedmpi.text import format_bytes
+from fedmpi.training.build import build_model, rank_context
+
+SUM_ELEMENTS = 1 << 16  # of the test sum: enough for shared memory to be used
+LOOK_SECONDS = 5.0  # that another node may need to see a new file: network file systems cache folders
+
+
+def gather_texts(link, text):
+    """Every rank's text, in rank order."""
+    mine = np.frombuffer(text.encode(), np.uint8)
+    counts = link.allgather([mine.size])[:, 0].astype(int)
+    everyone = link.allgatherv(mine).astype(np.uint8).tobytes()
+    ends = np.cumsum(counts)
+    return [everyone[end - count : end].decode() for end, count in zip(ends, counts)]
+
+
+def gather_facts(link, facts):
+    """The `RankFacts` of all ranks."""
+    return [RankFacts(**json.loads(text)) for text in gather_texts(link, json.dumps(dataclasses.asdict(facts)))]
+
+
+def try_sum(link, transport):
+    """(whether a sum over the ranks is right on all of them, how it was made in words)."""
+    link.transport = transport
+    block = link.allocate(SUM_ELEMENTS, torch.float32)
+    block.copy_(torch.arange(SUM_ELEMENTS) % 251 + link.rank)
+    link.allreduce(block)
+    expected = (torch.arange(SUM_ELEMENTS) % 251) * link.size + link.size * (link.size - 1) // 2
+    return link.first_failing(not torch.equal(block, expected.to(block.dtype))) is None, link.summed_by
+
+
+def check_needs(link, ranks, config):
+    """The checks of data, memory and run folder: list of `Check`."""
+    try:
+        context = rank_context(config.run, link)
+        task, error = config.task.load(context, config.partition), ""
+    except (UserError, OSError, MemoryError) as met:
+        task, error = None, " ".join(str(met).split()) or type(met).__name__
+    described = str(getattr(config.task, "data", "no files"))
+    data = check_data(gather_texts(link, error), described)
+    if data.state == FAILED:
+        size, memory = 0, Check("memory", SKIPPED, "needs the data")
+    else:
+        task.synchronise(link)
+        flat, error = _try_model(config, context, task)
+        size, memory = _check_rows(link, ranks, config, flat, len(context.clients), gather_texts(link, error))
+    return [data, memory, _check_folder(link, pathlib.Path(config.run.out), size)]
+
+
+def _try_model(config, context, task):
+    """(the model as a `FlatModule` or None, an error's text or ""); not collective."""
+    try:
+        return build_model(config, context, task), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def _check_rows(link, ranks, config, flat, num_local, errors):
+    """(bytes of a rank's rows, the `Check` of memory)."""
+    failing = next((rank for rank, text in enumerate(errors) if text), None)
+    if failing is not None:
+        return 0, Check("memory", FAILED, f"rank {failing}: {errors[failing]}", "choose another --model")
+    store = RowStore(config.algorithm, flat.dim, flat.num_buffers, num_local, flat.x.dtype, device="meta")
+    values = [*vars(store).values(), *vars(store._sums).values()]
+    held = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    rows = sum({id(one): one.nbytes for one in held if isinstance(one, torch.Tensor)}.values())
+    on_gpu = flat.x.device.type == "cuda"
+    left = torch.cuda.mem_get_info(flat.x.device)[0] if on_gpu else node_memory()
+    found = link.allgather([rows, float("nan") if left is None else left])
+    needed, lefts = found[:, 0].tolist(), found[:, 1].tolist()
+    alone = [dataclasses.replace(facts, leader=facts.rank) for facts in ranks] if on_gpu else ranks
+    return rows, check_memory(alone, needed, lefts)
+
+
+def _check_folder(link, out, rows):
+    """The `Check` that the run folders' folder can be written, has room, and is seen by all ranks."""
+    token = out / f".fedmpi-doctor-{int(link.allgather([os.getpid()])[0, 0])}"
+    error, room = "", float("inf")
+    if link.rank == 0:
+        try:
+            room = _write_token(out, token)
+        except OSError as met:
+            error = f"{met.filename or out}: cannot be written: {met.strerror}"
+    error, room = gather_texts(link, error)[0], link.allgather([room])[0, 0]
+    blind = [] if error else np.flatnonzero(link.allgather([not _appears(token)])[:, 0]).tolist()
+    link.barrier()
+    if link.rank == 0:
+        token.unlink(missing_ok=True)
+    if error:
+        return Check("run folder", FAILED, error, "choose a folder with room that you may write: --out")
+    needed = 3 * rows  # a result and two checkpoints, each at most as large as the rows
+    if room < needed:
+        text = f"{out} has room for {format_bytes(room)}; a run needs up to {format_bytes(needed)}"
+        return Check("run folder", FAILED, text, "free space, or choose another folder: --out")
+    text = f"{out.absolute()} has room for {format_bytes(room)}"
+    if blind:
+        text = f"{out.absolute()} is not the same folder on rank {blind[0]} as on rank 0"
+        return Check("run folder", WARNING, text, "only rank 0 writes there; to resume, choose a shared folder: --out")
+    return Check("run folder", OK, text + (" and is shared" if link.size > 1 else ""))
+
+
+def _write_token(out, token):
+    """Write a small file and return how many bytes are free beside it."""
+    out.mkdir(parents=True, exist_ok=True)
+    with open(token, "wb") as file:
+        file.write(bytes(1 << 16))
+        file.flush()
+        os.fsync(file.fileno())
+    stat = os.statvfs(out)
+    return float(stat.f_bavail * stat.f_frsize)
+
+
+def _appears(path):
+    until = time.monotonic() + LOOK_SECONDS
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True

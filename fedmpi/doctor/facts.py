@@ -1,0 +1,140 @@
+"""What one rank can tell of itself and its node. Not collective."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import time
+
+import h5py
+import mpi4py
+import numpy as np
+import torch
+from mpi4py import MPI
+
+import fedmpi
+from fedmpi.comm.host import pick_device, share_of_cores, usable_cores
+from fedmpi.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class RankFacts:
+    """One rank.
+
+    Attributes:
+        rank: its number. node: the node's name. leader: the lowest rank of its node, which identifies the node.
+        cores: numbers of the cores that it may run on. cores_online: of the node. threads: that it will use.
+        device: in words ("cpu", "cuda:0 (NVIDIA H100)"), or "" if there is no such device. device_key: identifies the
+            physical device of a GPU, "" for a CPU. device_error: why there is none, or "".
+        versions: name -> version of what must be the same on all ranks.
+        time: seconds since 1970.
+    """
+
+    rank: int
+    node: str
+    leader: int
+    cores: list
+    cores_online: int
+    threads: int
+    device: str
+    device_key: str
+    device_error: str
+    versions: dict
+    time: float
+
+
+def describe_rank(link, device):
+    """The `RankFacts` of this rank. Collective on the link's node.
+
+    Args:
+        device: the setting of the run.
+    """
+    neighbours = link.topology.node
+    leader = int(neighbours.allgather([link.rank])[0, 0])
+    name, key, error = "", "", ""
+    try:
+        chosen = pick_device(device, link.local_rank)
+        name, key = (str(chosen), "") if chosen.type == "cpu" else _gpu(chosen)
+    except UserError as met:
+        error = str(met)
+    return RankFacts(
+        rank=link.rank,
+        node=platform.node().partition(".")[0],
+        leader=leader,
+        cores=usable_cores(),
+        cores_online=os.cpu_count() or 1,
+        threads=share_of_cores(link),
+        device=name,
+        device_key=key,
+        device_error=error,
+        versions=_versions(),
+        time=time.time(),
+    )
+
+
+def _gpu(device):
+    """(name in words, what identifies the physical GPU)."""
+    properties = torch.cuda.get_device_properties(device)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"{device} ({properties.name})", str(getattr(properties, "uuid", f"{visible}/{device.index}"))
+
+
+def _versions():
+    return {
+        "fedmpi": f"{fedmpi.__version__} ({_source_digest()})",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "mpi4py": mpi4py.__version__,
+        "h5py": h5py.__version__,
+        "MPI": mpi_name(),
+    }
+
+
+def mpi_name():
+    """The MPI library with its version, like "MPICH 5.0.2"."""
+    vendor, version = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
+
+
+@functools.cache
+def _source_digest():
+    """Eight characters that differ if the Python files of two installations differ."""
+    digest, top = hashlib.sha256(), pathlib.Path(fedmpi.__file__).parent
+    for path in sorted(top.rglob("*.py")):
+        digest.update(f"{path.relative_to(top)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def node_memory():
+    """Bytes of memory that programs may still take on this node; None where the system does not tell."""
+    try:
+        lines = dict(line.split(":", 1) for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    return min([available, *_left_in_groups()])
+
+
+def _left_in_groups():
+    """Bytes that are left below the limits of this process's control groups, in which SLURM and containers hold it."""
+    try:
+        lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        version_2 = number == "0"
+        if not version_2 and "memory" not in controllers.split(","):
+            continue
+        top = pathlib.Path("/sys/fs/cgroup" if version_2 else "/sys/fs/cgroup/memory")
+        names = ("memory.max", "memory.current") if version_2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            try:
+                limit, used = ((folder / name).read_text().strip() for name in names)
+                yield int(limit) - int(used)
+            except (OSError, ValueError):  # no such group, or no limit ("max")
+                continue

@@ -1,0 +1,130 @@
+"""How the rows of a rank's clients are added, first on the rank and then over the ranks."""
+
+import numpy as np
+import torch
+
+from fedmpi.comm.link import SoloLink
+from fedmpi.comm.tree import Placement
+
+ALIGNMENT = 16  # elements; every slot begins on a cache line
+
+
+def make_sums(link, clients):
+    """The sums of one rank as the link's `reduction` says. Collective on the link.
+
+    Args:
+        clients: numbers of this rank's clients, in the order of their turns.
+    """
+    if link.reduction == "plain":
+        return RunningSums(len(clients), link)
+    ends = link.allgather([len(clients)])[:, 0].astype(int).cumsum()
+    everybody = np.split(link.allgatherv(list(clients)).astype(int), ends[:-1])
+    return TreeSums(clients, Placement([of_rank.tolist() for of_rank in everybody]), link)
+
+
+class RunningSums:
+    """One sum for the rank, then one over the ranks in the order of the transport.
+
+    Args:
+        num_local: clients of this rank. link: sums over the ranks; None: there are no others.
+
+    Attributes:
+        outgoing: [block_size] what is summed over the ranks; with one client, the block that it works in.
+    """
+
+    def __init__(self, num_local, link=None):
+        self._num_local, self._link = num_local, link or SoloLink()
+        self._region, self._turns = slice(0, 0), 0
+
+    def allocate(self, numel, dtype, device):
+        """Get the memory for blocks of `numel`. Collective on the link."""
+        self.outgoing = self._link.allocate(numel, dtype, device)
+        # _sums[l]: the sum of 2^l clients; the last is the whole sum if all of them take part
+        inner = torch.zeros(self._num_local.bit_length() - 1, numel, dtype=dtype, device=device)
+        self._sums = [*inner, self.outgoing]
+
+    def begin(self, region, participants):
+        """Prepare the sum of the slice `region` of the blocks over the clients numbered `participants`."""
+        self._region, self._turns = region, 0
+
+    def add(self, position, mine):
+        """Add the region of the rank's client number `position`, which may be overwritten."""
+        turn, region = self._turns, self._region
+        self._turns += 1
+        if self._num_local == 1:
+            return
+        # Pairwise, like a binary counter: level l holds the sum of 2^l clients. Where clients are
+        # placed in powers of two, the sum is then the same tree as a reduction over ranks builds.
+        level = (turn ^ (turn + 1)).bit_length() - 1  # where the sum of this and earlier clients goes
+        for full in range(level - 1):
+            mine.add_(self._sums[full][region])
+        if level == 0:
+            self._sums[0][region].copy_(mine)
+        else:
+            torch.add(mine, self._sums[level - 1][region], out=self._sums[level][region])
+
+    def total(self):
+        """The contiguous vector to be summed over the ranks, after the clients' turns."""
+        outgoing = self.outgoing[self._region]
+        if self._turns == 0:
+            return outgoing.zero_()
+        if self._num_local == 1:
+            return outgoing
+        levels = [level for level in range(len(self._sums)) if self._turns >> level & 1]
+        total = self._sums[levels[0]][self._region]
+        for level in levels[1:]:
+            total = self._sums[level][self._region].add_(total)
+        if levels[-1] != len(self._sums) - 1:
+            outgoing.copy_(total)
+        return outgoing
+
+    def average(self, divisor, out):
+        """out = (sum over the participants of all ranks) / divisor. Collective on the link."""
+        self._link.average(self.total(), divisor, out)
+
+
+class TreeSums:
+    """Sums in the order of one tree over the clients' numbers, the same bits wherever the clients are.
+
+    See `fedmpi.comm.tree`. A rank keeps a partial sum for each largest subtree that it holds alone.
+
+    Args:
+        clients: of this rank, in the order of their turns. placement: a `Placement`. link: sums over the ranks.
+
+    Attributes:
+        outgoing: [block_size] the first partial sum; with one client, the block that it works in.
+    """
+
+    def __init__(self, clients, placement, link):
+        self._clients, self._placement, self._link = list(clients), placement, link
+        self._region, self._turns, self._partials = slice(0, 0), None, None
+
+    def allocate(self, numel, dtype, device):
+        """Get the memory for blocks of `numel`. Collective on the link."""
+        stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
+        everything = self._link.allocate(self._placement.num_slots * stride, dtype, device)
+        self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]
+        self.outgoing = self._slots[0] if self._slots else everything
+
+    def begin(self, region, participants):
+        """Prepare the sum of the slice `region` of the blocks over the clients numbered `participants`."""
+        self._region = region
+        if participants:
+            turns, self._partials = self._placement.plan(tuple(sorted(participants)))
+            self._turns = turns[self._link.rank]
+
+    def add(self, position, mine):
+        """Add the region of the rank's client number `position`, which may be overwritten."""
+        client, turns = self._clients[position], self._turns
+        sums = {name: self._slots[slot][self._region] for name, slot in turns.slots.items()}
+        if client not in sums:
+            sums[client] = mine
+        elif len(self._clients) > 1:  # a rank's only client works in the slot
+            sums[client].copy_(mine)
+        for a, b in turns.steps[client]:
+            sums[a].add_(sums[b])
+
+    def average(self, divisor, out):
+        """out = (sum over the participants of all ranks) / divisor. Collective on the link."""
+        vectors = [slot[self._region] for slot in self._slots]
+        self._link.combine(vectors, self._partials, divisor, out)

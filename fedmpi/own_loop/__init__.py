@@ -1,0 +1,1 @@
+"""Federation in somebody's own training loop: `fedmpi.join` and `fedmpi.average`."""

@@ -1,0 +1,243 @@
+"""What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
+
+import functools
+import sys
+import time
+import weakref
+import zlib
+
+import torch
+
+from fedmpi.comm.agreement import agree
+from fedmpi.comm.link import Traffic
+from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
+from fedmpi.config.elsewhere import HERE
+from fedmpi.errors import UserError
+from fedmpi.federation.participation import Plan
+from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.settings import nearest
+
+OUTPUT_SECONDS = 1.0  # a launcher drops output that it has not passed on when the job aborts
+
+
+class OwnLoop:
+    """This rank is one client of a federation whose local steps somebody else makes.
+
+    All methods are collective unless they say otherwise: every rank makes the same calls.
+
+    Attributes:
+        federation: the `Federation`.
+        averaged: whether the last step ended with an average: all ranks have the same model then.
+        round_loss: mean loss of the last round over all clients; nan if unknown.
+    """
+
+    def __init__(self, model, algorithm, make_oracle, link, flat, local_steps, weight=1.0):
+        self._link, self._flat = link, flat
+        agree(link, lambda: _check_parameters(flat))
+        agree(link, lambda: _check_same_model(model, flat, local_steps, link))
+        weights = link.allgather([weight])[:, 0]
+        if not (weights > 0).all():
+            raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
+        weights = None if (weights == weights[0]).all() else weights.tolist()
+        plan = Plan(link.size, local_steps, weights=weights)
+        variables = Variables(flat.x, flat.buffers, flat.segments)
+        self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
+        self._client = self.federation.clients[0]
+        self._copy_model_of_rank_0()
+        flat.point_at(self._current(), self._client.buffers)
+        self._steps, self._done, self._accounts = None, 0, None  # the round's generator, its local steps made so far
+        self.averaged, self.round_loss = True, float("nan")
+
+    def accounts(self):
+        """What was done so far, by the names that a run's records have: rounds, bytes, seconds. Not collective.
+
+        "local_seconds" is all the time between two averages, the person's own code included.
+        """
+        if self._accounts is not None:
+            return dict(self._accounts)
+        federation, traffic = self.federation, self._link.traffic
+        return {
+            "round": federation.round_index,
+            "gradients": federation.num_gradients,
+            "bytes": traffic.nbytes,
+            "collectives": traffic.collectives,
+            "local_seconds": federation.seconds["local"],
+            "communication_seconds": federation.seconds["communication"],
+        }
+
+    def batches(self, loader):
+        """As many batches on every rank as the rank with the most has: shorter loaders start again.
+
+        Without it, ranks whose data are of different sizes would make different numbers of steps, and wait for
+        each other for ever.
+
+        Args:
+            loader: has a length and can be iterated several times, like a `torch.utils.data.DataLoader`.
+        """
+        number = int(self._link.allgather([len(loader)]).max())
+        if len(loader) == 0:
+            raise UserError("batches: the loader has none")
+        while number > 0:
+            for batch in loader:
+                yield batch
+                number -= 1
+                if number == 0:
+                    return
+
+    def finish(self):
+        """Average what the last round has, and give the model memory of its own; it is a plain module then."""
+        if self._accounts is not None:
+            return
+        if self._steps is not None:
+            self._advance(ends=True)
+        self.federation.end()
+        self._accounts = self.accounts()
+        flat, x = self._flat, self._current()
+        flat.point_at(x.clone(), self._client.buffers.clone())
+        for parameter in flat.parameters:
+            parameter.data = parameter.data.clone()
+        self._link.close()
+        _open_links.discard(self._link)
+
+    def state_dict(self):
+        """This rank's state as name -> tensor, number or list of numbers, also within a round. Not collective.
+
+        `torch.save` can write it; each rank writes its own.
+        """
+        state = {name: _copied(value) for name, value in self.federation.state().items()}
+        scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
+        return state | scratch | {"loop/step": self._done}
+
+    def load_state_dict(self, state):
+        """Go on where `state_dict` was called on the same rank. Not collective.
+
+        Raises:
+            UserError: if it is the state of another rank, model or algorithm.
+        """
+        try:
+            self.federation.restore(state)
+            for name in self.federation.algorithm.scratch:
+                self._client.rows[name].copy_(state[f"loop/rows/{name}"])
+        except (KeyError, RuntimeError) as error:
+            raise UserError(f"the state is not of this rank, model and algorithm: {error}") from None
+        self._done, self._steps = int(state["loop/step"]), None
+        self.averaged = self._done == 0
+        if self._done:
+            self._begin_round(self._done)
+        self._flat.point_at(self._current(), self._client.buffers)
+
+    def _advance(self, ends=False):
+        """Make the next local step, and what follows it up to the step after it; or end the round before it."""
+        if self._accounts is not None:
+            raise UserError("the federation has ended: finish() was called")
+        if self._steps is None:
+            self._begin_round(0)
+        try:
+            self._steps.send(True if ends else None)
+            self._done += 1
+            self.averaged = False
+        except StopIteration as end:
+            self.round_loss, self._steps, self._done, self.averaged = end.value, None, 0, True
+
+    def _begin_round(self, first_step):
+        """Everything of a round before its local step number `first_step`."""
+        self._steps = self.federation.steps(first_step)
+        next(self._steps)
+
+    def _current(self):
+        """[dim] the model that this rank has now."""
+        return self._client.rows.get("x", self.federation.server.x)
+
+    def _copy_model_of_rank_0(self):
+        """Begin everywhere with the parameters and float buffers of rank 0; it is not in the account."""
+        store, x = self.federation.store, self.federation.server.x
+        values, before = torch.cat([x, store.buffers]), store.outgoing.clone()
+        block = store.outgoing[: values.numel()]
+        block.copy_(values) if self._link.rank == 0 else block.zero_()
+        self._link.allreduce(block)
+        values.copy_(block)
+        store.outgoing.copy_(before)
+        x.copy_(values[: x.numel()])
+        store.buffers.copy_(values[x.numel() :])
+        self._link.traffic = Traffic()
+
+
+def open_link(comm, transport):
+    """The `Link` of an mpi4py communicator, or of all ranks. Collective."""
+    link = MPILink(comm, cuda_aware=cuda_aware_by_environment())
+    link.transport = transport
+    _end_job_on_error(link)
+    return link
+
+
+def known_settings(owner, names, settings):
+    """The settings, if `owner` has all of them.
+
+    Args:
+        owner: in words, whose settings they are. names: of its settings. settings: name -> value.
+
+    Raises:
+        UserError: one line, for the first that it does not have.
+    """
+    for name in settings:
+        if name not in names:
+            ours = HERE.get(name, "").removeprefix("algorithm.")
+            hint = f"; here it is {ours}" if ours in names else nearest(name, names)
+            raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
+    return settings
+
+
+def _check_parameters(flat):
+    """Raise UserError unless all parameters can lie in one row; not collective."""
+    kinds = {(parameter.dtype, parameter.device) for parameter in flat.parameters}
+    if len(kinds) > 1 or next(iter(kinds))[0] not in (torch.float32, torch.float64):
+        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise UserError(
+            f"the trainable parameters are {found}: expected all of them in float32 or float64 and on one device "
+            "(torch.autocast computes in bfloat16 with parameters in float32)"
+        )
+
+
+def _check_same_model(model, flat, local_steps, link):
+    """Raise UserError unless all ranks have the same model, but for the values of trainable parameters. Collective."""
+    names = zlib.crc32(repr((flat.names, flat.shapes)).encode())
+    frozen = 0
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            frozen = zlib.crc32(parameter.detach().cpu().contiguous().view(torch.uint8).numpy(), frozen)
+    facts = {"trainable parameters": names, "local steps": local_steps, "frozen parameters": frozen}
+    everywhere = link.allgather([*facts.values(), flat.num_buffers])
+    for what, numbers in zip([*facts, "float buffers"], everywhere.T):
+        if len({*numbers}) > 1:
+            other = int((numbers != numbers[0]).argmax())
+            raise UserError(
+                f"rank {other} has other {what} than rank 0: expected the same model and settings everywhere"
+            )
+
+
+def _copied(value):
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+_open_links = weakref.WeakSet()  # whose ranks may wait for this one
+
+
+def _end_job_on_error(link):
+    """From now on, let an error that nobody catches end all ranks: the others would wait for this one for ever."""
+    if link.size == 1:
+        return
+    if not _open_links:
+        sys.excepthook = functools.partial(_abort, sys.excepthook)
+    _open_links.add(link)
+
+
+def _abort(report, kind, error, trace):
+    """Report an error that ends this rank, and end the others."""
+    if issubclass(kind, UserError):
+        print(f"fedmpi: error: {error}" if str(error) else "", file=sys.stderr, flush=True)
+    else:
+        report(kind, error, trace)
+    for link in list(_open_links):
+        sys.stderr.flush()
+        time.sleep(OUTPUT_SECONDS)
+        link.abort(2 if issubclass(kind, UserError) else 1)

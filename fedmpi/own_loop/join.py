@@ -1,0 +1,140 @@
+"""`join`: an algorithm of the papers in somebody's own training loop."""
+
+import dataclasses
+
+import fedmpi.algorithms
+from fedmpi.algorithms.base import Algorithm
+from fedmpi.errors import UserError
+from fedmpi.oracles.closure import ClosureOracle
+from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
+from fedmpi.registry import command_name, find
+
+
+def join(
+    model,
+    algorithm="fafed",
+    local_steps=10,
+    comm=None,
+    *,
+    weight=1.0,
+    clip_norm=None,
+    weight_decay=0.0,
+    whole=None,
+    transport="auto",
+    **settings,
+):
+    """Let this rank be a client of a federation that trains `model` by an algorithm. Collective on `comm`.
+
+    The loop stays the caller's; the algorithm takes the place of the optimizer:
+
+    >>> import fedmpi, torch
+    >>> model, inputs, targets = torch.nn.Linear(2, 1), torch.eye(2), torch.ones(2, 1)
+    >>> fed = fedmpi.join(model, algorithm="fedavg", local_steps=5, step_size=0.5)
+    >>> for _ in range(100):
+    ...     loss = fed.step(lambda: torch.nn.functional.mse_loss(model(inputs), targets))
+    >>> fed.finish()
+    >>> round(loss.item(), 4), fed.accounts()["round"]
+    (0.0, 20)
+
+    Args:
+        model: a `torch.nn.Module`, also a compiled one. Its trainable parameters become views of one vector, and
+            begin with the values of rank 0; frozen parameters stay as they are and must be the same on all ranks.
+        algorithm: a name (``--list algorithms``), a dotted path, or an `Algorithm`.
+        local_steps: q, steps between two averages.
+        comm: an mpi4py communicator; None: COMM_WORLD.
+        weight: > 0, of this rank in every average (its number of samples, say).
+        clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
+        whole: a closure that returns the mean loss over all of this client's data, for the algorithms
+            that take its gradient (MimeAdam).
+        transport: how ranks sum, as ``--transport``.
+        settings: of the algorithm, by name, like step_size=0.01.
+
+    Returns:
+        a `Joined`.
+
+    Raises:
+        UserError: on every rank: what was given, what is allowed.
+    """
+    algorithm = _make_algorithm(algorithm, settings)
+    link = open_link(comm, transport)
+    flat = FlatModule(getattr(model, "_orig_mod", model), channels_last=None, direct_gradients=False)
+    rows = flat.x.new_zeros(2, flat.dim)
+
+    def make_oracle(client):
+        return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
+
+    joined = Joined(model, algorithm, make_oracle, link, flat, local_steps, weight)
+    joined.federation.clients[0].oracle.whole_closure = whole
+    return joined
+
+
+def _make_algorithm(algorithm, settings):
+    """An `Algorithm` from a name, class or instance and its settings."""
+    if isinstance(algorithm, str):
+        algorithm = find("algorithm", algorithm, fedmpi.algorithms, Algorithm)
+    if isinstance(algorithm, Algorithm):
+        return dataclasses.replace(algorithm, **_checked(type(algorithm), settings)) if settings else algorithm
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+        raise UserError(f"algorithm = {algorithm!r}: expected a name like 'fafed', or an Algorithm")
+    return algorithm(**_checked(algorithm, settings))
+
+
+def _checked(cls, settings):
+    names = [field.name for field in dataclasses.fields(cls)]
+    return known_settings(f"algorithm {command_name(cls)}", names, settings)
+
+
+class Joined(OwnLoop):
+    """What `fedmpi.join` returns; see `OwnLoop` for `batches`, `finish`, `accounts`, `state_dict`."""
+
+    def start(self, closure):
+        """Begin with the gradient of an initial batch of its own, if the algorithm takes one (FAFED, STEM, ...).
+
+        Without this call the first step's batch is also the initial one.
+
+        Args:
+            closure: see `step`.
+        """
+        self._client.oracle.closure = closure
+        self.federation.start()
+        self._has_started = True
+        self._flat.point_at(self._current())
+
+    def step(self, closure):
+        """One local step; after every `local_steps` of them, the average.
+
+        Args:
+            closure: computes the loss of the current batch with the model, and returns it; a number of backward
+                passes of its own (accumulated micro-batches) leave their gradient in `parameter.grad`. It is called
+                as often as the algorithm needs: twice a step by those that compare two models on one batch.
+
+        Returns:
+            the loss of this rank's model before the step, a tensor without a graph.
+
+        Raises:
+            Diverged: on every rank, at an average, if a loss since the last one is not finite.
+        """
+        if not self._has_started:
+            self.start(closure)
+        oracle = self._client.oracle
+        oracle.closure = closure
+        self._advance()
+        oracle.closure = None
+        self._flat.point_at(self._current())
+        return oracle.loss
+
+    _has_started = False
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self._has_started = True
+
+    @property
+    def step_size(self):
+        """Of the local steps; may be set, by a schedule of one's own. The same on all ranks."""
+        return self.federation.algorithm.step_size
+
+    @step_size.setter
+    def step_size(self, value):
+        self.federation.algorithm = dataclasses.replace(self.federation.algorithm, step_size=value)

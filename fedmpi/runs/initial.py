@@ -1,0 +1,96 @@
+"""A trained model from a file, by which a new run begins."""
+
+import pathlib
+
+import h5py
+import torch
+
+from fedmpi.errors import UserError
+from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE
+from fedmpi.runs.checkpoint import checkpoint_folder, describe_layout, find_checkpoints, read_manifest
+from fedmpi.runs.state_file import Damaged, read_state
+
+WANTED = "expected model.pt, model.safetensors or model.h5 of a run, its folder, or one of its checkpoints"
+
+
+def read_initial(path, flat):
+    """Parameters and buffers by name.
+
+    Args:
+        path: text of the setting `init`.
+        flat: the `FlatModule` that will take them; it says the shapes of a checkpoint's rows.
+
+    Returns:
+        name -> tensor, with every name of the module's `state_dict()`; from a checkpoint, without integer buffers.
+
+    Raises:
+        UserError: one line, if it cannot be read, or is of another model.
+    """
+    file = pathlib.Path(path)
+    try:
+        if (file / CHECKPOINTS).is_dir() or (file / MODEL_AND_ROWS).is_file():  # a run folder
+            rounds = find_checkpoints(file)
+            whole = file / MODEL_AND_ROWS
+            file = whole if whole.is_file() or not rounds else checkpoint_folder(file, rounds[0])
+        if file.name == SERVER_STATE:
+            file = file.parent
+        values = _of_checkpoint(file, flat) if file.is_dir() else _read(file)
+    except Damaged as damage:
+        raise UserError(f"init = {path}: {damage}") from None
+    except FileNotFoundError:
+        raise UserError(f"init = {path}: no such file; {WANTED}") from None
+    except Exception as error:  # noqa: BLE001  each library has its own errors for files that are none
+        what = " ".join(str(error).split())[:200]
+        raise UserError(f"init = {path}: cannot be read: {what}; {WANTED}") from None
+    _check(path, values, flat)
+    return values
+
+
+def _read(file):
+    """The tensors of a model file."""
+    if file.suffix == ".safetensors":
+        try:
+            from safetensors.torch import load_file
+        except ImportError:
+            raise UserError(f"init = {file}: needs the package safetensors (pip install safetensors)") from None
+        return load_file(file)
+    if file.suffix in (".h5", ".hdf5"):
+        file.stat()  # h5py's own message for a missing file is long
+        values = {}
+        with h5py.File(file) as content:
+            content["model"].visititems(
+                lambda name, item: values.update(
+                    {name: torch.from_numpy(item[()])} if isinstance(item, h5py.Dataset) else {}
+                )
+            )
+        return {name: torch.as_tensor(value) for name, value in values.items()}
+    return torch.load(file, weights_only=True)
+
+
+def _of_checkpoint(folder, flat):
+    """The averaged model of a checkpoint, as the tensors of a module like `flat`'s."""
+    manifest = read_manifest(folder)
+    if manifest["layout"] != describe_layout(flat):
+        raise Damaged("it is of a model with other parameters, or with another order in memory (channels_last)")
+    state = read_state(folder / SERVER_STATE, *manifest["files"][SERVER_STATE])
+    values = flat.named_values(state["server/x"].to(flat.x), state["server/buffers"].to(flat.x))
+    values = {name: value.clone() for name, value in values.items() if value.is_floating_point()}
+    flat.point_at(flat.x, flat.buffers)
+    return values
+
+
+def _check(path, values, flat):
+    """Check all names and shapes."""
+    expected = {name: tuple(value.shape) for name, value in flat.named_values(flat.x, flat.buffers).items()}
+    found = {name: tuple(value.shape) for name, value in values.items()}
+    wrong = [f"{name} is missing" for name, value in flat.module.state_dict().items()
+             if name not in found and value.is_floating_point()]  # fmt: skip
+    wrong += [f"{name} is not in the model" for name in found if name not in expected]
+    wrong += [
+        f"{name} has shape {list(found[name])}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise UserError(f"init = {path}: it is of another model: {', '.join(wrong[:4])}{more}")

@@ -1,0 +1,168 @@
+# Sourced by the job scripts beside it, which need bash and a Python with fedmpi.  Variables that change what it does:
+#   FEDMPI_LAUNCH="srun --mpi=pmix"  words that start the ranks; default: the first of the usual ones that works
+#   FEDMPI_RANK_LOGS=FOLDER          also write what rank N prints to FOLDER/JOBID-rank-N.log
+#   FEDMPI_DOCTOR=0                  leave out the checks before the start (python -m fedmpi.doctor)
+#   FEDMPI_MAX_REQUEUES=100          how often a job that is not finished requeues itself
+
+here=$(dirname "${BASH_SOURCE[0]}")
+ranks=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
+# Training allocates and frees the same memory at every step: let malloc keep it.
+export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864}
+NOT_FINISHED=75 # exit code of a run that wrote a checkpoint and can go on from it
+PROBE_SECONDS=60
+
+say() { printf 'fedmpi: %s\n' "$*" >&2; }
+
+# fedmpi_train ARGUMENTS: train; requeue this job if it is not finished.
+fedmpi_train() {
+    local code=0
+    check_place "$@"
+    run_ranks USR1 fedmpi.train --ranks "$ranks" --resume auto "$@" || code=$?
+    finish $code
+}
+
+# fedmpi_sweep ARGUMENTS: make the sweep's run of this array task, or without an array all that are not complete.
+fedmpi_sweep() {
+    local ranges range number numbers=() worst=0 code
+    ranges=${SLURM_ARRAY_TASK_ID:-$(python -m fedmpi.sweep --todo "$@")} || exit 2
+    for range in ${ranges//,/ }; do # like 0-2,4
+        mapfile -t -O ${#numbers[@]} numbers < <(seq "${range%-*}" "${range#*-}")
+    done
+    for number in "${numbers[@]}"; do
+        code=0
+        sweep_run "$number" "$@" || code=$?
+        case $code in
+        0) ;;
+        2 | "$NOT_FINISHED") finish $code ;; # wrong settings; or the time is over
+        *) worst=$code ;;
+        esac
+    done
+    finish $worst
+}
+
+# sweep_run NUMBER ARGUMENTS: make one run of a sweep, unless it is complete.
+sweep_run() {
+    local text words word out name code=0
+    text=$(python -m fedmpi.sweep --words "$@") || return 2
+    [ -n "$text" ] || { say "run $1 is complete"; return 0; }
+    mapfile -t words <<<"$text"
+    for word in "${words[@]}"; do
+        case $word in
+        --out=*) out=${word#*=} ;;
+        --name=*) name=${word#*=} ;;
+        esac
+    done
+    # The lock that a sweep without SLURM takes, too; kept until the launcher ends.  Some file systems have none.
+    exec 9>>"$out/$name.log"
+    flock -n -E $NOT_FINISHED 9 || [ $? -ne $NOT_FINISHED ] || { say "$out/$name: is being made elsewhere"; return 1; }
+    check_place "${words[@]}"
+    run_ranks USR1 fedmpi.train --ranks "$ranks" --resume auto "${words[@]}" || code=$?
+    exec 9>&-
+    return $code
+}
+
+# fedmpi_bench FILE PARTS ARGUMENTS: measure each of the PARTS (one word) into FILE-PART.json, unless that is there.
+fedmpi_bench() {
+    local file=$1 parts=$2 part code=0
+    shift 2
+    check_place
+    for part in $parts; do
+        [ ! -s "$file-$part.json" ] || continue
+        code=0
+        run_ranks TERM fedmpi.bench "$part" --json "$file-$part.json" "$@" || code=$?
+        [ -z "$warned" ] || code=$NOT_FINISHED
+        [ $code -eq 0 ] || break
+    done
+    finish $code
+}
+
+# check_place SETTINGS: find a way to start ranks, and check the place for a run with these settings; once in a job.
+check_place() {
+    [ -z "${checked:-}" ] || return 0
+    checked=yes
+    choose_launch
+    say "$ranks ranks on $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), started by: $FEDMPI_LAUNCH"
+    [ "${FEDMPI_DOCTOR:-1}" != 0 ] || return 0
+    $FEDMPI_LAUNCH python -m mpi4py -m fedmpi.doctor --ranks "$ranks" "$@" || {
+        say "the checks failed: nothing was started (FEDMPI_DOCTOR=0 leaves them out)"
+        exit 2
+    }
+}
+
+# choose_launch: set FEDMPI_LAUNCH to the first way of starting ranks in which they find each other.
+choose_launch() {
+    local vendor beside kind words tried=()
+    [ "$EUID" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    [ -z "${FEDMPI_LAUNCH:-}" ] || { launch_environment; return 0; }
+    vendor=$(python -c 'import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])')
+    beside=$(dirname "$(command -v python)")
+    case $vendor in
+    "Open MPI") kind=pmix words="--bind-to none" ;;
+    *) kind=pmi2 words= ;;
+    esac
+    # A wheel's MPI has its launcher beside python.  Elsewhere srun comes first, then the loaded module's mpirun.
+    [ ! -x "$beside/mpirun" ] || tried+=("$beside/mpirun -np $ranks $words")
+    [[ $(srun --mpi=list 2>&1) != *$kind* ]] || tried+=("srun --kill-on-bad-exit=1 --mpi=$kind")
+    ! command -v mpirun >/dev/null || tried+=("mpirun -np $ranks $words")
+    for FEDMPI_LAUNCH in "${tried[@]}"; do
+        launch_environment
+        ! ranks_meet || return 0
+    done
+    say "no way to start $ranks ranks that find each other through $vendor; tried:"
+    printf 'fedmpi:   %s\n' "${tried[@]}" >&2
+    say "load the MPI module that mpi4py uses (python -m mpi4py --mpi-library), or set FEDMPI_LAUNCH"
+    exit 2
+}
+
+ranks_meet() {
+    timeout $PROBE_SECONDS $FEDMPI_LAUNCH python -m mpi4py -c \
+        "from mpi4py import MPI; import sys; sys.exit(MPI.COMM_WORLD.size != $ranks)" >/dev/null 2>&1
+}
+
+# launch_environment: what srun reads, for ranks that it starts itself and for the daemons of an mpirun.
+launch_environment() {
+    case $FEDMPI_LAUNCH in
+    *srun*) export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} ;;
+    *) # mpirun starts one daemon per node by srun, whose ranks may then use all cores of the job
+        [[ $(scontrol show config 2>&1) != *task/affinity* ]] || export SLURM_CPU_BIND=none
+        ;;
+    esac
+}
+
+# run_ranks SIGNAL MODULE ARGUMENTS: start the ranks and return their exit code.  If SLURM warns of the time limit
+# (USR1), $warned is set and the ranks get SIGNAL; if it ends the job, $stopped is set.
+run_ranks() {
+    local signal=$1 pid code log=()
+    shift
+    warned='' stopped=''
+    [ -z "${FEDMPI_RANK_LOGS:-}" ] || { mkdir -p "$FEDMPI_RANK_LOGS"; log=(bash "$here/rank_log.sh"); }
+    # `python -m mpi4py` ends the job if a rank dies of an error before fedmpi itself watches.
+    $FEDMPI_LAUNCH "${log[@]}" python -m mpi4py -m "$@" &
+    pid=$!
+    trap 'warned=yes; woken=yes; kill -$signal $pid' USR1
+    trap 'stopped=yes; woken=yes; kill -TERM $pid' TERM
+    while :; do
+        woken='' code=0
+        wait $pid || code=$?
+        [ -n "$woken" ] || break # a signal ends `wait` before the ranks have ended
+    done
+    trap - USR1 TERM
+    return $code
+}
+
+# finish CODE: end this job; if it is not finished, requeue it.
+finish() {
+    if [ -n "${stopped:-}" ]; then
+        say "job $SLURM_JOB_ID was ended by SLURM: cancelled, preempted or at its time limit"
+        exit 143
+    fi
+    [ "$1" -eq $NOT_FINISHED ] || exit "$1"
+    if [ "${SLURM_RESTART_COUNT:-0}" -ge "${FEDMPI_MAX_REQUEUES:-100}" ]; then
+        say "job $SLURM_JOB_ID is not finished after $SLURM_RESTART_COUNT requeues; submit it again with the same --name"
+        exit $NOT_FINISHED
+    fi
+    say "job $SLURM_JOB_ID is not finished: it is requeued and goes on later"
+    ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
+    say "job $SLURM_JOB_ID cannot be requeued; submit it again with the same --name"
+    exit $NOT_FINISHED
+}

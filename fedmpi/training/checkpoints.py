@@ -1,0 +1,387 @@
+"""When a run writes checkpoints, and how it goes on from one. All of it is collective unless it says otherwise.
+
+Each rank writes the state of its own clients, rank 0 also the state that all share. Where memory allows, the state is
+copied between two rounds and a thread writes the copy while training goes on; in a later message the ranks tell
+each other that they have written, and rank 0 completes the checkpoint by its manifest.
+"""
+
+import mmap
+import sys
+import threading
+import time
+
+import torch
+
+from fedmpi.comm.agreement import agree, share
+from fedmpi.config.grammar import flatten
+from fedmpi.config.run import role
+from fedmpi.errors import UserError
+from fedmpi.run_files import SERVER_STATE
+from fedmpi.runs.checkpoint import (
+    checkpoint_folder,
+    client_file,
+    client_folder,
+    describe_layout,
+    find_checkpoints,
+    make_folders,
+    read_manifest,
+    remove_checkpoints,
+    remove_client_file,
+    sync_folder,
+    versions,
+    write_manifest,
+)
+from fedmpi.runs.state_file import Damaged, read_state, write_state
+
+DUE, WRITING, FAILED = 8, 16, 32  # bits of `Federation.requests`, above those of `fedmpi.training.stopping`
+SMALL = 64 << 20  # bytes that are copied in any case
+SHARE_OF_MEMORY = 0.5  # of what is available on the node, for the copies of all its ranks
+LARGE_TENSOR = 1 << 20  # bytes; copies go into memory of their own, which returns to the system
+MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, beside those of speed and place
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        job: the `Job`. folder: path of the run folder. recorder: on rank 0, None elsewhere.
+
+    Attributes:
+        done: number of rounds after which the newest checkpoint was made; None if there is none.
+
+    Raises:
+        AgreedUserError: on every rank, if the folder of the clients' state cannot be made.
+    """
+
+    def __init__(self, job, folder, recorder):
+        self._job, self._folder, self._recorder = job, folder, recorder
+        self._rounds = []  # after which there are complete checkpoints, the newest last
+        self._pending, self._began = None, time.monotonic()
+        agree(job.link, self._check_client_folders)
+
+    @property
+    def done(self):
+        return self._rounds[-1] if self._rounds else None
+
+    def request(self):
+        """The bits that this rank tells the others: rank 0's clock decides when one is due. Not collective."""
+        if self._pending is not None:
+            return self._pending.bits
+        minutes = self._job.config.run.checkpoint_minutes
+        is_due = minutes is not None and time.monotonic() - self._began >= 60 * minutes
+        return DUE if is_due and self._job.link.rank == 0 else 0
+
+    def after_round(self, own):
+        """Complete what is written, and begin a checkpoint if one is due.
+
+        Args:
+            own: function without arguments -> name -> number, what the training loop itself goes on with.
+        """
+        federation, every = self._job.federation, self._job.config.run.checkpoint_every
+        if self._pending is not None and not federation.requests & WRITING:
+            self._complete(federation.requests & FAILED)
+        if federation.requests & DUE or (every and federation.round_index % every == 0):
+            self.finish()
+            self._begin(own())
+
+    def write_now(self, own):
+        """Write a checkpoint of this moment, unless there is one, and wait for it; whether there is one then."""
+        self.finish()
+        if self.done != self._job.federation.round_index:
+            self._begin(own())
+            self.finish()
+        return self.done == self._job.federation.round_index
+
+    def finish(self):
+        """Wait for what is being written, and complete it."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._complete(self._job.link.allgather([self._pending.bits & FAILED]).any())
+
+    def restore(self):
+        """Go on from the newest checkpoint that is as it was written; damaged ones are named on standard error.
+
+        Returns:
+            (the state of the training loop, name -> number; the manifest).
+
+        Raises:
+            AgreedUserError: on every rank, if there is none, or its settings differ in what is learned.
+        """
+        link, job = self._job.link, self._job
+        manifests = share(link, self._read_manifests)
+        for manifest in manifests:
+            state, problem = {}, None
+            try:
+                state = self._read_files(manifest)
+            except Damaged as damage:
+                problem = str(damage)
+            failing = link.first_failing(problem is not None)
+            if failing is None:
+                break
+            if failing == link.rank:
+                print(
+                    f"fedmpi: checkpoint of round {manifest['round']} is damaged: {problem}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        else:
+            agree(link, self._refuse)
+        agree(link, lambda: self._check_settings(manifest))
+        shared = self._share_state(state)
+        job.federation.restore({**shared, **state})
+        self._rounds = sorted(one["round"] for one in manifests if one["round"] <= manifest["round"])
+        return {name[len("loop/") :]: value for name, value in shared.items() if name.startswith("loop/")}, manifest
+
+    def _check_client_folders(self):
+        pattern = self._job.config.run.checkpoint_clients
+        for client in self._job.context.clients if pattern else ():
+            folder = client_folder(pattern, self._folder, 0, client, self._job.link.rank).parent
+            try:
+                make_folders(folder)
+            except OSError as error:
+                raise UserError(f"checkpoint_clients: {folder}: cannot be made: {error.strerror}") from None
+
+    def _client_folder(self, round_index, client):
+        run = self._job.config.run
+        return client_folder(run.checkpoint_clients, self._folder, round_index, client, self._job.link.rank)
+
+    def _begin(self, own):
+        """Begin to write the state of this moment; ends at once where memory for a copy is missing."""
+        federation, link = self._job.federation, self._job.link
+        self._began, number = time.monotonic(), federation.round_index
+        state, files = federation.state(), []
+        for client in self._job.context.clients:
+            part = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
+            files.append((self._client_folder(number, client) / client_file(client), part))
+        if link.rank == 0:
+            part = {name: value for name, value in state.items() if not name.startswith("clients/")}
+            part |= {f"loop/{name}": value for name, value in own.items()}
+            files.append((checkpoint_folder(self._folder, number) / SERVER_STATE, part))
+        position = self._recorder.position() if self._recorder else None
+        nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
+        if nbytes <= max(SMALL, SHARE_OF_MEMORY * _available_memory() / link.local_size):
+            self._pending = _Writing(number, _copied(files), position)
+            self._pending.start()
+        else:
+            self._pending = _Writing(number, files, position)
+            self._pending.run()
+
+    def _complete(self, failed):
+        """Name the files that all ranks have written in a manifest, or remove them if one could not be written."""
+        link, written, self._pending = self._job.link, self._pending, None
+        if written.problem:
+            kept = f"the last one is of round {self.done}" if self._rounds else "there is none yet"
+            print(
+                f"fedmpi: checkpoint of round {written.number} is not written: {written.problem}; {kept}",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        checksums = {} if failed else self._gather_checksums(written)
+        problem = self._write_manifest(written, checksums) if link.rank == 0 and not failed else None
+        if not failed and link.first_failing(problem is not None) is None:
+            self._rounds.append(written.number)
+        else:
+            self._remove_clients(written.number)
+        self._prune()
+
+    def _gather_checksums(self, written):
+        """Client -> (size, checksum) of all clients' files."""
+        mine = [(client, *written.sizes[client_file(client)]) for client in self._job.context.clients]
+        everyone = self._job.link.allgatherv([number for one in mine for number in one]).reshape(-1, 3)
+        return {int(client): (int(nbytes), int(checksum)) for client, nbytes, checksum in everyone}
+
+    def _write_manifest(self, written, checksums):
+        """Complete the checkpoint on rank 0; returns what went wrong, or None. Not collective."""
+        job, folder = self._job, checkpoint_folder(self._folder, written.number)
+        files = {client_file(client): sizes for client, sizes in sorted(checksums.items())}
+        settings = {**job.config.resolved, "clients": job.context.num_clients}
+        try:
+            self._recorder.sync()
+            content = {
+                "round": written.number,
+                "rounds": job.num_rounds,
+                "ranks": job.link.size,
+                "clients": job.context.num_clients,
+                "layout": describe_layout(job.flat),
+                "records": written.position,
+                "files": {SERVER_STATE: written.sizes[SERVER_STATE], **files},
+                "settings": settings,
+            }
+            write_manifest(folder, content)
+        except OSError as error:
+            problem = f"{error.filename or folder}: cannot be written: {error.strerror}"
+            print(
+                f"fedmpi: checkpoint of round {written.number} is not written: {problem}", file=sys.stderr, flush=True
+            )
+            return problem
+        return None
+
+    def _prune(self):
+        """Remove what is not among the newest checkpoints."""
+        run = self._job.config.run
+        dropped, self._rounds = self._rounds[: -run.checkpoint_keep], self._rounds[-run.checkpoint_keep :]
+        for number in dropped:
+            self._remove_clients(number)
+        if self._job.link.rank == 0:
+            remove_checkpoints(self._folder, self._rounds)
+
+    def _remove_clients(self, number):
+        """Remove this rank's files of a checkpoint. Not collective."""
+        for client in self._job.context.clients:
+            remove_client_file(self._client_folder(number, client), client)
+
+    def _read_manifests(self):
+        """The manifests that are as they were written, the newest first. Not collective."""
+        found = []
+        for number in find_checkpoints(self._folder):
+            try:
+                manifest = read_manifest(checkpoint_folder(self._folder, number))
+                self._recorder.check(manifest["records"], manifest["round"])
+                found.append(manifest)
+            except Damaged as damage:
+                print(f"fedmpi: checkpoint of round {number} is damaged: {damage}", file=sys.stderr, flush=True)
+        return found
+
+    def _read_files(self, manifest):
+        """The state of this rank's clients and, on rank 0, the shared one. Not collective.
+
+        Raises:
+            Damaged: if a file is not as it was written.
+        """
+        number, files, state = manifest["round"], manifest["files"], {}
+        for client in self._job.context.clients:
+            name = client_file(client)
+            if name not in files:
+                raise Damaged(f"there is no state of client {client}: it was made with {manifest['clients']} clients")
+            state |= read_state(self._client_folder(number, client) / name, *files[name])
+        if self._job.link.rank == 0:
+            folder = checkpoint_folder(self._folder, number)
+            state |= read_state(folder / SERVER_STATE, *files[SERVER_STATE])
+        return state
+
+    def _refuse(self):
+        raise UserError(f"resume = {self._folder}: no checkpoint there can be used; begin again with another --name")
+
+    def _check_settings(self, manifest):
+        """Check that the settings agree with those of a checkpoint in what is learned. Not collective.
+
+        Raises:
+            UserError: one line that lists those that differ, or says that the run is longer already.
+        """
+        job = self._job
+        now = flatten({**job.config.resolved, "clients": job.context.num_clients})
+        then = flatten(manifest["settings"])
+        changes = [
+            f"{key} was {value}, now {now[key]}"
+            for key, value in then.items()
+            if key in now and now[key] != value and role(key) not in ("speed", "place") and key not in MAY_DIFFER
+            and key.partition(".")[0] != "paper"
+        ]  # fmt: skip
+        if manifest["clients"] != job.context.num_clients:
+            changes.append(f"clients was {manifest['clients']}, now {job.context.num_clients}")
+        if not changes and manifest["layout"] != describe_layout(job.flat):
+            changes.append("the model's parameters, or their order in memory (channels_last)")
+        if changes:
+            raise UserError(f"resume = {self._folder}: it was made with other settings: {', '.join(changes)}")
+        if manifest["round"] > job.num_rounds:
+            raise UserError(
+                f"resume = {self._folder}: it has made {manifest['round']} rounds, and rounds = {job.num_rounds}"
+            )
+        other = [f"{name} {old}" for name, old in manifest["versions"].items() if versions().get(name) != old]
+        if other and job.link.rank == 0:
+            print(
+                f"fedmpi: the checkpoint was made with {', '.join(other)}: bits may differ", file=sys.stderr, flush=True
+            )
+
+    def _share_state(self, state):
+        """Rank 0's part of a state that all ranks share, on all ranks."""
+        link = self._job.link
+        mine = {name: value for name, value in state.items() if not name.startswith("clients/")}
+        described = share(link, lambda: [_describe(name, value) for name, value in mine.items()])
+        shared = {}
+        for name, kind, value in described:
+            if kind is None:
+                shared[name] = value
+                continue
+            tensor = mine[name] if link.rank == 0 else torch.empty(value, dtype=getattr(torch, kind))
+            if tensor.numel():
+                link.broadcast(tensor.contiguous().numpy())
+            shared[name] = tensor
+        return shared
+
+
+class _Writing:
+    """The files of one checkpoint on their way to the disk.
+
+    Args:
+        number: of rounds. files: [(path, state)]. position: of the records.
+
+    Attributes:
+        sizes: name -> (size, checksum) of what is written. problem: what went wrong, in one line, or None.
+    """
+
+    def __init__(self, number, files, position):
+        self.number, self._files, self.position = number, files, position
+        self.sizes, self.problem, self._thread = {}, None, None
+
+    @property
+    def bits(self):
+        """WRITING until the end, then 0 or FAILED."""
+        is_writing = self._thread is not None and self._thread.is_alive()
+        return WRITING if is_writing else FAILED if self.problem else 0
+
+    def start(self):
+        """Begin to write while training goes on."""
+        self._thread = threading.Thread(target=self.run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def run(self):
+        """Write the files."""
+        path = None
+        try:
+            for path, state in self._files:
+                make_folders(path.parent)
+                self.sizes[path.name] = write_state(path, state)
+            for folder in {path.parent for path, _ in self._files}:
+                sync_folder(folder)
+        except OSError as error:
+            self.problem = f"{path}: {error.strerror or error}"
+        except BaseException as error:  # noqa: BLE001  a thread's error is lost otherwise
+            self.problem = f"{path}: {type(error).__name__}: {error}"
+        self._files = []  # their memory is free from now on
+
+    def wait(self):
+        """Return when the files are written."""
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _copied(files):
+    """Files with copies of their tensors."""
+    return [
+        (path, {name: _copy(value) if isinstance(value, torch.Tensor) else value for name, value in state.items()})
+        for path, state in files
+    ]
+
+
+def _copy(tensor):
+    """A copy in the memory of the CPU; a large one in memory that malloc does not keep."""
+    if tensor.nbytes < LARGE_TENSOR:
+        return tensor.detach().cpu().clone()
+    memory = torch.frombuffer(mmap.mmap(-1, tensor.nbytes), dtype=tensor.dtype)
+    return memory.view(tensor.shape).copy_(tensor.detach())
+
+
+def _available_memory():
+    """Bytes of this machine's memory that can be had without swapping; 0 where Linux does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def _describe(name, value):
+    """(name, dtype, shape) of a tensor, (name, None, value) of a number."""
+    if isinstance(value, torch.Tensor):
+        return [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
+    return [name, None, value]

@@ -1,0 +1,36 @@
+"""--reduction reproducible: the same bits on any number of ranks and nodes, by each transport and each MPI."""
+
+import hashlib
+
+import h5py
+import pytest
+from conftest import start, train
+
+FOUND = {}
+
+
+def test_same_bits_in_every_placement(any_mpi):
+    done = start(4, "-m", "reproducible", mpi=any_mpi)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("same bits:")]
+    assert len(lines) == 4
+    assert lines == FOUND.setdefault("lines", lines)  # those of the MPI before
+
+
+def bits(out):
+    """The hash of all rows of the only run under `out`."""
+    (folder,) = out.iterdir()
+    with h5py.File(folder / "model.h5") as file:
+        rows = [file["rows"][name][:].tobytes() for name in sorted(file["rows"])]
+    return hashlib.sha256(b"".join(rows)).hexdigest()
+
+
+@pytest.mark.parametrize("settings", [("--model", "batchnorm.Net", "--weighting", "samples", "--participation", 0.6)])
+def test_a_trained_model_does_not_depend_on_the_number_of_ranks(tmp_path, settings):
+    found = set()
+    for ranks in (1, 3):
+        out = tmp_path / str(ranks)
+        done = train(ranks, out, "--clients", 5, "--rounds", 3, "--reduction", "reproducible", *settings)
+        assert done.returncode == 0, done.stderr
+        found.add(bits(out))
+    assert len(found) == 1

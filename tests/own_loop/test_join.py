@@ -1,0 +1,137 @@
+"""`fedmpi.join`: an algorithm in a loop of one's own."""
+
+import pytest
+import torch
+from conftest import PROGRAMS, start
+from torch import nn
+
+import fedmpi
+from fedmpi.federation.client import Client
+from fedmpi.oracles.closure import ClosureOracle
+from fedmpi.oracles.flat_module import FlatModule
+
+CHECKS = ("train", "model", "backward", "resume", "communicator")
+
+
+@pytest.fixture(scope="module")
+def checked():
+    """What the checks printed on two ranks."""
+    return start(2, PROGRAMS / "own_loop.py", *CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_two_ranks(checked, check):
+    """See the functions of tests/programs/own_loop.py."""
+    assert f"{check}: ok" in checked.stdout.splitlines(), checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    "check, code, message",
+    [
+        ("uneven", 2, "all ranks make the same number of local steps"),
+        ("error", 1, "ValueError: there is no such batch"),
+        ("different", 2, "rank 1 has other trainable parameters than rank 0"),
+    ],
+)
+def test_what_goes_wrong_on_one_rank_ends_all(check, code, message):
+    ended = start(2, PROGRAMS / "own_loop.py", check, timeout=60)
+    assert ended.returncode == code and message in ended.stderr, ended.stderr
+    assert ("Traceback" in ended.stderr) == (code == 1)
+
+
+def oracle_of(module):
+    flat = FlatModule(module, direct_gradients=False)
+    client = Client(0, buffers=flat.buffers)
+    flat.point_at(flat.x, client.buffers)
+    return ClosureOracle(client, flat, flat.x.new_zeros(2, flat.dim)), flat
+
+
+def test_both_gradients_of_a_pair_see_the_same_dropout_and_count_once():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 50), nn.BatchNorm1d(50), nn.Dropout(0.5), nn.Linear(50, 1))
+    oracle, flat = oracle_of(module)
+    inputs = torch.randn(8, 3)
+    oracle.closure = lambda: module(inputs + torch.rand(1)).square().mean()
+    torch.manual_seed(1)
+    g, g_prev = oracle.gradient_pair(flat.x, flat.x, oracle.draw())
+    assert torch.equal(g, g_prev)
+    after_two = torch.get_rng_state(), flat.buffers.clone(), int(module[1].num_batches_tracked)
+    assert oracle.take_losses()[1] == 1 and oracle.client.num_gradients == 2
+
+    other, flat = oracle_of(nn.Sequential(nn.Linear(3, 50), nn.BatchNorm1d(50), nn.Dropout(0.5), nn.Linear(50, 1)))
+    other._flat.x.copy_(oracle._flat.x)
+    other.closure = lambda: flat.module(inputs + torch.rand(1)).square().mean()
+    torch.manual_seed(1)
+    assert torch.equal(other.gradient(flat.x, other.draw()), g)
+    assert torch.equal(torch.get_rng_state(), after_two[0])
+    assert torch.equal(flat.buffers, after_two[1]) and int(flat.module[1].num_batches_tracked) == after_two[2] == 1
+
+
+def test_parameters_that_a_closure_does_not_use_have_gradient_zero():
+    module = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
+    oracle, flat = oracle_of(module)
+    oracle.closure = lambda: module[0](torch.ones(1)).sum()
+    oracle.gradient(flat.x, oracle.draw())
+    oracle.closure = lambda: module[1](torch.ones(1)).sum()
+    assert oracle.gradient(flat.x, oracle.draw()).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"algorithm": "scafold"}, "did you mean 'scaffold'"),
+        ({"step_sice": 0.1}, "algorithm fafed has schedule, .*did you mean 'step_size'"),
+        ({"lr": 0.1}, "unknown setting lr: .*; here it is step_size"),
+        ({"step_size": -1.0}, "algorithm.step_size = -1.0: expected a number > 0"),
+        ({"algorithm": 3}, "expected a name like 'fafed'"),
+        ({"local_steps": 0}, "local_steps = 0: expected at least 1"),
+        ({"weight": -1.0}, "weight = -1: expected a number > 0"),
+        ({"model": nn.Linear(1, 1).bfloat16()}, "torch.bfloat16 on cpu: expected all of them in float32 or float64"),
+        ({"model": nn.ReLU()}, "has no trainable parameter"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings, message):
+    with pytest.raises(fedmpi.UserError, match=message):
+        fedmpi.join(**{"model": nn.Linear(1, 1), **settings})
+
+
+@pytest.mark.parametrize(
+    "algorithm, closure, message",
+    [
+        ("fedavg", lambda: 3.0, "returned a float: expected the loss"),
+        ("fedavg", lambda: torch.ones(2, requires_grad=True), r"a tensor of shape \[2\]"),
+        ("fedavg", lambda: torch.ones(1), "does not depend on a trainable parameter"),
+        ("mimeadam", lambda: torch.ones(1, requires_grad=True), "whole=CLOSURE"),
+    ],
+)
+def test_wrong_closures_are_one_line(algorithm, closure, message):
+    fed = fedmpi.join(nn.Linear(1, 1), algorithm)
+    with pytest.raises(fedmpi.UserError, match=message):
+        fed.step(closure)
+
+
+def test_algorithms_that_draw_between_steps_are_refused():
+    model = nn.Linear(1, 1)
+    fed = fedmpi.join(model, "ce_lsgd", local_steps=2)
+    with pytest.raises(fedmpi.UserError, match="draws samples of its own between local steps"):
+        for _ in range(2):
+            fed.step(lambda: model(torch.ones(1)).sum())
+
+
+def test_a_state_of_another_algorithm_is_refused():
+    state = fedmpi.join(nn.Linear(1, 1), "fedavg").state_dict()
+    with pytest.raises(fedmpi.UserError, match="not of this rank, model and algorithm"):
+        fedmpi.join(nn.Linear(1, 1), "fafed").load_state_dict(state)
+
+
+def test_the_step_size_can_follow_a_schedule_of_ones_own():
+    model = nn.Linear(1, 1, bias=False)
+    fed = fedmpi.join(model, "fedavg", local_steps=1, step_size=1.0)
+    before = model.weight.item()
+    for step_size in (1.0, 0.5):
+        fed.step_size = step_size
+        fed.step(lambda: model.weight.sum())
+    assert model.weight.item() == pytest.approx(before - 1.5)
+    fed.finish()
+    with pytest.raises(fedmpi.UserError, match="finish"):
+        fed.step(lambda: model.weight.sum())

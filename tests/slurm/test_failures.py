@@ -1,0 +1,87 @@
+"""Jobs that cannot go well end with one line, a non-zero exit code, and no process left behind."""
+
+import os
+import re
+
+import pytest
+from conftest import launchers
+from slurm_jobs import SLURM, TINY, options
+
+TWO = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
+QUICK = {"FEDMPI_DOCTOR": "0", "FEDMPI_LAUNCH": "mpirun -np 2"}
+
+
+def script(folder, *lines):
+    """A job script of some lines."""
+    path = folder / "job.sh"
+    path.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
+    return path
+
+
+def errors(log):
+    return [line for line in log.splitlines() if line.startswith("fedmpi: error")]
+
+
+@pytest.mark.parametrize("program", ["train", "doctor"])
+def test_ranks_that_do_not_find_each_other(slurm, tmp_path, program):
+    """srun without --mpi starts every task as a job of its own: one of them says so, and all fail."""
+    line = f"srun python -m mpi4py -m fedmpi.{program}"
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=TWO))
+    assert job.code == 2, job.log
+    (said,) = errors(job.log)
+    assert said == (
+        "fedmpi: error: srun (SLURM_STEP_NUM_TASKS) started 2 processes but each of them is alone: "
+        "mpi4py uses MPICH, which needs srun --mpi=pmi2, or its own mpirun instead of srun"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_wrong_pmi_for_open_mpi(slurm, tmp_path):
+    if "openmpi" not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
+    line = "srun --mpi=pmi2 python -m mpi4py -m fedmpi.train"
+    variables = launchers()["openmpi"][1]
+    variables["LD_LIBRARY_PATH"] = os.path.dirname(variables["MPI4PY_LIBMPI"])  # which its mpirun would set
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=TWO, **variables))
+    assert job.code == 2, job.log
+    (said,) = errors(job.log)
+    assert "each of them is alone" in said and "Open MPI" in said
+
+
+def test_one_process_on_purpose_is_no_mistake(slurm, tmp_path):
+    words = " ".join(map(str, TINY))
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, f"python -m fedmpi.train {words}"), options=TWO))
+    assert job.code == 0, job.log
+
+
+def test_a_launcher_that_starts_the_wrong_number(slurm, tmp_path):
+    """The checks before the start find it."""
+    job = slurm.wait(slurm.submit(tmp_path, SLURM / "train.sbatch", *TINY, options=TWO, FEDMPI_LAUNCH="mpirun -np 1"))
+    assert job.code == 2
+    assert errors(job.log)[0].startswith("fedmpi: error: ranks = 2: but 1 ranks found each other")
+    assert "fedmpi: the checks failed: nothing was started" in job.log
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["exception", "kill"])
+def test_a_rank_that_dies(slurm, tmp_path, kind):
+    words = ("--rounds", 50, "--model", "faulty.Faulty", "--model.kind", kind, "--out", tmp_path / "out")
+    job = slurm.wait(slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, **QUICK), seconds=60)
+    assert job.state == "FAILED" and job.code != 0
+    if kind == "exception":
+        assert re.search(r"error on rank 1, client 1: RuntimeError: the silo is on fire", job.log), job.log
+    assert not list(tmp_path.glob("out/*/model.pt"))
+    assert not slurm.processes(str(tmp_path))
+
+
+def test_a_cancelled_job(slurm, tmp_path):
+    words = ("--rounds", 100000, "--out", tmp_path / "out", "--threads", 1)
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, **QUICK)
+    log = tmp_path / f"{number}.out"
+    slurm.wait(number, ["RUNNING"])
+    slurm.until(lambda: "train_loss" in log.read_text() or list(tmp_path.glob("out/*/metrics.jsonl")))
+    slurm.run("scancel", number, check=True)
+    job = slurm.wait(number)
+    assert job.state == "CANCELLED"
+    assert not slurm.processes(str(tmp_path))
+    assert job.log.splitlines()[-1].startswith(f"fedmpi: job {number} was ended by SLURM"), job.log

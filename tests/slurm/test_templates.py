@@ -1,0 +1,89 @@
+"""Every job script of slurm/ on two real nodes, as a user submits it."""
+
+import json
+import re
+
+import pytest
+from conftest import ROOT
+from slurm_jobs import SLURM, TINY, closing, options
+
+from fedmpi.runs.folder import find_runs
+
+TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)
+ONE_EACH = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
+
+
+def test_training(slurm, tmp_path):
+    """As a user submits it: the launcher is found, the place is checked, and the run has the job's name."""
+    words = (*TINY, "--transport", "shared", "--out", "out")
+    logs = {"FEDMPI_RANK_LOGS": str(tmp_path / "logs")}
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO_EACH, **logs)
+    job = slurm.wait(number)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.log
+    assert "fedmpi: 4 ranks on 2 nodes (n[1-2]), started by: " in job.log
+    assert re.search(r"ok +ranks +4 on 2 nodes \(2 on each\)", job.log), job.log
+    assert re.search(r"ok +link between nodes", job.log)
+    assert closing(job.log, "clients") == "4 on 4 ranks"
+    assert closing(job.log, "communication").endswith("shared memory, Allreduce between 2 nodes")
+    assert (tmp_path / "out" / f"fedmpi-{number}" / "model.pt").is_file()
+    logs = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert logs == [f"{number}-rank-{rank}.log" for rank in range(4)]
+
+
+def test_sweep_as_an_array(slurm, tmp_path):
+    words = ("--grid", "algorithm.step_size=0.01,0.1", *TINY, "--clients", 2, "--out", tmp_path / "sweep")
+    numbers = slurm.run("python", "-m", "fedmpi.sweep", "--todo", *words, check=True).strip()
+    assert numbers == "0,1"
+    number = slurm.submit(
+        tmp_path, SLURM / "sweep.sbatch", *words, options=[*ONE_EACH, f"--array={numbers}%2"], FEDMPI_DOCTOR="0"
+    )
+    jobs = [slurm.wait(f"{number}_{task}") for task in (0, 1)]
+    assert [job.code for job in jobs] == [0, 0], jobs
+    table = slurm.run("python", "-m", "fedmpi.sweep", "--table", *words, check=True)
+    assert re.search(r"^best: algorithm.step_size 0.\d+$", table, re.MULTILINE)
+
+
+def test_a_sweep_without_an_array_makes_the_runs_in_turn(slurm, tmp_path):
+    words = ("--grid", "seed=0,1", *TINY, "--clients", 2, "--out", tmp_path / "sweep")
+    job = slurm.wait(slurm.submit(tmp_path, SLURM / "sweep.sbatch", *words, options=ONE_EACH, FEDMPI_DOCTOR="0"))
+    assert job.code == 0, job.log
+    runs, complaints = find_runs([tmp_path / "sweep"])
+    assert [run.is_complete for run in runs] == [True, True] and not complaints
+
+
+def test_benchmark(slurm, tmp_path):
+    words = ("--quick", "--seconds", 0.1)
+    number = slurm.submit(
+        tmp_path, SLURM / "bench.sbatch", *words, options=ONE_EACH, FEDMPI_PARTS="link", FEDMPI_DOCTOR="0"
+    )
+    job = slurm.wait(number)
+    assert job.code == 0, job.log
+    written = json.loads((tmp_path / f"bench-{number}-link.json").read_text())
+    assert (written["machine"]["ranks"], written["machine"]["nodes"]) == (2, 2)
+
+
+def test_reproduction(slurm, tmp_path):
+    chosen = {"FEDMPI_PRESETS": "fafed/counterexample", "FEDMPI_SEEDS": "0", "FEDMPI_DOCTOR": "0"}
+    number = slurm.submit(
+        tmp_path, SLURM / "reproduce.sbatch", "--rounds", 2, options=[*ONE_EACH, "--array=0"], **chosen
+    )
+    job = slurm.wait(f"{number}_0")
+    assert job.code == 0, job.log
+    (run,) = find_runs([tmp_path / "reproduce"])[0]
+    assert run.is_complete and run.settings["task"] == "counterexample"
+
+
+@pytest.mark.parametrize("name", ["train", "sweep", "bench", "reproduce"])
+def test_templates_ask_for_a_warning_and_a_requeue_and_need_three_lines(name):
+    text = (SLURM / f"{name}.sbatch").read_text()
+    assert re.search(r"^#SBATCH --signal=B:USR1@\d+ ", text, re.MULTILINE)
+    assert re.search(r"^#SBATCH --requeue$", text, re.MULTILINE)
+    head = re.search(r"^# ---- fill in.*\n((?:.*\n){3})# -----", text, re.MULTILINE)
+    assert head, "three lines to fill in"
+    assert all(word in head[1] for word in ("--account=", "--partition=", "ENVIRONMENT="))
+    before, _, after = text.partition("\nENVIRONMENT=")
+    assert "#SBATCH" not in after, "sbatch reads no line of its own after the first command"
+
+
+def test_templates_are_installed():
+    assert SLURM.is_symlink() and SLURM.resolve() == ROOT / "fedmpi" / "slurm"
