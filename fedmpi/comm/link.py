@@ -6,6 +6,8 @@ import dataclasses
 import numpy as np
 import torch
 
+from fedmpi.comm.host import usable_cores
+
 
 @dataclasses.dataclass
 class Traffic:
@@ -36,6 +38,7 @@ class Link(abc.ABC):
     Attributes:
         rank, size: this rank's number and the number of ranks.
         local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
+        num_nodes: that the ranks are on. oversubscribed: whether this node has more ranks than cores.
         traffic: the `Traffic` of this rank.
         summed_by: in words, how the last block was summed.
         reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
@@ -47,6 +50,7 @@ class Link(abc.ABC):
     phase = "the preparation"
     rank, size = 0, 1
     local_rank, local_size = 0, 1
+    num_nodes, usable_cores, oversubscribed = 1, 1, False
     summed_by = "nothing to sum"
 
     @staticmethod
@@ -129,7 +133,7 @@ class SoloLink(Link):
     """The link of one process that holds all clients: nothing is sent, everything is counted."""
 
     def __init__(self):
-        self.traffic = Traffic()
+        self.traffic, self.usable_cores = Traffic(), len(usable_cores())
 
     def allocate(self, numel, dtype, device="cpu"):
         return torch.zeros(numel, dtype=dtype, device=device)
