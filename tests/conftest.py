@@ -79,11 +79,45 @@ def kill_session(job):
 
 def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
     """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
+    return execute(*_mpirun(ranks, words, mpi, timeout, env))
+
+
+def _mpirun(ranks, words, mpi, timeout, env):
+    """The arguments of `execute` for a job of some ranks."""
     launcher, variables = launchers()[mpi]
     variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
     path = os.pathsep.join([str(PROGRAMS), str(ROOT), os.environ.get("PYTHONPATH", "")])
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables, **(env or {})}
-    return execute([*launcher, "-np", ranks, sys.executable, *words], timeout, variables)
+    return [*launcher, "-np", ranks, sys.executable, *words], timeout, variables
+
+
+@contextlib.contextmanager
+def running(ranks, *words, mpi="default", env=None):
+    """The same job in the background, as a `subprocess.Popen`; what is left of it at the end is killed."""
+    words, _, variables = _mpirun(ranks, words, mpi, None, env)
+    job = subprocess.Popen(
+        [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env={**os.environ, **variables}, start_new_session=True, preexec_fn=hear_ctrl_c,
+    )  # fmt: skip
+    try:
+        yield job
+    finally:
+        kill_session(job)
+        job.communicate()
+
+
+def ranks_of(job):
+    """The processes of a `running` job that are its ranks, in no certain order."""
+    parents, names = {}, {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+            names[int(folder.name)], parents[int(folder.name)] = name, int(rest.split()[1])
+
+    def is_below(process):
+        return process == job.pid or (process in parents and is_below(parents[process]))
+
+    return [process for process, name in names.items() if name.startswith("python") and is_below(process)]
 
 
 def train(ranks, out, *settings, **options):
