@@ -10,14 +10,16 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmpi import algorithms, train
+    from fedmpi import algorithms
     from fedmpi.algorithms.base import Algorithm, Exchange
     from fedmpi.errors import UserError
     from fedmpi.federation.rounds import Federation
     from fedmpi.federation.simulate import simulate
+    from fedmpi.own_loop.average import average
     from fedmpi.own_loop.join import join
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
+    from fedmpi.train import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "UserError",
     "__version__",
     "algorithms",
+    "average",
     "join",
     "load",
     "load_run",
@@ -39,6 +42,7 @@ _DEFINED_IN = {
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
     "UserError": "fedmpi.errors",
+    "average": "fedmpi.own_loop.average",
     "join": "fedmpi.own_loop.join",
     "setting": "fedmpi.settings",
     "simulate": "fedmpi.federation.simulate",

@@ -77,27 +77,28 @@ def kill_session(job):
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
-    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
-    return execute(*_mpirun(ranks, words, mpi, timeout, env))
-
-
-def _mpirun(ranks, words, mpi, timeout, env):
-    """The arguments of `execute` for a job of some ranks."""
+def launch_words(ranks, *words, mpi="default", options=()):
+    """(the command ``mpirun -np RANKS python WORDS``, the variables that it needs); `options` are the launcher's."""
     launcher, variables = launchers()[mpi]
     variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
     path = os.pathsep.join([str(PROGRAMS), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables, **(env or {})}
-    return [*launcher, "-np", ranks, sys.executable, *words], timeout, variables
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}
+    return [str(word) for word in (*launcher, *options, "-np", ranks, sys.executable, *words)], variables
+
+
+def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
+    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
+    command, variables = launch_words(ranks, *words, mpi=mpi)
+    return execute(command, timeout, {**variables, **(env or {})})
 
 
 @contextlib.contextmanager
 def running(ranks, *words, mpi="default", env=None):
     """The same job in the background, as a `subprocess.Popen`; what is left of it at the end is killed."""
-    words, _, variables = _mpirun(ranks, words, mpi, None, env)
+    command, variables = launch_words(ranks, *words, mpi=mpi)
     job = subprocess.Popen(
-        [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env={**os.environ, **variables}, start_new_session=True, preexec_fn=hear_ctrl_c,
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env={**os.environ, **variables, **(env or {})}, start_new_session=True, preexec_fn=hear_ctrl_c,
     )  # fmt: skip
     try:
         yield job

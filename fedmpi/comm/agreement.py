@@ -37,6 +37,8 @@ def agree(link, action):
     result, error = None, None
     try:
         result = action()
+    except AgreedUserError:  # met and agreed on inside of the action
+        raise
     except UserError as met:
         error = met
     failing = link.first_failing(error is not None)

@@ -64,12 +64,16 @@ class Samples:
         Args:
             rows: [n, ...] array, see `Samples`. labels: [n] int64 array.
             mean, std: sequences of one number, or one per channel. context: a `RankContext`.
+
+        Raises:
+            UserError: if an input is too large to compute with.
         """
         rows = torch.from_numpy(rows)
         per_value = 255.0 if rows.dtype == torch.uint8 else 1.0
         mean, std = (torch.tensor(values, dtype=context.dtype).squeeze() for values in (mean, std))
-        moved = [t.to(context.device) for t in (rows, torch.from_numpy(labels), 1 / (per_value * std), -mean / std)]
-        return cls(*moved)
+        scale, shift = 1 / (per_value * std), -mean / std
+        _check_size(rows, scale, shift)
+        return cls(*(t.to(context.device) for t in (rows, torch.from_numpy(labels), scale, shift)))
 
     def at(self, indices, augmentation=None):
         """(inputs, labels) at int64 `indices` [b]; inputs of images are [b, channels, height, width]."""
@@ -84,11 +88,38 @@ class Samples:
             inputs = inputs.permute(0, 3, 1, 2)  # channels stay last in memory: faster convolutions
         return inputs, self.labels.index_select(0, indices)
 
+    def take(self, indices):
+        """The `Samples` at an int64 array `indices`, in memory of their own."""
+        chosen = torch.from_numpy(indices).to(self.labels.device)
+        rows, labels = (part.index_select(0, chosen) for part in (self._rows, self.labels))
+        return type(self)(rows, labels, self._scale, self._shift)
+
     def all(self):
         """(inputs, labels) of all samples, batch by batch, in order and without augmentation."""
         for start in range(0, self.num, EVALUATION_BATCH):
             indices = torch.arange(start, min(start + EVALUATION_BATCH, self.num), device=self.labels.device)
             yield self.at(indices)
+
+
+def _check_size(rows, scale, shift):
+    """Check that no input is so large that its square overflows: a first layer's sums would be infinite.
+
+    Raises:
+        UserError: one line that blames the data.
+    """
+    if not rows.numel():
+        return
+    by_channel = rows.reshape(-1, scale.numel()) if scale.dim() else rows.reshape(-1, 1)
+    low, high = (torch.tensor([0]), torch.tensor([255])) if rows.dtype == torch.uint8 else by_channel.aminmax(dim=0)
+    values = torch.stack([low, high]).double()
+    inputs = values * scale.double() + shift.double()
+    largest = float(inputs.abs().max())
+    most = math.sqrt(torch.finfo(scale.dtype).max)
+    if not largest <= most:
+        raise UserError(
+            f"the samples: values from {float(values.min()):.4g} to {float(values.max()):.4g} become inputs as large "
+            f"as {largest:.4g} by mean and std: expected at most {most:.2g}, numbers whose square {scale.dtype} holds"
+        )
 
 
 def input_shape(shape):

@@ -15,6 +15,7 @@ import torch
 from fedmpi.algorithms.base import Exchange
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import Client, Server
+from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
 from fedmpi.federation.sums import make_sums
 
@@ -30,12 +31,15 @@ class Variables:
         buffers: [num_buffers] the initial float buffers (batch-norm statistics); None: there are none.
         segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
         ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
+        private, private_buffers: slices of x and of the buffers that stay with their client, see `PrivateParts`.
     """
 
     x: torch.Tensor
     buffers: torch.Tensor | None = None
     segments: list | None = None
     ascent: slice | None = None
+    private: tuple = ()
+    private_buffers: tuple = ()
 
 
 @dataclasses.dataclass
@@ -86,6 +90,7 @@ class Federation:
 
     Attributes:
         store: the `RowStore`. server: the `Server`. clients: list of `Client`, those of this rank.
+        private: the `PrivateParts`.
         round_index: of the next round, from 0.
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
@@ -113,6 +118,7 @@ class Federation:
         self.clients = [self._make_client(position, *item) for position, item in enumerate(oracles.items())]
         self.server.x.copy_(x)
         self.store.buffers.copy_(buffers)
+        self.private = PrivateParts(self.store, variables, self.clients)
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
@@ -146,13 +152,17 @@ class Federation:
             self.store.begin_exchange((), first_in_round=True)
             for position, client in enumerate(self.clients):
                 self.store.begin_turn(position)
+                self.private.give_back(client)
                 self.algorithm.start(client, self.server_seen_by_clients, client.oracle)
-            self.algorithm.server_start(self.server)
+                self.private.take(client)
+            self._use_averages(self.algorithm.server_start, self.clients)
         self.store.buffers.copy_(buffers)
         self.store.begin_exchange((), first_in_round=True)
         for position, client in enumerate(self.clients):
             self.store.begin_turn(position)
+            self.private.give_back(client)
             self.algorithm.client_start(client, self.server_seen_by_clients)
+            self.private.take(client)
         self._observe(self, -1, None, None)
 
     def run_round(self):
@@ -198,7 +208,7 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, *[0.0] * self._most]), here=True)
+        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, -1, *[0.0] * self._most]), here=True)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -274,24 +284,37 @@ class Federation:
         if exchange.alone:
             drawn = self.plan.draw_one(current)
             weights = {drawn: self.plan.weight_of(drawn)}
+        where = "the start" if current.index < 0 else f"round {current.index + 1}"
+        self.link.phase = f"the local steps of {where}"
         store.begin_exchange(exchange.rows, first_in_round, weights)
         losses = _Losses()
         for position, client in enumerate(self.clients):
             if client.index in weights:
                 store.begin_turn(position)
+                self.private.give_back(client)
                 yield from self._work(exchange, client, first_step)
+                self.private.take(client)
                 for upload in self.uploads:
                     self._apply(upload, exchange, client)
+                losses.check_rows(client, store.turn()[: len(exchange.rows) * store.dim], exchange.rows)
                 store.end_turn(position, weights[client.index])
                 losses.add(client)
         worked_until = time.perf_counter()
-        loss = self._agree_on_loss(losses)
+        loss = self._agree_on_loss(losses, exchange.rows)
+        self.link.phase = f"the sum of {where}"
         store.average(sum(weights.values()))
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
-        if exchange.then is not None:
-            exchange.then(self.server)
+        self._use_averages(exchange.then, [client for client in self.clients if client.index in weights])
         return loss
+
+    def _use_averages(self, then, clients):
+        """Do what follows an average (`then(server)` or None), for the server and for its clients' private parts."""
+        if then is not None:
+            then(self.server)
+        for client in clients:
+            self.private.compute(then, client)
+        self.private.clean()
 
     def _apply(self, upload, exchange, client):
         """One upload stage on the rows that a client sends."""
@@ -341,28 +364,29 @@ class Federation:
                 "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
             )
 
-    def _agree_on_loss(self, losses):
-        """Mean loss over all clients; Diverged on every rank if one client's is not finite.
+    def _agree_on_loss(self, losses, names):
+        """Mean loss over all clients; Diverged on every rank if one client's, or a row that it sends, is not finite.
 
         The ranks also add up here how many gradients they have evaluated, and tell each other their requests: it
         costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request()]
+        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request(), losses.bad_row]
         everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
         self._check_ended(everywhere, here=False)
         everywhere = everywhere.tolist()
-        totals, numbers, _, gradients, requests, *of_clients = zip(*everywhere)
+        totals, numbers, _, gradients, requests, bad_rows, *of_clients = zip(*everywhere)
         self.num_gradients = int(sum(gradients))
         for bits in requests:
             self.requests |= int(bits)
-        for rank, (total, _, client, *_) in enumerate(everywhere):
+        for rank, ((total, _, client, *_), row) in enumerate(zip(everywhere, bad_rows)):
             if client >= 0:
-                when = "in the initial gradients" if self.server.round_index < 0 else f"in round {self.round_index}"
-                raise Diverged(
-                    f"{when}: the loss of client {int(client)} on rank {rank} is {total}; "
-                    "try a smaller step size or more clipping"
-                )
+                initial = self.server.round_index < 0
+                when = "in the initial gradients" if initial else f"in round {self.round_index}"
+                what = f"the loss of client {int(client)} on rank {rank} is {total}"
+                if row >= 0:
+                    what = f"row {names[int(row)]} of client {int(client)} on rank {rank} has values not finite"
+                raise Diverged(f"{when}: {what}; {_INITIAL_HINT if initial else _HINT}")
         if of_clients:  # an exact sum does not depend on which rank has which client
             totals = [math.fsum(itertools.chain(*of_clients))]
         return sum(totals) / sum(numbers) if any(numbers) else math.nan
@@ -386,21 +410,40 @@ def _under(prefix, state):
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
+_HINT = "try a smaller step size or more clipping"
+_INITIAL_HINT = "no step was made yet: check the values of the data and of the model's initial parameters"
+
+
 class _Losses:
     """The losses of a rank's clients in one exchange.
 
     Attributes:
         total: their sum; totals: of each client. number: of losses.
-        bad_client: the first client whose sum is not finite, or -1.
+        bad_client: the first client with what is not finite, or -1; bad_row: the position of its row that is not,
+            -1 if it is the sum of its losses.
     """
 
     def __init__(self):
-        self.total, self.totals, self.number, self.bad_client = 0.0, [], 0, -1
+        self.total, self.totals, self.number, self.bad_client, self.bad_row = 0.0, [], 0, -1, -1
+
+    def check_rows(self, client, block, names):
+        """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
+
+        Args:
+            block: the client's rows that are exchanged now, contiguous. names: of these rows.
+        """
+        # One pass over the memory, less than a hundredth of a round. Finite values may have an infinite sum.
+        if self.bad_client >= 0 or block.sum().isfinite():
+            return
+        rows = [client.rows[name] for name in names]
+        bad = next((n for n, row in enumerate(rows) if not row.isfinite().all()), None)
+        if bad is not None:
+            self.bad_client, self.bad_row = client.index, bad
 
     def add(self, client):
         """Take the losses that a client's oracle has collected."""
         total, number = client.oracle.take_losses()
         self.total, self.number = self.total + total, self.number + number
         self.totals.append(total)
-        if not math.isfinite(total) and self.bad_client < 0:
-            self.bad_client = client.index
+        if not math.isfinite(total) and self.bad_client in (-1, client.index):
+            self.bad_client, self.bad_row = client.index, -1

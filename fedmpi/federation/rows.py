@@ -109,13 +109,17 @@ class RowStore:
             self._work[:start].copy_(self.block[:start])
             self._work[start:].copy_(self._pending[position, start:])
 
+    def turn(self):
+        """The contiguous part of the working rows that the client whose turn it is sends."""
+        return self._work[self._region]
+
     def end_turn(self, position, weight):
         """Add the client's rows to the rank's sums, and store those that a later exchange of the round needs.
 
         Args:
             position: of the client on this rank. weight: of the client in the sum.
         """
-        mine = self._work[self._region]
+        mine = self.turn()
         if weight != 1:
             mine.mul_(weight)
         self._sums.add(position, mine)

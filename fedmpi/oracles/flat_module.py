@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import typing
 import weakref
 
 import torch
@@ -34,6 +35,7 @@ class FlatModule:
         dim: d, number of trainable parameters, and of the elements between them; num_buffers: of float buffer elements.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
+        unused: names of the parameters that the last incomplete gradient did not depend on; theirs is 0.
         permuted: for each parameter tensor, whether it lies in a vector in channels-last order.
 
     Raises:
@@ -49,18 +51,15 @@ class FlatModule:
             raise UserError(f"model {type(module).__name__} has no trainable parameter")
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
+        self.unused = []  # names of those that the last pass did not use
+        self._owners = _owners(module, self.parameters)
         self.shapes = [tuple(p.shape) for p in self.parameters]
         self._sizes = [-(-p.numel() // alignment) * alignment for p in self.parameters]  # with what follows each
         self.permuted = [_lies_permuted(p, channels_last) for p in self.parameters]
         self.dim = sum(self._sizes)
         begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
         self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
-        self._buffers = [
-            (owner, key, f"{prefix}.{key}" if prefix else key, tuple(buffer.shape))
-            for prefix, owner in module.named_modules()
-            for key, buffer in owner.named_buffers(recurse=False)
-            if buffer.is_floating_point()
-        ]
+        self._buffers, values = _place_buffers(module)
         self._integer_buffers = [
             (owner, key)
             for owner in module.modules()
@@ -68,7 +67,6 @@ class FlatModule:
             if not buffer.is_floating_point()
         ]
         self.x = self.flatten(self.parameters)
-        values = [getattr(owner, key).reshape(-1) for owner, key, _, _ in self._buffers]
         self.buffers = torch.cat(values) if values else self.x.new_empty(0)
         self.num_buffers = self.buffers.numel()
         self.point_at(self.x, self.buffers)
@@ -98,6 +96,11 @@ class FlatModule:
         for name, value in self.named_values(self.x, self.buffers).items():
             if name in values:
                 value.copy_(values[name])
+
+    @property
+    def buffer_slices(self):
+        """Name -> slice of `buffers` of every float buffer."""
+        return {place.name: slice(place.offset, place.offset + math.prod(place.shape)) for place in self._buffers}
 
     def _known_views(self, vector):
         """The same, made once for each vector."""
@@ -135,18 +138,40 @@ class FlatModule:
         self._wanted = {position: views[position] for position in self._large_layers}
         try:
             loss = loss_of(self.module)
-            gradients = torch.autograd.grad(loss, self.parameters)
+            gradients = torch.autograd.grad(loss, self._trained(), allow_unused=True)
         finally:
             self._wanted = {}
+        if any(g is None or g.is_sparse for g in gradients) or len(gradients) < len(views):
+            views, gradients = self._dense(views, gradients)
         self._fill(views, gradients)
+        self.adopt()
         return loss.detach()
+
+    def _trained(self):
+        """The parameters, without those that the module has frozen since."""
+        if all(p.requires_grad for p in self.parameters):
+            return self.parameters
+        return [p for p in self.parameters if p.requires_grad]
+
+    def _dense(self, views, gradients):
+        """(views, gradients) of all parameters: sparse gradients as dense ones, 0 where there is none."""
+        found, self.unused = iter(gradients), []
+        dense = []
+        for name, parameter, view in zip(self.names, self.parameters, views):
+            gradient = next(found) if parameter.requires_grad else None
+            if gradient is None:
+                self.unused.append(name)
+                gradient = torch.zeros_like(view)
+            dense.append(gradient.to_dense() if gradient.is_sparse else gradient)
+        return views, dense
 
     def _redirect(self):
         """Make large linear layers compute their weight's gradient in the memory where it is wanted."""
         positions = {id(parameter): position for position, parameter in enumerate(self.parameters)}
         for layer in self.module.modules():
             weight = getattr(layer, "weight", None)
-            if type(layer) is nn.Linear and id(weight) in positions and weight.numel() >= LARGE_LAYER:
+            is_plain = type(layer) is nn.Linear and "forward" not in vars(layer)
+            if is_plain and id(weight) in positions and weight.numel() >= LARGE_LAYER:
                 self._large_layers.append(positions[id(weight)])
                 layer.forward = functools.partial(self._linear, layer, positions[id(weight)])
 
@@ -159,16 +184,60 @@ class FlatModule:
 
     def point_at(self, vector, buffers=None):
         """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers`."""
-        views = self._known_views(vector)
-        if self.parameters[-1].data_ptr() != views[-1].data_ptr():  # otherwise they point there already
-            for parameter, view in zip(self.parameters, views):
+        self._at = views = self._known_views(vector)
+        for parameter, view in zip(self.parameters, views):
+            if parameter.data_ptr() != view.data_ptr():
                 parameter.data = view
         if buffers is not None:
-            offset = 0
-            for owner, key, _, shape in self._buffers:
-                size = math.prod(shape)
-                owner._buffers[key] = buffers[offset : offset + size].view(shape)
-                offset += size
+            self._buffers_at = [self._buffer_view(place, buffers) for place in self._buffers]
+            for place, view in zip(self._buffers, self._buffers_at):
+                place.owner._buffers[place.key] = view.view(view.shape)  # an alias: the module may set its .data
+
+    @staticmethod
+    def _buffer_view(place, buffers):
+        return buffers[place.offset : place.offset + math.prod(place.shape)].view(place.shape)
+
+    @torch.no_grad()
+    def adopt(self):
+        """Keep what a pass put in the place of a tensor: its values go to the vectors that the module was pointed at.
+
+        A module may assign a buffer anew, ``self.ema = 0.9 * self.ema + ...``, or a parameter's ``.data``.
+
+        Raises:
+            UserError: if the new tensor has another shape, or is another parameter.
+        """
+        for name, parameter, view, (owner, key) in zip(self.names, self.parameters, self._at, self._owners):
+            if parameter.data_ptr() != view.data_ptr():
+                self._take(name, parameter.data, view)
+                parameter.data = view
+            if getattr(owner, key, None) is not parameter:
+                raise UserError(
+                    f"model {type(self.module).__name__}: a pass puts another object in the place of parameter "
+                    f"'{name}', which is not trained: change its values instead ({name}.data = ...)"
+                )
+        for place, view in zip(self._buffers, self._buffers_at):
+            current = place.owner._buffers[place.key]
+            if current is None or current.data_ptr() != view.data_ptr():
+                self._take(place.name, current, view)
+                place.owner._buffers[place.key] = view.view(view.shape)
+
+    def _take(self, name, value, view):
+        """Copy a value that the module has put somewhere else into its view."""
+        shape = None if value is None else list(value.shape)
+        if shape != list(view.shape):
+            raise UserError(
+                f"model {type(self.module).__name__}: a pass gives '{name}' the shape {shape}: "
+                f"expected {list(view.shape)}, as before training"
+            )
+        view.copy_(value)
+
+    @torch.no_grad()
+    def gather(self, vector):
+        """`point_at` [dim], taking along the values of parameters that somebody has given other memory."""
+        for parameter, view in zip(self.parameters, self._known_views(vector)):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter)
+                parameter.data = view
 
     @property
     def counters(self):
@@ -186,10 +255,7 @@ class FlatModule:
         The module itself stays as it is: this is for `torch.func.functional_call`.
         """
         values = dict(zip(self.names, self.views(vector)))
-        if self._buffers:
-            sizes = [math.prod(shape) for _, _, _, shape in self._buffers]
-            pieces = buffers.split(sizes)
-            values.update({name: p.view(shape) for (_, _, name, shape), p in zip(self._buffers, pieces)})
+        values.update({place.name: self._buffer_view(place, buffers) for place in self._buffers})
         return values
 
     def named_values(self, vector, buffers):
@@ -199,6 +265,41 @@ class FlatModule:
         """
         self.point_at(vector, buffers)
         return self.module.state_dict()
+
+
+class _Place(typing.NamedTuple):
+    """Where a float buffer lies: in the module `owner` as `key`, in the vector of all buffers from `offset` on."""
+
+    owner: nn.Module
+    key: str
+    name: str
+    shape: tuple
+    offset: int
+
+
+def _place_buffers(module):
+    """([`_Place`] of every float buffer, [n] values of each different one); modules may share a buffer."""
+    places, values, offsets, end = [], [], {}, 0
+    for prefix, owner in module.named_modules():
+        for key, buffer in owner.named_buffers(recurse=False):
+            if not buffer.is_floating_point():
+                continue
+            if id(buffer) not in offsets:
+                offsets[id(buffer)] = end
+                values.append(buffer.detach().reshape(-1))
+                end += buffer.numel()
+            name = f"{prefix}.{key}" if prefix else key
+            places.append(_Place(owner, key, name, tuple(buffer.shape), offsets[id(buffer)]))
+    return places, values
+
+
+def _owners(module, parameters):
+    """(module, key) under which each parameter is first found."""
+    found = {}
+    for owner in module.modules():
+        for key, parameter in owner._parameters.items():
+            found.setdefault(id(parameter), (owner, key))
+    return [found[id(parameter)] for parameter in parameters]
 
 
 def _lies_permuted(parameter, channels_last):

@@ -13,7 +13,7 @@ from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
-NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap")  # torch's messages about such modules
+NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")  # torch's messages about them
 
 
 def add_estimate(out, differences, directions, smoothing, num_directions):
@@ -132,7 +132,9 @@ class TwoPointOracle(ModuleOracle):
         self.num_evaluations += 1
         self._flat.point_at(point, self._buffers)
         seed_noise(xi.noise, point.device)
-        return self._task.loss(self._flat.module, xi.batch)
+        loss = self._task.loss(self._flat.module, xi.batch)
+        self._flat.adopt()
+        return loss
 
 
 class _QuickPooling(TorchFunctionMode):

@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import math
+import sys
 
 import h5py
 import safetensors.torch
@@ -36,9 +37,55 @@ def save_model(folder, named_values, rows, description):
         UserError: if a file cannot be written (full disk).
     """
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
-    save_hdf5(folder / MODEL_AND_ROWS, plain, rows)
-    _write(folder / MODEL_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode())
-    _write(folder / MODEL, safetensors.torch.save(plain, metadata={"format": "pt"}))
+    for name, content in _encode(plain, rows, description):
+        _write(folder / name, content)
+
+
+def _encode(plain, rows, description):
+    """(file name, its content) of each model file, one after the other; see `save_model`."""
+    yield MODEL_AND_ROWS, _hdf5(plain, rows)
+    yield MODEL_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode()
+    yield MODEL, safetensors.torch.save(plain, metadata={"format": "pt"})
+
+
+def check_savable(module, description):
+    """Try to write the model files of a module, of each tensor one value, and to read them; nothing is left.
+
+    Raises:
+        UserError: one line that names the entry of its state dict that cannot be saved, if one can be named.
+    """
+    model = f"model {type(module).__name__}"
+    try:
+        state = module.state_dict()
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                raise UserError(
+                    f"{model}: the entry '{name}' of its state dict is a {type(value).__name__}: expected tensors "
+                    "only, nothing else is saved"
+                )
+        first = {name: value.detach().reshape(-1)[:1].cpu().clone() for name, value in state.items()}
+        content = dict(_encode(first, {}, description))
+        if safetensors.torch.load(content[MODEL]).keys() != state.keys():
+            raise UserError(f"{model}: its state dict has a name that {MODEL} cannot hold: {', '.join(state)}")
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  a user's state_dict can raise anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{model}: its state dict cannot be saved: {why}") from error
+
+
+def save_client_model(path, named_values):
+    """Write one client's model, completely or not at all; its folder is made.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path.parent}: cannot be made: {error.strerror}") from None
+    _write(path, safetensors.torch.save(plain, metadata={"format": "pt"}))
 
 
 def load_model(folder, model=None):
@@ -130,6 +177,24 @@ def prepare_inputs(description, samples):
     return inputs.reshape(-1, *shape)
 
 
+def _class_named(folder, path):
+    """A class of modules by its dotted path. A run folder is data: what it names is not imported, but for fedmpi's.
+
+    Raises:
+        UserError: if it is neither fedmpi's nor imported already.
+    """
+    module_name, _, class_name = path.rpartition(".")
+    is_ours = module_name.partition(".")[0] == "fedmpi"
+    module = importlib.import_module(module_name) if is_ours else sys.modules.get(module_name)
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise UserError(
+            f"{folder}: its model is of class {path[:200]}, which is not imported: import {module_name[:200]} first if "
+            "you trust it, or give the model: load(folder, model)"
+        )
+    return cls
+
+
 def _build(folder, constructor):
     """The module that model.json describes, with initial parameters."""
     if not constructor:
@@ -137,13 +202,10 @@ def _build(folder, constructor):
             f"{folder}: {MODEL_DESCRIPTION} does not say how to build the model: give it, load(folder, model)"
         )
     try:
-        module_name, _, class_name = constructor["class"].rpartition(".")
+        cls = _class_named(folder, str(constructor["class"]))
         arguments = constructor["arguments"].items()
         given = {k: _build(folder, v) if isinstance(v, dict) and "class" in v else v for k, v in arguments}
-        module = getattr(importlib.import_module(module_name), class_name)(**given)
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"{constructor['class']} is no torch.nn.Module")
-        return module
+        return cls(**given)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  importing and building a user's module can raise anything
@@ -153,6 +215,11 @@ def _build(folder, constructor):
 
 def save_hdf5(path, named_values, rows):
     """Write the HDF5 file; arguments and errors are those of `save_model`, with the file's path."""
+    _write(path, _hdf5(named_values, rows))
+
+
+def _hdf5(named_values, rows):
+    """The content of the HDF5 file."""
     # In memory first: the HDF5 library crashes if the disk fills up while it writes.
     hdf5 = io.BytesIO()
     with h5py.File(hdf5, "w") as file:
@@ -160,7 +227,7 @@ def save_hdf5(path, named_values, rows):
             file[f"model/{name}"] = value.detach().cpu().contiguous().numpy()
         for name, row in rows.items():
             file[f"rows/{name}"] = row.detach().cpu().numpy()
-    _write(path, hdf5.getbuffer())
+    return hdf5.getbuffer()
 
 
 def _write(path, content):

@@ -3,24 +3,26 @@
 import dataclasses
 import functools
 import math
+import sys
 
 import numpy as np
 import torch
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
-from fedmpi.config.build import Config
-from fedmpi.config.resume import AUTO
+from fedmpi.config.build import Config, resolve
+from fedmpi.config.layers import read_layers
+from fedmpi.config.resume import AUTO, read_resumed
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
-from fedmpi.models import find_model
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
-from fedmpi.streams import derive
 from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.training.layers import private_parts
+from fedmpi.training.model import build_model, check_same_everywhere, try_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,23 @@ class Job:
     num_rounds: int
 
 
+def read_config(arguments, link, objects=None):
+    """What a command line asks for, on all ranks.
+
+    Args:
+        arguments: list of str, without the program's name. link: a `Link`. objects: see `fedmpi.config.build.resolve`.
+
+    Returns:
+        a `Config`, or a text to print instead of running.
+
+    Raises:
+        AgreedUserError: on every rank (see `agree`).
+    """
+    layers = agree(link, lambda: read_layers(arguments))
+    resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
+    return agree(link, lambda: resolve(layers, resumed, objects))
+
+
 def prepare(config, link):
     """Everything of a run up to its first step.
 
@@ -61,16 +80,24 @@ def prepare(config, link):
     torch.set_num_threads(run.threads or share_of_cores(link))
     link.transport, link.reduction = run.transport, run.reduction
     context = agree(link, lambda: rank_context(run, link))
+    link.watch(run.timeout, spread(context.num_clients, link.size))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: build_model(config, context, task))
     if run.init and run.resume in (None, AUTO):
         agree(link, lambda: flat.load(read_initial(run.init, flat)))
+    agree(link, lambda: check_same_everywhere(link, flat.module))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
     plan, num_rounds = agree(link, lambda: _plan(run, link, context, task, samplers))
+    if config.task.has_model:
+        first = context.clients[0]
+        note = agree(link, lambda: try_training(config, flat, task, first, samplers[first]))
+        if note and link.rank == 0:
+            print(f"fedmpi: {note}", file=sys.stderr, flush=True)
     oracles = _oracles(config, task, flat, samplers)
-    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat))
+    private = agree(link, lambda: private_parts(run, task, flat))
+    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
     return Job(config, link, context, task, flat, federation, num_rounds)
 
@@ -88,24 +115,8 @@ def rank_context(run, link):
         device=pick_device(run.device, link.local_rank),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
+        is_personal=run.private is not None,
     )
-
-
-def build_model(config, context, task):
-    """The model as a `FlatModule`, checked on one sample of the data; not collective."""
-    run = config.run
-    torch.manual_seed(derive(run.seed, "model"))
-    module = task.build_model(model_class(config, task), config.model_settings).to(context.device, context.dtype)
-    flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
-    task.try_out(module, context.clients[0])
-    return flat
-
-
-def model_class(config, task):
-    """The class of the model: the user's choice or the task's default; None for a task without a choice."""
-    if config.model_class is None and config.task.has_model:
-        return find_model(task.default_model)
-    return config.model_class
 
 
 def _sampler(run, task, context, client):

@@ -1,0 +1,248 @@
+"""From a model class to a module that is known to train, to be the same on all ranks, and to be saved."""
+
+import hashlib
+import random
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+import fedmpi
+from fedmpi.errors import UserError
+from fedmpi.models import find_model
+from fedmpi.oracles.autograd import Autograd
+from fedmpi.oracles.base import seed_noise
+from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.registry import command_name
+from fedmpi.runs.model_files import check_savable
+from fedmpi.streams import derive
+from fedmpi.training.layers import freeze
+
+SHOWN = 3  # names in a message
+
+
+def build_model(config, context, task):
+    """The model as a `FlatModule`, tried out on one sample of the data, which also initialises lazy layers.
+
+    Torch's, numpy's and Python's generators are seeded before, so that all ranks build the same. Not collective.
+
+    Raises:
+        UserError: one line, if the module is none that can be trained and saved.
+    """
+    run = config.run
+    seed = derive(run.seed, "model")
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    module = task.build_model(model_class(config, task), config.model_settings)
+    _check_tensors(module)
+    module = _move(module, context)
+    task.try_out(module, context.clients[0])
+    for name, tensor in _entries(module):
+        if is_lazy(tensor):
+            raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
+    freeze(module, run.freeze)
+    flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
+    check_savable(module, describe_model(config, task))
+    return flat
+
+
+def model_class(config, task):
+    """The class of the model: the user's choice or the task's default; None for a task without a choice."""
+    if config.model_class is None and config.task.has_model:
+        return find_model(task.default_model)
+    return config.model_class
+
+
+def describe_model(config, task):
+    """The content of model.json, see `fedmpi.runs.model_files`."""
+    constructor = task.constructor(model_class(config, task), config.model_settings)
+    facts = {"fedmpi": fedmpi.__version__, "task": command_name(type(config.task)), "model": constructor}
+    return {**facts, **task.describe_inputs()}
+
+
+def _entries(module):
+    """[(name, tensor)] of all parameters and buffers; one that has several names is listed under the first."""
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _wrong(module, what):
+    return UserError(f"model {type(module).__name__}: {what}")
+
+
+def _check_tensors(module):
+    """Check that parameters and buffers are ordinary tensors with memory of their own.
+
+    Raises:
+        UserError: one line that names the first that is not.
+    """
+    entries = _entries(module)
+    for name, tensor in entries:
+        kind = _odd_kind(tensor)
+        if kind is not None:
+            raise _wrong(module, f"'{name}' is {kind}: expected dense tensors of real numbers")
+    if not any(tensor.requires_grad for _, tensor in entries):
+        raise UserError(f"model {type(module).__name__} has no trainable parameter")
+    spans = sorted((*_span(tensor), name) for name, tensor in entries if not is_lazy(tensor) and tensor.numel())
+    for (_, end, name), (start, _, other) in zip(spans, spans[1:]):
+        if start < end:
+            raise _wrong(module, f"'{name}' and '{other}' share memory: use one Parameter or buffer in both places")
+
+
+def _odd_kind(tensor):
+    """In words, why a tensor cannot be part of a vector; None if it can."""
+    if is_lazy(tensor):
+        return None
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return "sparse"
+    if tensor.is_complex():
+        return f"complex ({tensor.dtype})"
+    return "on the device meta, without values" if tensor.is_meta else None
+
+
+def _span(tensor):
+    """(first byte, byte behind the last) of a dense tensor's memory."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _move(module, context):
+    """The module on the context's device with its dtype; a buffer that several modules share stays shared."""
+    shared = {}
+    for owner in module.modules():
+        for key, buffer in owner.named_buffers(recurse=False):
+            shared.setdefault(id(buffer), []).append((owner, key))
+    try:
+        moved = module.to(context.device, context.dtype)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise _wrong(module, f"cannot be moved to {context.device}, {context.dtype}: {_line(error)}") from error
+    for (owner, key), *others in shared.values():
+        for other, name in others:
+            other._buffers[name] = owner._buffers[key]
+    return moved
+
+
+def _line(error):
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def check_same_everywhere(link, module):
+    """Check that all ranks hold the same model: names, shapes, types and values. Collective on the link.
+
+    Raises:
+        UserError: on every rank, with the first entry that differs and the first rank on which it does.
+    """
+    lines = [f"{name} {list(tensor.shape)} {tensor.dtype} {_digest(tensor)}" for name, tensor in _entries(module)]
+    text = "".join(f"{line}\n" for line in lines).encode()
+    # 48 bits, which a float64 holds exactly; in full only where they differ
+    whole = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
+    everyone = link.allgather([whole, len(text)])
+    if (everyone == everyone[0]).all():
+        return
+    joined = link.allgatherv(list(text)).astype(np.uint8).tobytes()
+    ends = np.cumsum(everyone[:, 1]).astype(int)
+    of_ranks = [joined[end - int(size) : end].decode().splitlines() for end, size in zip(ends, everyone[:, 1])]
+    rank = next(rank for rank, theirs in enumerate(of_ranks) if theirs != of_ranks[0])
+    pairs = zip([*of_ranks[0], None], [*of_ranks[rank], None])
+    ours, theirs = next(pair for pair in pairs if pair[0] != pair[1])
+    raise _wrong(
+        module,
+        f"differs between the ranks: {_described(ours)} on rank 0, {_described(theirs)} on rank {rank}; a model may "
+        "not depend on the rank, the machine or the time (torch's, numpy's and Python's generators are seeded)",
+    )
+
+
+def _digest(tensor):
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(content.numpy(), digest_size=8).hexdigest()
+
+
+def _described(line):
+    """A line of `check_same_everywhere` in words."""
+    if line is None:
+        return "nothing more"
+    head, _, digest = line.rpartition(" ")
+    name, _, rest = head.partition(" ")
+    return f"'{name}' {rest} with hash {digest}"
+
+
+def try_training(config, flat, task, client, sampler):
+    """One pass in training mode over the first minibatch of a client; it leaves no trace in the model's tensors.
+
+    Not collective.
+
+    Args:
+        client: number of a client of this rank. sampler: its sampler.
+
+    Returns:
+        a line for the user, or "".
+
+    Raises:
+        UserError: one line, if the pass fails, or the loss does not depend on the parameters or is not finite.
+    """
+    module, frozen = flat.module, _frozen(flat.module)
+    counters = flat.counters
+    z, buffers = flat.x.clone(), flat.buffers.clone()
+    flat.point_at(z, buffers)
+    flat.point_counters_at([counter.clone() for counter in counters])
+    module.train()
+    devices = [z.device] if z.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices):
+            seed_noise(derive(config.run.seed, "try"), z.device)
+            batch = task.batch(client, sampler(0), *(({},) if task.carries else ()))
+            loss = _one_pass(config, flat, task, batch, torch.empty_like(z))
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  a user's module can raise anything
+        raise _wrong(module, f"does not train: {_line(error)}") from error
+    finally:
+        flat.point_at(flat.x, flat.buffers)
+        flat.point_counters_at(counters)
+    changed = [name for name, digest in _frozen(module).items() if digest != frozen.get(name)]
+    if changed:
+        raise _wrong(
+            module,
+            f"a pass changes the frozen parameter '{changed[0]}', which no average reaches: make it a buffer "
+            "(buffers are averaged)",
+        )
+    if not loss.isfinite().all():
+        raise _wrong(
+            module,
+            f"the loss of client {client}'s first minibatch is {loss.item()} before any training: check the "
+            "values of the data and the model's initial parameters",
+        )
+    return _about_unused(flat.unused)
+
+
+def _frozen(module):
+    """Name -> digest of the parameters that are not trained."""
+    return {name: _digest(tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad}
+
+
+def _one_pass(config, flat, task, batch, out):
+    """The loss of a batch; its gradient too, where the oracle uses it."""
+    if not isinstance(config.oracle, Autograd):
+        with torch.no_grad():
+            loss = task.loss(flat.module, batch)
+        flat.adopt()
+        return loss
+
+    def loss_of(module):
+        loss = task.loss(module, batch)
+        if not loss.requires_grad:
+            raise _wrong(module, "the loss does not depend on its parameters (a detached or no_grad computation?)")
+        return loss
+
+    return flat.gradient(loss_of, out)
+
+
+def _about_unused(names):
+    if not names:
+        return ""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"the loss does not use {', '.join(names[:SHOWN])}{more}: the gradient there is 0"
