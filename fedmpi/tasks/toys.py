@@ -45,7 +45,7 @@ class CounterExample(Task):
     def load(self, context, partition):
         if context.num_clients != 3:
             raise UserError(f"clients = {context.num_clients}: task counterexample has 3 clients, use --clients 3")
-        return _LoadedToy(context, [self.x0], self._loss, distance_to=np.zeros(1))
+        return LoadedPoint(context, [self.x0], self._loss, self._loss, distance_to(np.zeros(1)))
 
     def _loss(self, client, x):
         scale = 3 if client == 0 else -1
@@ -80,7 +80,7 @@ class Quadratic(Task):
         def loss(client, x):
             return 0.5 * (h[client] * (x - b[client]) ** 2).sum()
 
-        return _LoadedToy(context, np.ones(self.dim, dtype=np.float32), loss, distance_to=minimum)
+        return LoadedPoint(context, np.ones(self.dim, dtype=np.float32), loss, loss, distance_to(minimum))
 
 
 class _LoadedToy(LoadedTask):
