@@ -38,6 +38,12 @@ class Run:
         among=("last", "best", "uniform"),
         renamed_from=("output",),
     )
+    private: str | None = setting(
+        None,
+        "layers that stay with their client (personal layers): names of parameters, buffers or modules with * and ?, "
+        "like head.*,norm?; bn: all batch-norm layers",
+    )
+    freeze: str | None = setting(None, "layers that are not trained: names as in --private")
     holdout: float = setting(
         0.0, "share of every client's training data that is held out: evaluated, not trained on", least=0, below=1
     )

@@ -97,6 +97,12 @@ class FlatModule:
             if name in values:
                 value.copy_(values[name])
 
+    @property
+    def buffer_slices(self):
+        """Name -> slice of `buffers` of every float buffer."""
+        ends = list(itertools.accumulate(math.prod(shape) for _, _, _, shape in self._buffers))
+        return {one[2]: slice(start, end) for one, start, end in zip(self._buffers, [0, *ends], ends)}
+
     def _known_views(self, vector):
         """The same, made once for each vector."""
         key = id(vector)

@@ -20,6 +20,7 @@ from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, check_same_everywhere, try_training
 
 
@@ -77,7 +78,8 @@ def prepare(config, link):
         if note and link.rank == 0:
             print(f"fedmpi: {note}", file=sys.stderr, flush=True)
     oracles = _oracles(config, task, flat, samplers)
-    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat))
+    private = agree(link, lambda: private_parts(run, task, flat))
+    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
     return Job(config, link, context, task, flat, federation, num_rounds)
 
@@ -95,6 +97,7 @@ def rank_context(run, link):
         device=pick_device(run.device, link.local_rank),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
+        is_personal=run.private is not None,
     )
 
 

@@ -18,7 +18,7 @@ from fedmpi.tasks.base import Metrics
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.replicas import check_replicas
-from fedmpi.training.result import ResultRule, closing_table, save, save_kept
+from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept
 from fedmpi.training.stopping import StopSignals, stopping_signal
 
 
@@ -187,6 +187,7 @@ def _finish(job, recorder, checkpoints, progress, rule):
     if kept is not None:
         metrics = evaluate(job, kept.x, kept.buffers, kept.round)
     agree(job.link, lambda: save(job, recorder))
+    agree(job.link, lambda: save_clients(job, checkpoints.folder))
     checkpoints.write_now(progress.state)
     if recorder is None:
         return None
@@ -213,6 +214,9 @@ def evaluate(job, x, buffers, number):
     job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
     job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
     module.eval()
+    if job.federation.private:
+        own = {client.index: job.federation.private.model(client, x, buffers) for client in job.federation.clients}
+        job.task.visit = lambda client: job.flat.point_at(*own[client])
     metrics = job.task.evaluate(module, job.link)
     if not math.isfinite(metrics["train_loss"]):
         loss = metrics["train_loss"]
