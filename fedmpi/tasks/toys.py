@@ -83,13 +83,20 @@ class Quadratic(Task):
         return LoadedPoint(context, np.ones(self.dim, dtype=np.float32), loss, loss, distance_to(minimum))
 
 
-class _LoadedToy(LoadedTask):
-    """A task whose clients' losses are functions of the point; every sample is the same."""
+class LoadedPoint(LoadedTask):
+    """A task whose clients' losses are functions of the point.
+
+    Args:
+        context: a `RankContext`. x0: the starting point.
+        loss: `loss(client, x) -> 0-d tensor`, on a sample of the client. exact_loss: the same without noise.
+        metrics: `metrics(x) -> {name: float}`, x a float64 array.
+    """
 
     goal = ("distance", -1)
 
-    def __init__(self, context, x0, loss, distance_to):
-        self._context, self._x0, self._loss, self._minimum = context, x0, loss, distance_to
+    def __init__(self, context, x0, loss, exact_loss, metrics):
+        self._context, self._x0 = context, x0
+        self._loss, self._exact_loss, self._metrics = loss, exact_loss, metrics
 
     def build_model(self, model_class, model_settings):
         return Point(self._x0)
@@ -111,7 +118,11 @@ class _LoadedToy(LoadedTask):
 
     def evaluate(self, module, link):
         point = module()
-        mine = sum(self._loss(client, point).item() for client in self._context.clients)
-        total = link.allgather(np.array([mine]))[:, 0].sum()
-        distance = np.linalg.norm(point.double().cpu().numpy() - self._minimum)
-        return {"train_loss": total / self._context.num_clients, "distance": float(distance)}
+        mine = sum(self._exact_loss(client, point).item() for client in self._context.clients)
+        total = link.allgather([mine]).sum()
+        return {"train_loss": total / self._context.num_clients, **self._metrics(point.double().cpu().numpy())}
+
+
+def distance_to(point):
+    """The metrics of a problem whose solution is known: how far `x` is from it."""
+    return lambda x: {"distance": float(np.linalg.norm(x - point))}

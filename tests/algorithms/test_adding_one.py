@@ -19,7 +19,7 @@ from fedmpi.settings import setting
 class HeavyBall(Algorithm):
     """SGD with momentum on every client; parameters and momentum are averaged.
 
-    Source: Nobody, "An Example", 1999.
+    Source: Nobody, "An Example", 1999, Algorithm 1.
     """
 
     step_size: float = setting(0.1, "η, step size of the local steps", above=0)
@@ -32,7 +32,7 @@ class HeavyBall(Algorithm):
         client.m.mul_(self.momentum).add_(oracle.gradient(client.x, oracle.draw()))
         client.x.add_(client.m, alpha=-self.eta(client))
 '''
-TWIN = '''
+TWIN = """
 def heavyball(f, x, rounds, K, S, step_size, momentum=0.5):
     m = np.zeros(x.size)
     yield {"x": everywhere(x, f), "m": everywhere(m, f)}
@@ -44,7 +44,7 @@ def heavyball(f, x, rounds, K, S, step_size, momentum=0.5):
             yield {"x": x_i, "m": m_i}
         x, m = x_i[S(r)].mean(0), m_i[S(r)].mean(0)
         yield {"x": everywhere(x, f), "m": everywhere(m, f)}
-'''
+"""
 
 
 @pytest.fixture(scope="module")
