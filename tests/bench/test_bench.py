@@ -255,3 +255,11 @@ def test_wrong_arguments_end_in_one_line(words, line):
     errors = [text for text in done.stderr.splitlines() if text.startswith("fedmpi: error")]
     assert len(errors) == 1, done.stderr
     assert line in errors[0]
+
+
+def test_uploads(tmp_path):
+    done = bench(1, "uploads", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
+    assert done.returncode == 0, done.stderr
+    measures = json.loads((tmp_path / "u.json").read_text())["measures"]
+    assert set(measures) == {f"uploads/fashion/{name}" for name in ("no stage", "a stage", "with the start")}
+    assert all(measure["median"] > 0 for measure in measures.values())
