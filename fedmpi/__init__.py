@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from fedmpi.own_loop.join import join
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
+    from fedmpi.tasks._own import Task
 
 __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "Exchange",
     "Federation",
+    "Task",
     "UserError",
     "__version__",
     "algorithms",
@@ -40,6 +42,7 @@ _DEFINED_IN = {
     "Algorithm": "fedmpi.algorithms.base",
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
+    "Task": "fedmpi.tasks._own",
     "UserError": "fedmpi.errors",
     "average": "fedmpi.own_loop.average",
     "join": "fedmpi.own_loop.join",
