@@ -97,6 +97,11 @@ class FlatModule:
             if name in values:
                 value.copy_(values[name])
 
+    @property
+    def buffer_slices(self):
+        """Name -> slice of `buffers` of every float buffer."""
+        return {place.name: slice(place.offset, place.offset + math.prod(place.shape)) for place in self._buffers}
+
     def _known_views(self, vector):
         """The same, made once for each vector."""
         key = id(vector)

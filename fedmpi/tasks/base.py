@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 
 import torch
 
@@ -19,6 +20,7 @@ class RankContext:
         rank, num_ranks: of the link. seed: of the run.
         data_dir: folder of the data files, or None.
         device, dtype: of inputs and rows.
+        is_personal: whether each client is evaluated with a model of its own (`Run.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
     """
 
@@ -31,6 +33,7 @@ class RankContext:
     device: torch.device
     dtype: torch.dtype
     holdout: float = 0.0
+    is_personal: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +88,8 @@ class LoadedTask:
 
     Attributes:
         shape, num_classes: of the inputs and labels, for models; default_model: a model's name.
+        is_personal: whether `evaluate` calls `visit(client)` before it evaluates on a client's data, which gives the
+            module that client's own layers.
         client_names: one per client of the federation, or None; from `synchronise` on.
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
@@ -94,6 +99,7 @@ class LoadedTask:
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
     """
 
+    is_personal = False
     client_names = None
     default_model = None
     goal = ("train_loss", -1)
@@ -127,13 +133,16 @@ class LoadedTask:
     def constructor(self, model_class, model_settings):
         """How to build the module again: {"class": a dotted path, "arguments": name -> value}, which JSON can hold.
 
-        An argument may be such a dict itself.
+        An argument may be such a dict itself. None if it cannot be said.
         """
         return constructor_of(model_class, **self.model_arguments(model_class, model_settings))
 
     def describe_inputs(self):
         """What a program must know to use the trained module, as name -> value which JSON can hold."""
         return {}
+
+    def visit(self, client):
+        """Before an evaluation on data of one of this rank's clients; the training loop replaces it if it needs to."""
 
     def try_out(self, module, client):
         """Check that the module accepts the task's data, by one loss on one sample.
@@ -165,6 +174,10 @@ class LoadedTask:
             UserError: on every rank or on none.
         """
 
+    def data_files(self):
+        """Paths of the data files that this rank accounts for, each file on one rank only."""
+        return []
+
     def write_split(self, folder):
         """Write into the run folder which client has which samples; on rank 0 only."""
 
@@ -193,10 +206,26 @@ class LoadedTask:
         """
         raise NotImplementedError
 
+    def subset(self, num_samples):
+        """The task as it is evaluated during a run: on a fixed random part of its data, drawn by the run's seed.
+
+        Args:
+            num_samples: about so many training samples of all clients, and as many test samples.
+
+        Returns:
+            an object with the method `evaluate`; the task itself, if it has no more samples than that.
+        """
+        return self
+
     def write_result(self, module, folder):
         """Write into the run folder what the task itself shows of the resulting module; on rank 0 only."""
 
 
 def constructor_of(cls, **arguments):
-    """See `LoadedTask.constructor`."""
-    return {"class": f"{cls.__module__}.{cls.__qualname__}", "arguments": arguments}
+    """See `LoadedTask.constructor`; None for a function without a path, and if an argument is not for JSON."""
+    name = getattr(cls, "__qualname__", "<")
+    try:
+        json.dumps(arguments)
+    except TypeError:
+        return None
+    return None if "<" in name else {"class": f"{cls.__module__}.{name}", "arguments": arguments}

@@ -8,18 +8,20 @@ import sys
 import numpy as np
 import torch
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
-from fedmpi.config.build import Config
-from fedmpi.config.resume import AUTO
+from fedmpi.config.build import Config, resolve
+from fedmpi.config.layers import read_layers
+from fedmpi.config.resume import AUTO, read_resumed
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, check_same_everywhere, try_training
 
 
@@ -40,6 +42,23 @@ class Job:
     flat: FlatModule
     federation: Federation
     num_rounds: int
+
+
+def read_config(arguments, link, objects=None):
+    """What a command line asks for, on all ranks.
+
+    Args:
+        arguments: list of str, without the program's name. link: a `Link`. objects: see `fedmpi.config.build.resolve`.
+
+    Returns:
+        a `Config`, or a text to print instead of running.
+
+    Raises:
+        AgreedUserError: on every rank (see `agree`).
+    """
+    layers = agree(link, lambda: read_layers(arguments))
+    resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
+    return agree(link, lambda: resolve(layers, resumed, objects))
 
 
 def prepare(config, link):
@@ -77,7 +96,8 @@ def prepare(config, link):
         if note and link.rank == 0:
             print(f"fedmpi: {note}", file=sys.stderr, flush=True)
     oracles = _oracles(config, task, flat, samplers)
-    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat))
+    private = agree(link, lambda: private_parts(run, task, flat))
+    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
     return Job(config, link, context, task, flat, federation, num_rounds)
 
@@ -95,6 +115,7 @@ def rank_context(run, link):
         device=pick_device(run.device, link.local_rank),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
+        is_personal=run.private is not None,
     )
 
 

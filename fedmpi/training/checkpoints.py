@@ -60,6 +60,11 @@ class Checkpoints:
         agree(job.link, self._check_client_folders)
 
     @property
+    def folder(self):
+        """The run folder, a `pathlib.Path`."""
+        return self._folder
+
+    @property
     def done(self):
         return self._rounds[-1] if self._rounds else None
 
@@ -109,6 +114,8 @@ class Checkpoints:
         """
         link, job = self._job.link, self._job
         manifests = share(link, self._read_manifests)
+        if manifests:
+            agree(link, lambda: self._check_settings(manifests[0]))
         for manifest in manifests:
             state, problem = {}, None
             try:
@@ -126,7 +133,6 @@ class Checkpoints:
                 )
         else:
             agree(link, self._refuse)
-        agree(link, lambda: self._check_settings(manifest))
         shared = self._share_state(state)
         job.federation.restore({**shared, **state})
         self._rounds = sorted(one["round"] for one in manifests if one["round"] <= manifest["round"])
@@ -139,7 +145,7 @@ class Checkpoints:
             try:
                 make_folders(folder)
             except OSError as error:
-                raise UserError(f"checkpoint_clients: {folder}: cannot be made: {error.strerror}") from None
+                raise UserError(f"checkpoint_clients: {error.filename}: cannot be made: {error.strerror}") from None
 
     def _client_folder(self, round_index, client):
         run = self._job.config.run

@@ -71,9 +71,11 @@ def test_metrics_by_name():
         assert float(_measure("accuracy", metric)(outputs, targets)) == pytest.approx(2 / 3)
 
 
-def test_a_task_of_functions():
+def test_a_task_of_functions(tmp_path):
     def data(client, num_clients):
         return TensorDataset(torch.ones(3, 1), torch.zeros(3))
 
     Zero = fedmpi.Task.of("Zero", train=data, loss=lambda model, batch: model(batch[0]).square().mean())
     assert len(Zero().train(0, 1)) == 3 and Zero.__module__ == __name__ and Zero().test() is None
+    run = fedmpi.train(task=Zero, model=torch.nn.Linear(1, 1), clients=2, rounds=20, out=tmp_path, algorithm="fedavg")
+    assert run.final["train_loss"] < 0.05
