@@ -43,13 +43,18 @@ trap 'rm -rf "$files"' EXIT
 # The hosts as lines "NAME SLOTS": of the user's file, or of the job that a scheduler has given us.
 if [ -n "$hosts" ]; then
     [ -r "$hosts" ] || fail "--hosts $hosts: cannot be read"
-    sed -e 's/#.*//' -e 's/slots=//' -e 's/:/ /' "$hosts" | awk 'NF { print $1, NF > 1 ? $2 : 1 }' >"$files/hosts"
+    sed -e 's/#.*//' -e 's/slots=//' -e 's/:/ /' "$hosts" | awk 'NF { print $1, (NF > 1 ? $2 : 1) }' >"$files/hosts"
     ! grep -qvE '^[^ ]+ [1-9][0-9]*$' "$files/hosts" ||
         fail "--hosts $hosts: expected lines like host1:4, and not '$(grep -vE -m 1 '^[^ ]+ [1-9][0-9]*$' "$files/hosts")'"
     [ -s "$files/hosts" ] || fail "--hosts $hosts: names no host"
 elif [ -n "${PBS_NODEFILE:-}${LSB_DJOB_HOSTFILE:-}" ] && [ -z "${SLURM_JOB_ID:-}" ]; then
     # One line per slot; the same host's lines follow each other.
     uniq -c "${PBS_NODEFILE:-$LSB_DJOB_HOSTFILE}" | awk '{ print $2, $1 }' >"$files/hosts"
+fi
+if [ -s "$files/hosts" ]; then # one line per host: Open MPI takes no host twice
+    awk '!($1 in slots) { order[++n] = $1 } { slots[$1] += $2 } END { for (i = 1; i <= n; i++) print order[i], slots[order[i]] }' \
+        "$files/hosts" >"$files/sums"
+    mv "$files/sums" "$files/hosts"
 fi
 cores=$(nproc)
 if [ -s "$files/hosts" ]; then

@@ -15,6 +15,7 @@ from fedmpi.report.style import Look, add_options, look_of
 from fedmpi.report.tables import final_table, run_table, silo_table, target_table, write_curves, write_finals
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs, is_run, run_folders
+from fedmpi.text import as_markdown
 
 DESCRIPTION = """\
 Draw runs: loss and metrics against communication rounds, bytes, gradient evaluations and wall time.
@@ -211,7 +212,9 @@ def _text(comparison, targets):
 
 
 def _markdown(comparison, targets):
-    return "\n".join(f"## {heading}\n\n{table.markdown()}" for heading, table in _tables(comparison, targets))
+    return "\n".join(
+        f"## {as_markdown(heading)}\n\n{table.markdown()}" for heading, table in _tables(comparison, targets)
+    )
 
 
 if __name__ == "__main__":

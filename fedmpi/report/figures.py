@@ -4,6 +4,7 @@ This module and `pictures` are the only ones of the report that need matplotlib.
 """
 
 import dataclasses
+import functools
 import io
 import re
 import textwrap
@@ -30,12 +31,14 @@ DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
 BOTTOM, TOP = 37, 16  # points below and above the axes in type of 9.5; on the sides as many as the words need
 CROWDED = 0.12  # of the values' whole range: curves that end closer together are zoomed in on
+MOST_NAMES = 24  # below the axes: of more methods only the highest and lowest curves are named
 LEADING = 2.5  # points between lines of names
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.5,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # a $ in a name is a $
     "svg.hashsalt": "fedmpi",
     "axes.spines.left": False,
     "axes.spines.right": False,
@@ -183,6 +186,7 @@ def save(figure, path, style=None):
         raise UserError(f"{path}: cannot be written: {error}") from None
 
 
+@functools.lru_cache(maxsize=1000)  # it is drawn into the page and into a file
 def as_svg(figure):
     """A figure as the text of an SVG file, in the reader's own sans-serif type."""
     with matplotlib.rc_context(STYLE):
@@ -293,6 +297,7 @@ def _label_ends(axes, ends, size, inner):
 def _legend_below(figure, ends, style):
     """Put the names below the axes, if they are too many for the curves' ends; returns their height in points."""
     order = sorted(ends.at, key=lambda number: -ends.at[number][1])  # as the curves end, from above
+    order = order if len(order) <= MOST_NAMES else [*order[: MOST_NAMES // 2], *order[-MOST_NAMES // 2 :]]
     names = [textwrap.fill(ends.labels[number], int(style.width / (0.57 * style.size))) for number in order]
     legend = figure.legend(
         [Line2D([], [], **line_style(number)) for number in order], names, loc="lower left",

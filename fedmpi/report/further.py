@@ -33,7 +33,9 @@ def roc_curve(method):
     for run in usable_runs(method):
         try:
             lines = (run.path / ROC).read_text(encoding="utf-8").splitlines()[1:]
-            return [tuple(float(part) for part in line.split(",")) for line in lines]
+            points = [tuple(float(part) for part in line.split(",")) for line in lines]
+            if points and all(len(point) == 2 and min(point) >= 0 and max(point) <= 1 for point in points):
+                return points
         except (OSError, ValueError):
             continue
     return []
@@ -58,7 +60,8 @@ def _by_value(methods, key, metric):
     choose, lines = min if less_is_better(metric) else max, {}
     for method in methods:
         value, spread = method.settings.get(key), final(method, metric)
-        if type(value) in (int, float) and spread is not None and math.isfinite(spread.mean):
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        if is_number and spread is not None and math.isfinite(spread.mean):
             of_value = lines.setdefault(str(method.settings.get("algorithm")), {})
             of_value[value] = choose(of_value.get(value, spread), spread, key=lambda one: one.mean)
     return {name: sorted(of_value.items()) for name, of_value in lines.items() if len(of_value) >= 3}

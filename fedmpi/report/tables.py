@@ -3,10 +3,11 @@
 import csv
 import statistics
 
+from fedmpi.presets.reading import short
 from fedmpi.report.curves import clearly_best, clients_at_end, curve, final, metrics_of
 from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
-from fedmpi.text import Table, format_count, format_quantity
+from fedmpi.text import Table, as_cell, format_count, format_quantity
 
 
 def final_table(problem):
@@ -87,7 +88,7 @@ def target_table(problem, target):
 def run_table(problem):
     """Every run: its folder, seed, and how it ended."""
     rows = [
-        [str(run.path), method.label, str(run.settings.get("seed", "?")), _state(run)]
+        [short(run.path), method.label, str(run.settings.get("seed", "?")), _state(run)]
         for method in problem.methods
         for run in method.runs
     ]
@@ -105,7 +106,13 @@ def write_curves(path, problems):
                     for axis in AXES:
                         for point in curve(method, axis, name):
                             values = (point.x, point.mean, point.low, point.high)
-                            lines.writerow([problem.label, method.label, name, axis, *(f"{v:.9g}" for v in values)])
+                            lines.writerow(
+                                [
+                                    *map(as_cell, (problem.label, method.label, name)),
+                                    axis,
+                                    *(f"{v:.9g}" for v in values),
+                                ]
+                            )
 
 
 def write_finals(path, problems):
@@ -120,7 +127,7 @@ def write_finals(path, problems):
                     if spread is not None:
                         values = (spread.mean, spread.deviation, min(spread.values), max(spread.values))
                         words = ["" if v is None else f"{v:.9g}" for v in values]
-                        lines.writerow([problem.label, method.label, name, *words, len(spread.values)])
+                        lines.writerow([*map(as_cell, (problem.label, method.label, name)), *words, len(spread.values)])
 
 
 def _runs_in_words(method):

@@ -33,7 +33,7 @@ def test_cases_take_turns(monkeypatch):
     """A warm-up, runs to find how many fit into a turn, then A B A B ..."""
     link, calls = MPILink(), []
     cases = [Case(name, lambda name=name: calls.append(name)) for name in "ab"]
-    monkeypatch.setattr(timing, "SHORTEST_TURN", 10)  # seconds: so that a turn has 64 runs on a busy machine, too
+    monkeypatch.setattr(timing, "MIN_TURN_SECONDS", 10)  # seconds: so that a turn has 64 runs on a busy machine, too
     times = time_cases(link, cases, seconds=10, min_cycles=3, max_cycles=3)
     assert set(times) == {"a", "b"}
     assert len(times["a"].seconds) == 3
@@ -84,9 +84,31 @@ def test_projection():
     assert communication == pytest.approx(20 * 2e-6 + 2 * 1023 / 1024 * 4e6 / 25e9)
 
 
+def test_projection_to_nodes_of_several_ranks():
+    """The ranks of a node sum as measured, then the nodes over their links."""
+    projection = cost_model.read_projection("N=8,per_node=2,bw=1GB/s,lat=1us")
+    model = cost_model.CostModel(0, 0, 1, alpha=1e-3, beta=1e-7)
+    _, communication = cost_model.project(model, projection, local_steps=1, nbytes=1e6)
+    on_a_node = 2 * 1e-3 + 1e6 * 1e-7
+    assert communication == pytest.approx(on_a_node + 4 * 1e-6 + 2 * 3 / 4 * 1e6 / 1e9)
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "N", "bw=25GB/s", "N=0", "N=1e999", "N=4,bw=25GB", "N=4,lat=2", "N=4,size=3", "N=1.2.3", "N=0.5", "N=4,q=2.5"],
+    [
+        "",
+        "N",
+        "bw=25GB/s",
+        "N=0",
+        "N=1e999",
+        "N=4,bw=25GB",
+        "N=4,lat=2",
+        "N=4,size=3",
+        "N=1.2.3",
+        "N=0.5",
+        "N=4,q=2.5",
+        "N=4,per_node=3",
+    ],
 )
 def test_projection_refuses(text):
     with pytest.raises(UserError, match="--project"):
@@ -233,3 +255,11 @@ def test_wrong_arguments_end_in_one_line(words, line):
     errors = [text for text in done.stderr.splitlines() if text.startswith("fedmpi: error")]
     assert len(errors) == 1, done.stderr
     assert line in errors[0]
+
+
+def test_uploads(tmp_path):
+    done = bench(1, "uploads", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
+    assert done.returncode == 0, done.stderr
+    measures = json.loads((tmp_path / "u.json").read_text())["measures"]
+    assert set(measures) == {f"uploads/fashion/{name}" for name in ("no stage", "a stage", "with the start")}
+    assert all(measure["median"] > 0 for measure in measures.values())
