@@ -19,8 +19,6 @@ LARGEST_VALUE = 1e200  # of metrics
 LONGEST_NAME, LONGEST_VALUE, LONGEST_NOTE = 100, 2000, 10_000  # letters
 NAME = re.compile(r"[A-Za-z_][\w.+-]{0,99}", re.ASCII)  # of a field of a record
 
-LONGEST_NAME = 80  # letters of a client's name
-
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
