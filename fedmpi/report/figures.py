@@ -30,7 +30,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D
 DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
 BOTTOM, TOP = 37, 16  # points below and above the axes in type of 9.5; on the sides as many as the words need
-CROWDED = 0.12  # of the values' whole range: curves that end closer together are zoomed in on
+CLOSE = 0.12  # of the values' whole range: curves that end closer together are zoomed in on
 MOST_NAMES = 24  # below the axes: of more methods only the highest and lowest curves are named
 LEADING = 2.5  # points between lines of names
 STYLE = {
@@ -160,8 +160,8 @@ def _scale(style, metric, curves):
     if less_is_better(metric):
         return "log" if low > 0 and high > 3 * low else "linear"
     ends = [points[-1].mean for points in curves.values()]
-    crowded = len(ends) > 1 and max(ends) - min(ends) < CROWDED * (high - low)
-    return "zoom" if crowded and min(map(len, curves.values())) > 7 else "linear"
+    are_close = len(ends) > 1 and max(ends) - min(ends) < CLOSE * (high - low)
+    return "zoom" if are_close and min(map(len, curves.values())) > 7 else "linear"
 
 
 def figure_settings(style):
