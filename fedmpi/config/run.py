@@ -100,6 +100,12 @@ class Run:
         above=0,
         role="speed",
     )
+    on_loss: str = setting(
+        "end",
+        "when a rank dies: end, or continue without its clients (needs Open MPI and mpirun --with-ft ulfm)",
+        among=("end", "continue"),
+        role="speed",
+    )
     check_replicas: int | None = setting(
         None,
         "compare what must be equal on all ranks every so many rounds, and stop if it is not; default: never",

@@ -12,8 +12,10 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
+from fedmpi.comm.survivors import why_unavailable
 from fedmpi.config.build import Config
 from fedmpi.config.resume import AUTO
+from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles.base import LocalObjective
@@ -61,6 +63,9 @@ def prepare(config, link):
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
     link.transport, link.reduction = run.transport, run.reduction
+    if run.on_loss == "continue":
+        agree(link, lambda: _check_survival(run))
+        link.transport = "allreduce"  # the others' shared memory would be waited for
     context = agree(link, lambda: rank_context(run, link))
     link.watch(run.timeout, spread(context.num_clients, link.size))
     task = agree(link, lambda: config.task.load(context, config.partition))
@@ -105,6 +110,19 @@ def _sampler(run, task, context, client):
     """Which samples the draws of a client of this rank are; not collective."""
     first = run.first_batch_size or run.batch_size
     return task.sampler(client, run.batch_size, first, run.seed, context.device)
+
+
+def _check_survival(run):
+    """Check that the run can go on without a rank; not collective.
+
+    Raises:
+        UserError: if it cannot: why, and what to do.
+    """
+    reason = why_unavailable()
+    if reason is not None:
+        raise UserError(f"on_loss = continue: {reason}")
+    if run.transport not in ("auto", "allreduce"):
+        raise UserError(f"on_loss = continue: --transport {run.transport} would wait for lost ranks; leave it out")
 
 
 def _plan(run, link, context, task, samplers):

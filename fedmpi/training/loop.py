@@ -1,6 +1,7 @@
 """One training run: rounds, evaluations, records, checkpoints, the result. Rank 0 records, prints and saves."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 import re
@@ -17,6 +18,7 @@ from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
 from fedmpi.tasks.base import Metrics
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
+from fedmpi.training.records import Records
 from fedmpi.training.replicas import check_replicas
 from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept
 from fedmpi.training.stopping import StopSignals, stopping_signal
@@ -115,11 +117,13 @@ def _run(job, recorder, checkpoints):
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
     if recorder:
         job.task.write_split(recorder.folder)
+    records = Records(job, checkpoints.folder, recorder)
     try:
-        _run_rounds(job, recorder, checkpoints, progress, rule)
-        return _finish(job, recorder, checkpoints, progress, rule)
+        _run_rounds(job, records, checkpoints, progress, rule)
+        return _finish(job, records, checkpoints, progress, rule)
     except Diverged as error:
         checkpoints.finish()
+        recorder = records.recorder()
         if recorder is None:
             raise
         recorder.diverged(str(error))
@@ -134,9 +138,11 @@ def _look(job, recorder):
     return [str(folder), recorder.is_finished(job.num_rounds), find_checkpoints(folder)]
 
 
-def _run_rounds(job, recorder, checkpoints, progress, rule):
+def _run_rounds(job, records, checkpoints, progress, rule):
     """The start, unless the run was resumed, and all rounds that are left."""
-    federation, run = job.federation, job.config.run
+    federation, run, link = job.federation, job.config.run, job.link
+    if run.on_loss == "continue":
+        link.survive()
     every = run.eval_every or max(1, job.num_rounds // 20)
     if federation.round_index == 0:
         federation.start()
@@ -146,11 +152,11 @@ def _run_rounds(job, recorder, checkpoints, progress, rule):
         if run.check_replicas and number % run.check_replicas == 0:
             check_replicas(federation)
         if number % every == 0 or number == job.num_rounds:
-            before, job.link.phase = time.perf_counter(), f"the evaluation after round {number}"
+            before, link.phase = time.perf_counter(), f"the evaluation after round {number}"
             evaluated = progress.metrics = evaluate(job, federation.server.x, federation.store.buffers, number)
             progress.evaluation_seconds += time.perf_counter() - before
         rule.consider(federation, evaluated)
-        if recorder:
+        if records.recorder() or link.survives:
             record = {
                 "round": number,
                 "iteration": federation.server.iteration,
@@ -162,12 +168,12 @@ def _run_rounds(job, recorder, checkpoints, progress, rule):
                 "bytes": job.link.traffic.nbytes,
                 "gradients": federation.num_gradients,
             }
-            recorder.round(record, evaluated)
-        job.link.phase = f"the checkpoint after round {number}"
+            records.round(record, evaluated)
+        link.phase = f"the checkpoint after round {number}"
         checkpoints.after_round(progress.state)
         signal = stopping_signal(federation.requests)
         if signal and number < job.num_rounds:
-            _stop(job, recorder, checkpoints, progress, signal)
+            _stop(job, records.recorder(), checkpoints, progress, signal)
 
 
 def _stop(job, recorder, checkpoints, progress, signal):
@@ -181,14 +187,18 @@ def _stop(job, recorder, checkpoints, progress, signal):
     raise Stopped(f"stopped after round {number} by {signal}; to go on: {where}")
 
 
-def _finish(job, recorder, checkpoints, progress, rule):
+def _finish(job, records, checkpoints, progress, rule):
     """Save the result, print the closing table, and write the last checkpoint."""
     kept, metrics = job.federation.selected, progress.metrics
     if kept is not None:
         metrics = evaluate(job, kept.x, kept.buffers, kept.round)
-    agree(job.link, lambda: save(job, recorder))
+    saved_by = None
+    while saved_by != job.link.members:  # again, if the rank that saved is lost
+        saved_by = job.link.members
+        agree(job.link, functools.partial(save, job, records.recorder()))
     agree(job.link, lambda: save_clients(job, checkpoints.folder))
     checkpoints.write_now(progress.state)
+    recorder = records.recorder()
     if recorder is None:
         return None
     recorder.close()
