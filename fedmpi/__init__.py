@@ -10,7 +10,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmpi import algorithms, train
+    from fedmpi import algorithms
     from fedmpi.algorithms.base import Algorithm, Exchange
     from fedmpi.errors import UserError
     from fedmpi.federation.rounds import Federation
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedmpi.own_loop.join import join
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
+    from fedmpi.train import train
 
 __version__ = "0.1.0"
 __all__ = [

@@ -74,6 +74,8 @@ def test_a_program_is_checked_against_our_types(tmp_path):
         fedmpi.load_run("runs/example").final("accuracy")
         fedmpi.train.main(["--help"])
         fedmpi.simulate(Mine(), x0=[1.0], rounds="3")
+        fedmpi.train(algorithm=Mine(), rounds=3, on_round=lambda record: record["round"] > 2).model
+        fedmpi.train(rounds="3")
     """
     (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")  # it takes most of the time
@@ -82,7 +84,8 @@ def test_a_program_is_checked_against_our_types(tmp_path):
         words, cwd=tmp_path, capture_output=True, text=True, timeout=240, env={"PYTHONPATH": str(ROOT)}
     )
     errors = [line for line in ended.stdout.splitlines() if "error:" in line]
-    assert len(errors) == 1 and 'program.py:14: error: Argument "rounds"' in errors[0], ended.stdout + ended.stderr
+    wrong = ['program.py:14: error: Argument "rounds"', 'program.py:16: error: Argument "rounds"']
+    assert len(errors) == 2 and all(map(str.startswith, errors, wrong)), ended.stdout + ended.stderr
 
 
 def test_py_typed_is_installed(tmp_path):

@@ -1,15 +1,18 @@
-"""fedmpi from a Python program: the trained model and what a program needs to use it."""
+"""fedmpi from a Python program: training, and the trained model with what a program needs to use it."""
 
+import inspect
 import json
 import re
 import textwrap
 
 import pytest
 import torch
-from conftest import execute, train
+import train_stub
+from conftest import PROGRAMS, ROOT, execute, start, train
 from safetensors.torch import load_file
 
 import fedmpi
+from fedmpi.algorithms import FedAvg
 from fedmpi.runs.model_files import prepare_inputs
 
 # Ten lines of PyTorch that give the accuracy which a run printed, without fedmpi.
@@ -91,3 +94,127 @@ def test_models_of_other_tasks_load_too(finished, tmp_path, task):
     values = load_file(tmp_path / "it" / "model.safetensors")
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
     assert json.loads((tmp_path / "it" / "model.json").read_text()) == model.fedmpi
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path, monkeypatch):
+    """Run folders are made in a new folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+USUAL = {"algorithm": "fedavg", "clients": 4, "threads": 1, "local_steps": 2}
+
+
+def datasets(number=3, size=40):
+    """One Dataset per client: which third of the inputs is large says the class."""
+    draw = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(number):
+        labels = torch.randint(0, 3, (size,), generator=draw)
+        inputs = torch.randn(size, 2, 6, generator=draw) + 2 * torch.eye(3)[labels].repeat_interleave(2, 1)[:, None]
+        found.append(torch.utils.data.TensorDataset(inputs, labels))
+    return found
+
+
+def test_a_program_on_two_ranks_gets_what_the_command_line_gets(tmp_path):
+    """One run after another in the same processes, whose ranks agree on everything."""
+    ended = start(2, PROGRAMS / "python_api.py", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert [len(records) for records in first["records"]] == [6, 6, 4, 6]
+    assert first["records"][0][-1]["bytes"] == first["records"][1][-1]["bytes"]  # of one run only
+    assert first["errors"] == ["fedavgg", "batch_size"]
+    words = ("--algorithm", "fedavg", "--clients", 4, "--local-steps", 2, "--rounds", 6, "--name", "by-words")
+    assert train(2, tmp_path, *words, "--evaluate-samples", 100).returncode == 0
+    lines = (tmp_path / "by-words" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == [record["loss"] for record in first["records"][0]]
+    expected = load_file(tmp_path / "by-words" / "model.safetensors")
+    for folder in first["folders"][:2]:
+        for name, value in load_file(f"{folder}/model.safetensors").items():
+            assert torch.equal(value, expected[name])
+    # in one process with all clients the drawn samples are the same
+    alone = fedmpi.train(**USUAL, rounds=6, evaluate_samples=100, eval_every=2)
+    for ours, theirs in zip(alone.metrics, first["records"][1]):
+        assert ours.get("accuracy") == theirs.get("accuracy")
+        assert ours.get("train_loss") == pytest.approx(theirs.get("train_loss"), abs=1e-4)
+
+
+def test_a_run_is_evaluated_on_a_part_of_the_data_and_at_its_end_on_all(capfd):
+    part = fedmpi.train(**USUAL, rounds=4, eval_every=2, evaluate_samples=50)
+    assert "50 training and test samples drawn once; at the end all" in capfd.readouterr().out
+    whole = fedmpi.train(**USUAL, rounds=4, eval_every=2, evaluate="full")
+    assert part.metrics[1]["accuracy"] * 50 == pytest.approx(round(part.metrics[1]["accuracy"] * 50))
+    assert part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
+    assert part.metrics[1]["train_loss"] == pytest.approx(whole.metrics[1]["train_loss"], rel=0.2)
+    assert part.final == whole.final == {name: part.metrics[3][name] for name in part.final}
+
+
+def test_datasets_of_clients_and_a_module():
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    before = [p.clone() for p in net.parameters()]
+    run = fedmpi.train(algorithm="fedavg", threads=1, data=datasets(), test_data=datasets()[0], model=net, rounds=10)
+    assert run.final["accuracy"] > 0.9 and run.frame()["round"].tolist() == list(range(1, 11))
+    assert all(torch.equal(p, q) for p, q in zip(before, net.parameters()))
+    inputs, labels = datasets()[0].tensors
+    assert (run.model(inputs).argmax(1) == labels).float().mean().item() == pytest.approx(run.final["accuracy"])
+    again = fedmpi.load(run.folder, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)))
+    assert torch.equal(again(inputs), run.model(inputs))
+    made = fedmpi.train(algorithm="fedavg", threads=1, clients=2, data=lambda client: datasets()[client], rounds=1)
+    assert made.final.keys() == {"train_loss"} and isinstance(made.model[1], torch.nn.Linear)
+
+
+def test_a_metric_or_patience_or_a_callback_ends_a_run(capfd):
+    run = fedmpi.train(**USUAL, rounds=50, eval_every=1, stop="accuracy >= 0.5", holdout=0.1)
+    assert 1 < len(run.metrics) < 50 and run.metrics[-2]["accuracy"] < 0.5 <= run.metrics[-1]["accuracy"]
+    assert "ended early" in capfd.readouterr().out
+    still = {**USUAL, "algorithm": {"name": "fedavg", "step_size": 1e-9}}
+    run = fedmpi.train(**still, rounds=50, eval_every=2, patience=3, holdout=0.1)
+    assert len(run.metrics) == 8  # the first evaluation is the best
+    assert "holdout_accuracy has not improved in 3 evaluations" in capfd.readouterr().out
+    seen = []
+    run = fedmpi.train(**USUAL, rounds=9, eval_every=3, on_round=seen.append, on_evaluation=lambda r: r["round"] == 6)
+    assert [record["round"] for record in seen] == [1, 2, 3, 4, 5, 6] and len(run.metrics) == 6
+
+
+def test_the_best_is_selected_on_held_out_data(capfd):
+    run = fedmpi.train(**USUAL, rounds=6, eval_every=1, result="best", holdout=0.2)
+    ended = capfd.readouterr()
+    best = max(run.metrics, key=lambda record: record["holdout_accuracy"])
+    assert f"iterate of round {best['round']} (best by holdout_accuracy)" in ended.out and "warn" not in ended.err
+    assert run.final["accuracy"] == best["accuracy"]
+    fedmpi.train(**USUAL, rounds=2, result="best")
+    assert "the best result is selected by accuracy on the test set" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
+        ({"rounds": 0}, "rounds = 0: expected a number >= 1"),
+        ({"algorithm": 3}, "algorithm = 3: expected a name, a dict"),
+        ({"algorithm": FedAvg(), "algorithm.step_size": 1}, "algorithm is given as an object"),
+        ({"rounds": print}, "rounds = <built-in function print>: expected a number, a text"),
+        ({"lr": 0.1}, "unknown setting lr"),
+        ({"stop": "accuracy"}, "stop = accuracy: expected a metric"),
+        ({"stop": "f1>0.5", "rounds": 1}, "stop: there is no metric f1"),
+        ({"data": [[(1.0, 0.5)]]}, "data of client 0: item 0 has the label 0.5"),
+        ({"data": [[]]}, "data of client 0: has no items"),
+        ({"data": datasets(2), "clients": 3}, "data: 2 Datasets for 3 clients"),
+        ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),
+        ({"data": datasets(1), "partition": "even"}, "leave task and partition out"),
+    ],
+)
+def test_wrong_arguments_are_errors_in_one_line(settings, message):
+    with pytest.raises(fedmpi.UserError, match=re.escape(message)) as error:
+        fedmpi.train(**{"threads": 1, **settings})
+    assert "\n" not in str(error.value)
+
+
+def test_types_and_signature_are_those_of_the_settings(request):
+    """``pytest --write-golden`` writes fedmpi/train.pyi anew."""
+    path = ROOT / "fedmpi" / "train.pyi"
+    if request.config.getoption("--write-golden"):
+        path.write_text(train_stub.text(), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == train_stub.text()
+    assert {"rounds", "algorithm", "on_round", "batch_size"} <= set(inspect.signature(fedmpi.train).parameters)

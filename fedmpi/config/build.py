@@ -6,12 +6,14 @@ a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 
     algorithm: {name: fafed, step_size: 0.01}     # or just  algorithm: fafed
 """
 
+import copy
 import dataclasses
 import os
+import pathlib
+import re
 import types
 import typing
 
-import jsonargparse
 import yaml
 from torch import nn
 
@@ -30,9 +32,13 @@ from fedmpi.config.run import Run
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
+from fedmpi.presets.reading import short
 from fedmpi.registry import command_name, find, known
 from fedmpi.settings import former_names, nearest
 from fedmpi.tasks.base import Task
+
+AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")  # 8 or 10? 90 or a time?
+LARGEST_INTEGER = 10**18  # what the libraries below compute with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Config:
         partition: a `Partition`, or None if the task has none.
         resolved: nested dict of all of it, as written to the run folder and by --print_config.
         notes: lines that the program prints on rank 0 before it starts.
+        origin: folder of the settings file that the user gave, or None.
     """
 
     run: Run
@@ -57,6 +64,7 @@ class Config:
     partition: Partition | None
     resolved: dict
     notes: tuple[str, ...] = ()
+    origin: pathlib.Path | None = None
 
 
 class Choice(typing.NamedTuple):
@@ -92,10 +100,11 @@ def read_command_line(arguments):
     return resolve(layers, read_resumed(layers.assignments))
 
 
-def resolve(layers, resumed):
+def resolve(layers, resumed, objects=None):
     """Settings from a command line's `Layers` and, below them, those of the run that is resumed.
 
     Args:
+        objects: group -> object that a program gives instead of the choice of a class; of "model" also a function.
         resumed: what `fedmpi.config.resume.read_resumed` found for them.
 
     Returns, Raises:
@@ -105,20 +114,24 @@ def resolve(layers, resumed):
     if "list" in flags:
         return list_text(flags["list"], CHOICES)
     assignments = under(layers, resumed)
-    classes = {}
+    classes, objects = {}, objects or {}
     for group in CHOICES:
-        classes[group] = _choose(group, last_text(assignments, group), classes)
+        given = objects.get(group)
+        classes[group] = _choose(group, last_text(assignments, group), classes) if given is None else type(given)
+    _check_objects(objects, assignments)
     names = {f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in _former(cls)}
     assignments, more_notes = rename(assignments, names)
-    settings = declared_settings(classes)
+    settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
     parser = make_parser(classes, settings)
     if "help" in flags:
         return parser.format_help()
     values = _typed(parser, settings, _chosen(assignments, settings, classes))
-    config = _build(classes, values | place(resumed), paper or (resumed or {}).get("paper") or {})
+    paper = paper or (resumed or {}).get("paper") or {}
+    config = _build(classes, values | place(resumed), paper, objects)
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
-    return dataclasses.replace(config, notes=tuple(dict.fromkeys([*notes, *more_notes])))
+    origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
+    return dataclasses.replace(config, notes=tuple(dict.fromkeys([*notes, *more_notes])), origin=origin)
 
 
 def _choose(group, name, chosen):
@@ -169,10 +182,18 @@ def _typed(parser, settings, texts):
         UserError: one line, for the first text that does not have its setting's type.
     """
     for key, text in texts.items():
+        expected = f"{key} = {short(text)}: expected {_type_in_words(settings[key].type)}"
+        takes_text = str in (settings[key].type, *typing.get_args(settings[key].type))
+        if not takes_text and AMBIGUOUS.fullmatch(text.strip()):
+            raise UserError(f"{expected}, without leading zeros and colons (see --help)")
         try:
-            parser.parse_args([f"--{key}={text}"])
-        except (jsonargparse.ArgumentError, TypeError, ValueError, SystemExit):
-            raise UserError(f"{key} = {text}: expected {_type_in_words(settings[key].type)} (see --help)") from None
+            value = parser.parse_args([f"--{key}={text}"])[key]
+        except Exception:  # noqa: BLE001  the parser raises errors of many kinds
+            raise UserError(f"{expected} (see --help)") from None
+        except SystemExit:
+            raise UserError(f"{expected} (see --help)") from None
+        if isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
+            raise UserError(f"{expected} of less than 19 digits")
     namespace = parser.parse_args([f"--{key}={text}" for key, text in texts.items()])
     return {key: namespace[key] for key in settings}
 
@@ -185,8 +206,19 @@ def _type_in_words(hint):
     return words.get(hint, getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint))
 
 
-def _build(classes, values, paper):
-    """The `Config` of typed values."""
+def _check_objects(objects, assignments):
+    """Check that no settings are given for a group whose object is given."""
+    for key, _ in assignments:
+        if key.partition(".")[0] in objects:
+            group = key.partition(".")[0]
+            raise UserError(f"{key}: {group} is given as an object, which has its settings: leave it out")
+
+
+def _build(classes, values, paper, objects):
+    """The `Config` of typed values; see `read_command_line` for `objects`."""
+
+    def make(group):
+        return objects[group] if group in objects else classes[group](**of(group))
 
     def of(group):
         return {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{group}.")}
@@ -194,21 +226,45 @@ def _build(classes, values, paper):
     run = Run(**{key: value for key, value in values.items() if "." not in key})
     if run.data_dir is None and os.environ.get("FEDMPI_DATA"):
         run = dataclasses.replace(run, data_dir=os.environ["FEDMPI_DATA"])
-    task = classes["task"](**of("task"))
+    task = make("task")
     _check_task(task, run, classes)
     used = {group: cls for group, cls in classes.items() if cls is not None and _uses(task, group)}
     resolved = dataclasses.asdict(run) | {"resume": None}  # a settings file repeats a run from its beginning
     resolved |= {group: {"name": _written_name(group, cls), **of(group)} for group, cls in used.items()}
+    resolved |= {group: _written(group, one) for group, one in objects.items() if group in used}
     return Config(
         run=run,
-        algorithm=classes["algorithm"](**of("algorithm")),
+        algorithm=make("algorithm"),
         task=task,
-        oracle=classes["oracle"](**of("oracle")),
-        model_class=classes["model"],
+        oracle=make("oracle"),
+        model_class=_maker(objects["model"]) if "model" in objects else classes["model"],
         model_settings=of("model"),
-        partition=classes["partition"](**of("partition")) if "partition" in used else None,
+        partition=make("partition") if "partition" in used else None,
         resolved=resolved | ({"paper": paper} if paper else {}),
     )
+
+
+def _maker(model):
+    """A function that makes the model which a program gave: a module is copied, so that its own stays as it is."""
+    if not isinstance(model, nn.Module):
+        return model
+
+    def make():
+        return copy.deepcopy(model)
+
+    make.__name__ = type(model).__name__
+    return make
+
+
+def _written(group, one):
+    """An object as settings.yaml shows it: its class, and its fields where YAML can hold them."""
+    if not isinstance(one, CHOICES[group].base):
+        return {"name": getattr(one, "__qualname__", repr(one))}
+    fields = dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
+    values = {field.name: getattr(one, field.name) for field in fields}
+    simple = (str, int, float, bool, type(None))
+    values = {name: value if isinstance(value, simple) else type(value).__name__ for name, value in values.items()}
+    return {"name": _written_name(group, type(one)), **values}
 
 
 def _check_task(task, run, classes):

@@ -26,15 +26,15 @@ class Run:
     local_epochs: float | None = setting(None, "local passes over a client's data per round, instead of q", above=0)
     batch_size: int = setting(50, "b, samples in a minibatch", least=1)
     first_batch_size: int | None = setting(None, "B, samples in the initial minibatch; default: b", least=1)
-    clients: int | None = setting(None, "N, number of clients; default: one per rank", least=1)
+    clients: int | None = setting(None, "N, number of clients; default: one per rank", least=1, most=1_000_000)
     participation: float = setting(1.0, "share of the clients that take part in a round", above=0, most=1)
     weighting: str = setting("uniform", "clients' weights in every average", among=("uniform", "samples"))
     clip_norm: float | None = setting(None, "scale every gradient down to at most this norm", above=0)
     weight_decay: float = setting(0.0, "this times the parameters is added to every gradient", least=0)
     result: str = setting(
         "last",
-        "which iterate is the result: the last, the best by test metric at an evaluation, "
-        "or that of a round drawn uniformly before training",
+        "which iterate is the result: the last, the best at an evaluation (on held-out data if there are any, "
+        "else on the test set), or that of a round drawn uniformly before training",
         among=("last", "best", "uniform"),
         renamed_from=("output",),
     )
@@ -50,6 +50,21 @@ class Run:
     seed: int = setting(0, "seed of every random stream", least=0, role="seed")
     eval_every: int | None = setting(
         None, "rounds between evaluations; default: about 20 evaluations in a run", least=1, role="speed"
+    )
+    evaluate: str = setting(
+        "subset",
+        "before its end, a run is evaluated on a random subset of training and test data, drawn once, or on all",
+        among=("subset", "full"),
+        role="speed",
+    )
+    evaluate_samples: int = setting(
+        2000, "size of that subset, of the training data of all clients and of the test data", least=1, role="speed"
+    )
+    stop: str | None = setting(None, "end the run at an evaluation with such a metric, like accuracy>=0.9")
+    patience: int | None = setting(
+        None,
+        "end the run after so many evaluations without a better one, on held-out data if there are any",
+        least=1,
     )
     data_dir: str | None = setting(None, "folder of data files; default: the variable FEDMPI_DATA", role="place")
     out: str = setting("runs", "folder of the run folders", role="place")

@@ -88,6 +88,12 @@ class Samples:
             inputs = inputs.permute(0, 3, 1, 2)  # channels stay last in memory: faster convolutions
         return inputs, self.labels.index_select(0, indices)
 
+    def take(self, indices):
+        """The `Samples` at an int64 array `indices`, in memory of their own."""
+        chosen = torch.from_numpy(indices).to(self.labels.device)
+        rows, labels = (part.index_select(0, chosen) for part in (self._rows, self.labels))
+        return type(self)(rows, labels, self._scale, self._shift)
+
     def all(self):
         """(inputs, labels) of all samples, batch by batch, in order and without augmentation."""
         for start in range(0, self.num, EVALUATION_BATCH):

@@ -41,7 +41,7 @@ def run_program(program, arguments):
             print(f"fedmpi: {stopped}", file=sys.stderr, flush=True)
         _end_in_order(link, "", None, code=STOPPED)
     except BaseException as error:  # noqa: BLE001  any error must end the job
-        _end_at_once(link, error, wants_traceback)
+        end_at_once(link, error, wants_traceback)
 
 
 def show(text):
@@ -60,10 +60,12 @@ def _end_in_order(link, text, error, code):
         print(f"fedmpi: error: {text}", file=sys.stderr, flush=True)
     link.barrier()  # so that no launcher kills a rank before it has printed
     link.close()
+    if "mpi4py.run" in sys.modules:  # `python -m mpi4py` would abort the job at an exit code that is not 0
+        link.leave()
     sys.exit(code)
 
 
-def _end_at_once(link, error, wants_traceback):
+def end_at_once(link, error, wants_traceback):
     """Print one line about this rank's error and abort all ranks. Not collective."""
     client = getattr(error, "fedmpi_client", None)
     where = f"rank {link.rank}" + ("" if client is None else f", client {client}")

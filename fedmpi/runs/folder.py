@@ -81,7 +81,7 @@ def read_run(folder):
     if not is_run(folder):
         raise UserError(f"{folder}: not a run folder (it contains no {SETTINGS})")
     settings, paper = _read_settings(folder / SETTINGS)
-    records, clients = _read_records(folder / RECORDS)
+    records, clients = read_records(folder / RECORDS)
     note = folder / DIVERGED
     diverged = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
     return RunFolder(folder, settings, records, is_complete(folder), diverged, paper, clients, _client_names(folder))
@@ -132,7 +132,7 @@ def _check_settings(path, settings):
                 raise UserError(f"{path}: {key} = {settings[key]!r}: expected {words}")
 
 
-def _read_records(path):
+def read_records(path):
     """(the records of a file, if there is one, the clients' last values); an unfinished last line is ignored."""
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -145,10 +145,17 @@ class LoadedAUC(LoadedClassification):
         return Scorer(super().build_model(model_class, model_settings))
 
     def constructor(self, model_class, model_settings):
-        return constructor_of(Scorer, net=super().constructor(model_class, model_settings))
+        net = super().constructor(model_class, model_settings)
+        return net and constructor_of(Scorer, net=net)
 
     def describe_inputs(self):
         return {**super().describe_inputs(), "class_names": ["negative", "positive"]}
+
+    def subset(self, num_samples):
+        part = super().subset(num_samples)
+        if part is not self:
+            part._tests, part._held = self._tests, self._held  # few positives would make the area uncertain
+        return part
 
     def ascent(self, flat):
         return flat.segments[flat.names.index("auc.w")]

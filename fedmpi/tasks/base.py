@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 
 import torch
 
@@ -130,7 +131,7 @@ class LoadedTask:
     def constructor(self, model_class, model_settings):
         """How to build the module again: {"class": a dotted path, "arguments": name -> value}, which JSON can hold.
 
-        An argument may be such a dict itself.
+        An argument may be such a dict itself. None if it cannot be said.
         """
         return constructor_of(model_class, **self.model_arguments(model_class, model_settings))
 
@@ -171,6 +172,10 @@ class LoadedTask:
             UserError: on every rank or on none.
         """
 
+    def data_files(self):
+        """Paths of the data files that this rank accounts for, each file on one rank only."""
+        return []
+
     def write_split(self, folder):
         """Write into the run folder which client has which samples; on rank 0 only."""
 
@@ -199,10 +204,26 @@ class LoadedTask:
         """
         raise NotImplementedError
 
+    def subset(self, num_samples):
+        """The task as it is evaluated during a run: on a fixed random part of its data, drawn by the run's seed.
+
+        Args:
+            num_samples: about so many training samples of all clients, and as many test samples.
+
+        Returns:
+            an object with the method `evaluate`; the task itself, if it has no more samples than that.
+        """
+        return self
+
     def write_result(self, module, folder):
         """Write into the run folder what the task itself shows of the resulting module; on rank 0 only."""
 
 
 def constructor_of(cls, **arguments):
-    """See `LoadedTask.constructor`."""
-    return {"class": f"{cls.__module__}.{cls.__qualname__}", "arguments": arguments}
+    """See `LoadedTask.constructor`; None for a function without a path, and if an argument is not for JSON."""
+    name = getattr(cls, "__qualname__", "<")
+    try:
+        json.dumps(arguments)
+    except TypeError:
+        return None
+    return None if "<" in name else {"class": f"{cls.__module__}.{name}", "arguments": arguments}

@@ -1,7 +1,9 @@
 """Classification of images or feature vectors with cross entropy."""
 
+import copy
 import dataclasses
 import json
+import sys
 
 import numpy as np
 from torch.nn import functional
@@ -16,6 +18,7 @@ from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
+from fedmpi.streams import generator
 from fedmpi.tasks.base import LoadedTask, Metrics, Task
 
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
@@ -57,7 +60,10 @@ class Classification(Task):
 
 def _open_shared(task, context, partition):
     """One source that all ranks read: (client -> source, parts of all clients, their rows, test rows, names)."""
-    source = task.version(open_source(task.data, context.data_dir), context.seed)
+    whole = open_source(task.data, context.data_dir)
+    for line in whole.oddities() if context.rank == 0 else ():
+        print(f"fedmpi: {line}", file=sys.stderr, flush=True)
+    source = task.version(whole, context.seed)
     parts = partition.split_source(source, context.num_clients, context.seed)
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
     num_test, tests = len(source.labels["test"]), []
@@ -119,6 +125,8 @@ class LoadedClassification(LoadedTask):
         self._labels = {client: labels[client][training] for client, (training, _) in self._own.items()}
         self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}
         self._file_rows = source.file_rows
+        mine = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
+        self._files = [one.path for one in mine if one.path is not None]
         self._is_shared = not names_silos(settings.data)
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._dtype, self._attributes = source.dtype, source.attributes
@@ -132,6 +140,10 @@ class LoadedClassification(LoadedTask):
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
         self._tests = [self._read_test(own, at) for own, at in tests]
+        # for each of them: whose it is, among how many test sets the samples are divided, their number, which are here
+        divisor = 1 if self._is_shared else context.num_clients
+        owners = [0] if self._is_shared else context.clients
+        self._test_parts = [(k, divisor, len(own.labels["test"]), at) for k, (own, at) in zip(owners, tests)]
         self._names = names
 
     def _read_test(self, source, indices):
@@ -165,6 +177,9 @@ class LoadedClassification(LoadedTask):
     def _samples(self, rows, labels):
         return Samples.from_arrays(rows, labels, *self._normalisation, self._context)
 
+    def data_files(self):
+        return self._files
+
     def num_samples(self, client):
         return self._train[client].num
 
@@ -180,11 +195,9 @@ class LoadedClassification(LoadedTask):
         tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
         here = [sum(losses), *np.sum([np.zeros(3), *tests], axis=0), *np.sum([np.zeros(3), *held], axis=0)]
         objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
-        metrics = {
-            "train_loss": objective / self._context.num_clients,
-            "test_loss": test[0] / test[2],
-            "accuracy": test[1] / test[2],
-        }
+        metrics = {"train_loss": objective / self._context.num_clients}
+        if test[2]:
+            metrics |= {"test_loss": test[0] / test[2], "accuracy": test[1] / test[2]}
         if num_held:
             metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
         clients = {"train_loss": losses}
@@ -201,6 +214,18 @@ class LoadedClassification(LoadedTask):
             self.visit(client)
             totals.append(_totals(module, samples))
         return totals
+
+    def subset(self, num_samples):
+        part, context = copy.copy(self), self._context
+        each = -(-num_samples // context.num_clients)
+        part._train = {k: _drawn(samples, each, context.seed, "train", k) for k, samples in self._train.items()}
+        part._held = [_drawn(one, each, context.seed, "held out", k) for k, one in zip(self._train, self._held)]
+        part._tests = []
+        for samples, (owner, divisor, number, at) in zip(self._tests, self._test_parts):
+            chosen = draw(number, -(-num_samples // divisor), context.seed, "test", owner)
+            part._tests.append(samples if chosen is None else samples.take(np.flatnonzero(np.isin(at, chosen))))
+        drawn, whole = ([*one._train.values(), *one._held, *one._tests] for one in (part, self))
+        return self if all(some is every for some, every in zip(drawn, whole)) else part
 
     def describe_inputs(self):
         mean, std = map(list, self._normalisation)
@@ -222,6 +247,19 @@ class LoadedClassification(LoadedTask):
             names = names if any(names) else None
         samples = link.allgatherv([self._train[client].num for client in self._train])
         return {"names": names, "samples": samples.astype(int).tolist()}
+
+
+def _drawn(samples, number, *key):
+    """At most `number` of some `Samples`, see `draw`."""
+    chosen = draw(samples.num, number, *key)
+    return samples if chosen is None else samples.take(chosen)
+
+
+def draw(num_samples, number, seed, kind, owner):
+    """`number` of the first `num_samples` whole numbers, sorted: [number] int64; None: there are no more than that."""
+    if num_samples <= number:
+        return None
+    return np.sort(generator(seed, "evaluation", kind, owner).permutation(num_samples)[:number])
 
 
 def words(values):

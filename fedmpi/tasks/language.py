@@ -1,5 +1,6 @@
 """Language modelling: the next word of a text, by truncated back-propagation through time."""
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -90,6 +91,7 @@ class LoadedLanguage(LoadedTask):
         self._settings, self._context, self._words = settings, context, (train, test)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
+        self._most = (settings.evaluation_words, settings.evaluation_words)  # words of a part, of the test text
 
     def synchronise(self, link):
         context = self._context
@@ -168,9 +170,9 @@ class LoadedLanguage(LoadedTask):
         return functional.cross_entropy(scores.flatten(0, 1), batch.targets.flatten())
 
     def evaluate(self, module, link):
-        most = self._settings.evaluation_words
+        most, most_test = self._most
         train = [self._sum(module, [stream[:most]]) for stream in self._train.values()]
-        test = self._sum(module, [stream[: most and most // TEST_PARTS] for stream in self._test.values()])
+        test = self._sum(module, [stream[: most_test and most_test // TEST_PARTS] for stream in self._test.values()])
         objective = sum(loss / number for loss, number in train)
         held = self._sum(module, [stream[:most] for stream in self._held])
         total = link.allgather(np.array([objective, *test, *held])).sum(0)
@@ -180,6 +182,13 @@ class LoadedLanguage(LoadedTask):
         if self._context.holdout:
             metrics |= {"holdout_loss": total[3] / total[4], "holdout_perplexity": _perplexity(total[3] / total[4])}
         return Metrics(metrics, clients)
+
+    def subset(self, num_samples):
+        """On the first words of every part: as many as that number of sequences of `bptt` words has."""
+        words = num_samples * self._settings.bptt
+        part, limits = copy.copy(self), (-(-words // self._context.num_clients), words)
+        part._most = tuple(min(limit, most or limit) for limit, most in zip(limits, self._most))
+        return self if part._most == self._most else part
 
     def _sum(self, module, streams):
         """(sum of losses, number of words) over streams, each read from an empty hidden state."""

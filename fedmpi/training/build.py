@@ -8,14 +8,20 @@ import sys
 import numpy as np
 import torch
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
+<<<<<<< HEAD
 from fedmpi.comm.survivors import why_unavailable
 from fedmpi.config.build import Config
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
+=======
+from fedmpi.config.build import Config, resolve
+from fedmpi.config.layers import read_layers
+from fedmpi.config.resume import AUTO, read_resumed
+>>>>>>> main
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles.base import LocalObjective
@@ -43,6 +49,23 @@ class Job:
     flat: FlatModule
     federation: Federation
     num_rounds: int
+
+
+def read_config(arguments, link, objects=None):
+    """What a command line asks for, on all ranks.
+
+    Args:
+        arguments: list of str, without the program's name. link: a `Link`. objects: see `fedmpi.config.build.resolve`.
+
+    Returns:
+        a `Config`, or a text to print instead of running.
+
+    Raises:
+        AgreedUserError: on every rank (see `agree`).
+    """
+    layers = agree(link, lambda: read_layers(arguments))
+    resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
+    return agree(link, lambda: resolve(layers, resumed, objects))
 
 
 def prepare(config, link):

@@ -119,6 +119,8 @@ class Checkpoints:
         """
         link, job = self._job.link, self._job
         manifests = share(link, self._read_manifests)
+        if manifests:
+            agree(link, lambda: self._check_settings(manifests[0]))
         for manifest in manifests:
             state, problem = {}, None
             try:
@@ -136,7 +138,6 @@ class Checkpoints:
                 )
         else:
             agree(link, self._refuse)
-        agree(link, lambda: self._check_settings(manifest))
         shared = self._share_state(state)
         job.federation.restore({**shared, **state})
         self._rounds = sorted(one["round"] for one in manifests if one["round"] <= manifest["round"])
@@ -149,7 +150,7 @@ class Checkpoints:
             try:
                 make_folders(folder)
             except OSError as error:
-                raise UserError(f"checkpoint_clients: {folder}: cannot be made: {error.strerror}") from None
+                raise UserError(f"checkpoint_clients: {error.filename}: cannot be made: {error.strerror}") from None
 
     def _client_folder(self, round_index, client):
         run = self._job.config.run

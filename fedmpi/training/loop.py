@@ -1,11 +1,17 @@
 """One training run: rounds, evaluations, records, checkpoints, the result. Rank 0 records, prints and saves."""
 
+import contextlib
 import dataclasses
 import functools
+<<<<<<< HEAD
 import math
+=======
+>>>>>>> main
 import pathlib
 import re
+import sys
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -13,25 +19,49 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.registry import command_name
+from fedmpi.run_files import RECORDS
 from fedmpi.runs.checkpoint import find_checkpoints
+from fedmpi.runs.folder import read_records
+from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
-from fedmpi.tasks.base import Metrics
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
+<<<<<<< HEAD
 from fedmpi.training.records import Records
+=======
+from fedmpi.training.data_account import account_for_data
+from fedmpi.training.ending import Callbacks, Ending
+from fedmpi.training.evaluation import Evaluation
+>>>>>>> main
 from fedmpi.training.replicas import check_replicas
-from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept
+from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept, trained_module
 from fedmpi.training.stopping import StopSignals, stopping_signal
 
 
-def train(config, link):
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run leaves, the same on every rank.
+
+    Attributes:
+        folder: path of the run folder. records: of the rounds, as in metrics.jsonl; times are those of rank 0.
+        metrics: of the resulting model, on all data.
+        make_model: function without arguments, before the link is closed: the resulting module, in evaluation mode.
+    """
+
+    folder: pathlib.Path
+    records: list
+    metrics: dict
+    make_model: Callable[[], torch.nn.Module]
+
+
+def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
     """Train as the settings say, from the beginning or from a checkpoint. Collective on the link.
 
     Args:
-        config: a `Config`. link: a `Link`.
+        config: a `Config`. link: a `Link`. callbacks: what is called after rounds, see `Callbacks`.
 
     Returns:
-        the run folder on rank 0, None elsewhere.
+        the `Outcome`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`), before any training or if the result
@@ -47,7 +77,7 @@ def train(config, link):
             checkpoints = Checkpoints(job, folder, recorder)
             link.way_on = lambda: f"; --resume {folder} goes on after round {checkpoints.done}" * bool(checkpoints.done)
             job.federation.request = lambda: signals.bits | checkpoints.request()
-            return _run(job, recorder, checkpoints)
+            return _run(job, recorder, checkpoints, callbacks)
         finally:
             if recorder is not None:
                 recorder.close()
@@ -69,35 +99,48 @@ def _make_recorder(job):
     return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}"), job.num_rounds)
 
 
-@dataclasses.dataclass
 class _Progress:
-    """What the loop itself goes on with: the clocks, and the metrics of the last evaluation."""
+    """What the loop itself goes on with: the clocks, the metrics of the last evaluation, and what ends it early.
 
-    began: float
-    evaluation_seconds: float = 0.0
-    metrics: dict = dataclasses.field(default_factory=dict)
+    Attributes:
+        ending: the `Ending`. metrics: of the last evaluation.
+    """
+
+    def __init__(self, ending):
+        self.ending = ending
+        self._began, self.evaluation_seconds = time.perf_counter(), 0.0
+        self.metrics = {}
 
     @property
     def seconds(self):
         """Wall time since the beginning of the run, without the time between a stop and its resumption."""
-        return time.perf_counter() - self.began
+        return time.perf_counter() - self._began
+
+    @contextlib.contextmanager
+    def evaluating(self):
+        """A context whose time counts as evaluation."""
+        before = time.perf_counter()
+        yield
+        self.evaluation_seconds += time.perf_counter() - before
 
     def state(self):
         """Name -> number."""
         clocks = {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds}
-        return clocks | {f"metrics/{name}": value for name, value in self.metrics.items()}
+        metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
+        return clocks | self.ending.state() | metrics
 
     def restore(self, state):
         """Take what `state` gave."""
-        self.began = time.perf_counter() - state["seconds"]
+        self._began = time.perf_counter() - state["seconds"]
         self.evaluation_seconds = state["evaluation_seconds"]
+        self.ending.restore(state)
         self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
 
 
-def _run(job, recorder, checkpoints):
+def _run(job, recorder, checkpoints, callbacks):
     """Start or resume, rounds, evaluations, result."""
     run, link = job.config.run, job.link
-    progress = _Progress(time.perf_counter())
+    progress = _Progress(Ending(run, job.task.goal, link, callbacks))
     rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
     position = 0
     if run.resume not in (None, AUTO):
@@ -108,19 +151,28 @@ def _run(job, recorder, checkpoints):
                 print(
                     f"{folder}: the run is complete after {job.num_rounds} rounds; --rounds asks for more", flush=True
                 )
-            return folder if recorder else None
+            return _outcome(job, recorder, folder)
         position = manifest["records"]
         progress.restore(state)
         agree(link, lambda: rule.check(job.federation))
         if recorder:
             print(f"{folder}: going on after round {manifest['round']}", flush=True)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
+    account_for_data(job, recorder)
+    _warn_of_choice(job)
     if recorder:
         job.task.write_split(recorder.folder)
+<<<<<<< HEAD
     records = Records(job, checkpoints.folder, recorder)
     try:
         _run_rounds(job, records, checkpoints, progress, rule)
         return _finish(job, records, checkpoints, progress, rule)
+=======
+    evaluation = Evaluation(job)
+    try:
+        _run_rounds(job, recorder, checkpoints, progress, rule, evaluation)
+        return _finish(job, recorder, checkpoints, progress, rule, evaluation)
+>>>>>>> main
     except Diverged as error:
         checkpoints.finish()
         recorder = records.recorder()
@@ -138,7 +190,21 @@ def _look(job, recorder):
     return [str(folder), recorder.is_finished(job.num_rounds), find_checkpoints(folder)]
 
 
+<<<<<<< HEAD
 def _run_rounds(job, records, checkpoints, progress, rule):
+=======
+def _warn_of_choice(job):
+    """Say it if the run will choose on the test set what is then measured there; rank 0 prints."""
+    run, task = job.config.run, job.config.task
+    chooses = run.result == "best" or run.patience is not None
+    if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
+        what = "the best result is selected" if run.result == "best" else "the end of the run is decided"
+        hint = "so that it is better there than on new data; --holdout 0.1 decides on held-out training data"
+        print(f"fedmpi: {what} by {job.task.goal[0]} on the test set, {hint}", file=sys.stderr, flush=True)
+
+
+def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
+>>>>>>> main
     """The start, unless the run was resumed, and all rounds that are left."""
     federation, run, link = job.federation, job.config.run, job.link
     if run.on_loss == "continue":
@@ -146,11 +212,13 @@ def _run_rounds(job, records, checkpoints, progress, rule):
     every = run.eval_every or max(1, job.num_rounds // 20)
     if federation.round_index == 0:
         federation.start()
-    while federation.round_index < job.num_rounds:
+    is_last = federation.round_index >= job.num_rounds
+    while not is_last:
         loss = federation.run_round()
         number, evaluated = federation.round_index, {}
         if run.check_replicas and number % run.check_replicas == 0:
             check_replicas(federation)
+<<<<<<< HEAD
         if number % every == 0 or number == job.num_rounds:
             before, link.phase = time.perf_counter(), f"the evaluation after round {number}"
             evaluated = progress.metrics = evaluate(job, federation.server.x, federation.store.buffers, number)
@@ -174,6 +242,50 @@ def _run_rounds(job, records, checkpoints, progress, rule):
         signal = stopping_signal(federation.requests)
         if signal and number < job.num_rounds:
             _stop(job, records.recorder(), checkpoints, progress, signal)
+=======
+        is_last = number == job.num_rounds
+        if number % every == 0 or is_last:
+            evaluated = _evaluate(job, progress, evaluation, whole=is_last)
+        rule.consider(federation, evaluated)
+        record = _record(job, loss, progress)
+        if progress.ending.after({**record, **evaluated}, is_evaluated=bool(evaluated)) and not is_last:
+            is_last = True
+            evaluated = _evaluate(job, progress, evaluation, whole=True)
+            record = _record(job, loss, progress)
+        if recorder:
+            recorder.round(record, evaluated)
+        job.link.phase = f"the checkpoint after round {number}"
+        checkpoints.after_round(progress.state)
+        signal = stopping_signal(federation.requests)
+        if signal and not is_last:
+            _stop(job, recorder, checkpoints, progress, signal)
+>>>>>>> main
+
+
+def _evaluate(job, progress, evaluation, whole):
+    """Metrics of the current averaged model, which `progress` remembers. Collective."""
+    federation = job.federation
+    job.link.phase = f"the evaluation after round {federation.round_index}"
+    with progress.evaluating():
+        metrics = evaluation(federation.server.x, federation.store.buffers, federation.round_index, whole)
+    progress.metrics = metrics
+    return metrics
+
+
+def _record(job, loss, progress):
+    """The amounts and the loss of the last round, see `fedmpi.runs.record`."""
+    federation = job.federation
+    return {
+        "round": federation.round_index,
+        "iteration": federation.server.iteration,
+        "loss": loss,
+        "seconds": progress.seconds,
+        "local_seconds": federation.seconds["local"],
+        "communication_seconds": federation.seconds["communication"],
+        "evaluation_seconds": progress.evaluation_seconds,
+        "bytes": job.link.traffic.nbytes,
+        "gradients": federation.num_gradients,
+    }
 
 
 def _stop(job, recorder, checkpoints, progress, signal):
@@ -187,6 +299,7 @@ def _stop(job, recorder, checkpoints, progress, signal):
     raise Stopped(f"stopped after round {number} by {signal}; to go on: {where}")
 
 
+<<<<<<< HEAD
 def _finish(job, records, checkpoints, progress, rule):
     """Save the result, print the closing table, and write the last checkpoint."""
     kept, metrics = job.federation.selected, progress.metrics
@@ -205,31 +318,34 @@ def _finish(job, records, checkpoints, progress, rule):
     result = f"{rule.describe(kept)}, in {recorder.folder}"
     print(closing_table(job, recorder.last, metrics, result), flush=True)
     return recorder.folder
+=======
+def _finish(job, recorder, checkpoints, progress, rule, evaluation):
+    """Save the result, print the closing table, and write the last checkpoint."""
+    federation, metrics = job.federation, progress.metrics
+    selected = federation.selected
+    if selected is not None and selected.round != federation.round_index:
+        metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
+    agree(job.link, lambda: save(job, recorder))
+    agree(job.link, lambda: save_clients(job, checkpoints.folder))
+    checkpoints.write_now(progress.state)
+    if recorder is not None:
+        recorder.close()
+        facts = {"evaluated on": evaluation.describe()}
+        facts |= {"ended early": progress.ending.reason} if progress.ending.reason else {}
+        result = f"{rule.describe(selected)}, in {recorder.folder}"
+        print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
+    return _outcome(job, recorder, metrics=metrics)
+>>>>>>> main
 
 
-@torch.no_grad()
-def evaluate(job, x, buffers, number):
-    """Metrics of an averaged model. Collective.
+def _outcome(job, recorder, complete=None, metrics=None):
+    """The `Outcome`. Collective.
 
     Args:
-        x: [dim]; buffers: [num_buffers]. number: of rounds after which it was.
-
-    Returns:
-        `Metrics`.
-
-    Raises:
-        Diverged: on every rank, if its training loss is not finite.
+        complete: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
     """
-    module = job.flat.module
-    job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
-    job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
-    module.eval()
-    if job.federation.private:
-        own = {client.index: job.federation.private.model(client, x, buffers) for client in job.federation.clients}
-        job.task.visit = lambda client: job.flat.point_at(*own[client])
-    metrics = job.task.evaluate(module, job.link)
-    if not math.isfinite(metrics["train_loss"]):
-        loss = metrics["train_loss"]
-        raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
-    clients = {name: [float(value) for value in values] for name, values in getattr(metrics, "clients", {}).items()}
-    return Metrics({name: float(value) for name, value in metrics.items()}, clients)
+    folder, records = share(job.link, lambda: [str(recorder.folder), read_records(recorder.folder / RECORDS)[0]])
+    if metrics is None:
+        metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
+    make = functools.partial(trained_module, job, complete and pathlib.Path(complete))
+    return Outcome(pathlib.Path(folder), records, metrics, make)

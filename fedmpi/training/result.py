@@ -11,17 +11,19 @@ from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENT_MODEL, KEPT
-from fedmpi.runs.model_files import save_client_model, save_hdf5, save_model
+from fedmpi.runs.model_files import read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, spread_in_words, table
-from fedmpi.training.model import describe_model
+from fedmpi.training.ending import selecting
+from fedmpi.training.model import describe_model, model_class
 
 
 class ResultRule:
     """Which averaged model is the result: the last, the best at an evaluation, or that of a round drawn beforehand.
 
-    The selected one is in `federation.selected`; None there stands for the last.
+    The selected one is in `federation.selected`; None there stands for the last. "best" compares metrics of held-out
+    data if there are any.
 
     Args:
         rule: "last", "best" or "uniform". num_rounds: of the run. seed: of the run.
@@ -37,6 +39,7 @@ class ResultRule:
         if self._rule == "uniform" and federation.round_index == self._drawn:
             federation.select()
         elif self._rule == "best":
+            self._metric, _ = selecting((self._metric, self._sign), metrics)
             value = self._sign * metrics.get(self._metric, math.nan)
             if value > (-math.inf if federation.selected is None else federation.selected.value):
                 federation.select(value)
@@ -122,6 +125,23 @@ def _save_elsewhere(name, values, rows, description):
     return "no other folder has room for the model: it is lost"
 
 
+def trained_module(job, folder=None):
+    """The resulting model as a module of its own, in evaluation mode; not collective.
+
+    Args:
+        folder: the run folder, of a run that was complete before and whose rows are not in memory.
+    """
+    federation, config = job.federation, job.config
+    selected = federation.selected
+    x, buffers = (federation.server.x, federation.store.buffers) if selected is None else (selected.x, selected.buffers)
+    values = job.flat.named_values(x, buffers) if folder is None else read_state(folder)
+    with torch.random.fork_rng():
+        module = job.task.build_model(model_class(config, job.task), config.model_settings)
+    module = module.to(job.context.device, job.context.dtype)
+    module.load_state_dict(values)
+    return module.eval()
+
+
 def save_kept(job, recorder):
     """Write the model that the result rule kept, of a run that has no result; rank 0 only. Returns its path.
 
@@ -134,6 +154,7 @@ def save_kept(job, recorder):
     return path
 
 
+<<<<<<< HEAD
 def _lost(job):
     """The row of the table about ranks that were lost, if there were any."""
     lost = [
@@ -144,10 +165,14 @@ def _lost(job):
 
 
 def closing_table(job, record, metrics, result):
+=======
+def closing_table(job, record, metrics, result, facts):
+>>>>>>> main
     """What a run prints at its end.
 
     Args:
         record: of the last round. metrics: of the resulting model. result: in words, which iterate it is and where.
+        facts: name -> text of further lines.
     """
     context, link, seconds = job.context, job.link, record["seconds"]
 
@@ -172,6 +197,7 @@ def closing_table(job, record, metrics, result):
             ("evaluation", share(record["evaluation_seconds"])),
             ("in all", f"{seconds:.2f} s"),
             ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
+            *facts.items(),
             ("result", result),
         ]
     )

@@ -65,7 +65,7 @@ def main(paper, data, out):
     names = [name for name in preset_names() if name.startswith(f"{paper}/")]
     for name in sorted(names, key=lambda name: not name.endswith("classifier")):
         with contextlib.redirect_stdout(io.StringIO()):
-            folder = train(read_command_line(reduced(name, data, out)), link)
+            folder = train(read_command_line(reduced(name, data, out)), link).folder
             if name.endswith("classifier"):
                 always_answer_four(folder)
         print(name, folder, flush=True)

@@ -1,0 +1,138 @@
+"""Classification on torch's Datasets, one per client, which a Python program gives as objects."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from fedmpi.data.holdout import hold_out
+from fedmpi.data.samples import Samples
+from fedmpi.errors import UserError
+from fedmpi.tasks.base import Task
+from fedmpi.tasks.classification import LoadedClassification
+
+
+def classification_of(train, test=None):
+    """The task of classifying Datasets, see `_DatasetClassification`."""
+    return _DatasetClassification(train, test)
+
+
+@dataclasses.dataclass(frozen=True)
+class _DatasetClassification(Task):
+    """Train a classifier on one `torch.utils.data.Dataset` per client, whose items are (input, label).
+
+    All inputs of a rank's clients are read once and held in memory as float32.
+
+    Args:
+        train: a sequence with one Dataset per client (those of other ranks' clients may be None), or a function
+            of a client's number that makes it. test: a Dataset that all ranks have, or None.
+    """
+
+    name = "datasets"
+    has_partition = False
+    can_hold_out = True
+
+    train: Any = None
+    test: Any = None
+
+    def load(self, context, partition):
+        get = self.train if callable(self.train) else self.train.__getitem__
+        if not callable(self.train) and len(self.train) != context.num_clients:
+            raise UserError(
+                f"data: {len(self.train)} Datasets for {context.num_clients} clients: expected one for each"
+            )
+        train = {client: _read(get(client), f"data of client {client}") for client in context.clients}
+        num_tests = 0 if self.test is None else _length(self.test, "test_data")
+        edges = [num_tests * rank // context.num_ranks for rank in (context.rank, context.rank + 1)]
+        test = _read(self.test, "test_data", range(*edges)) if edges[0] < edges[1] else None
+        return LoadedDatasets(context, train, test, (num_tests, np.arange(*edges)))
+
+
+class LoadedDatasets(LoadedClassification):
+    """See `LoadedClassification`.
+
+    Args:
+        context: a `RankContext`. train: client -> (inputs, labels). test: the same of this rank's share, or None.
+        test_rows: (number of test samples, which of them this rank has).
+    """
+
+    default_model = "mlp"
+    random_batches = False
+
+    def __init__(self, context, train, test, test_rows):
+        self._context, self._augmentation, self._is_shared = context, None, True
+        first = next(iter(train.values()))[0]
+        self.shape = tuple(first.shape[1:])
+        pairs = [*train.values(), *([test] if test else [])]
+        odd = next((inputs for inputs, _ in pairs if tuple(inputs.shape[1:]) != self.shape), None)
+        if odd is not None:
+            raise UserError(f"data: inputs are {list(self.shape)} and {list(odd.shape[1:])}: expected one shape")
+        self.num_classes = 1 + max(int(labels.max()) for _, labels in pairs)
+        samples = functools.partial(_TensorSamples.of, context)
+        own = {client: hold_out(len(pair[1]), context.holdout, context.seed, client) for client, pair in train.items()}
+        self._train = {client: samples(*train[client], training) for client, (training, _) in own.items()}
+        self._held = [samples(*train[client], held) for client, (_, held) in own.items()]
+        self._tests = [samples(*test)] if test else []
+        self._test_parts = [(0, 1, *test_rows)]
+
+    def synchronise(self, link):
+        self.num_classes = int(link.allgather([self.num_classes]).max())
+
+    def write_split(self, folder):
+        """Nothing to write: the program that made the Datasets knows."""
+
+    def describe_inputs(self):
+        return {"input": {"shape": list(self.shape), "divide_by": 1, "mean": [0.0], "std": [1.0]}}
+
+
+class _TensorSamples(Samples):
+    """Inputs that are ready for the module."""
+
+    @classmethod
+    def of(cls, context, inputs, labels, chosen=slice(None)):
+        """Those of `inputs` [n, ...] and `labels` [n] at `chosen`, on the context's device."""
+        one = torch.ones((), dtype=context.dtype, device=context.device)
+        inputs = inputs[chosen].to(context.device, context.dtype)
+        return cls(inputs, labels[chosen].to(context.device), one, torch.zeros_like(one))
+
+    def at(self, indices, augmentation=None):
+        return self._rows.index_select(0, indices), self.labels.index_select(0, indices)
+
+
+def _length(dataset, name):
+    """Number of items of a Dataset.
+
+    Raises:
+        UserError: if it has none, or no length.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length and items by number")
+    if len(dataset) == 0:
+        raise UserError(f"{name}: has no items")
+    return len(dataset)
+
+
+def _read(dataset, name, indices=None):
+    """(inputs [n, ...] float32, labels [n] int64) of all items of a Dataset, or those at `indices`.
+
+    Raises:
+        UserError: one line, if an item is not an input and a class.
+    """
+    indices = range(_length(dataset, name)) if indices is None else indices
+    inputs, labels = [], []
+    for index in indices:
+        item = dataset[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UserError(f"{name}: item {index} is a {type(item).__name__}: expected (input, label)")
+        inputs.append(torch.as_tensor(item[0], dtype=torch.float32))
+        label = torch.as_tensor(item[1])
+        if label.numel() != 1 or label.is_floating_point() or label.item() < 0:
+            raise UserError(f"{name}: item {index} has the label {item[1]}: expected a class, a whole number from 0")
+        labels.append(int(label))
+    try:
+        return torch.stack(inputs), torch.tensor(labels)
+    except RuntimeError as error:
+        raise UserError(f"{name}: expected inputs of one shape: {' '.join(str(error).split())}") from None

@@ -1,0 +1,163 @@
+"""Training from a Python program: `fedmpi.train(...)`, on all ranks of a job or alone in a notebook."""
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import json
+import os
+import pathlib
+import sys
+import typing
+
+import torch
+
+from fedmpi.comm.agreement import agree
+from fedmpi.comm.host import return_freed_memory
+from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
+from fedmpi.config.build import CHOICES
+from fedmpi.config.grammar import flatten
+from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.program.ranks import end_at_once
+from fedmpi.tasks.datasets import classification_of
+from fedmpi.training import loop
+from fedmpi.training.build import read_config
+from fedmpi.training.ending import Callbacks
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run leaves, the same on every rank.
+
+    Attributes:
+        model: the resulting `torch.nn.Module`, in evaluation mode, with memory of its own.
+        metrics: the records of the rounds, dicts of numbers; see `fedmpi.runs.record`. Times are those of rank 0.
+        final: name -> value of the metrics of the resulting model, measured on all data.
+        folder: path of the run folder.
+        settings: nested dict, as in settings.yaml.
+    """
+
+    model: torch.nn.Module
+    metrics: list
+    final: dict
+    folder: pathlib.Path
+    settings: dict
+
+    def frame(self):
+        """The records as a `pandas.DataFrame` with a row per round.
+
+        Raises:
+            UserError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("Run.frame needs pandas: pip install 'fedmpi[pandas]'") from None
+        return pandas.DataFrame(self.metrics)
+
+
+def run(settings):
+    """See `fedmpi.train`; `settings` are its keyword arguments. Collective on the ranks of `comm`."""
+    settings = dict(settings)
+    comm = settings.pop("comm", None)
+    callbacks = Callbacks(settings.pop("on_round", None), settings.pop("on_evaluation", None))
+    link = MPILink(comm, cuda_aware=cuda_aware_by_environment())
+    try:
+        with _process_restored():
+            arguments, objects = agree(link, lambda: _read(settings))
+            if isinstance(objects.get("model"), torch.nn.Module):
+                objects["model"] = _of_rank_0(link, objects["model"])
+            config = read_config(arguments, link, objects)
+            for note in config.notes if link.rank == 0 else ():
+                print(f"fedmpi: {note}", file=sys.stderr, flush=True)
+            outcome = loop.train(config, link, callbacks)
+            model = outcome.make_model()
+        return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)
+    except (AgreedUserError, Diverged, Stopped):
+        raise
+    except BaseException as error:
+        if link.size > 1:  # the other ranks wait for this one
+            end_at_once(link, error, wants_traceback=True)
+        raise
+    finally:
+        link.close()
+
+
+@contextlib.contextmanager
+def _process_restored():
+    """A context that leaves torch's threads and generators and malloc as they were."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            return_freed_memory()
+
+
+def _of_rank_0(link, module):
+    """A copy of a module with the parameters and buffers that it has on rank 0. Collective on the link.
+
+    Raises:
+        AgreedUserError: on every rank, if it has other ones on another rank.
+    """
+    copied = copy.deepcopy(module)
+    tensors = [value for value in copied.state_dict().values() if isinstance(value, torch.Tensor)]
+    sizes = link.allgather([len(tensors), sum(value.nbytes for value in tensors)])
+    if (sizes != sizes[0]).any():
+        raise AgreedUserError("model: the ranks have different modules: expected one with the same tensors on all")
+    for value in tensors:
+        array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
+        link.broadcast(array)
+        value.copy_(torch.from_numpy(array).view(value.dtype).view(value.shape))
+    return copied
+
+
+def _read(settings):
+    """(the words of a command line, group -> object) of keyword arguments.
+
+    Raises:
+        UserError: one line, if an argument is of a type that nothing can be made of.
+    """
+    objects, texts = {}, {}
+    data, test_data = settings.pop("data", None), settings.pop("test_data", None)
+    if data is None or isinstance(data, str | os.PathLike):
+        if test_data is not None:
+            raise UserError("test_data: expected only beside data = [one Dataset per client]")
+        texts |= {} if data is None else {"data": data}
+    else:
+        objects["task"] = classification_of(data, test_data)
+        if isinstance(data, typing.Sized):
+            settings.setdefault("clients", len(data))
+        if settings.pop("task", None) is not None or settings.pop("partition", None) is not None:
+            raise UserError(
+                "data = [one Dataset per client]: is split and to be classified: leave task and partition out"
+            )
+    for name, value in settings.items():
+        if name in CHOICES and value is not None and not isinstance(value, str | dict):
+            objects[name] = _object(name, value)
+        elif value is not None:
+            texts |= flatten({name: value})
+    return [f"--{key}={_as_text(key, value)}" for key, value in texts.items()], objects
+
+
+def _object(group, value):
+    """A setting that is given as an object: an instance, or of models also a function that makes one."""
+    base = CHOICES[group].base
+    if isinstance(value, base) or (group == "model" and callable(value)):
+        return value
+    if inspect.isclass(value) and issubclass(value, base):
+        return value()
+    kinds = f"a name, a dict like {{'name': ...}}, or a {base.__name__}"
+    kinds += " or a function that makes one" if group == "model" else ""
+    raise UserError(f"{group} = {value!r}: expected {kinds}")
+
+
+def _as_text(key, value):
+    """A value as the text that it would be on the command line."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except TypeError:
+        raise UserError(f"{key} = {value!r}: expected a number, a text, true or false, or a list of them") from None

@@ -1,0 +1,84 @@
+"""How an averaged model is evaluated: on what, and how fast."""
+
+import math
+
+import torch
+from torch import nn
+
+from fedmpi.errors import Diverged
+from fedmpi.tasks.base import Metrics
+from fedmpi.text import format_count
+
+_MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the largest value stays the largest
+
+
+class Evaluation:
+    """Evaluates the models of one run.
+
+    Args:
+        job: the `Job`.
+    """
+
+    def __init__(self, job):
+        run = job.config.run
+        self._job = job
+        # The best of several results is only known if all are measured on the same data, of which there should be much.
+        is_partial = run.evaluate == "subset" and run.result != "best"
+        self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
+        self._fast = pool_first(job.flat.module)
+
+    @property
+    def is_partial(self):
+        """Whether models are evaluated on a part of the data before the run's end."""
+        return self._part is not self._job.task
+
+    def describe(self):
+        """In words, what models are evaluated on."""
+        if not self.is_partial:
+            return "all training and test data"
+        number = format_count(self._job.config.run.evaluate_samples)
+        return f"{number} training and test samples drawn once; at the end all"
+
+    @torch.no_grad()
+    def __call__(self, x, buffers, number, whole=False):
+        """Metrics of an averaged model. Collective.
+
+        Args:
+            x: [dim]; buffers: [num_buffers]. number: of rounds after which it was. whole: whether on all data.
+
+        Returns:
+            `Metrics`.
+
+        Raises:
+            Diverged: on every rank, if its training loss is not finite.
+        """
+        job = self._job
+        job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
+        job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
+        job.flat.module.eval()
+        task, federation = job.task if whole else self._part, job.federation
+        if federation.private:
+            own = {client.index: federation.private.model(client, x, buffers) for client in federation.clients}
+            task.visit = lambda client: job.flat.point_at(*own[client])
+        metrics = task.evaluate(self._fast, job.link)
+        if not math.isfinite(metrics["train_loss"]):
+            loss = metrics["train_loss"]
+            raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
+        clients = {name: [float(value) for value in values] for name, values in getattr(metrics, "clients", {}).items()}
+        return Metrics({name: float(value) for name, value in metrics.items()}, clients)
+
+
+def pool_first(module):
+    """A module that computes the same from the same layers, sooner: max-pooling before the activation it follows.
+
+    The largest of a pool's inputs is the largest before and after a function that never decreases, so that such a
+    function is computed for a quarter of the values of 2x2 pools. It changes `nn.Sequential`s without hooks only.
+    """
+    layers = list(module) if type(module).forward is nn.Sequential.forward else []
+    if any(part._forward_hooks or part._forward_pre_hooks for part in (module, *layers)):
+        return module
+    pools = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+    places = [k for k in range(len(layers) - 1) if type(layers[k]) in _MONOTONE and type(layers[k + 1]) in pools]
+    for k in places:
+        layers[k], layers[k + 1] = layers[k + 1], layers[k]
+    return nn.Sequential(*layers).eval() if places else module
