@@ -128,12 +128,16 @@ class Link(abc.ABC):
         """From now on, the ranks that are left go on when others are lost.
 
         A sum raises `RanksLost` then, and everything else is done again among those that are left. Blocks that
-        are summed must come from MPI's own Allreduce, and `alltoallv` and `broadcast` must not be called any more.
+        are summed must come from MPI's own Allreduce, and `alltoallv` must not be called any more.
         """
 
     def lost_clients(self):
         """The clients of the ranks that are lost."""
         return frozenset(client for rank in self.lost for client in self.clients[rank])
+
+    def num_present(self, num_clients):
+        """How many of all clients are not lost."""
+        return num_clients - len(self.lost_clients())
 
     @abc.abstractmethod
     def close(self):

@@ -137,9 +137,9 @@ class MPILink(Link):
         return received
 
     def broadcast(self, array):
-        data = array.reshape(-1).view(np.uint8)
+        data, world = array.reshape(-1).view(np.uint8), self.topology.world
         for begin in range(0, data.size, LARGEST_CALL):
-            self._wait(self.comm.Ibcast(data[begin : begin + LARGEST_CALL]))
+            self._repeat(lambda begin=begin: self._wait(world.mpi.Ibcast(data[begin : begin + LARGEST_CALL])))
         self.traffic.other_bytes += data.size
 
     def barrier(self):

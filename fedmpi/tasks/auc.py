@@ -169,7 +169,7 @@ class LoadedAUC(LoadedClassification):
 
     def evaluate(self, module, link):
         losses = [self._objective(module, client) for client in self._train]
-        metrics = {"train_loss": link.allgather([sum(losses)]).sum() / self._context.num_clients}
+        metrics = {"train_loss": link.allgather([sum(losses)]).sum() / link.num_present(self._context.num_clients)}
         clients = {"train_loss": link.allgatherv(losses)}
         for name, samples in self._scored().items():
             scored = [_scored(module, part) for part in samples]

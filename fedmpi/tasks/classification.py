@@ -195,7 +195,7 @@ class LoadedClassification(LoadedTask):
         tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
         here = [sum(losses), *np.sum([np.zeros(3), *tests], axis=0), *np.sum([np.zeros(3), *held], axis=0)]
         objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
-        metrics = {"train_loss": objective / self._context.num_clients}
+        metrics = {"train_loss": objective / link.num_present(self._context.num_clients)}
         if test[2]:
             metrics |= {"test_loss": test[0] / test[2], "accuracy": test[1] / test[2]}
         if num_held:

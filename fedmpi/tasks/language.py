@@ -177,7 +177,7 @@ class LoadedLanguage(LoadedTask):
         held = self._sum(module, [stream[:most] for stream in self._held])
         total = link.allgather(np.array([objective, *test, *held])).sum(0)
         clients = {"train_loss": link.allgatherv([loss / number for loss, number in train])}
-        metrics = {"train_loss": total[0] / self._context.num_clients}
+        metrics = {"train_loss": total[0] / link.num_present(self._context.num_clients)}
         metrics |= {"test_loss": total[1] / total[2], "perplexity": _perplexity(total[1] / total[2])}
         if self._context.holdout:
             metrics |= {"holdout_loss": total[3] / total[4], "holdout_perplexity": _perplexity(total[3] / total[4])}

@@ -125,4 +125,7 @@ class _LoadedSaddle(LoadedTask):
         point = module()
         mine = sum(self._loss(client, point, 0.0).item() for client in self._context.clients)
         total = link.allgather([mine]).sum()
-        return {"train_loss": total / self._context.num_clients, **self._metrics(point.double().cpu().numpy())}
+        return {
+            "train_loss": total / link.num_present(self._context.num_clients),
+            **self._metrics(point.double().cpu().numpy()),
+        }

@@ -114,4 +114,4 @@ class _LoadedToy(LoadedTask):
         mine = sum(self._loss(client, point).item() for client in self._context.clients)
         total = link.allgather(np.array([mine]))[:, 0].sum()
         distance = np.linalg.norm(point.double().cpu().numpy() - self._minimum)
-        return {"train_loss": total / self._context.num_clients, "distance": float(distance)}
+        return {"train_loss": total / link.num_present(self._context.num_clients), "distance": float(distance)}

@@ -12,16 +12,11 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
-<<<<<<< HEAD
 from fedmpi.comm.survivors import why_unavailable
-from fedmpi.config.build import Config
-from fedmpi.config.resume import AUTO
-from fedmpi.errors import UserError
-=======
 from fedmpi.config.build import Config, resolve
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed
->>>>>>> main
+from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles.base import LocalObjective

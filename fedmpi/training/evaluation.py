@@ -64,7 +64,7 @@ class Evaluation:
         if not math.isfinite(metrics["train_loss"]):
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
-        clients = {name: [float(value) for value in values] for name, values in getattr(metrics, "clients", {}).items()}
+        clients = {name: _by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
         return Metrics({name: float(value) for name, value in metrics.items()}, clients)
 
 
@@ -82,3 +82,9 @@ def pool_first(module):
     for k in places:
         layers[k], layers[k + 1] = layers[k + 1], layers[k]
     return nn.Sequential(*layers).eval() if places else module
+
+
+def _by_client(job, values):
+    """Numbers of all clients, nan for those that are lost, of an array without these."""
+    lost, rest = job.link.lost_clients(), iter(values)
+    return [math.nan if client in lost else float(next(rest, math.nan)) for client in range(job.context.num_clients)]

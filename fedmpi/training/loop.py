@@ -3,10 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-<<<<<<< HEAD
-import math
-=======
->>>>>>> main
 import pathlib
 import re
 import sys
@@ -26,13 +22,10 @@ from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
-<<<<<<< HEAD
-from fedmpi.training.records import Records
-=======
 from fedmpi.training.data_account import account_for_data
 from fedmpi.training.ending import Callbacks, Ending
 from fedmpi.training.evaluation import Evaluation
->>>>>>> main
+from fedmpi.training.records import Records
 from fedmpi.training.replicas import check_replicas
 from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept, trained_module
 from fedmpi.training.stopping import StopSignals, stopping_signal
@@ -151,7 +144,7 @@ def _run(job, recorder, checkpoints, callbacks):
                 print(
                     f"{folder}: the run is complete after {job.num_rounds} rounds; --rounds asks for more", flush=True
                 )
-            return _outcome(job, recorder, folder)
+            return _outcome(job, checkpoints.folder, folder)
         position = manifest["records"]
         progress.restore(state)
         agree(link, lambda: rule.check(job.federation))
@@ -162,17 +155,10 @@ def _run(job, recorder, checkpoints, callbacks):
     _warn_of_choice(job)
     if recorder:
         job.task.write_split(recorder.folder)
-<<<<<<< HEAD
-    records = Records(job, checkpoints.folder, recorder)
+    evaluation, records = Evaluation(job), Records(job, checkpoints.folder, recorder)
     try:
-        _run_rounds(job, records, checkpoints, progress, rule)
-        return _finish(job, records, checkpoints, progress, rule)
-=======
-    evaluation = Evaluation(job)
-    try:
-        _run_rounds(job, recorder, checkpoints, progress, rule, evaluation)
-        return _finish(job, recorder, checkpoints, progress, rule, evaluation)
->>>>>>> main
+        _run_rounds(job, records, checkpoints, progress, rule, evaluation)
+        return _finish(job, records, checkpoints, progress, rule, evaluation)
     except Diverged as error:
         checkpoints.finish()
         recorder = records.recorder()
@@ -190,9 +176,6 @@ def _look(job, recorder):
     return [str(folder), recorder.is_finished(job.num_rounds), find_checkpoints(folder)]
 
 
-<<<<<<< HEAD
-def _run_rounds(job, records, checkpoints, progress, rule):
-=======
 def _warn_of_choice(job):
     """Say it if the run will choose on the test set what is then measured there; rank 0 prints."""
     run, task = job.config.run, job.config.task
@@ -203,8 +186,7 @@ def _warn_of_choice(job):
         print(f"fedmpi: {what} by {job.task.goal[0]} on the test set, {hint}", file=sys.stderr, flush=True)
 
 
-def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
->>>>>>> main
+def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
     """The start, unless the run was resumed, and all rounds that are left."""
     federation, run, link = job.federation, job.config.run, job.link
     if run.on_loss == "continue":
@@ -218,31 +200,6 @@ def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
         number, evaluated = federation.round_index, {}
         if run.check_replicas and number % run.check_replicas == 0:
             check_replicas(federation)
-<<<<<<< HEAD
-        if number % every == 0 or number == job.num_rounds:
-            before, link.phase = time.perf_counter(), f"the evaluation after round {number}"
-            evaluated = progress.metrics = evaluate(job, federation.server.x, federation.store.buffers, number)
-            progress.evaluation_seconds += time.perf_counter() - before
-        rule.consider(federation, evaluated)
-        if records.recorder() or link.survives:
-            record = {
-                "round": number,
-                "iteration": federation.server.iteration,
-                "loss": loss,
-                "seconds": progress.seconds,
-                "local_seconds": federation.seconds["local"],
-                "communication_seconds": federation.seconds["communication"],
-                "evaluation_seconds": progress.evaluation_seconds,
-                "bytes": job.link.traffic.nbytes,
-                "gradients": federation.num_gradients,
-            }
-            records.round(record, evaluated)
-        link.phase = f"the checkpoint after round {number}"
-        checkpoints.after_round(progress.state)
-        signal = stopping_signal(federation.requests)
-        if signal and number < job.num_rounds:
-            _stop(job, records.recorder(), checkpoints, progress, signal)
-=======
         is_last = number == job.num_rounds
         if number % every == 0 or is_last:
             evaluated = _evaluate(job, progress, evaluation, whole=is_last)
@@ -252,14 +209,12 @@ def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
             is_last = True
             evaluated = _evaluate(job, progress, evaluation, whole=True)
             record = _record(job, loss, progress)
-        if recorder:
-            recorder.round(record, evaluated)
-        job.link.phase = f"the checkpoint after round {number}"
+        records.round(record, evaluated)
+        link.phase = f"the checkpoint after round {number}"
         checkpoints.after_round(progress.state)
         signal = stopping_signal(federation.requests)
         if signal and not is_last:
-            _stop(job, recorder, checkpoints, progress, signal)
->>>>>>> main
+            _stop(job, records.recorder(), checkpoints, progress, signal)
 
 
 def _evaluate(job, progress, evaluation, whole):
@@ -299,12 +254,12 @@ def _stop(job, recorder, checkpoints, progress, signal):
     raise Stopped(f"stopped after round {number} by {signal}; to go on: {where}")
 
 
-<<<<<<< HEAD
-def _finish(job, records, checkpoints, progress, rule):
+def _finish(job, records, checkpoints, progress, rule, evaluation):
     """Save the result, print the closing table, and write the last checkpoint."""
-    kept, metrics = job.federation.selected, progress.metrics
-    if kept is not None:
-        metrics = evaluate(job, kept.x, kept.buffers, kept.round)
+    federation, metrics = job.federation, progress.metrics
+    selected, job.link.phase = federation.selected, "the end"
+    if selected is not None and selected.round != federation.round_index:
+        metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
     saved_by = None
     while saved_by != job.link.members:  # again, if the rank that saved is lost
         saved_by = job.link.members
@@ -312,40 +267,26 @@ def _finish(job, records, checkpoints, progress, rule):
     agree(job.link, lambda: save_clients(job, checkpoints.folder))
     checkpoints.write_now(progress.state)
     recorder = records.recorder()
-    if recorder is None:
-        return None
-    recorder.close()
-    result = f"{rule.describe(kept)}, in {recorder.folder}"
-    print(closing_table(job, recorder.last, metrics, result), flush=True)
-    return recorder.folder
-=======
-def _finish(job, recorder, checkpoints, progress, rule, evaluation):
-    """Save the result, print the closing table, and write the last checkpoint."""
-    federation, metrics = job.federation, progress.metrics
-    selected = federation.selected
-    if selected is not None and selected.round != federation.round_index:
-        metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
-    agree(job.link, lambda: save(job, recorder))
-    agree(job.link, lambda: save_clients(job, checkpoints.folder))
-    checkpoints.write_now(progress.state)
     if recorder is not None:
         recorder.close()
         facts = {"evaluated on": evaluation.describe()}
         facts |= {"ended early": progress.ending.reason} if progress.ending.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"
         print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
-    return _outcome(job, recorder, metrics=metrics)
->>>>>>> main
+    return _outcome(job, checkpoints.folder, metrics=metrics)
 
 
-def _outcome(job, recorder, complete=None, metrics=None):
+def _outcome(job, folder, complete=None, metrics=None):
     """The `Outcome`. Collective.
 
     Args:
+        folder: path of the run folder.
         complete: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
     """
-    folder, records = share(job.link, lambda: [str(recorder.folder), read_records(recorder.folder / RECORDS)[0]])
+    records = None
+    while records is None:  # again, if the rank that read them is lost
+        records = share(job.link, lambda: read_records(folder / RECORDS)[0])
     if metrics is None:
         metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
     make = functools.partial(trained_module, job, complete and pathlib.Path(complete))
-    return Outcome(pathlib.Path(folder), records, metrics, make)
+    return Outcome(folder, records, metrics, make)

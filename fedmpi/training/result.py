@@ -154,7 +154,6 @@ def save_kept(job, recorder):
     return path
 
 
-<<<<<<< HEAD
 def _lost(job):
     """The row of the table about ranks that were lost, if there were any."""
     lost = [
@@ -164,10 +163,7 @@ def _lost(job):
     return [("lost", ", ".join(lost))] if lost else []
 
 
-def closing_table(job, record, metrics, result):
-=======
 def closing_table(job, record, metrics, result, facts):
->>>>>>> main
     """What a run prints at its end.
 
     Args:

@@ -1,7 +1,7 @@
 """fedmpi.train whose ranks kill themselves, or whose clients are absent by plan, as the variables DIE and ABSENT say.
 
-DIE: "RANK@EVENT:NUMBER ...": the rank dies when it meets the event for that time, counted from 1. Events: "step" (a
-local step), "losses", "sum", "agree", "shrink", "evaluation", "record" (before rank 0 writes one), "save".
+DIE: "RANK@EVENT:NUMBER ...": the rank dies when it meets the event for that time, counted from 1. Events: "turn" (a
+client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save".
 ABSENT: "CLIENT@ROUND ...": the client takes part in no round from that one on, counted from 0.
 """
 
@@ -18,6 +18,7 @@ from fedmpi.federation.rows import RowStore
 from fedmpi.runs.recorder import Recorder
 from fedmpi.train import main
 from fedmpi.training import loop
+from fedmpi.training.evaluation import Evaluation
 
 RANK = MPI.COMM_WORLD.rank
 DEATHS = {tuple(word.split("@")) for word in os.environ.get("DIE", "").split()}
@@ -49,12 +50,12 @@ def present(draw):
 
 
 for owner, name, event in [
-    (RowStore, "begin_turn", "step"),
+    (RowStore, "begin_turn", "turn"),
     (Federation, "_agree_on_loss", "losses"),
     (RowStore, "average", "sum"),
     (Survivors, "_agree", "agree"),
     (Survivors, "_shrink", "shrink"),
-    (loop, "evaluate", "evaluation"),
+    (Evaluation, "__call__", "evaluation"),
     (Recorder, "round", "record"),
     (loop, "save", "save"),
 ]:
