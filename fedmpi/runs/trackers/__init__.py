@@ -1,0 +1,1 @@
+"""Programs that show runs and can be told their records: one class each, chosen by ``--track``."""
