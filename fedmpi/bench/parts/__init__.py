@@ -4,7 +4,7 @@ A part times, prints tables and records its measurements in `bench.results`. The
 docstring is its description in ``--help``.
 """
 
-from fedmpi.bench.parts import directions, link, round, scaling, settings, workloads
+from fedmpi.bench.parts import checkpoint, directions, link, round, scaling, settings, uploads, workloads
 
 PARTS = {
     "link": link,
@@ -13,4 +13,6 @@ PARTS = {
     "settings": settings,
     "scaling": scaling,
     "directions": directions,
+    "checkpoint": checkpoint,
+    "uploads": uploads,
 }
