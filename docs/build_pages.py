@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 AT_THE_ROOT = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")}}
 # The order of the pages; those that are not listed follow, those that are not there are left out.
 ORDER = (
-    "index", "coming_from", "data", "own_task", "own_loop", "python", "algorithms", "objectives", "settings", "sweeps",
-    "reports", "papers", "cluster", "checkpoints", "failures", "gpu", "speed", "how_it_works",
+    "index", "coming_from", "data", "personal", "own_task", "own_loop", "python", "algorithms", "objectives",
+    "settings", "sweeps", "reports", "papers", "cluster", "checkpoints", "failures", "gpu", "speed", "how_it_works",
 )  # fmt: skip
 LAST = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedmpi.errors import UserError
     from fedmpi.federation.rounds import Federation
     from fedmpi.federation.simulate import simulate
+    from fedmpi.own_loop.average import average
     from fedmpi.own_loop.join import join
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
@@ -28,6 +29,7 @@ __all__ = [
     "UserError",
     "__version__",
     "algorithms",
+    "average",
     "join",
     "load",
     "load_run",
@@ -40,6 +42,7 @@ _DEFINED_IN = {
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
     "UserError": "fedmpi.errors",
+    "average": "fedmpi.own_loop.average",
     "join": "fedmpi.own_loop.join",
     "setting": "fedmpi.settings",
     "simulate": "fedmpi.federation.simulate",

@@ -21,3 +21,7 @@ class Stopped(Exception):
 
 class Diverged(Exception):
     """A loss became infinite or not a number; raised on all ranks (exit code 1)."""
+
+
+class ReplicasDiffer(Diverged):
+    """Ranks have different values where they must be equal; raised on all ranks (exit code 1)."""

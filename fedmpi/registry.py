@@ -78,8 +78,10 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
         return _import(kind, name, base)
     also_called = {other: own for own, cls in classes.items() for other in vars(cls).get("also_called", ())}
     # fed_ams is another paper's name for local_amsgrad, while FedAMS is a class here: an exact other name is refused.
-    is_refused = name.lower().replace("-", "_") in also_called
-    meant = next((cls for own, cls in classes.items() if plain(own) == plain(name)), None)
+    # In the same way FedAvgM is fedavgm, although "FedAvg-M", fedavg_m, would be the same without its hyphen.
+    exact = name.lower().replace("-", "_")
+    is_refused = exact in also_called
+    meant = classes.get(exact) or next((cls for own, cls in classes.items() if plain(own) == plain(name)), None)
     if meant is not None and not is_refused:
         return meant
     broken = next((e for e in _plug_ins(package.__name__).values() if plain(e.name) == plain(name)), None)

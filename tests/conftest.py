@@ -77,13 +77,19 @@ def kill_session(job):
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
-    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
+def launch_words(ranks, *words, mpi="default", options=()):
+    """(the command ``mpirun -np RANKS python WORDS``, the variables that it needs); `options` are the launcher's."""
     launcher, variables = launchers()[mpi]
     variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
     path = os.pathsep.join([str(PROGRAMS), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables, **(env or {})}
-    return execute([*launcher, "-np", ranks, sys.executable, *words], timeout, variables)
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}
+    return [str(word) for word in (*launcher, *options, "-np", ranks, sys.executable, *words)], variables
+
+
+def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
+    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
+    command, variables = launch_words(ranks, *words, mpi=mpi)
+    return execute(command, timeout, {**variables, **(env or {})})
 
 
 def train(ranks, out, *settings, **options):

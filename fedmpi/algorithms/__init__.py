@@ -6,8 +6,8 @@ there is no list to edit.
 >>> import fedmpi
 >>> fedmpi.algorithms.FAFED(step_size=0.01).second_moment_decay
 0.9
->>> [name for name in dir(fedmpi.algorithms) if name.startswith("FedA")]
-['FedAMS', 'FedAdagrad', 'FedAdam', 'FedAvg', 'FedAvgM', 'FedAvgMVR']
+>>> [name for name in dir(fedmpi.algorithms) if name.startswith("FedAd")]
+['FedAdagrad', 'FedAdam']
 """
 
 import sys

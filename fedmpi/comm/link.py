@@ -6,6 +6,8 @@ import dataclasses
 import numpy as np
 import torch
 
+from fedmpi.comm.host import usable_cores
+
 
 @dataclasses.dataclass
 class Traffic:
@@ -36,15 +38,24 @@ class Link(abc.ABC):
     Attributes:
         rank, size: this rank's number and the number of ranks.
         local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
+        num_nodes: that the ranks are on. oversubscribed: whether this node has more ranks than cores.
         traffic: the `Traffic` of this rank.
         summed_by: in words, how the last block was summed.
         reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
+        way_on: called for such a message, too; returns how to go on, or nothing.
+        phase: what the ranks do currently, in words, for messages about those that do not arrive.
     """
 
     reduction = "plain"
+    phase = "the preparation"
     rank, size = 0, 1
     local_rank, local_size = 0, 1
+    num_nodes, usable_cores, oversubscribed = 1, 1, False
     summed_by = "nothing to sum"
+
+    @staticmethod
+    def way_on():
+        return ""
 
     @abc.abstractmethod
     def allocate(self, numel, dtype, device="cpu"):
@@ -98,6 +109,13 @@ class Link(abc.ABC):
     def barrier(self):
         """Wait for all ranks."""
 
+    def watch(self, limit, clients):  # noqa: B027  one process waits for nobody
+        """From now on, end the job if the ranks wait for others longer than `limit` seconds, and name those.
+
+        Args:
+            clients: the numbers of each rank's clients.
+        """
+
     @abc.abstractmethod
     def close(self):
         """Free what `allocate` gave; the link cannot be used afterwards."""
@@ -115,7 +133,7 @@ class SoloLink(Link):
     """The link of one process that holds all clients: nothing is sent, everything is counted."""
 
     def __init__(self):
-        self.traffic = Traffic()
+        self.traffic, self.usable_cores = Traffic(), len(usable_cores())
 
     def allocate(self, numel, dtype, device="cpu"):
         return torch.zeros(numel, dtype=dtype, device=device)

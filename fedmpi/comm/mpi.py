@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import sys
 
 import numpy as np
@@ -10,10 +11,13 @@ from mpi4py import MPI
 
 import fedmpi.comm.transports
 from fedmpi.comm.link import Link, Traffic, divide
+from fedmpi.comm.rollcall import RollCall
 from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Transport, Unavailable
 from fedmpi.errors import UserError
 from fedmpi.registry import known
+
+HOST_BYTES = 64  # of a machine's name in messages
 
 
 class MPILink(Link):
@@ -38,6 +42,7 @@ class MPILink(Link):
         self.num_nodes, self.usable_cores = self.topology.num_nodes, self.topology.usable_cores
         self.transport = transport
         self.traffic = Traffic()
+        self._roll_call = None
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
         classes = known(fedmpi.comm.transports, Transport).values()
         in_order = sorted(classes, key=lambda cls: -cls.preference)
@@ -134,7 +139,22 @@ class MPILink(Link):
     def barrier(self):
         self.topology.world.barrier()
 
+    def watch(self, limit, clients):
+        if self.size == 1:
+            return
+        mine = np.frombuffer(platform.node().encode()[:HOST_BYTES].ljust(HOST_BYTES), np.uint8)
+        hosts = [bytes(row.astype(np.uint8)).decode(errors="replace").strip() for row in self.allgather(mine)]
+
+        def describe(rank):
+            return f"rank {rank} on {hosts[rank]} ({describe_clients(clients[rank])})"
+
+        self._roll_call = RollCall(self.comm, limit, describe, lambda: (self.phase, self.way_on()))
+        self.topology.waiter.roll_call = self._roll_call
+
     def close(self):
+        if self._roll_call is not None:
+            self.topology.waiter.roll_call = None
+            self._roll_call.close()
         for transport in self._transports:
             transport.close()
         self.topology.close()
@@ -145,6 +165,16 @@ class MPILink(Link):
 
     def _wait(self, request):
         self.topology.waiter(request)
+
+
+def describe_clients(clients):
+    """Clients' numbers in words: "client 3", "clients 3 to 5", "clients 1, 4"."""
+    numbers = sorted(clients)
+    if len(numbers) == 1:
+        return f"client {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"clients {numbers[0]} to {numbers[-1]}"
+    return f"clients {', '.join(map(str, numbers))}"
 
 
 def cuda_aware_by_environment():

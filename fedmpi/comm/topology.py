@@ -1,5 +1,6 @@
 """Which ranks there are, which of them share a node, and how a rank waits for the others."""
 
+import contextlib
 import os
 import time
 
@@ -26,24 +27,49 @@ class Waiter:
     Attributes:
         oversubscribed: whether the node has more ranks than cores. Waiting inside MPI spins, which then
             takes the cores from the ranks that others wait for: yield or sleep between tests instead.
+        may_block: whether ranks may also use MPI's blocking collectives, because no node is oversubscribed. It is the
+            same on all ranks: MPI does not match the blocking call of one with the nonblocking call of another.
+        roll_call: the `RollCall` that ends waits which take too long, or None.
     """
 
-    def __init__(self, oversubscribed=False):
-        self.oversubscribed = oversubscribed
+    def __init__(self, oversubscribed=False, may_block=True):
+        self.oversubscribed, self.may_block = oversubscribed, may_block
+        self.roll_call = None
 
     def __call__(self, request):
         """Wait until `request` is complete."""
-        if not self.oversubscribed:
+        pause = _Pauses().next if self.oversubscribed else _spin
+        if self.roll_call is not None:
+            self.roll_call.wait(request, pause)
+        elif not self.oversubscribed:
             request.Wait()
-            return
-        tests, sleep = 0, SHORTEST_SLEEP
-        while not request.Test():
-            tests += 1
-            if tests < TESTS_BEFORE_SLEEPS:
-                os.sched_yield()
-            else:
-                time.sleep(sleep)
-                sleep = min(1.3 * sleep, LONGEST_SLEEP)
+        else:
+            while not request.Test():
+                pause()
+
+    def inside_mpi(self):
+        """A context for a call of MPI that waits by itself."""
+        return contextlib.nullcontext() if self.roll_call is None else self.roll_call.inside_mpi()
+
+
+class _Pauses:
+    """The pauses of one wait on an oversubscribed node."""
+
+    def __init__(self):
+        self._tests, self._sleep = 0, SHORTEST_SLEEP
+
+    def next(self):
+        """Yield the core, or sleep."""
+        self._tests += 1
+        if self._tests < TESTS_BEFORE_SLEEPS:
+            os.sched_yield()
+        else:
+            time.sleep(self._sleep)
+            self._sleep = min(1.3 * self._sleep, LONGEST_SLEEP)
+
+
+def _spin():
+    """Make no pause: every rank has a core of its own."""
 
 
 class Communicator:
@@ -81,10 +107,11 @@ class Communicator:
         for piece in block.split(PIECE // block.element_size() if on_cpu else LARGEST_CALL):
             # mpi4py takes numpy arrays by the buffer protocol and GPU tensors by DLPack
             buffer = piece.numpy() if on_cpu else piece
-            if self.wait.oversubscribed:
-                self.wait(self.mpi.Iallreduce(MPI.IN_PLACE, buffer))
+            if self.wait.may_block:
+                with self.wait.inside_mpi():
+                    self.mpi.Allreduce(MPI.IN_PLACE, buffer)
             else:
-                self.mpi.Allreduce(MPI.IN_PLACE, buffer)
+                self.wait(self.mpi.Iallreduce(MPI.IN_PLACE, buffer))
 
     def barrier(self):
         """Wait for all ranks."""
@@ -118,14 +145,17 @@ class Topology:
     def __init__(self, mpi, colour=None):
         machine = mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.usable_cores = _count_cores(machine)
-        self.waiter = Waiter(machine.size > self.usable_cores)
+        self.waiter = Waiter()
         self.world, self.node = Communicator(mpi, self.waiter), Communicator(machine, self.waiter)
         if colour is not None:
             self.node = self.node.split(colour)
             machine.Free()
         lowest = np.array([self.world.rank])
         self.node.mpi.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
-        lowest, local_ranks, sizes = self.world.allgather([lowest[0], self.node.rank, self.node.size]).astype(int).T
+        self.waiter.oversubscribed = self.node.size > self.usable_cores
+        everyone = self.world.allgather([lowest[0], self.node.rank, self.node.size, self.waiter.oversubscribed])
+        lowest, local_ranks, sizes, oversubscribed = everyone.astype(int).T
+        self.waiter.may_block = not oversubscribed.any()
         self.smallest_node = int(sizes.min())
         nodes = np.unique(lowest).tolist()
         self.num_nodes = len(nodes)

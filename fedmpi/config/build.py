@@ -22,6 +22,7 @@ import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.config.elsewhere import answer
 from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, find_key, last_text, rename
 from fedmpi.config.help import declared_settings, list_text, make_parser
 from fedmpi.config.layers import read_layers
@@ -153,6 +154,8 @@ def _chosen(assignments, settings, classes):
 
 def _unknown(key, settings, classes):
     """Raise the `UserError` for a key that no setting has."""
+    if answer(key):
+        raise UserError(f"unknown setting {key}{answer(key)} (docs/coming_from.md has more)")
     group, _, name = key.partition(".")
     if group not in CHOICES or not name:
         every = [*settings, *CHOICES, *FLAGS, *SWITCHES, *SHORT]

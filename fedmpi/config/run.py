@@ -38,6 +38,12 @@ class Run:
         among=("last", "best", "uniform"),
         renamed_from=("output",),
     )
+    private: str | None = setting(
+        None,
+        "layers that stay with their client (personal layers): names of parameters, buffers or modules with * and ?, "
+        "like head.*,norm?; bn: all batch-norm layers",
+    )
+    freeze: str | None = setting(None, "layers that are not trained: names as in --private")
     holdout: float = setting(
         0.0, "share of every client's training data that is held out: evaluated, not trained on", least=0, below=1
     )
@@ -101,6 +107,18 @@ class Run:
         "plain, or reproducible: sums whose bits do not depend on the number of ranks, which of them has which "
         "client, the nodes, the transport and the MPI",
         among=("plain", "reproducible"),
+        role="speed",
+    )
+    timeout: float = setting(
+        1800.0,
+        "seconds that ranks wait for another one before they name it and end the job",
+        above=0,
+        role="speed",
+    )
+    check_replicas: int | None = setting(
+        None,
+        "compare what must be equal on all ranks every so many rounds, and stop if it is not; default: never",
+        least=1,
         role="speed",
     )
     channels_last: bool = setting(True, "store convolution weights in channels-last order", role="speed")

@@ -53,7 +53,7 @@ class Plan:
         seed: of the run; what all ranks draw comes from it.
 
     Raises:
-        UserError: if a client has no local step.
+        UserError: if there is no client, a client has no local step, or the weights are not as they should be.
     """
 
     num_clients: int
@@ -64,8 +64,17 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self):
+        if self.num_clients < 1:
+            raise UserError(f"num_clients = {self.num_clients}: expected at least 1")
         if min(self._steps) < 1:
             raise UserError(f"local_steps = {min(self._steps)}: expected at least 1 for every client")
+        if len(self._all_weights) != self.num_clients:
+            raise UserError(
+                f"weights: {len(self._all_weights)} of them: expected one for each of the {self.num_clients} clients"
+            )
+        for client, weight in enumerate(self._all_weights):
+            if not 0 < weight < math.inf:
+                raise UserError(f"weights: client {client} has {weight}: expected a finite number > 0")
 
     @functools.cached_property
     def _steps(self):
@@ -114,7 +123,17 @@ class Plan:
         )
 
     def draw_one(self, current):
-        """The client that works alone in an exchange of the round `current`; all ranks draw the same."""
+        """The client that works alone in an exchange of the round `current`; all ranks draw the same.
+
+        Raises:
+            UserError: if `chosen` names one that does not take part in the round.
+        """
         if self.chosen is not None:
-            return int(self.chosen(current.index))
+            client = int(self.chosen(current.index))
+            if client not in current.participants:
+                raise UserError(
+                    f"chosen of round {current.index} = {client}: expected one of its participants "
+                    f"{', '.join(map(str, current.participants))}"
+                )
+            return client
         return int(generator(self.seed, "alone", current.index).choice(current.participants))

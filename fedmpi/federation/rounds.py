@@ -15,6 +15,7 @@ import torch
 from fedmpi.algorithms.base import Exchange
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import Client, Server
+from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
 from fedmpi.federation.sums import make_sums
 
@@ -30,12 +31,15 @@ class Variables:
         buffers: [num_buffers] the initial float buffers (batch-norm statistics); None: there are none.
         segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
         ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
+        private, private_buffers: slices of x and of the buffers that stay with their client, see `PrivateParts`.
     """
 
     x: torch.Tensor
     buffers: torch.Tensor | None = None
     segments: list | None = None
     ascent: slice | None = None
+    private: tuple = ()
+    private_buffers: tuple = ()
 
 
 @dataclasses.dataclass
@@ -86,6 +90,7 @@ class Federation:
 
     Attributes:
         store: the `RowStore`. server: the `Server`. clients: list of `Client`, those of this rank.
+        private: the `PrivateParts`.
         round_index: of the next round, from 0.
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
@@ -113,6 +118,7 @@ class Federation:
         self.clients = [self._make_client(position, *item) for position, item in enumerate(oracles.items())]
         self.server.x.copy_(x)
         self.store.buffers.copy_(buffers)
+        self.private = PrivateParts(self.store, variables, self.clients)
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
@@ -146,13 +152,17 @@ class Federation:
             self.store.begin_exchange((), first_in_round=True)
             for position, client in enumerate(self.clients):
                 self.store.begin_turn(position)
+                self.private.give_back(client)
                 self.algorithm.start(client, self.server_seen_by_clients, client.oracle)
-            self.algorithm.server_start(self.server)
+                self.private.take(client)
+            self._use_averages(self.algorithm.server_start, self.clients)
         self.store.buffers.copy_(buffers)
         self.store.begin_exchange((), first_in_round=True)
         for position, client in enumerate(self.clients):
             self.store.begin_turn(position)
+            self.private.give_back(client)
             self.algorithm.client_start(client, self.server_seen_by_clients)
+            self.private.take(client)
         self._observe(self, -1, None, None)
 
     def run_round(self):
@@ -198,7 +208,7 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, *[0.0] * self._most]), here=True)
+        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, -1, *[0.0] * self._most]), here=True)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -274,12 +284,16 @@ class Federation:
         if exchange.alone:
             drawn = self.plan.draw_one(current)
             weights = {drawn: self.plan.weight_of(drawn)}
+        where = "the start" if current.index < 0 else f"round {current.index + 1}"
+        self.link.phase = f"the local steps of {where}"
         store.begin_exchange(exchange.rows, first_in_round, weights)
         losses = _Losses()
         for position, client in enumerate(self.clients):
             if client.index in weights:
                 store.begin_turn(position)
+                self.private.give_back(client)
                 yield from self._work(exchange, client, first_step)
+                self.private.take(client)
                 for upload in self.uploads:
                     self._apply(upload, exchange, client)
                 losses.check_rows(client, store.turn()[: len(exchange.rows) * store.dim], exchange.rows)
@@ -287,12 +301,20 @@ class Federation:
                 losses.add(client)
         worked_until = time.perf_counter()
         loss = self._agree_on_loss(losses, exchange.rows)
+        self.link.phase = f"the sum of {where}"
         store.average(sum(weights.values()))
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
-        if exchange.then is not None:
-            exchange.then(self.server)
+        self._use_averages(exchange.then, [client for client in self.clients if client.index in weights])
         return loss
+
+    def _use_averages(self, then, clients):
+        """Do what follows an average (`then(server)` or None), for the server and for its clients' private parts."""
+        if then is not None:
+            then(self.server)
+        for client in clients:
+            self.private.compute(then, client)
+        self.private.clean()
 
     def _apply(self, upload, exchange, client):
         """One upload stage on the rows that a client sends."""

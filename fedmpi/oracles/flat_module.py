@@ -97,6 +97,12 @@ class FlatModule:
             if name in values:
                 value.copy_(values[name])
 
+    @property
+    def buffer_slices(self):
+        """Name -> slice of `buffers` of every float buffer."""
+        ends = list(itertools.accumulate(math.prod(shape) for _, _, _, shape in self._buffers))
+        return {one[2]: slice(start, end) for one, start, end in zip(self._buffers, [0, *ends], ends)}
+
     def _known_views(self, vector):
         """The same, made once for each vector."""
         key = id(vector)
@@ -225,6 +231,14 @@ class FlatModule:
                 f"expected {list(view.shape)}, as before training"
             )
         view.copy_(value)
+
+    @torch.no_grad()
+    def gather(self, vector):
+        """`point_at` [dim], taking along the values of parameters that somebody has given other memory."""
+        for parameter, view in zip(self.parameters, self._known_views(vector)):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter)
+                parameter.data = view
 
     @property
     def counters(self):

@@ -11,9 +11,11 @@ import torch
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.link import Traffic
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
+from fedmpi.config.elsewhere import HERE
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.settings import nearest
 
 OUTPUT_SECONDS = 1.0  # a launcher drops output that it has not passed on when the job aborts
 
@@ -136,7 +138,6 @@ class OwnLoop:
             self.averaged = False
         except StopIteration as end:
             self.round_loss, self._steps, self._done, self.averaged = end.value, None, 0, True
-        self._flat.point_at(self._current())
 
     def _begin_round(self, first_step):
         """Everything of a round before its local step number `first_step`."""
@@ -167,6 +168,23 @@ def open_link(comm, transport):
     link.transport = transport
     _end_job_on_error(link)
     return link
+
+
+def known_settings(owner, names, settings):
+    """The settings, if `owner` has all of them.
+
+    Args:
+        owner: in words, whose settings they are. names: of its settings. settings: name -> value.
+
+    Raises:
+        UserError: one line, for the first that it does not have.
+    """
+    for name in settings:
+        if name not in names:
+            ours = HERE.get(name, "").removeprefix("algorithm.")
+            hint = f"; here it is {ours}" if ours in names else nearest(name, names)
+            raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
+    return settings
 
 
 def _check_parameters(flat):

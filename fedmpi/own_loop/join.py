@@ -7,9 +7,8 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.errors import UserError
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, open_link
+from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
 from fedmpi.registry import command_name, find
-from fedmpi.settings import nearest
 
 
 def join(
@@ -75,21 +74,15 @@ def _make_algorithm(algorithm, settings):
     if isinstance(algorithm, str):
         algorithm = find("algorithm", algorithm, fedmpi.algorithms, Algorithm)
     if isinstance(algorithm, Algorithm):
-        return dataclasses.replace(algorithm, **_known(type(algorithm), settings)) if settings else algorithm
+        return dataclasses.replace(algorithm, **_checked(type(algorithm), settings)) if settings else algorithm
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise UserError(f"algorithm = {algorithm!r}: expected a name like 'fafed', or an Algorithm")
-    return algorithm(**_known(algorithm, settings))
+    return algorithm(**_checked(algorithm, settings))
 
 
-def _known(cls, settings):
-    """The settings, if the class has all of them."""
+def _checked(cls, settings):
     names = [field.name for field in dataclasses.fields(cls)]
-    for name in settings:
-        if name not in names:
-            raise UserError(
-                f"unknown setting {name}: algorithm {command_name(cls)} has {', '.join(names)}{nearest(name, names)}"
-            )
-    return settings
+    return known_settings(f"algorithm {command_name(cls)}", names, settings)
 
 
 class Joined(OwnLoop):
@@ -128,6 +121,7 @@ class Joined(OwnLoop):
         oracle.closure = closure
         self._advance()
         oracle.closure = None
+        self._flat.point_at(self._current())
         return oracle.loss
 
     _has_started = False

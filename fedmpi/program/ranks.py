@@ -7,6 +7,7 @@ import traceback
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
+from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.single import discard_output
 
@@ -24,6 +25,7 @@ def run_program(program, arguments):
     collective and would never end. ``--traceback`` among the arguments also prints the traceback.
     Collective over all ranks.
     """
+    end_with_launcher()
     link = MPILink(cuda_aware=cuda_aware_by_environment())
     wants_traceback = "--traceback" in arguments
     try:

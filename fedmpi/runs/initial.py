@@ -60,7 +60,7 @@ def _read(file):
         with h5py.File(file) as content:
             content["model"].visititems(
                 lambda name, item: values.update(
-                    {name: torch.from_numpy(item[()])} if isinstance(item, h5py.Dataset) else {}
+                    {name: torch.as_tensor(item[()])} if isinstance(item, h5py.Dataset) else {}
                 )
             )
         return {name: torch.as_tensor(value) for name, value in values.items()}

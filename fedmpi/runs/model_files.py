@@ -73,6 +73,20 @@ def check_savable(module, description):
         raise UserError(f"{model}: its state dict cannot be saved: {why}") from error
 
 
+def save_client_model(path, named_values):
+    """Write one client's model, completely or not at all; its folder is made.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path.parent}: cannot be made: {error.strerror}") from None
+    _write(path, safetensors.torch.save(plain, metadata={"format": "pt"}))
+
+
 def load_model(folder, model=None):
     """The trained module of a run folder, in evaluation mode, on the CPU.
 

@@ -111,6 +111,7 @@ class LoadedAUC(LoadedClassification):
     """See `LoadedTask`. Metrics: train_loss (the mean of F_i at the current a, b and w), auc, holdout_auc."""
 
     goal = ("auc", 1)
+    is_personal = False
 
     def __init__(self, settings, context, sources, *data):
         super().__init__(settings, context, sources, *data)

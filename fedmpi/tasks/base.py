@@ -20,6 +20,7 @@ class RankContext:
         rank, num_ranks: of the link. seed: of the run.
         data_dir: folder of the data files, or None.
         device, dtype: of inputs and rows.
+        is_personal: whether each client is evaluated with a model of its own (`Run.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
     """
 
@@ -32,6 +33,7 @@ class RankContext:
     device: torch.device
     dtype: torch.dtype
     holdout: float = 0.0
+    is_personal: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,8 @@ class LoadedTask:
 
     Attributes:
         shape, num_classes: of the inputs and labels, for models; default_model: a model's name.
+        is_personal: whether `evaluate` calls `visit(client)` before it evaluates on a client's data, which gives the
+            module that client's own layers.
         client_names: one per client of the federation, or None; from `synchronise` on.
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
@@ -95,6 +99,7 @@ class LoadedTask:
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
     """
 
+    is_personal = False
     client_names = None
     default_model = None
     goal = ("train_loss", -1)
@@ -133,6 +138,9 @@ class LoadedTask:
     def describe_inputs(self):
         """What a program must know to use the trained module, as name -> value which JSON can hold."""
         return {}
+
+    def visit(self, client):
+        """Before an evaluation on data of one of this rank's clients; the training loop replaces it if it needs to."""
 
     def try_out(self, module, client):
         """Check that the module accepts the task's data, by one loss on one sample.

@@ -62,9 +62,12 @@ def _open_shared(task, context, partition):
     source = task.version(open_source(task.data, context.data_dir), context.seed)
     parts = partition.split_source(source, context.num_clients, context.seed)
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
-    num_test = len(source.labels["test"])
-    edges = [num_test * rank // context.num_ranks for rank in (context.rank, context.rank + 1)]
-    tests, names = [(source, np.arange(*edges))], partition.names(source, parts)
+    num_test, tests = len(source.labels["test"]), []
+    # A rank's share of the test set in one part, or in one part per client if each has a model of its own.
+    number, of = (context.num_clients, context.clients) if context.is_personal else (context.num_ranks, [context.rank])
+    for part in of:
+        tests.append((source, np.arange(num_test * part // number, num_test * (part + 1) // number)))
+    names = partition.names(source, parts)
     return dict.fromkeys(context.clients, source), parts, rows, tests, names
 
 
@@ -105,6 +108,7 @@ class LoadedClassification(LoadedTask):
     """
 
     goal = ("accuracy", 1)
+    is_personal = True
     random_loss = False
 
     def __init__(self, settings, context, sources, parts, rows, tests, names):
@@ -178,8 +182,8 @@ class LoadedClassification(LoadedTask):
         return functional.cross_entropy(module(inputs), labels)
 
     def evaluate(self, module, link):
-        losses = [_sums(module, samples)[0] / samples.num for samples in self._train.values()]
-        tests, held = ([_totals(module, samples) for samples in parts] for parts in (self._tests, self._held))
+        losses = [sums[0] / sums[2] for sums in self._sums_of_clients(module, self._train.values())]
+        tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
         here = [sum(losses), *np.sum([np.zeros(3), *tests], axis=0), *np.sum([np.zeros(3), *held], axis=0)]
         objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
         metrics = {"train_loss": objective / self._context.num_clients}
@@ -188,11 +192,19 @@ class LoadedClassification(LoadedTask):
         if num_held:
             metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
         clients = {"train_loss": losses}
-        if not self._is_shared:
+        if not self._is_shared or self._context.is_personal:
             clients |= _per_sample("test_loss", "accuracy", tests)
         if num_held:
             clients |= _per_sample("holdout_loss", "holdout_accuracy", held)
         return Metrics(metrics, {name: link.allgatherv(values) for name, values in clients.items()})
+
+    def _sums_of_clients(self, module, parts):
+        """`_totals` of each of a rank's parts: one per client, or one for all of them."""
+        totals = []
+        for client, samples in zip(self._context.clients, parts):
+            self.visit(client)
+            totals.append(_totals(module, samples))
+        return totals
 
     def subset(self, num_samples):
         part, context = copy.copy(self), self._context

@@ -21,6 +21,7 @@ from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, check_same_everywhere, try_training
 
 
@@ -79,6 +80,7 @@ def prepare(config, link):
     torch.set_num_threads(run.threads or share_of_cores(link))
     link.transport, link.reduction = run.transport, run.reduction
     context = agree(link, lambda: rank_context(run, link))
+    link.watch(run.timeout, spread(context.num_clients, link.size))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: build_model(config, context, task))
@@ -94,7 +96,8 @@ def prepare(config, link):
         if note and link.rank == 0:
             print(f"fedmpi: {note}", file=sys.stderr, flush=True)
     oracles = _oracles(config, task, flat, samplers)
-    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat))
+    private = agree(link, lambda: private_parts(run, task, flat))
+    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
     return Job(config, link, context, task, flat, federation, num_rounds)
 
@@ -112,6 +115,7 @@ def rank_context(run, link):
         device=pick_device(run.device, link.local_rank),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
+        is_personal=run.private is not None,
     )
 
 

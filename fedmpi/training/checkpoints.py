@@ -60,6 +60,11 @@ class Checkpoints:
         agree(job.link, self._check_client_folders)
 
     @property
+    def folder(self):
+        """The run folder, a `pathlib.Path`."""
+        return self._folder
+
+    @property
     def done(self):
         return self._rounds[-1] if self._rounds else None
 

@@ -56,7 +56,11 @@ class Evaluation:
         job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
         job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
         job.flat.module.eval()
-        metrics = (job.task if whole else self._part).evaluate(self._fast, job.link)
+        task, federation = job.task if whole else self._part, job.federation
+        if federation.private:
+            own = {client.index: federation.private.model(client, x, buffers) for client in federation.clients}
+            task.visit = lambda client: job.flat.point_at(*own[client])
+        metrics = task.evaluate(self._fast, job.link)
         if not math.isfinite(metrics["train_loss"]):
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")

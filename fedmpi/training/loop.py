@@ -24,7 +24,8 @@ from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.ending import Callbacks, Ending
 from fedmpi.training.evaluation import Evaluation
-from fedmpi.training.result import ResultRule, closing_table, save, save_kept, trained_module
+from fedmpi.training.replicas import check_replicas
+from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept, trained_module
 from fedmpi.training.stopping import StopSignals, stopping_signal
 
 
@@ -65,6 +66,7 @@ def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
         try:
             folder = pathlib.Path(share(link, lambda: str(recorder.folder)))
             checkpoints = Checkpoints(job, folder, recorder)
+            link.way_on = lambda: f"; --resume {folder} goes on after round {checkpoints.done}" * bool(checkpoints.done)
             job.federation.request = lambda: signals.bits | checkpoints.request()
             return _run(job, recorder, checkpoints, callbacks)
         finally:
@@ -182,14 +184,16 @@ def _warn_of_choice(job):
 
 def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
     """The start, unless the run was resumed, and all rounds that are left."""
-    federation = job.federation
-    every = job.config.run.eval_every or max(1, job.num_rounds // 20)
+    federation, run = job.federation, job.config.run
+    every = run.eval_every or max(1, job.num_rounds // 20)
     if federation.round_index == 0:
         federation.start()
     is_last = federation.round_index >= job.num_rounds
     while not is_last:
         loss = federation.run_round()
         number, evaluated = federation.round_index, {}
+        if run.check_replicas and number % run.check_replicas == 0:
+            check_replicas(federation)
         is_last = number == job.num_rounds
         if number % every == 0 or is_last:
             evaluated = _evaluate(job, progress, evaluation, whole=is_last)
@@ -201,6 +205,7 @@ def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
             record = _record(job, loss, progress)
         if recorder:
             recorder.round(record, evaluated)
+        job.link.phase = f"the checkpoint after round {number}"
         checkpoints.after_round(progress.state)
         signal = stopping_signal(federation.requests)
         if signal and not is_last:
@@ -210,6 +215,7 @@ def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
 def _evaluate(job, progress, evaluation, whole):
     """Metrics of the current averaged model, which `progress` remembers. Collective."""
     federation = job.federation
+    job.link.phase = f"the evaluation after round {federation.round_index}"
     with progress.evaluating():
         metrics = evaluation(federation.server.x, federation.store.buffers, federation.round_index, whole)
     progress.metrics = metrics
@@ -250,6 +256,7 @@ def _finish(job, recorder, checkpoints, progress, rule, evaluation):
     if selected is not None and selected.round != federation.round_index:
         metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
     agree(job.link, lambda: save(job, recorder))
+    agree(job.link, lambda: save_clients(job, checkpoints.folder))
     checkpoints.write_now(progress.state)
     if recorder is not None:
         recorder.close()

@@ -16,6 +16,7 @@ from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.registry import command_name
 from fedmpi.runs.model_files import check_savable
 from fedmpi.streams import derive
+from fedmpi.training.layers import freeze
 
 SHOWN = 3  # names in a message
 
@@ -40,6 +41,7 @@ def build_model(config, context, task):
     for name, tensor in _entries(module):
         if is_lazy(tensor):
             raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
+    freeze(module, run.freeze)
     flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
     check_savable(module, describe_model(config, task))
     return flat

@@ -9,8 +9,8 @@ import torch
 
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
-from fedmpi.run_files import KEPT
-from fedmpi.runs.model_files import read_state, save_hdf5, save_model
+from fedmpi.run_files import CLIENT_MODEL, KEPT
+from fedmpi.runs.model_files import read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, spread_in_words, table
@@ -88,6 +88,19 @@ def save(job, recorder):
     except UserError as error:
         raise UserError(f"{error}; {_save_elsewhere(recorder.folder.name, values, rows, description)}") from error
     job.task.write_result(flat.module, recorder.folder)
+
+
+def save_clients(job, folder):
+    """Write the own model of each of this rank's clients, if they have layers of their own; on every rank.
+
+    Raises:
+        UserError: if a file cannot be written.
+    """
+    federation, flat = job.federation, job.flat
+    for client in federation.clients if federation.private else ():
+        flat.point_counters_at(client.counters)
+        x, buffers = federation.private.model(client, federation.server.x, federation.store.buffers)
+        save_client_model(folder / CLIENT_MODEL.format(client=client.index), flat.named_values(x, buffers))
 
 
 def _save_elsewhere(name, values, rows, description):

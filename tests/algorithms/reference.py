@@ -323,6 +323,69 @@ def fedams(
 # --- adaptive clients -------------------------------------------------------------------------------
 
 
+def fedavgm(f, x, rounds, K, S, step_size, momentum, server_step_size=1.0):
+    m = np.zeros(x.size)
+    yield {"x": everywhere(x, f), "m": m}
+    for r in range(rounds):
+        x_i = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            x_i[here] = x_i[here] - at(step_size, r) * f(here, x_i, f.draw(here))
+            yield {"x": x_i, "m": m}
+        m = momentum * m + (x_i[S(r)] - x).mean(0)
+        x = x + server_step_size * m
+        yield {"x": everywhere(x, f), "m": m}
+
+
+def diloco(
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    server_step_size,
+    momentum,
+    first_moment_decay,
+    second_moment_decay,
+    epsilon,
+    decay,
+):
+    beta1, beta2, b = first_moment_decay, second_moment_decay, np.zeros(x.size)
+    m, v, made = np.zeros((f.num, x.size)), np.zeros((f.num, x.size)), np.zeros((f.num, 1))
+    yield {"x": everywhere(x, f), "m": m, "v": v, "b": b}
+    for r in range(rounds):
+        theta = everywhere(x, f)
+        for k, here in steps(S(r), K):
+            eta = at(step_size, r * K[0] + k + 1)
+            g = f(here, theta, f.draw(here))
+            made[here] += 1
+            m[here] = beta1 * m[here] + (1 - beta1) * g
+            v[here] = beta2 * v[here] + (1 - beta2) * g**2
+            m_hat, v_hat = m[here] / (1 - beta1 ** made[here]), v[here] / (1 - beta2 ** made[here])
+            theta[here] = theta[here] - eta * (m_hat / (np.sqrt(v_hat) + epsilon) + decay * theta[here])
+            yield {"x": theta, "m": m, "v": v, "b": b}
+        outer_gradient = (x - theta[S(r)]).mean(0)
+        b = momentum * b - outer_gradient
+        x = x + server_step_size * (momentum * b - outer_gradient)
+        yield {"x": everywhere(x, f), "m": m, "v": v, "b": b}
+
+
+def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon):
+    beta1, beta2, q = momentum, second_moment_decay, K[0]
+    x_i, u, v = everywhere(x, f), np.zeros((f.num, x.size)), np.zeros((f.num, x.size))
+    yield {"x": x_i, "m": u, "v": v}
+    for t in range(1, rounds * q + 1):
+        here = S((t - 1) // q)
+        g = f(here, x_i, f.draw(here))
+        u[here] = beta1 * u[here] + (1 - beta1) * g
+        v[here] = beta2 * v[here] + (1 - beta2) * g**2
+        x_i[here] = x_i[here] - at(step_size, t) * u[here] / np.sqrt(v[here] + epsilon**2)
+        yield {"x": x_i, "m": u, "v": v}
+        if t % q == 0:
+            x_i, u, v = (everywhere(row[here].mean(0), f) for row in (x_i, u, v))
+            yield {"x": x_i, "m": u, "v": v}
+
+
 def mimeadam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, lite=False):
     beta1, beta2 = momentum, second_moment_decay
     m, v = np.zeros(x.size), np.zeros(x.size)

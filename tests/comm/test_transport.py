@@ -9,7 +9,8 @@ import pytest
 from conftest import start, train
 
 SHARED = pathlib.Path("/dev/shm")
-CASES = [(1, "real"), (2, "real"), (3, "real"), (3, "011"), (4, "0011"), (5, "real"), (5, "01010")]
+# The last ones are nodes with unequal numbers of ranks: some ranks sum no slice.
+CASES = [(1, "real"), (2, "real"), (3, "real"), (4, "0011"), (5, "real"), (3, "011"), (3, "001"), (5, "01010")]
 
 
 def result(out):
@@ -32,6 +33,14 @@ def test_sums_agree(ranks, colours):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "done"
     assert done.stdout.count("equal:") == 16
+
+
+@pytest.mark.parametrize(("ranks", "colours"), [(3, "001"), (4, "0100")])
+def test_sums_agree_if_only_some_nodes_are_oversubscribed(ranks, colours):
+    """MPI does not match one rank's blocking collective with another's nonblocking one."""
+    done = start(ranks, "-m", "unequal_nodes", colours, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "done"
 
 
 def test_sums_agree_under_another_mpi(any_mpi):
@@ -63,15 +72,22 @@ def test_one_rank_sums_nothing(tmp_path):
     assert said(done, "communication").endswith(", nothing to sum")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_no_room_for_a_window(tmp_path, ranks):
-    """One node finds its shared memory full: all ranks take Allreduce, and one line says so."""
-    done = start(ranks, "-m", "no_window", "--rounds", 2, "--transport", "shared", "--out", tmp_path)
+def test_no_room_for_a_window(tmp_path):
+    """A node's shared memory is full: all ranks use Allreduce, and one line says why."""
+    done = start(2, "-m", "no_window", "--rounds", 2, "--out", tmp_path)
     assert said(done, "communication").endswith(", Allreduce")
-    lines = [line for line in done.stderr.splitlines() if "no shared window" in line]
-    assert len(lines) == 1, done.stderr
-    assert "using Allreduce" in lines[0]
-    assert "/dev/shm" in lines[0]
+    (line,) = [line for line in done.stderr.splitlines() if "transport" in line]
+    assert line.startswith("fedmpi: transport shared is not used: /dev/shm has less than")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_no_room_for_the_window_that_the_user_named(tmp_path, ranks):
+    """Also if only one of two nodes has no room."""
+    done = start(ranks, "-m", "no_window", "--rounds", 2, "--transport", "shared", "--out", tmp_path)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("fedmpi: error")]
+    assert "transport = shared:" in line
+    assert line.endswith("use --transport auto")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no /dev/shm here")

@@ -1,9 +1,13 @@
 """Settings from files and the command line."""
 
+import dataclasses
+
 import pytest
 import yaml
 
 from fedmpi.config.build import CHOICES, Config, read_command_line
+from fedmpi.config.elsewhere import HERE
+from fedmpi.config.run import Run
 from fedmpi.errors import UserError
 from fedmpi.federation import costs
 from fedmpi.registry import known
@@ -129,3 +133,31 @@ def test_help_and_lists():
     assert "q, local steps between two averages" in text
     assert read_command_line(["--list", "algorithms"]) == costs.table()
     assert "even" in read_command_line(["--list", "partitions"])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("lr", "algorithm.step_size"),
+        ("algorithm.lr", "algorithm.step_size"),
+        ("num-rounds", "rounds"),
+        ("num_clients", "clients"),
+        ("fraction-fit", "participation"),
+        ("server_lr", "algorithm.server_step_size"),
+        ("proximal-mu", "algorithm.proximal_weight"),
+    ],
+)
+def test_settings_of_other_systems_get_an_answer(theirs, ours):
+    with pytest.raises(UserError, match=f"here it is --{ours} ") as error:
+        read_command_line([f"--{theirs}", "0.1"])
+    assert "\n" not in str(error.value)
+
+
+def test_every_answer_is_a_setting():
+    """Ours exist, theirs do not: no setting of ours is answered with another."""
+    settings = {*(field.name for field in dataclasses.fields(Run)), *CHOICES, "data", "autocast"}
+    for theirs, ours in HERE.items():
+        group, _, name = ours.partition(".")
+        assert group in settings and theirs not in settings, (theirs, ours)
+        classes = known(CHOICES[group].package, CHOICES[group].base).values() if name else ()
+        assert not name or any(name in cls.__dataclass_fields__ for cls in classes), ours

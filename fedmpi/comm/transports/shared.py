@@ -27,7 +27,9 @@ class SharedMemory(Transport):
     def __init__(self, topology, cuda_aware=False):
         super().__init__(topology, cuda_aware)
         self._windows = []
-        self._slice_owners = None  # communicator of the ranks that sum the same slice, one per node
+        # Communicator of the ranks that sum the same slice, one per node; None until there is a window, and on ranks
+        # that sum none because another node has fewer ranks.
+        self._slice_owners = None
         if topology.num_nodes > 1:
             self.description = f"shared memory, Allreduce between {topology.num_nodes} nodes"
 
@@ -48,7 +50,7 @@ class SharedMemory(Transport):
             if window is not None:
                 window.free()
             raise Unavailable(reason)
-        if self._slice_owners is None and topology.num_nodes > 1:
+        if not self._windows and topology.num_nodes > 1:
             owns_slice = topology.node.rank < topology.smallest_node
             self._slice_owners = topology.world.split(topology.node.rank if owns_slice else None)
         self._windows.append(window)

@@ -1,0 +1,111 @@
+"""Personal layers: parts of the model that stay with their client (FedBN, FedPer)."""
+
+import dataclasses
+
+import torch
+
+from fedmpi.federation.client import Server
+
+KEPT = "private"  # the entry of `Client.kept` with a client's private values
+
+
+class PrivateParts:
+    """The private coordinates of a rank's clients: each client is, for them, a federation of its own.
+
+    A client gets its private values back at the beginning of its turn, in every exchanged row, in the server's rows
+    that it reads, and in the float buffers. At the end of the turn they are taken away, so that they are never sent:
+    in their place x is sent with its initial values, other rows with zeros. What the server computes from an
+    average, it computes for the private coordinates from the client's own values alone.
+
+    Source: Li et al., "FedBN", ICLR 2021 (batch-norm layers); Arivazhagan et al., "Federated Learning with
+    Personalization Layers", 2019, arXiv:1912.00818 (the last layers).
+
+    Args:
+        store: the `RowStore`. variables: the `Variables`, whose `private` and `private_buffers` are the coordinates.
+        clients: list of `Client`, those of this rank.
+    """
+
+    def __init__(self, store, variables, clients):
+        self._store, device = store, variables.x.device
+        self._at, self._buffers_at = (
+            _positions(parts, device) for parts in (variables.private, variables.private_buffers)
+        )
+        self._segments = _compact(variables.private)
+        self._start = variables.x[self._at].clone()  # of x
+        self._buffers_start = store.buffers[self._buffers_at].clone()
+        for client in clients if self else ():
+            rows = {**store.averaged_rows(), **store.server_rows()}
+            values = {name: row.new_zeros(len(self._at)) for name, row in rows.items()}
+            values["x"].copy_(self._start)
+            client.kept[KEPT] = {**values, "float buffers": self._buffers_start.clone()}
+
+    def __bool__(self):
+        return len(self._at) + len(self._buffers_at) > 0
+
+    def give_back(self, client):
+        """Put a client's private values where it works with them; its turn begins."""
+        if self:
+            values = client.kept[KEPT]
+            for name, row in self._rows(client).items():
+                row[self._at] = values[name]
+            client.buffers[self._buffers_at] = values["float buffers"]
+
+    def take(self, client):
+        """Take a client's private values away from what is sent; its turn ends.
+
+        During the start the float buffers stay as they were, like those that are averaged.
+        """
+        if not self:
+            return
+        values, averaged = client.kept[KEPT], self._store.averaged_rows()
+        if client.round_index >= 0:
+            values["float buffers"].copy_(client.buffers[self._buffers_at])
+        for name in averaged:
+            values[name].copy_(client.rows[name][self._at])
+        for name, row in self._rows(client).items():
+            row[self._at] = self._start if name == "x" else 0.0
+        client.buffers[self._buffers_at] = self._buffers_start
+
+    def compute(self, then, client):
+        """Do for a client's private coordinates what the server does with an average; then clean the server's rows.
+
+        Args:
+            then: `then(server)`, of an `Exchange`, or None.
+        """
+        if self and then is not None and len(self._at):
+            values = {name: row for name, row in client.kept[KEPT].items() if name != "float buffers"}
+            server = Server(values, 1, self._segments, len(self._at))
+            alone = {"participants": (client.index,), "weights": (1.0,), "participation": 1.0}
+            server.round = dataclasses.replace(client.round, **alone)
+            then(server)
+
+    def clean(self):
+        """Give the private coordinates of the server's rows values that are the same on all ranks."""
+        if self:
+            for name, row in {**self._store.averaged_rows(), **self._store.server_rows()}.items():
+                row[self._at] = self._start if name == "x" else 0.0
+            self._store.buffers[self._buffers_at] = self._buffers_start
+
+    def model(self, client, x, buffers):
+        """(x, buffers) of a client's own model: copies of the shared ones with its private values."""
+        x, buffers, values = x.clone(), buffers.clone(), client.kept[KEPT]
+        x[self._at], buffers[self._buffers_at] = values["x"], values["float buffers"]
+        return x, buffers
+
+    def _rows(self, client):
+        """Name -> row of what a client works with: the exchanged rows, and the server's that it reads."""
+        return {**{name: client.rows[name] for name in self._store.averaged_rows()}, **self._store.server_rows()}
+
+
+def _positions(slices, device):
+    """[p] the positions in some slices."""
+    pieces = [torch.arange(piece.start, piece.stop, device=device) for piece in slices]
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
+
+
+def _compact(slices):
+    """The same slices, one directly behind the other."""
+    ends = [0]
+    for piece in slices:
+        ends.append(ends[-1] + piece.stop - piece.start)
+    return [slice(*edges) for edges in zip(ends, ends[1:])]

@@ -1,0 +1,230 @@
+"""`average`: periodic averages in a training loop that keeps its torch optimizer."""
+
+import dataclasses
+
+import torch
+
+from fedmpi.algorithms.fedavg import FedAvg
+from fedmpi.algorithms.fedopt import FedAdam
+from fedmpi.algorithms.outer import DiLoCo, FedAvgServerMomentum
+from fedmpi.errors import UserError
+from fedmpi.oracles.base import Oracle
+from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
+from fedmpi.settings import nearest
+
+ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
+
+
+def average(
+    model,
+    optimizer=None,
+    every=10,
+    exchange=(),
+    outer="none",
+    comm=None,
+    *,
+    weight=1.0,
+    transport="auto",
+    **settings,
+):
+    """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
+
+    The loop and its optimizer stay the caller's; ``fed.step()`` comes after ``optimizer.step()``:
+
+    >>> import fedmpi, torch
+    >>> model, inputs = torch.nn.Linear(2, 1), torch.eye(2)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    >>> fed = fedmpi.average(model, optimizer, every=5, exchange=("exp_avg", "exp_avg_sq"))
+    >>> for _ in range(20):
+    ...     optimizer.zero_grad()
+    ...     model(inputs).square().mean().backward()
+    ...     optimizer.step()
+    ...     fed.step()
+    >>> fed.finish()
+    >>> fed.accounts()["round"]
+    4
+
+    Args:
+        model: a `torch.nn.Module`, also a compiled one. Its trainable parameters become views of one vector, and
+            begin with the values of rank 0; frozen parameters must be the same on all ranks. Float buffers
+            (batch-norm statistics) are averaged too.
+        optimizer: a `torch.optim.Optimizer`, or several; needed for `exchange`.
+        every: q, optimizer steps between two averages.
+        exchange: names of the optimizer's state tensors that are averaged with the parameters.
+        outer: what all ranks do with the averaged parameters: "none" takes them (local SGD), "momentum" (FedAvgM),
+            "nesterov" (DiLoCo) and "adam" (FedAdam) treat the mean move as a negative gradient.
+        comm: an mpi4py communicator; None: COMM_WORLD.
+        weight: > 0, of this rank in every average (its number of samples, say).
+        transport: how ranks sum, as ``--transport``.
+        settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay (adam).
+
+    Returns:
+        an `Averaged`.
+
+    Raises:
+        UserError: on every rank: what was given, what is allowed.
+    """
+    if outer not in OUTER:
+        raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(outer, OUTER)}")
+    names = (exchange,) if isinstance(exchange, str) else tuple(exchange)
+    optimizers = [] if optimizer is None else [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)
+    if names and not optimizers:
+        raise UserError(f"exchange = {names}: expected the optimizer whose state these are")
+    cls = OUTER[outer]
+    offered = [name for name in OUTER_SETTINGS if name in cls.__dataclass_fields__]
+    algorithm = cls(**known_settings(f"outer {outer}", offered, settings), names=names)
+    link = open_link(comm, transport)
+    module = getattr(model, "_orig_mod", model)
+    flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT)
+
+    def make_oracle(client):
+        return OptimizerState(client, flat, optimizers, names)
+
+    return Averaged(module, algorithm, make_oracle, link, flat, every, weight)
+
+
+OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "bias_correction")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Local:
+    """The part of an algorithm that somebody's own optimizer does: local steps, without an equation here."""
+
+    names: tuple = ()  # of the optimizer's state that is exchanged
+
+    @property
+    def exchanged(self):
+        return ("x", *self.names)
+
+    client_rows = ()
+
+    def local_step(self, client, server, oracle):
+        """The optimizer has made it."""
+
+    def upload(self, client, server, oracle):
+        """What the optimizer holds outside of the rows is copied into them."""
+        oracle.collect()
+
+
+@dataclasses.dataclass(frozen=True)
+class _None(_Local, FedAvg):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Momentum(_Local, FedAvgServerMomentum):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nesterov(_Local, DiLoCo):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Adam(_Local, FedAdam):
+    pass
+
+
+OUTER = {"none": _None, "momentum": _Momentum, "nesterov": _Nesterov, "adam": _Adam}
+
+
+class OptimizerState(Oracle):
+    """The state of torch optimizers as rows of a client; in the place of an oracle, it answers with losses only.
+
+    Args:
+        client: a `Client` with the rows x and `names`. flat: the `FlatModule`.
+        optimizers: list of `torch.optim.Optimizer`. names: of their state tensors.
+    """
+
+    def __init__(self, client, flat, optimizers, names):
+        super().__init__(client)
+        client.counters = flat.counters
+        self._flat, self._optimizers, self._names = flat, optimizers, names
+        self.losses = []
+
+    def collect(self):
+        """Make the named state tensors views of the rows, with their values; those that are views already stay.
+
+        Raises:
+            UserError: if the optimizers have no such state, or one of another shape than its parameter.
+        """
+        self._flat.gather(self.client.x)
+        for name in self._names:
+            found = 0
+            for parameter, view in zip(self._flat.parameters, self._flat.views(self.client.rows[name])):
+                state = self._state_of(parameter)
+                value = state.get(name)
+                if value is None:
+                    view.zero_()  # a parameter that has had no gradient yet
+                    continue
+                self._check(name, value, parameter)
+                found += 1
+                if value.data_ptr() != view.data_ptr():
+                    view.copy_(value)
+                    state[name] = view
+            if not found:
+                known = sorted({key for optimizer in self._optimizers for s in optimizer.state.values() for key in s})
+                raise UserError(
+                    f"exchange: the optimizer has no state {name!r}; it has {', '.join(known) or 'none yet'}"
+                )
+
+    def release(self):
+        """Give the optimizers' state memory of its own."""
+        for parameter in self._flat.parameters:
+            state = self._state_of(parameter)
+            for name in self._names:
+                if name in state:
+                    state[name] = state[name].clone()
+
+    def take_losses(self):
+        losses, self.losses = self.losses, []
+        return sum(torch.stack(losses).tolist()) if losses else 0.0, len(losses)
+
+    def draw(self):
+        raise NotImplementedError("the person's own loop draws")
+
+    draw_first = whole = draw
+
+    def gradient(self, z, xi):
+        raise NotImplementedError("the person's own loop has the gradients")
+
+    gradient_pair = gradient
+
+    def _state_of(self, parameter):
+        return next((o.state[parameter] for o in self._optimizers if parameter in o.state), {})
+
+    def _check(self, name, value, parameter):
+        is_like = isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dtype == parameter.dtype
+        if not is_like:
+            what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise UserError(
+                f"exchange: state {name!r} is {what} for a parameter of {parameter.dtype} {list(parameter.shape)}: "
+                "expected a tensor of the parameter's shape and type"
+            )
+
+
+class Averaged(OwnLoop):
+    """What `fedmpi.average` returns; see `OwnLoop` for `batches`, `finish`, `accounts`, `state_dict`."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.federation.start()
+
+    def step(self, loss=None):
+        """Say that the optimizer has made a step; after every `every` of them, the average.
+
+        Args:
+            loss: of the step, if a loss that is not finite is to end the job on all ranks; also for `round_loss`.
+
+        Raises:
+            Diverged: on every rank, at an average, if a loss since the last one is not finite.
+        """
+        if loss is not None:
+            self._client.oracle.losses.append(torch.as_tensor(loss).detach().reshape(()).double())
+        self._advance()
+
+    def finish(self):
+        super().finish()
+        self._client.oracle.release()

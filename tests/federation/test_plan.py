@@ -1,0 +1,70 @@
+"""A plan says who takes part, with which weight and for how long; what is wrong in it is said in one line."""
+
+import pytest
+
+from fedmpi.errors import UserError
+from fedmpi.federation import Plan
+from fedmpi.federation.participation import draw_participants, spread
+
+
+def test_a_round_of_all_and_of_some():
+    plan = Plan(4, lambda client: 1 + client, weights=[1, 2, 3, 4])
+    everybody = plan.round(0)
+    assert (everybody.index, everybody.iteration, everybody.first_iteration) == (0, 4, 0)
+    assert everybody.participants == (0, 1, 2, 3)
+    assert everybody.participation == 1
+    assert everybody.num_steps == (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4) / 10
+    some = Plan(4, 2, lambda r: {3, 1}, weights=[1, 2, 3, 4]).round(2)
+    assert sorted(some.participants) == [1, 3]
+    assert dict(zip(some.participants, some.weights)) == {1: 2, 3: 4}
+    assert some.participation == 0.6
+    assert (some.iteration, some.first_iteration) == (6, 4)
+    start = plan.start()
+    assert (start.index, start.iteration, start.num_steps, start.participation) == (-1, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clients": 0}, "num_clients = 0: expected at least 1"),
+        ({"local_steps": 0}, "local_steps = 0: expected at least 1"),
+        ({"local_steps": lambda client: 2 - client}, "local_steps = 0: expected at least 1"),
+        ({"weights": [1, 2]}, "weights: 2 of them: expected one for each of the 3 clients"),
+        ({"weights": [1, 0, 2]}, "weights: client 1 has 0: expected a finite number > 0"),
+        ({"weights": [1, 2, float("nan")]}, "weights: client 2 has nan"),
+        ({"weights": [-1, 2, 3]}, "weights: client 0 has -1"),
+        ({"weights": [1, 2, float("inf")]}, "weights: client 2 has inf"),
+    ],
+)
+def test_settings_that_make_no_plan(settings, message):
+    with pytest.raises(UserError, match=message):
+        Plan(**{"num_clients": 3, **settings})
+
+
+@pytest.mark.parametrize("participants", [[], [0, 0], [3], [-1, 0], [0, 1, 2, 3]])
+def test_participants_are_different_clients(participants):
+    with pytest.raises(UserError, match="participants of round 7 = .*: expected at least one of the clients 0 to 2"):
+        Plan(3, participants=lambda r: participants).round(7)
+
+
+def test_the_one_that_works_alone():
+    drawn = [Plan(5, seed=seed).draw_one(Plan(5).round(0)) for seed in range(40)]
+    assert set(drawn) == set(range(5))
+    plan = Plan(5, participants=lambda r: [1, 3], chosen=lambda r: r)
+    assert plan.draw_one(plan.round(3)) == 3
+    with pytest.raises(UserError, match="chosen of round 2 = 2: expected one of its participants 1, 3"):
+        plan.draw_one(plan.round(2))
+
+
+def test_clients_are_spread_evenly():
+    assert spread(7, 3) == [range(0, 2), range(2, 4), range(4, 7)]
+    with pytest.raises(UserError, match="clients = 2: expected at least one client per rank, and 3 ranks"):
+        spread(2, 3)
+
+
+def test_participants_are_drawn_without_replacement_and_by_round():
+    drawn = [draw_participants(10, 0.5, 0, r) for r in range(50)]
+    assert all(len(set(one)) == 5 and one == sorted(one) for one in drawn)
+    assert len({tuple(one) for one in drawn}) > 20
+    assert drawn == [draw_participants(10, 0.5, 0, r) for r in range(50)]
+    assert draw_participants(10, 0.05, 0, 0) != []

@@ -1,0 +1,118 @@
+"""Upload stages see a client's rows before they are summed, and may change them."""
+
+import functools
+
+import pytest
+import torch
+
+from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
+from fedmpi.comm.link import SoloLink
+from fedmpi.federation import Federation, Plan, Variables
+from fedmpi.federation.uploads import Upload
+from fedmpi.oracles import FunctionOracle
+
+DIM = 4
+
+
+def make_federation(algorithm, num_clients, uploads, weights=None):
+    """Clients with f_i = ½ (x - i)² in one process, after the start."""
+    oracle = functools.partial(FunctionOracle, lambda client, x, sample: x - client)
+    variables = Variables(torch.full((DIM,), 4.0, dtype=torch.float64))
+    plan = Plan(num_clients, 2, weights=weights)
+    federation = Federation(algorithm, SoloLink(), dict.fromkeys(range(num_clients), oracle), plan, variables, uploads)
+    federation.start()
+    return federation
+
+
+class Spy(Upload):
+    """Writes down what it sees."""
+
+    needs_start = True
+    kept_rows = ("seen",)
+
+    def __init__(self):
+        self.calls = []
+
+    def apply(self, client, rows, start, kept):
+        own = {name: row.clone() for name, row in rows.items()}
+        before = {name: row.clone() for name, row in start.items()}
+        count = {name: row.clone() for name, row in kept["seen"].items() if name in rows}
+        self.calls.append((client.index, client.round_index, own, before, count))
+        for name in rows:
+            kept["seen"][name].add_(1)
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+def test_a_stage_sees_the_rows_their_start_and_its_own(num_clients):
+    spy = Spy()
+    federation = make_federation(FedAvg(step_size=0.5), num_clients, [spy])
+    assert spy.calls == []  # this algorithm exchanges nothing at its start
+    for round_index in range(2):
+        x = federation.server.x.clone()
+        federation.run_round()
+        calls, spy.calls = spy.calls, []
+        assert [(client, now) for client, now, *_ in calls] == [(c, round_index) for c in range(num_clients)]
+        for client, _, rows, start, count in calls:
+            assert torch.equal(start["x"], x)
+            assert torch.equal(rows["x"], client + (x - client) / 4)  # two steps that halve the distance
+            assert torch.equal(count["x"], torch.full((DIM,), float(round_index)))
+        mean = torch.stack([rows["x"] for _, _, rows, *_ in calls]).mean(0)
+        assert torch.allclose(federation.server.x, mean, rtol=1e-14)
+
+
+@pytest.mark.parametrize("num_clients", [1, 2])
+def test_a_stage_sees_every_exchange_with_its_own_rows(num_clients):
+    spy = Spy()
+    federation = make_federation(FAFED(), num_clients, [spy])
+    assert [(now, set(rows)) for _, now, rows, *_ in spy.calls] == [(-1, {"m", "v"})] * num_clients
+    spy = Spy()
+    federation = make_federation(MimeAdam(), num_clients, [spy])
+    federation.run_round()
+    assert [set(rows) for _, _, rows, *_ in spy.calls] == [{"c"}] * num_clients + [{"x"}] * num_clients
+    assert all(set(start) == set(rows) for _, _, rows, start, _ in spy.calls)
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+def test_stages_change_the_rows_in_order_and_before_the_weights(num_clients):
+    class Double(Upload):
+        def apply(self, client, rows, start, kept):
+            assert start is None  # nobody asked for it
+            assert kept == {}
+            rows["x"].mul_(2)
+
+    class AddOne(Upload):
+        def apply(self, client, rows, start, kept):
+            rows["x"].add_(1)
+
+    weights = [3.0, 1.0, 2.0][:num_clients]
+    federation = make_federation(FedAvg(step_size=0.5), num_clients, [Double(), AddOne()], weights)
+    federation.run_round()
+    rows = [2 * (client + (4 - client) / 4) + 1 for client in range(num_clients)]
+    expected = sum(w * row for w, row in zip(weights, rows)) / sum(weights)
+    assert torch.allclose(federation.server.x, torch.full((DIM,), expected, dtype=torch.float64), rtol=1e-14)
+
+
+def test_a_stage_that_changes_nothing_changes_no_bit():
+    plain, watched = (make_federation(FAFED(), 3, uploads) for uploads in ([], [Spy()]))
+    for federation in (plain, watched):
+        for _ in range(3):
+            federation.run_round()
+    for name, row in plain.store.averaged_rows().items():
+        assert torch.equal(row, watched.store.averaged_rows()[name])
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+def test_without_stages_nothing_is_copied_or_allocated(num_clients):
+    federation = make_federation(FAFED(), num_clients, [])
+    assert federation.store._start is None
+    assert all(client.kept == {} for client in federation.clients)
+    start = federation.store.start_rows()
+    assert start["x"].data_ptr() == federation.store.averaged_rows()["x"].data_ptr()  # no second block
+
+
+def test_absent_clients_pass_no_stage():
+    spy = Spy()
+    federation = make_federation(FedAvg(), 3, [spy])
+    object.__setattr__(federation.plan, "participants", lambda round_index: [2])
+    federation.run_round()
+    assert [client for client, *_ in spy.calls] == [2]

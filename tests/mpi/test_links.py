@@ -1,0 +1,87 @@
+"""What every link promises, on the ranks that there are; with one rank, MPI's link and the solo link agree."""
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from fedmpi.comm.agreement import agree
+from fedmpi.comm.link import SoloLink
+from fedmpi.comm.mpi import MPILink
+from fedmpi.errors import AgreedUserError, UserError
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(params=["mpi", "solo"])
+def any_link(request):
+    """A link over all ranks; the solo link only where there is one."""
+    if request.param == "solo" and MPI.COMM_WORLD.size > 1:
+        pytest.skip("the solo link has one rank")
+    link = MPILink() if request.param == "mpi" else SoloLink()
+    yield link
+    link.close()
+
+
+def test_the_ranks_are_counted(any_link):
+    assert (any_link.rank, any_link.size) == (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+    assert (any_link.local_rank, any_link.local_size) == (any_link.rank, any_link.size)  # one machine
+    assert any_link.num_nodes == 1
+    assert any_link.usable_cores >= 1
+    assert any_link.oversubscribed == (any_link.size > any_link.usable_cores)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 5, 100_003])
+def test_averages_in_place_and_elsewhere(any_link, dtype, size):
+    block = any_link.allocate(size, dtype)
+    assert not block.any()
+    out = torch.full((size,), 7, dtype=dtype)
+    block.fill_(any_link.rank + 1)
+    any_link.average(block, 4, out)
+    expected = sum(range(1, any_link.size + 1)) / 4
+    assert torch.equal(out, torch.full((size,), expected, dtype=dtype))
+    block.fill_(any_link.rank + 1)
+    any_link.average(block[:1], 1, block[:1])
+    assert block[0] == 4 * expected
+    assert (block[1:] == any_link.rank + 1).all()
+    nbytes = size * block.element_size()
+    assert any_link.traffic.collectives == 2
+    assert any_link.traffic.nbytes == nbytes + block.element_size()
+    assert any_link.traffic.largest == nbytes
+
+
+def test_lists_of_numbers_from_all_ranks(any_link):
+    rank, size = any_link.rank, any_link.size
+    np.testing.assert_array_equal(any_link.allgather([rank, 0.5]), [[r, 0.5] for r in range(size)])
+    np.testing.assert_array_equal(any_link.allgatherv([rank] * rank), [r for r in range(size) for _ in range(r)])
+    assert any_link.allgatherv([]).shape == (0,)
+    assert any_link.first_failing(False) is None
+    assert any_link.first_failing(rank == size - 1) == size - 1
+    any_link.barrier()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_rows_to_every_rank(any_link, shape):
+    """Rank r sends to rank s its rows r, r + s, ... of which there may be none."""
+    rank, size = any_link.rank, any_link.size
+    rows = np.arange(4 * int(np.prod(shape))).reshape(4, *shape).astype(np.uint8) + 10 * rank
+    wanted = [np.arange(0, 4)[: (rank + other) % 4] for other in range(size)]
+    received = any_link.alltoallv(rows, wanted)
+    expected = [rows - 10 * rank + 10 * other for other in range(size)]
+    np.testing.assert_array_equal(received, np.concatenate([expected[o][: (o + rank) % 4] for o in range(size)]))
+    assert received.dtype == np.uint8
+
+
+def test_all_ranks_agree_on_an_error_of_one(any_link):
+    assert agree(any_link, lambda: 5) == 5
+    last = any_link.size - 1
+
+    def fails_on_the_last():
+        if any_link.rank == last:
+            raise UserError("the file is not there")
+
+    with pytest.raises(AgreedUserError) as caught:
+        agree(any_link, fails_on_the_last)
+    where = f"on rank {last}: " if last else ""
+    assert str(caught.value) == (f"{where}the file is not there" if any_link.rank == last else "")

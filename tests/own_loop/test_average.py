@@ -1,0 +1,77 @@
+"""`fedmpi.average`: periodic averages in a loop that keeps its torch optimizer."""
+
+import pytest
+import torch
+from conftest import PROGRAMS, start
+from torch import nn
+
+import fedmpi
+from fedmpi.errors import Diverged
+
+CHECKS = ("hand", "outer", "diloco", "resume")
+
+
+@pytest.fixture(scope="module")
+def checked():
+    """What the checks printed on two ranks."""
+    return start(2, PROGRAMS / "own_average.py", *CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_two_ranks(checked, check):
+    """See the functions of tests/programs/own_average.py."""
+    assert f"{check}: ok" in checked.stdout.splitlines(), checked.stdout + checked.stderr
+
+
+def test_with_another_mpi(any_mpi):
+    ended = start(2, PROGRAMS / "own_average.py", "outer", mpi=any_mpi)
+    assert "outer: ok" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"outer": "nestorov"}, "outer = 'nestorov': expected one of none, momentum, nesterov, adam; did you mean"),
+        ({"exchange": ("exp_avg",)}, "expected the optimizer whose state these are"),
+        ({"every": 0}, "local_steps = 0: expected at least 1"),
+        ({"outer": "momentum", "server_lr": 0.5}, "unknown setting server_lr: .*; here it is server_step_size"),
+        ({"outer": "momentum", "momentum": 1.5}, "momentum = 1.5: expected a number >= 0 and < 1"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings, message):
+    with pytest.raises(fedmpi.UserError, match=message):
+        fedmpi.average(nn.Linear(1, 1), **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exp_average", "no state 'exp_average'; it has exp_avg, exp_avg_sq, step"),
+        ("step", r"state 'step' is torch.float32 \[\] for a parameter of torch.float32 \[1, 1\]"),
+    ],
+)
+def test_wrong_states_are_one_line(name, message):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    fed = fedmpi.average(model, optimizer, every=1, exchange=name)
+    model(torch.ones(1)).backward()
+    optimizer.step()
+    with pytest.raises(fedmpi.UserError, match=message):
+        fed.step()
+
+
+def test_a_loss_that_is_not_finite_ends_the_job():
+    fed = fedmpi.average(nn.Linear(1, 1), every=2)
+    fed.step(torch.tensor(float("nan")))
+    with pytest.raises(Diverged, match="the loss of client 0 on rank 0 is nan"):
+        fed.step(1.0)
+
+
+def test_every_parameter_begins_on_a_cache_line_and_keeps_its_layout():
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 3, 3)).to(memory_format=torch.channels_last)
+    before = [p.detach().clone() for p in model.parameters()]
+    fed = fedmpi.average(model, every=1)
+    for parameter, old in zip(model.parameters(), before):
+        assert parameter.data_ptr() % 64 == 0
+        assert parameter.stride() == old.stride() and torch.equal(parameter, old)
+    fed.finish()

@@ -1,0 +1,64 @@
+"""Ranks that are stuck, launchers that are killed, ranks that differ: the job ends, and no process stays behind."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import launch_words, train, wait_for
+
+
+def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path, any_mpi):
+    stuck = ("--model", "faulty.Faulty", "--model.kind", "stop", "--timeout", 5)
+    ended = train(3, tmp_path, "--clients", 6, "--rounds", 50, *stuck, mpi=any_mpi)
+    assert ended.returncode == 75
+    line = r"error: no sign of rank 1 on \S+ \(clients 2 to 3\) for 5 s, in the local steps of round 1: "
+    assert re.search(line, ended.stderr), ended.stderr
+    assert ended.stderr.count("fedmpi: error") == 1
+    wait_for(lambda: not processes(tmp_path), 10)
+
+
+def processes(out):
+    """Numbers of the processes that have a folder in their command line, zombies left out."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(out).encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize("killed", ["launcher", "parent of a rank"])
+def test_no_rank_outlives_its_launcher(tmp_path, any_mpi, killed):
+    settings = ("--out", tmp_path, "--rounds", 10**6, "--check_replicas", 1)
+    words, variables = launch_words(2, "-m", "fedmpi.train", *settings, mpi=any_mpi)
+    job = subprocess.Popen(
+        words, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("*/metrics.jsonl")), 120)
+        ranks = [pid for pid in processes(tmp_path) if pid != job.pid]
+        ranks = [pid for pid in ranks if b"mpirun" not in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+        parent = int(pathlib.Path(f"/proc/{max(ranks)}/stat").read_text().rpartition(")")[2].split()[1])
+        began = time.monotonic()
+        os.kill(job.pid if killed == "launcher" else parent, signal.SIGKILL)
+        wait_for(lambda: not processes(tmp_path), 30)
+        assert time.monotonic() - began < 10
+        assert job.wait(10) != 0
+    finally:
+        for pid in processes(tmp_path):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        job.wait()
+
+
+def test_ranks_that_differ_end_the_run(tmp_path):
+    ended = train(3, tmp_path, "--rounds", 6, "--algorithm", "flips.Flips", "--check_replicas", 3)
+    assert ended.returncode == 1
+    assert "error: after round 3: row x on rank 1 is not that of the other ranks" in ended.stderr, ended.stderr
+    assert not list(tmp_path.glob("*/model.pt"))

@@ -1,0 +1,88 @@
+"""`--private` keeps layers with their client, also on several ranks and over a stop; `--freeze` keeps what was."""
+
+import numpy as np
+import pytest
+import safetensors.torch
+from conftest import train
+
+from fedmpi.runs.folder import read_run
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, inputs):
+        return self.head(self.body(inputs))
+"""
+COMMON = ("--model", "mynet.Net", "--clients", 3, "--partition", "classes", "--partition.per_client", 4)
+PERSONAL = ("--private", "bn,head", *COMMON, "--holdout", 0.2)
+
+
+@pytest.fixture
+def start(tmp_path):
+    (tmp_path / "mynet.py").write_text(NET)
+
+    def run(ranks, name, *words):
+        ended = train(ranks, tmp_path, "--name", name, *words, env={"PYTHONPATH": _paths(tmp_path)})
+        assert ended.returncode == 0, ended.stderr
+        return tmp_path / name
+
+    return run
+
+
+def _paths(folder):
+    from conftest import ROOT
+
+    return f"{folder}:{ROOT}"
+
+
+def models(folder):
+    return [safetensors.torch.load_file(folder / "models" / f"client_{client}.safetensors") for client in range(3)]
+
+
+def test_private_layers_differ_between_clients_and_the_others_are_the_averaged_model(start):
+    folder = start(2, "personal", *PERSONAL, "--rounds", 3)
+    shared, own = safetensors.torch.load_file(folder / "model.safetensors"), models(folder)
+    for name, value in shared.items():
+        is_private = name.startswith("head.") or name.startswith("body.2.")
+        if not value.is_floating_point():
+            continue
+        for one, other in ((0, 1), (1, 2), (0, 2)):
+            assert bool((own[one][name] != own[other][name]).any()) == is_private, name
+        if not is_private:
+            assert all((model[name] == value).all() for model in own), name
+    clients = read_run(folder).clients
+    assert len(clients["accuracy"]) == len(clients["holdout_accuracy"]) == 3
+
+
+def test_ranks_and_a_stop_change_nothing(start):
+    whole = start(1, "whole", *PERSONAL, "--rounds", 4)
+    part = start(1, "part", *PERSONAL, "--rounds", 2)
+    start(1, "part", "--resume", part, "--rounds", 4)
+    ranks = start(3, "ranks", *PERSONAL, "--rounds", 4)
+    for number, model in enumerate(models(whole)):
+        for name, value in model.items():
+            assert (models(part)[number][name] == value).all(), name
+            assert np.allclose(models(ranks)[number][name], value, atol=1e-5), name
+
+
+def test_frozen_layers_stay_as_they_were(start):
+    first = start(1, "first", *COMMON, "--rounds", 1)
+    frozen = start(1, "frozen", *COMMON, "--init", first, "--freeze", "body.*", "--rounds", 2)
+    before, after = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (first, frozen))
+    assert (before["body.1.weight"] == after["body.1.weight"]).all()
+    assert (before["head.weight"] != after["head.weight"]).any()
+
+
+def test_what_private_layers_do_not_go_with_is_refused(tmp_path):
+    ended = train(1, tmp_path, "--private", "heat", "--rounds", 1)
+    assert ended.returncode == 2
+    assert "private = heat: heat is in no name" in ended.stderr
+    ended = train(1, tmp_path, "--private", "layers", "--result", "best")
+    assert ended.returncode == 2
+    assert "expected result = last" in ended.stderr
