@@ -60,18 +60,24 @@ def predict(model, samples):
     Raises:
         UserError: if the model takes no such samples.
     """
-    found = []
+    likeliest, probabilities = [], []
     for begin in range(0, len(samples), AT_ONCE):
         inputs = prepare_inputs(model.fedmpi, samples[begin : begin + AT_ONCE])
         scores = model(inputs.to(next(model.parameters()).dtype))
         if scores.dim() == 1:  # of the class 1 of two
             scores = torch.stack([torch.zeros_like(scores), scores], dim=1)
-        found.append(scores.softmax(1).max(1))
-    return tuple(torch.cat(part).numpy() for part in ([one.indices for one in found], [one.values.float() for one in found]))
+        best = scores.softmax(1).max(1)
+        likeliest.append(best.indices)
+        probabilities.append(best.values.float())
+    return torch.cat(likeliest).numpy(), torch.cat(probabilities).numpy()
 
 
 def _write(path, names, columns):
-    """Write the table; `columns`: predicted classes, their probabilities, labels or None; `names`: of classes, or None."""
+    """Write the table.
+
+    Args:
+        names: of the classes, or None. columns: predicted classes, their probabilities, and labels or None.
+    """
     predicted, probability, labels = columns
 
     def name(number):
