@@ -18,7 +18,7 @@ from fedmpi.errors import UserError
 from fedmpi.oracles.base import seed_noise
 from fedmpi.streams import derive
 from fedmpi.training.build import prepare
-from fedmpi.training.loop import evaluate
+from fedmpi.training.evaluation import Evaluation
 
 STEP, ROUNDS, LOCAL_STEPS = 0.1, 2, 3
 SETTINGS = f"--algorithm fedavg --algorithm.step_size {STEP} --clients 1 --batch-size 20 --threads 1".split()
@@ -62,7 +62,7 @@ def test_it_trains_as_plain_pytorch_does(module):
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: name + text)
     assert any(not torch.equal(value, found[name]) for name, value in job.flat.named_values(job.flat.x, None).items())
-    assert np.isfinite(evaluate(job, job.federation.server.x, job.federation.store.buffers, ROUNDS)["train_loss"])
+    assert np.isfinite(Evaluation(job)(job.federation.server.x, job.federation.store.buffers, ROUNDS)["train_loss"])
 
 
 @pytest.mark.parametrize("module", odd_modules.REFUSED, ids=lambda cls: cls.__name__)
