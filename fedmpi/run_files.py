@@ -7,6 +7,7 @@ FORMER_MODEL = "model.pt"  # the same in runs of earlier versions, for torch.loa
 MODEL_DESCRIPTION = "model.json"  # how to build the model again and what its inputs are
 MODEL_AND_ROWS = "model.h5"  # the same tensors, and the algorithm's rows x, m, v, ...
 CLIENTS = "clients.json"  # the clients' names (or null) and numbers of training samples
+DATA_FILES = "data.json"  # path, size and checksum of each data file
 CLIENT_MODEL = "models/client_{client}.safetensors"  # of a run with personal layers: each client's own model
 PARTITION = "partition.h5"  # which samples each client has
 DIVERGED = "diverged.txt"  # why a run ended without a result, in one line

@@ -159,6 +159,10 @@ class MPILink(Link):
             transport.close()
         self.topology.close()
 
+    def leave(self):
+        """End MPI in order; this process can use it no more. Collective over all ranks."""
+        MPI.Finalize()
+
     def abort(self, code):
         """End the whole job at once, also ranks that wait inside a collective. Not collective."""
         self.comm.Abort(code)

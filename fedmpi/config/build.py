@@ -9,10 +9,11 @@ a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 
 import copy
 import dataclasses
 import os
+import pathlib
+import re
 import types
 import typing
 
-import jsonargparse
 import yaml
 from torch import nn
 
@@ -31,9 +32,13 @@ from fedmpi.config.run import Run
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
+from fedmpi.presets.reading import short
 from fedmpi.registry import command_name, find, known
 from fedmpi.settings import former_names, nearest
 from fedmpi.tasks.base import Task
+
+AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")  # 8 or 10? 90 or a time?
+LARGEST_INTEGER = 10**18  # what the libraries below compute with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Config:
         partition: a `Partition`, or None if the task has none.
         resolved: nested dict of all of it, as written to the run folder and by --print_config.
         notes: lines that the program prints on rank 0 before it starts.
+        origin: folder of the settings file that the user gave, or None.
     """
 
     run: Run
@@ -58,6 +64,7 @@ class Config:
     partition: Partition | None
     resolved: dict
     notes: tuple[str, ...] = ()
+    origin: pathlib.Path | None = None
 
 
 class Choice(typing.NamedTuple):
@@ -123,7 +130,8 @@ def resolve(layers, resumed, objects=None):
     config = _build(classes, values | place(resumed), paper, objects)
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
-    return dataclasses.replace(config, notes=tuple(dict.fromkeys([*notes, *more_notes])))
+    origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
+    return dataclasses.replace(config, notes=tuple(dict.fromkeys([*notes, *more_notes])), origin=origin)
 
 
 def _choose(group, name, chosen):
@@ -174,10 +182,18 @@ def _typed(parser, settings, texts):
         UserError: one line, for the first text that does not have its setting's type.
     """
     for key, text in texts.items():
+        expected = f"{key} = {short(text)}: expected {_type_in_words(settings[key].type)}"
+        takes_text = str in (settings[key].type, *typing.get_args(settings[key].type))
+        if not takes_text and AMBIGUOUS.fullmatch(text.strip()):
+            raise UserError(f"{expected}, without leading zeros and colons (see --help)")
         try:
-            parser.parse_args([f"--{key}={text}"])
-        except (jsonargparse.ArgumentError, TypeError, ValueError, SystemExit):
-            raise UserError(f"{key} = {text}: expected {_type_in_words(settings[key].type)} (see --help)") from None
+            value = parser.parse_args([f"--{key}={text}"])[key]
+        except Exception:  # noqa: BLE001  the parser raises errors of many kinds
+            raise UserError(f"{expected} (see --help)") from None
+        except SystemExit:
+            raise UserError(f"{expected} (see --help)") from None
+        if isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
+            raise UserError(f"{expected} of less than 19 digits")
     namespace = parser.parse_args([f"--{key}={text}" for key, text in texts.items()])
     return {key: namespace[key] for key in settings}
 

@@ -9,11 +9,10 @@ case. The text `null` is the default of a setting whose default is "none". Types
 import datetime
 import json
 
-import yaml
-
 from fedmpi.config.run import GROUPS
 from fedmpi.errors import UserError
 from fedmpi.presets import is_paper
+from fedmpi.presets.reading import read_settings_file
 from fedmpi.registry import plain
 
 SWITCHES = ("print_config", "traceback", "help")  # flags without a value
@@ -84,22 +83,7 @@ def read_file(path, flag=""):
     Raises:
         UserError: one line, if it cannot be read or contains something else.
     """
-    where = f"{flag} {path}".strip()
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            import tomllib
-
-            content = tomllib.loads(text)
-        else:
-            content = yaml.safe_load(text)
-    except ImportError:
-        raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{where}: cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: expected settings like 'rounds: 100', one per line")
-    return content
+    return read_settings_file(path, f"{flag} {path}".strip())
 
 
 def split_paper(content, where):
@@ -118,7 +102,7 @@ def flatten(settings):
     """A nested settings dict as key -> value: {"algorithm": {"name": "fafed"}} is {"algorithm": "fafed"}."""
     flat = {}
     for key, value in settings.items():
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or not value:
             flat[spelling(key)] = value
             continue
         for name, inner_value in value.items():

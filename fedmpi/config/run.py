@@ -26,7 +26,7 @@ class Run:
     local_epochs: float | None = setting(None, "local passes over a client's data per round, instead of q", above=0)
     batch_size: int = setting(50, "b, samples in a minibatch", least=1)
     first_batch_size: int | None = setting(None, "B, samples in the initial minibatch; default: b", least=1)
-    clients: int | None = setting(None, "N, number of clients; default: one per rank", least=1)
+    clients: int | None = setting(None, "N, number of clients; default: one per rank", least=1, most=1_000_000)
     participation: float = setting(1.0, "share of the clients that take part in a round", above=0, most=1)
     weighting: str = setting("uniform", "clients' weights in every average", among=("uniform", "samples"))
     clip_norm: float | None = setting(None, "scale every gradient down to at most this norm", above=0)

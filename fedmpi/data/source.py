@@ -1,6 +1,5 @@
 """Where samples come from: HDF5 files, and the handwritten digits that scikit-learn ships."""
 
-import contextlib
 import dataclasses
 import gzip
 import importlib.util
@@ -9,6 +8,7 @@ import pathlib
 import h5py
 import numpy as np
 
+from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
 
 # name -> (mean, std) of pixel/255 per channel: from the public FAFED code; for Tiny-ImageNet the usual values; for
@@ -52,10 +52,23 @@ class Source:
     classes_declared: bool = True
     rows_at_once: int = 1
     attributes = {}  # without a type, so that it is no argument
+    path = None  # of the file, if it is one
 
     def read(self, split, indices):
         """[len(indices), *shape] samples of "train" or "test" in the order of sorted `indices`."""
         raise NotImplementedError
+
+    def oddities(self):
+        """What is allowed and still may be a mistake in the labels: a list of lines."""
+        trained = np.unique(self.labels["train"])
+        unseen = np.setdiff1d(self.labels["test"], trained)
+        missing = np.setdiff1d(np.arange(self.num_classes), np.concatenate([trained, unseen]))
+        found = []
+        if len(missing):
+            found.append(f"no sample has label {_some(missing)}, of {self.num_classes} classes")
+        if len(unseen):
+            found.append(f"the test set has label {_some(unseen)}, which no training sample has")
+        return [f"{self.name}: {line}" for line in found]
 
     def columns(self, split="train"):
         """name -> [n] values of the further columns of a split, besides samples and labels."""
@@ -82,6 +95,12 @@ class Source:
             self.read(split, np.arange(start, min(start + step, num_samples))) for start in range(0, num_samples, step)
         )
         return np.concatenate([piece.reshape(len(piece), -1).mean(1, dtype=np.float64) for piece in pieces])
+
+
+def _some(numbers, most=5):
+    """The first of some numbers, in words."""
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
 
 
 def open_source(name, data_dir):
@@ -149,32 +168,6 @@ def silo_path(name, client):
     return path
 
 
-@contextlib.contextmanager
-def readable(path):
-    """An open HDF5 file, as a context manager; errors of reading within it become one line.
-
-    Raises:
-        UserError: if the file is not HDF5, or is truncated or damaged.
-    """
-    try:
-        with h5py.File(path) as file:
-            yield file
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError) as error:
-        raise UserError(f"{path}: cannot be read as HDF5: {' '.join(str(error).split())}") from None
-
-
-def data_sets(file):
-    """[(path inside the file, data set)] of all data sets in an open HDF5 file."""
-    found = []
-
-    def collect(name, item):
-        if isinstance(item, h5py.Dataset):
-            found.append((name, item))
-
-    file.visititems(collect)
-    return found
-
-
 class HDF5Source(Source):
     """An HDF5 file with train/images, train/labels, test/images and test/labels.
 
@@ -232,10 +225,17 @@ class HDF5Source(Source):
         declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes"))
         self.classes_declared = declared is not None
         from_labels = max(int(labels.max()) for labels in self.labels.values()) + 1
-        self.num_classes = int(declared) if self.classes_declared else max(from_labels, 1)
+        self.num_classes = self._whole(declared) if self.classes_declared else max(from_labels, 1)
         mean, std = NORMALISATION.get(self.name, ((0.0,), (1.0,)))
         self.mean = tuple(np.atleast_1d(file.attrs.get("mean", mean)).astype(float).tolist())
         self.std = tuple(np.atleast_1d(file.attrs.get("std", std)).astype(float).tolist())
+
+    def _whole(self, declared):
+        """The attribute num_classes as an int."""
+        number = np.asarray(declared)
+        if number.size == 1 and number.dtype.kind in "iuf" and number.item() >= 1 and number.item() % 1 == 0:
+            return int(number.item())
+        raise UserError(f"{self.path}: attribute num_classes = {declared}: expected a whole number >= 1")
 
     def column(self, name, split="train"):
         if name == "labels":

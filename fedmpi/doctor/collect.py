@@ -14,7 +14,8 @@ from fedmpi.doctor.facts import RankFacts, node_memory
 from fedmpi.errors import UserError
 from fedmpi.federation.rows import RowStore
 from fedmpi.text import format_bytes
-from fedmpi.training.build import build_model, rank_context
+from fedmpi.training.build import rank_context
+from fedmpi.training.model import build_model, model_class
 
 SUM_ELEMENTS = 1 << 16  # of the test sum: enough for shared memory to be used
 LOOK_SECONDS = 5.0  # that another node may need to see a new file: network file systems cache folders
@@ -57,30 +58,44 @@ def check_needs(link, ranks, config):
         size, memory = 0, Check("memory", SKIPPED, "needs the data")
     else:
         task.synchronise(link)
-        flat, error = _try_model(config, context, task)
-        size, memory = _check_rows(link, ranks, config, flat, len(context.clients), gather_texts(link, error))
+        sizes, error = _try_model(config, context, task)
+        size, memory = _check_rows(link, ranks, config, context, sizes, gather_texts(link, error))
     return [data, memory, _check_folder(link, pathlib.Path(config.run.out), size)]
 
 
 def _try_model(config, context, task):
-    """(the model as a `FlatModule` or None, an error's text or ""); not collective."""
+    """((parameters, float buffers) of the model or None, an error's text or ""); not collective.
+
+    The model is built without memory where its class can be, so that one which is too large ends nothing.
+    """
     try:
-        return build_model(config, context, task), ""
+        with torch.device("meta"):
+            module = task.build_model(model_class(config, task), config.model_settings)
+        parameters = sum(one.numel() for one in module.parameters() if one.requires_grad)
+        return (parameters, sum(one.numel() for one in module.buffers() if one.is_floating_point())), ""
     except UserError as error:
         return None, str(error)
+    except Exception:  # noqa: BLE001  a user's class, or a task's, may need numbers
+        try:
+            flat = build_model(config, context, task)
+            return (flat.dim, flat.num_buffers), ""
+        except UserError as error:
+            return None, str(error)
 
 
-def _check_rows(link, ranks, config, flat, num_local, errors):
+def _check_rows(link, ranks, config, context, sizes, errors):
     """(bytes of a rank's rows, the `Check` of memory)."""
     failing = next((rank for rank, text in enumerate(errors) if text), None)
     if failing is not None:
         return 0, Check("memory", FAILED, f"rank {failing}: {errors[failing]}", "choose another --model")
-    store = RowStore(config.algorithm, flat.dim, flat.num_buffers, num_local, flat.x.dtype, device="meta")
+    dim, num_buffers = sizes
+    store = RowStore(config.algorithm, dim, num_buffers, len(context.clients), context.dtype, device="meta")
     values = [*vars(store).values(), *vars(store._sums).values()]
     held = [one for value in values for one in (value if isinstance(value, list) else [value])]
     rows = sum({id(one): one.nbytes for one in held if isinstance(one, torch.Tensor)}.values())
-    on_gpu = flat.x.device.type == "cuda"
-    left = torch.cuda.mem_get_info(flat.x.device)[0] if on_gpu else node_memory()
+    rows += 3 * dim * context.dtype.itemsize  # the model, its vector, a gradient
+    on_gpu = context.device.type == "cuda"
+    left = torch.cuda.mem_get_info(context.device)[0] if on_gpu else node_memory()
     found = link.allgather([rows, float("nan") if left is None else left])
     needed, lefts = found[:, 0].tolist(), found[:, 1].tolist()
     alone = [dataclasses.replace(facts, leader=facts.rank) for facts in ranks] if on_gpu else ranks

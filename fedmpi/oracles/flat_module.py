@@ -100,8 +100,7 @@ class FlatModule:
     @property
     def buffer_slices(self):
         """Name -> slice of `buffers` of every float buffer."""
-        ends = list(itertools.accumulate(math.prod(shape) for _, _, _, shape in self._buffers))
-        return {one[2]: slice(start, end) for one, start, end in zip(self._buffers, [0, *ends], ends)}
+        return {place.name: slice(place.offset, place.offset + math.prod(place.shape)) for place in self._buffers}
 
     def _known_views(self, vector):
         """The same, made once for each vector."""

@@ -60,6 +60,8 @@ def _end_in_order(link, text, error, code):
         print(f"fedmpi: error: {text}", file=sys.stderr, flush=True)
     link.barrier()  # so that no launcher kills a rank before it has printed
     link.close()
+    if "mpi4py.run" in sys.modules:  # `python -m mpi4py` would abort the job at an exit code that is not 0
+        link.leave()
     sys.exit(code)
 
 

@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import math
+import sys
 
 import h5py
 import safetensors.torch
@@ -176,6 +177,24 @@ def prepare_inputs(description, samples):
     return inputs.reshape(-1, *shape)
 
 
+def _class_named(folder, path):
+    """A class of modules by its dotted path. A run folder is data: what it names is not imported, but for fedmpi's.
+
+    Raises:
+        UserError: if it is neither fedmpi's nor imported already.
+    """
+    module_name, _, class_name = path.rpartition(".")
+    is_ours = module_name.partition(".")[0] == "fedmpi"
+    module = importlib.import_module(module_name) if is_ours else sys.modules.get(module_name)
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise UserError(
+            f"{folder}: its model is of class {path[:200]}, which is not imported: import {module_name[:200]} first if "
+            "you trust it, or give the model: load(folder, model)"
+        )
+    return cls
+
+
 def _build(folder, constructor):
     """The module that model.json describes, with initial parameters."""
     if not constructor:
@@ -183,13 +202,10 @@ def _build(folder, constructor):
             f"{folder}: {MODEL_DESCRIPTION} does not say how to build the model: give it, load(folder, model)"
         )
     try:
-        module_name, _, class_name = constructor["class"].rpartition(".")
+        cls = _class_named(folder, str(constructor["class"]))
         arguments = constructor["arguments"].items()
         given = {k: _build(folder, v) if isinstance(v, dict) and "class" in v else v for k, v in arguments}
-        module = getattr(importlib.import_module(module_name), class_name)(**given)
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"{constructor['class']} is no torch.nn.Module")
-        return module
+        return cls(**given)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  importing and building a user's module can raise anything

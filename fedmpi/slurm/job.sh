@@ -158,7 +158,7 @@ finish() {
     fi
     [ "$1" -eq $NOT_FINISHED ] || exit "$1"
     if [ "${SLURM_RESTART_COUNT:-0}" -ge "${FEDMPI_MAX_REQUEUES:-100}" ]; then
-        say "job $SLURM_JOB_ID is not finished after $SLURM_RESTART_COUNT requeues; submit it again with the same --name"
+        say "job $SLURM_JOB_ID is not finished after ${SLURM_RESTART_COUNT:-0} requeues; submit it again with the same --name"
         exit $NOT_FINISHED
     fi
     say "job $SLURM_JOB_ID is not finished: it is requeued and goes on later"

@@ -7,6 +7,7 @@ import sys
 
 import yaml
 
+from fedmpi.config.grammar import read_file
 from fedmpi.config.run import Run, role
 from fedmpi.errors import UserError
 from fedmpi.program.parser import Parser
@@ -185,7 +186,7 @@ def _claim_folder(plan):
     settings = _of_all_runs(plan.common)
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
-        before = _of_all_runs(yaml.safe_load(note.read_text(encoding="utf-8"))) if note.is_file() else settings
+        before = _of_all_runs(read_file(note)) if note.is_file() else settings
         if before != settings and any(map(is_run, plan.out.iterdir())):
             keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             changes = ", ".join(f"{key} was {before.get(key, 'not set')}" for key in keys)

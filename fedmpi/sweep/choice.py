@@ -6,6 +6,7 @@ import math
 
 import yaml
 
+from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
 from fedmpi.run_files import SETTINGS
 from fedmpi.runs.comparison import Spread
@@ -151,7 +152,7 @@ def write_candidates(path, candidates, metric):
 
 def write_best(path, candidate, metric):
     """A settings file that trains with the candidate's settings on all training data."""
-    settings = yaml.safe_load((candidate.path / SETTINGS).read_text(encoding="utf-8"))
+    settings = read_file(candidate.path / SETTINGS)
     settings = {key: value for key, value in settings.items() if key not in NOT_IN_BEST} | {"holdout": 0.0}
     words = f"# The best of a sweep: {candidate.label}\n# {title(metric)}: {candidate.spread}"
     text = f"{words}, {len(candidate.spread.values)} runs\n{yaml.safe_dump(settings, sort_keys=False)}"

@@ -5,14 +5,14 @@ import pathlib
 
 import numpy as np
 import torch
-import yaml
 from torch import nn
 
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, input_shape
-from fedmpi.data.source import names_silos, open_source, readable
+from fedmpi.data.source import data_sets, names_silos, open_source, readable
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
+from fedmpi.presets.reading import read_settings_file, short
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task, constructor_of
@@ -90,35 +90,57 @@ def load_classifier(folder, context):
     if not folder:
         raise UserError("task.classifier is missing: the run folder of a classifier, like runs/NAME")
     folder, given = pathlib.Path(folder), f"task.classifier = {folder}"
-    try:
-        settings = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        raise UserError(f"{given}: expected a run folder with {SETTINGS} and {MODEL_AND_ROWS}") from None
-    task = settings.get("task", {}) if isinstance(settings, dict) else {}
-    if task.get("name") != "classification":
-        raise UserError(f"{given}: is a run of task {task.get('name')}: expected classification")
+    if not (folder / SETTINGS).is_file():
+        raise UserError(f"{given}: expected a run folder with {SETTINGS} and {MODEL_AND_ROWS}")
+    settings = read_settings_file(folder / SETTINGS, f"{given}: {SETTINGS}")
+    task = settings.get("task")
+    if not isinstance(task, dict) or task.get("name") != "classification" or not isinstance(task.get("data"), str):
+        name = short(task.get("name") if isinstance(task, dict) else task, 50)
+        raise UserError(f"{given}: is a run of task {name}: expected classification")
     if names_silos(task["data"]):
         raise UserError(f"{given}: was trained on silo files {task['data']}: expected one data file for all clients")
     source = open_source(task["data"], context.data_dir or settings.get("data_dir"))
     if len(source.shape) < 2:
         raise UserError(f"{given}: was trained on samples {list(source.shape)}: expected images")
-    model = settings.get("model") or {"name": DEFAULT_MODELS.get(source.name, "mlp")}
-    model_settings = {name: value for name, value in model.items() if name != "name"}
-    net = find_model(model["name"])(shape=input_shape(source.shape), num_classes=source.num_classes, **model_settings)
+    net = _network(given, settings.get("model"), source)
     try:
         net.load_state_dict(_read_values(folder / MODEL_AND_ROWS))
-    except (RuntimeError, KeyError) as error:
-        raise UserError(
-            f"{given}: {MODEL_AND_ROWS} does not fit {model['name']}: {' '.join(str(error).split())}"
-        ) from None
+    except (RuntimeError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{given}: {MODEL_AND_ROWS} does not fit {type(net).__name__}: {short(error)}") from None
     classifier = Classifier(net, task.get("mean") or source.mean, task.get("std") or source.std)
     return classifier.to(context.device, context.dtype), source
+
+
+def _network(given, model, source):
+    """The network that a run folder's settings name, one of fedmpi's: a folder may come from anybody.
+
+    Raises:
+        UserError: one line that begins with `given`.
+    """
+    model = model or {"name": DEFAULT_MODELS.get(source.name, "mlp")}
+    name = model.get("name") if isinstance(model, dict) else None
+    if not isinstance(name, str) or "." in name:
+        raise UserError(
+            f"{given}: its model is {short(name, 100)}: expected one of fedmpi's models; a class that a run folder "
+            "names is not imported"
+        )
+    settings = {key: value for key, value in model.items() if key != "name"}
+    try:
+        return find_model(name)(shape=input_shape(source.shape), num_classes=source.num_classes, **settings)
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  settings of any type reach a model's constructor here
+        raise UserError(f"{given}: model {short(name, 50)} does not take its settings: {short(error)}") from None
 
 
 def _read_values(path):
     """Name -> tensor of the model in an HDF5 file of a run folder."""
     with readable(path) as file:
-        return {name: torch.from_numpy(np.asarray(value)) for name, value in file["model"].items()}
+        return {
+            name.removeprefix("model/"): torch.from_numpy(value[()])
+            for name, value in data_sets(file)
+            if name.startswith("model/")
+        }
 
 
 class Perturbation(nn.Module):

@@ -172,6 +172,10 @@ class LoadedTask:
             UserError: on every rank or on none.
         """
 
+    def data_files(self):
+        """Paths of the data files that this rank accounts for, each file on one rank only."""
+        return []
+
     def write_split(self, folder):
         """Write into the run folder which client has which samples; on rank 0 only."""
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import sys
 
 import numpy as np
 from torch.nn import functional
@@ -59,7 +60,10 @@ class Classification(Task):
 
 def _open_shared(task, context, partition):
     """One source that all ranks read: (client -> source, parts of all clients, their rows, test rows, names)."""
-    source = task.version(open_source(task.data, context.data_dir), context.seed)
+    whole = open_source(task.data, context.data_dir)
+    for line in whole.oddities() if context.rank == 0 else ():
+        print(f"fedmpi: {line}", file=sys.stderr, flush=True)
+    source = task.version(whole, context.seed)
     parts = partition.split_source(source, context.num_clients, context.seed)
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
     num_test, tests = len(source.labels["test"]), []
@@ -121,6 +125,8 @@ class LoadedClassification(LoadedTask):
         self._labels = {client: labels[client][training] for client, (training, _) in self._own.items()}
         self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}
         self._file_rows = source.file_rows
+        mine = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
+        self._files = [one.path for one in mine if one.path is not None]
         self._is_shared = not names_silos(settings.data)
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._dtype, self._attributes = source.dtype, source.attributes
@@ -170,6 +176,9 @@ class LoadedClassification(LoadedTask):
 
     def _samples(self, rows, labels):
         return Samples.from_arrays(rows, labels, *self._normalisation, self._context)
+
+    def data_files(self):
+        return self._files
 
     def num_samples(self, client):
         return self._train[client].num

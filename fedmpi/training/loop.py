@@ -22,6 +22,7 @@ from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
+from fedmpi.training.data_account import account_for_data
 from fedmpi.training.ending import Callbacks, Ending
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.replicas import check_replicas
@@ -149,6 +150,7 @@ def _run(job, recorder, checkpoints, callbacks):
         if recorder:
             print(f"{folder}: going on after round {manifest['round']}", flush=True)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
+    account_for_data(job, recorder)
     _warn_of_choice(job)
     if recorder:
         job.task.write_split(recorder.folder)

@@ -33,7 +33,7 @@ def test_cases_take_turns(monkeypatch):
     """A warm-up, runs to find how many fit into a turn, then A B A B ..."""
     link, calls = MPILink(), []
     cases = [Case(name, lambda name=name: calls.append(name)) for name in "ab"]
-    monkeypatch.setattr(timing, "SHORTEST_TURN", 10)  # seconds: so that a turn has 64 runs on a busy machine, too
+    monkeypatch.setattr(timing, "MIN_TURN_SECONDS", 10)  # seconds: so that a turn has 64 runs on a busy machine, too
     times = time_cases(link, cases, seconds=10, min_cycles=3, max_cycles=3)
     assert set(times) == {"a", "b"}
     assert len(times["a"].seconds) == 3

@@ -1,5 +1,8 @@
 """Broken data: one clear line before any training, never a traceback."""
 
+import hashlib
+import json
+
 import h5py
 import numpy as np
 import pytest
@@ -227,3 +230,79 @@ def test_values_too_large_to_compute_with_are_blamed_on_the_data(tmp_path, value
     loaded = load(path) if attributes == {} else None
     with pytest.raises(UserError, match="the samples: values from .* become inputs as large as .*: expected at most"):
         (loaded or load(path)).synchronise(SoloLink())
+
+
+def refer(kind, path, other):
+    """A good file in which train/images refers to another file in the way that `kind` says."""
+    write(path, train__images=None)
+    write(other)
+    with h5py.File(path, "a") as file:
+        if kind == "link":
+            file["train/images"] = h5py.ExternalLink(str(other), "train/images")
+        elif kind == "group":
+            file["more"] = h5py.ExternalLink(str(other), "/")
+            file["train/images"] = IMAGES
+        elif kind == "storage":
+            external = [(str(other), 0, h5py.h5f.UNLIMITED)]
+            file.create_dataset("train/images", IMAGES.shape, IMAGES.dtype, external=external)
+        else:
+            layout = h5py.VirtualLayout(IMAGES.shape, IMAGES.dtype)
+            layout[:] = h5py.VirtualSource(str(other), "train/images", IMAGES.shape)
+            file.create_virtual_dataset("train/images", layout)
+    if kind == "missing":
+        other.unlink()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "message"),
+    [
+        ("link", "other.h5", "is a link into another file"),
+        ("group", "other.h5", "is a link into another file"),
+        ("storage", "other.h5", "lies in another file"),
+        ("distant", "../other.h5", "expected a file in the same folder"),
+        ("missing", "other.h5", "which is missing: its samples would be 0"),
+    ],
+)
+def test_a_file_that_refers_to_others_is_refused(tmp_path, kind, place, message):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UserError, match=message) as error:
+        load(refer(kind, tmp_path / "data" / "it.h5", tmp_path / "data" / place))
+    one_line(error)
+
+
+def test_a_view_of_files_in_the_same_folder_is_read(tmp_path):
+    load(refer("near", tmp_path / "it.h5", tmp_path / "other.h5"))
+
+
+@pytest.mark.parametrize("number", [2.5, np.nan, 0, -3, [3, 3], "three"])
+def test_a_number_of_classes_that_is_none(tmp_path, number):
+    with pytest.raises(UserError, match="attribute num_classes = .*: expected a whole number >= 1"):
+        load(write(tmp_path / "data.h5", {"num_classes": number}))
+
+
+def test_gaps_and_labels_of_the_test_set_alone_are_said_aloud(tmp_path, capsys):
+    load(write(tmp_path / "data.h5", {"num_classes": 6}, test__labels=with_value(LABELS[:20], 4)))
+    assert capsys.readouterr().err == (
+        "fedmpi: data: no sample has label 3, 5, of 6 classes\n"
+        "fedmpi: data: the test set has label 4, which no training sample has\n"
+    )
+    load(write(tmp_path / "data.h5"))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rerun_on_other_data_says_so(tmp_path):
+    path = write(tmp_path / "data.h5")
+    words = ("--data", path, "--rounds", 1, "--local-steps", 1)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert train(2, tmp_path, *words, "--name", "one", env=cache).returncode == 0
+    (file,) = json.loads((tmp_path / "one" / "data.json").read_text())
+    assert file == {
+        "path": str(path), "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()
+    }  # fmt: skip
+    assert list(json.loads((tmp_path / "cache/fedmpi/checksums.json").read_text()).values()) == [file["sha256"]]
+    write(path, train__labels=with_value(LABELS, 1))
+    again = ("--config", tmp_path / "one" / "settings.yaml", "--name", "two")
+    ended = train(2, tmp_path, *again, env=cache)
+    assert ended.returncode == 0
+    assert f"fedmpi: the data are not those of {tmp_path}/one: {path}, " in ended.stderr

@@ -11,7 +11,9 @@ from fedmpi.data.partitions import IID, Even
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.data.samples import Augmentation, Samples
 from fedmpi.data.source import HDF5Source, open_source
+from fedmpi.federation.client import Client
 from fedmpi.oracles import AutogradOracle, seed_noise
+from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
@@ -120,7 +122,8 @@ def test_both_gradients_of_a_pair_see_one_augmentation_and_evaluation_sees_none(
     rows = torch.zeros(2, flat.dim)
 
     def oracle(seed=0):
-        return AutogradOracle(flat, loaded, 0, loaded.sampler(0, 10, 10, 0, "cpu"), seed, rows, flat.buffers)
+        objective = LocalObjective(flat, loaded, loaded.sampler(0, 10, 10, 0, "cpu"), seed)
+        return AutogradOracle(Client(0, buffers=flat.buffers), objective, rows)
 
     first = oracle()
     xi = first.draw()

@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedmpi.data.sampler import EpochSampler
+from fedmpi.federation.client import Client
 from fedmpi.models.cnn import FashionCNN, LambCNN
 from fedmpi.oracles import AutogradOracle
-from fedmpi.oracles.base import may_draw
+from fedmpi.oracles.base import LocalObjective, may_draw
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.streams import FIRST, WHOLE
 
@@ -34,7 +35,8 @@ def make(module, batch_size=5, **settings):
 
 def make_oracle(flat, client, batch_size=5, **settings):
     sampler = EpochSampler(20, batch_size, 8, seed=0, client=client)
-    return AutogradOracle(flat, Rows(), client, sampler, 0, torch.zeros(2, flat.dim), flat.buffers, **settings)
+    objective = LocalObjective(flat, Rows(), sampler, **settings)
+    return AutogradOracle(Client(client, buffers=flat.buffers), objective, torch.zeros(2, flat.dim))
 
 
 def linear():
@@ -59,7 +61,7 @@ def test_gradient_at_any_vector_is_pytorchs():
 
 def test_a_pass_draws_every_sample_once_and_the_first_batch_is_apart():
     _, oracle = make(linear(), batch_size=6)
-    sampler = oracle._sampler
+    sampler = oracle._objective.sampler
     drawn = [sampler(t) for t in range(8)]
     for first in (0, 4):
         assert sorted(torch.cat(drawn[first : first + 4]).tolist()) == list(range(20))
@@ -166,8 +168,7 @@ def test_integer_buffers_are_each_clients_own():
         oracle.gradient(flat.x, oracle.draw())
         counts.append(module[1].num_batches_tracked.item())
     assert counts == [1, 2, 1, 3]
-    flat.hold_counters(1)
-    assert module[1].num_batches_tracked == 1
+    assert [oracle.client.counters[0].item() for oracle in (first, second)] == [3, 1]
 
 
 def test_losses_are_those_of_the_first_of_a_pair():
@@ -181,7 +182,7 @@ def test_losses_are_those_of_the_first_of_a_pair():
     assert number == 1
     assert abs(total - loss) < 1e-6
     assert oracle.take_losses() == (0.0, 0)
-    assert oracle.num_gradients == 2
+    assert oracle.client.num_gradients == 2
 
 
 def test_clipping_comes_before_weight_decay_and_leaves_small_gradients_alone():

@@ -15,7 +15,9 @@ from fedmpi.algorithms import FAFED, FAFedZO, FedAvg, FedZO
 from fedmpi.config.build import read_command_line
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError
+from fedmpi.federation.client import Client
 from fedmpi.oracles import Autograd, TwoPoint, two_point
+from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 
 N, D, MU = 3, 4, 0.05
@@ -163,12 +165,13 @@ def network(kind):
     return nn.Sequential(nn.Conv2d(1, 4, 3), middle, nn.ReLU(), *head)
 
 
-def make(kind="plain", oracle=None, dtype=torch.float32, channels_last=True, task=None, **options):
+def make(kind="plain", oracle=None, dtype=torch.float32, channels_last=True, task=None):
     flat = FlatModule(network(kind).to(dtype), channels_last=channels_last)
     buffers = flat.buffers.clone()
     sampler = EpochSampler(24, 6, 12, seed=0, client=0)
     oracle = oracle or TwoPoint()
-    return flat, oracle.make(flat, task or Rows(), 0, sampler, 7, oracle.workspace(flat.x), buffers, **options), buffers
+    objective = LocalObjective(flat, task or Rows(), sampler, seed=7)
+    return flat, oracle.make(Client(0, buffers=buffers), objective, oracle.workspace(flat.x)), buffers
 
 
 @pytest.mark.parametrize("kind", ["plain", "dropout", "batch_norm", "lstm", "group_norm"])
@@ -233,7 +236,7 @@ def test_batch_norm_moves_as_by_one_forward_pass_at_z(evaluation):
         zeroth.gradient_pair(flat.x, flat.x + 1, zeroth.draw())
         first.gradient_pair(other.x, other.x + 1, first.draw())
     torch.testing.assert_close(buffers, expected)
-    assert flat.module[1].num_batches_tracked == other.module[1].num_batches_tracked == 2
+    assert [o.client.counters[0].item() for o in (zeroth, first)] == [2, 2]
     losses = zeroth.take_losses()
     assert losses == pytest.approx(first.take_losses()) and losses[1] == 2
 
@@ -253,7 +256,7 @@ def test_both_of_a_pair_share_sample_directions_and_masks(evaluation):
 def test_the_cost_is_one_forward_pass_more_than_directions():
     flat, oracle, _ = make(oracle=TwoPoint(directions=20, at_once=6))
     oracle.gradient_pair(flat.x, flat.x, oracle.draw())
-    assert (oracle.num_evaluations, oracle.num_gradients) == (42, 2)
+    assert (oracle.num_evaluations, oracle.client.num_gradients) == (42, 2)
 
 
 class Cubic:
@@ -271,7 +274,8 @@ def test_23_the_mean_of_many_estimates_is_the_gradient_of_the_smoothed_loss():
     module = nn.Module()
     module.x = nn.Parameter(torch.linspace(-1, 1, dim, dtype=torch.float64))
     flat, kind = FlatModule(module), TwoPoint(directions=20, smoothing=mu)
-    oracle = kind.make(flat, Cubic(), 0, lambda number: None, 0, kind.workspace(flat.x), flat.buffers)
+    objective = LocalObjective(flat, Cubic(), lambda number: None)
+    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat.x))
     estimates = torch.stack([oracle.gradient(flat.x, oracle.draw()).clone() for _ in range(1500)])
     error = estimates.std(0) / len(estimates) ** 0.5
     expected = flat.x**2 + mu**2 / (dim + 2)

@@ -20,6 +20,7 @@ import torch
 import fedmpi
 import fedmpi.algorithms
 import fedmpi.train
+from fedmpi.runs.record import CLIENTS_KEY
 
 CLOCKS = ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds")
 TEXT = " ".join(f"w{number * number % 37} w{number % 11}" for number in range(600))
@@ -76,7 +77,7 @@ def trained(settings, folder, name):
         file.visititems(lambda key, item: values.update({key: item[()]}) if isinstance(item, h5py.Dataset) else None)
     for line in (run / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
-        for key in set(record) - set(CLOCKS):
+        for key in set(record) - {*CLOCKS, CLIENTS_KEY}:
             values[f"metrics/{key}/{record['round']}"] = np.array(record[key], dtype=np.float64)
     return values
 

@@ -48,7 +48,7 @@ def main(colours):
     colour = None if colours == "real" else int(colours[world.rank])
     shared = MPILink(transport="shared", colour=colour)
     plain = MPILink(transport="allreduce", colour=colour)
-    one_node = colours == "real"
+    one_node = shared.num_nodes == 1
     for numel, dtype, divisor in itertools.product(SIZES, (np.float32, np.float64), (1, 3)):
         what = f"{world.size} ranks, nodes {colours}, {numel} {dtype.__name__}, divisor {divisor}"
         everyone = [values(rank, numel, dtype) for rank in range(world.size)]

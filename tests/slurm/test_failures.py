@@ -70,7 +70,7 @@ def test_a_rank_that_dies(slurm, tmp_path, kind):
     assert job.state == "FAILED" and job.code != 0
     if kind == "exception":
         assert re.search(r"error on rank 1, client 1: RuntimeError: the silo is on fire", job.log), job.log
-    assert not list(tmp_path.glob("out/*/model.pt"))
+    assert not list(tmp_path.glob("out/*/model.*"))
     assert not slurm.processes(str(tmp_path))
 
 

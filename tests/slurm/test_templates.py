@@ -25,7 +25,8 @@ def test_training(slurm, tmp_path):
     assert re.search(r"ok +link between nodes", job.log)
     assert closing(job.log, "clients") == "4 on 4 ranks"
     assert closing(job.log, "communication").endswith("shared memory, Allreduce between 2 nodes")
-    assert (tmp_path / "out" / f"fedmpi-{number}" / "model.pt").is_file()
+    (run,) = find_runs([tmp_path / "out"])[0]
+    assert run.is_complete and run.path.name == f"fedmpi-{number}"
     logs = sorted(path.name for path in (tmp_path / "logs").iterdir())
     assert logs == [f"{number}-rank-{rank}.log" for rank in range(4)]
 
@@ -33,7 +34,7 @@ def test_training(slurm, tmp_path):
 def test_sweep_as_an_array(slurm, tmp_path):
     words = ("--grid", "algorithm.step_size=0.01,0.1", *TINY, "--clients", 2, "--out", tmp_path / "sweep")
     numbers = slurm.run("python", "-m", "fedmpi.sweep", "--todo", *words, check=True).strip()
-    assert numbers == "0,1"
+    assert numbers == "0-1"
     number = slurm.submit(
         tmp_path, SLURM / "sweep.sbatch", *words, options=[*ONE_EACH, f"--array={numbers}%2"], FEDMPI_DOCTOR="0"
     )

@@ -16,8 +16,10 @@ from fedmpi.config.build import read_command_line
 from fedmpi.data.partitions import Even
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
+from fedmpi.federation.client import Client
 from fedmpi.models.mlp import MLP
 from fedmpi.oracles import TwoPoint
+from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.tasks.attack import BlackBoxAttack, load_classifier
 from fedmpi.tasks.base import RankContext
@@ -160,7 +162,8 @@ def test_the_oracle_asks_about_all_directions_in_one_pass(task):
     """b2 perturbed images times the batch in a single call of the classifier, and no graph."""
     flat = FlatModule(task.build_model(None, {}).double())
     kind, calls = TwoPoint(directions=10), []
-    oracle = kind.make(flat, task, 0, lambda number: torch.arange(6), 0, kind.workspace(flat.x), flat.buffers)
+    objective = LocalObjective(flat, task, lambda number: torch.arange(6))
+    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat.x))
     handle = task._classifier.register_forward_hook(lambda module, inputs, logits: calls.append(logits))
     try:
         estimate = oracle.gradient(flat.x, oracle.draw())

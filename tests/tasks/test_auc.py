@@ -17,7 +17,9 @@ from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.partitions import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
+from fedmpi.federation.client import Client
 from fedmpi.oracles import Autograd, TwoPoint
+from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc
 from fedmpi.tasks.base import RankContext
@@ -253,17 +255,10 @@ def test_the_oracle_turns_w_round_and_only_w(kind):
     flat = FlatModule(task.build_model(MLP, {"hidden": 2}).double())
     assert flat.names[-3:] == ["auc.a", "auc.b", "auc.w"] and flat.x[-3:].tolist() == [1, 0, 0]
     assert task.ascent(flat) == slice(flat.dim - 1, flat.dim)
-    oracle = kind.make(
-        flat,
-        task,
-        0,
-        lambda number: torch.arange(50),
-        0,
-        kind.workspace(flat.x),
-        flat.buffers,
-        ascent=task.ascent(flat),
-        ascent_scale=task.ascent_scale,
+    objective = LocalObjective(
+        flat, task, lambda number: torch.arange(50), ascent=task.ascent(flat), ascent_scale=task.ascent_scale
     )
+    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat.x))
     found = oracle.gradient(flat.x.clone(), oracle.draw())
     flat.point_at(flat.x)
     plain = torch.autograd.grad(task.loss(flat.module, task.batch(0, torch.arange(50))), flat.parameters)

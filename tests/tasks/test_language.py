@@ -15,8 +15,10 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
 from fedmpi.errors import UserError
+from fedmpi.federation.client import Client
 from fedmpi.models.lstm import LSTM
 from fedmpi.oracles import AutogradOracle
+from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.streams import FIRST, WHOLE
 from fedmpi.tasks.base import RankContext
@@ -143,7 +145,8 @@ def test_pieces_are_batchified_text(num_words, columns, steps):
 
 def oracle_for(loaded, flat, seed=0, **options):
     sampler = loaded.sampler(0, 4, 2, seed, "cpu")
-    return AutogradOracle(flat, loaded, 0, sampler, seed, torch.zeros(2, flat.dim).double(), flat.buffers, **options)
+    objective = LocalObjective(flat, loaded, sampler, seed, **options)
+    return AutogradOracle(Client(0, buffers=flat.buffers), objective, torch.zeros(2, flat.dim).double())
 
 
 def small_lstm(loaded, dropout=0.0):
@@ -191,12 +194,12 @@ def test_both_gradients_of_a_pair_start_from_the_same_state(tmp_path):
         xi = oracle.draw()
         before = xi.batch.state
         g, _ = (row.clone() for row in oracle.gradient_pair(flat.x, elsewhere, xi))
-        after = loaded._states[0]
+        after = oracle.client.carried["state"]
         again, at_other = (row.clone() for row in oracle.gradient_pair(flat.x, elsewhere, xi))
         assert torch.equal(g, again) and not torch.equal(g, at_other)
         assert xi.batch.state is before
-        assert loaded._states[0] is after  # only the first evaluation carries the state on
-        assert not after[1][0].requires_grad
+        assert oracle.client.carried["state"] is after  # only the first evaluation carries the state on
+        assert not after[0].requires_grad
     assert before is not None
 
 

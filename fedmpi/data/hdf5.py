@@ -1,0 +1,75 @@
+"""Opening HDF5 files, which may come from anybody: damaged ones, and those that refer to other files."""
+
+import contextlib
+import pathlib
+
+import h5py
+
+from fedmpi.errors import UserError
+
+
+@contextlib.contextmanager
+def readable(path):
+    """An open HDF5 file, as a context manager; errors of reading within it become one line.
+
+    Raises:
+        UserError: if the file is not HDF5, or is truncated or damaged.
+    """
+    try:
+        with h5py.File(path) as file:
+            _check_own(path, file, pathlib.Path(path).parent.resolve())
+            yield file
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError) as error:
+        raise UserError(f"{path}: cannot be read as HDF5: {' '.join(str(error).split())}") from None
+
+
+def _check_own(path, group, folder, seen=()):
+    """Check that what a group of an HDF5 file contains lies in that file, or in files that are there beside it.
+
+    HDF5 can refer to any file of the machine by its name: a data set from somebody else could read a private one.
+
+    Args:
+        seen: addresses of the groups around it.
+
+    Raises:
+        UserError: at the first external link, external storage, or virtual data set of missing or distant files.
+    """
+    for name in group:
+        where = f"{path}: {group.name.rstrip('/')}/{name}"
+        link = group.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise UserError(f"{where} is a link into another file ({link.filename}): expected the data themselves")
+        if not isinstance(link, h5py.HardLink):
+            continue  # what a soft link names is looked at where it is
+        item = group[name]
+        if isinstance(item, h5py.Group):
+            address = h5py.h5o.get_info(item.id).addr
+            if address not in seen:
+                _check_own(path, item, folder, (*seen, address))
+        elif isinstance(item, h5py.Dataset) and item.external:
+            raise UserError(f"{where} lies in another file ({item.external[0][0]}): expected the data themselves")
+        elif isinstance(item, h5py.Dataset) and item.is_virtual:
+            _check_virtual(where, item, folder)
+
+
+def _check_virtual(where, item, folder):
+    for source in item.virtual_sources():
+        if source.file_name == ".":
+            continue
+        file = (folder / source.file_name).resolve()
+        if not file.is_relative_to(folder):
+            raise UserError(f"{where} is a view of {source.file_name}: expected a file in the same folder")
+        if not file.is_file():
+            raise UserError(f"{where} is a view of {source.file_name}, which is missing: its samples would be 0")
+
+
+def data_sets(file):
+    """[(path inside the file, data set)] of all data sets in an open HDF5 file."""
+    found = []
+
+    def collect(name, item):
+        if isinstance(item, h5py.Dataset):
+            found.append((name, item))
+
+    file.visititems(collect)
+    return found

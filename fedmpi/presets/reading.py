@@ -1,0 +1,118 @@
+"""Reading settings files, which may come from anybody: they are data of a limited size, and mean what a person reads.
+
+YAML 1.1 reads ``010`` as 8, ``1:30`` as 90, ``yes`` as true and ``2024-01-01`` as a date. Here these are text, which
+a setting of another type refuses. Aliases, tags and repeated keys are refused.
+"""
+
+import re
+import stat
+
+import yaml
+
+from fedmpi.errors import UserError
+
+LARGEST_FILE = 1 << 20  # bytes; a settings file has a few thousand
+DEEPEST = 20  # levels of nesting
+LONGEST_NUMBER = 400  # digits
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases, tags, repeated keys, deep nesting and surprising words."""
+
+    yaml_implicit_resolvers = {}
+    _depth = 0
+
+    def compose_node(self, parent, index):
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: an alias (*): write the value again")
+        if getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: a tag ({event.tag}): expected plain values")
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: nested more than {DEEPEST} levels deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: a key that is not a word")
+            if key.value in seen:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: the key {key.value} appears twice")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _resolve(tag, pattern, first):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
+
+
+_resolve("bool", "true|True|TRUE|false|False|FALSE", "tTfF")
+_resolve("null", "~|null|Null|NULL|", ["~", "n", "N", ""])
+_resolve("int", "[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789")
+_resolve(
+    "float",
+    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9_]+)(?:[eE][-+][0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    "-+0123456789.",
+)
+
+
+def read_settings_file(path, where):
+    """The content of a YAML or TOML file (if it ends in .toml): a dict of words, numbers, lists and dicts.
+
+    Args:
+        path: a `pathlib.Path`. where: what messages begin with.
+
+    Raises:
+        UserError: one line, if it is no regular file, cannot be read, or contains something else.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{where}: cannot be read: expected a regular file")
+        if status.st_size > LARGEST_FILE:
+            raise UserError(f"{where}: cannot be read: has {status.st_size:,} bytes: expected at most {LARGEST_FILE:,}")
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            import tomllib
+
+            content = tomllib.loads(text)
+        else:
+            content = yaml.load(text, _Loader)  # noqa: S506  a safe loader, with less
+        if not isinstance(content, dict):
+            raise UserError(f"{where}: expected settings like 'rounds: 100', one per line")
+        _check(content)
+    except UserError:
+        raise
+    except ImportError:
+        raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
+    except RecursionError:
+        raise UserError(f"{where}: cannot be read: nested too deeply") from None
+    except Exception as error:  # noqa: BLE001  both parsers raise errors of many kinds for what is no such file
+        raise UserError(f"{where}: cannot be read: {short(error)}") from None
+    return content
+
+
+def short(text, longest=300):
+    """A text in one line, without control characters and not too long, for a message."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+    return line if len(line) <= longest else f"{line[:longest]}..."
+
+
+def _check(value, depth=0):
+    """Check that a value read from a file holds nothing but words, numbers, lists and dicts, in a few levels."""
+    if depth > DEEPEST:
+        raise ValueError(f"nested more than {DEEPEST} levels deep")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"the key {short(key, 50)}: expected a word")
+            _check(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check(inner, depth + 1)
+    elif isinstance(value, int) and abs(value) >= 10**LONGEST_NUMBER:
+        raise ValueError(f"a number of more than {LONGEST_NUMBER} digits")

@@ -1,0 +1,24 @@
+"""Which data a run is trained on, in its folder, and whether they are those of the run that it repeats."""
+
+import json
+import sys
+
+import numpy as np
+
+from fedmpi.comm.agreement import agree
+from fedmpi.runs.data_files import describe_file, difference, read_data_files, write_data_files
+
+
+def account_for_data(job, recorder):
+    """Write which data the run is trained on, and say so if the settings came from a run on others. Collective."""
+    mine = agree(job.link, lambda: [describe_file(path) for path in job.task.data_files()])
+    text = "".join(f"{json.dumps(one)}\n" for one in mine).encode()
+    lines = job.link.allgatherv(list(text)).astype(np.uint8).tobytes().decode().splitlines()
+    if recorder is None:
+        return
+    files = [json.loads(line) for line in lines]
+    for folder in filter(None, dict.fromkeys([recorder.folder, job.config.origin])):
+        what = difference(read_data_files(folder), files)
+        if what:
+            print(f"fedmpi: the data are not those of {folder}: {what}", file=sys.stderr, flush=True)
+    write_data_files(recorder.folder, files)

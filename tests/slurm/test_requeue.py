@@ -1,0 +1,76 @@
+"""A job that is longer than its time limit is submitted once and ends some requeues later, with the same bits."""
+
+import h5py
+import numpy as np
+import pytest
+from conftest import train
+from slurm_jobs import SLURM, options
+
+from fedmpi.runs.folder import find_runs
+
+TWO = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
+QUICK = {"FEDMPI_DOCTOR": "0", "FEDMPI_LAUNCH": "mpirun -np 2"}
+LONG = ("--rounds", 40, "--local-steps", 20, "--threads", 1, "--eval-every", 20)
+
+
+def run_in(folder):
+    (run,) = find_runs([folder])[0]
+    return run
+
+
+def result(run):
+    """Name -> [dim] of the rows that a run ended with."""
+    with h5py.File(run.path / "model.h5") as file:
+        return {name: row[:] for name, row in file["rows"].items()}
+
+
+def interrupt(slurm, number, records, least):
+    """Warn a job as SLURM does before the time limit, once it has recorded so many rounds, and let it start again."""
+    slurm.until(lambda: records.is_file() and records.read_bytes().count(b"\n") >= least)
+    slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
+    job = slurm.wait(number, ["PENDING", "COMPLETED"])
+    assert job.state == "PENDING", job.log
+    slurm.until(lambda: slurm.fields(number)["Reason"] == "BeginTime")
+    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=True)
+
+
+def test_three_time_limits_end_with_the_bits_of_one(slurm, tmp_path):
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *LONG, "--out", tmp_path / "out", options=TWO, **QUICK)
+    records = tmp_path / "out" / f"fedmpi-{number}" / "metrics.jsonl"
+    interrupt(slurm, number, records, 3)
+    interrupt(slurm, number, records, records.read_bytes().count(b"\n") + 3)
+    job = slurm.wait(number)
+    assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "2"), job.log
+    assert job.log.count("is not finished: it is requeued") == 2
+    assert "MPI_Abort" not in job.log
+    assert train(2, tmp_path / "once", *LONG).returncode == 0
+    here, there = run_in(tmp_path / "out"), run_in(tmp_path / "once")
+    assert [record["round"] for record in here.records] == list(range(1, 41))
+    assert [record["loss"] for record in here.records] == [record["loss"] for record in there.records]
+    rows = result(there)
+    for name, row in result(here).items():
+        np.testing.assert_array_equal(row, rows[name], err_msg=name)
+
+
+def test_no_more_requeues_than_allowed(slurm, tmp_path):
+    words = (*LONG, "--rounds", 100000, "--out", tmp_path / "out")
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, FEDMPI_MAX_REQUEUES="0", **QUICK)
+    records = tmp_path / "out" / f"fedmpi-{number}" / "metrics.jsonl"
+    slurm.until(lambda: records.is_file() and records.stat().st_size)
+    slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
+    job = slurm.wait(number)
+    assert (job.state, job.code) == ("FAILED", 75)
+    assert "is not finished after 0 requeues" in job.log
+
+
+@pytest.mark.slow
+def test_a_real_time_limit(slurm, tmp_path):
+    """SLURM itself warns: it sends the signal some seconds after the start of a job of one minute."""
+    words = (*LONG, "--rounds", 100000, "--out", tmp_path / "out")
+    chosen = [*TWO, "--time=1", "--signal=B:USR1@20"]
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=chosen, **QUICK)
+    job = slurm.wait(number, ["PENDING"], seconds=60)
+    assert not run_in(tmp_path / "out").is_complete
+    job = slurm.wait(number, ["COMPLETING", "PENDING"], seconds=120)
+    assert job.fields["Restarts"] == "1" and "stopped after round" in job.log, job.log
+    slurm.run("scancel", number, check=True)
