@@ -46,11 +46,12 @@ class Outcome:
     make_model: Callable[[], torch.nn.Module]
 
 
-def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
+def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is frozen
     """Train as the settings say, from the beginning or from a checkpoint. Collective on the link.
 
     Args:
         config: a `Config`. link: a `Link`. callbacks: what is called after rounds, see `Callbacks`.
+        began: when the program began, on the clock of `time.perf_counter`; None: now.
 
     Returns:
         the `Outcome`.
@@ -61,6 +62,7 @@ def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
         Diverged: on every rank, if a loss is not finite.
         Stopped: on every rank, if one was sent a signal and a checkpoint is written.
     """
+    began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
         job = prepare(config, link)
         recorder = agree(link, lambda: _make_recorder(job))
@@ -69,7 +71,7 @@ def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
             checkpoints = Checkpoints(job, folder, recorder)
             link.way_on = lambda: f"; --resume {folder} goes on after round {checkpoints.done}" * bool(checkpoints.done)
             job.federation.request = lambda: signals.bits | checkpoints.request()
-            return _run(job, recorder, checkpoints, callbacks)
+            return _run(job, recorder, checkpoints, callbacks, began)
         finally:
             if recorder is not None:
                 recorder.close()
@@ -95,13 +97,13 @@ class _Progress:
     """What the loop itself goes on with: the clocks, the metrics of the last evaluation, and what ends it early.
 
     Attributes:
-        ending: the `Ending`. metrics: of the last evaluation.
+        ending: the `Ending`. metrics: of the last evaluation. start_seconds: before the first round.
     """
 
     def __init__(self, ending):
         self.ending = ending
         self._began, self.evaluation_seconds = time.perf_counter(), 0.0
-        self.metrics = {}
+        self.metrics, self.start_seconds = {}, 0.0
 
     @property
     def seconds(self):
@@ -129,7 +131,7 @@ class _Progress:
         self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
 
 
-def _run(job, recorder, checkpoints, callbacks):
+def _run(job, recorder, checkpoints, callbacks, began):
     """Start or resume, rounds, evaluations, result."""
     run, link = job.config.run, job.link
     progress = _Progress(Ending(run, job.task.goal, link, callbacks))
@@ -155,6 +157,7 @@ def _run(job, recorder, checkpoints, callbacks):
     if recorder:
         job.task.write_split(recorder.folder)
     evaluation = Evaluation(job)
+    progress.start_seconds = time.perf_counter() - began
     try:
         _run_rounds(job, recorder, checkpoints, progress, rule, evaluation)
         return _finish(job, recorder, checkpoints, progress, rule, evaluation)
@@ -263,6 +266,7 @@ def _finish(job, recorder, checkpoints, progress, rule, evaluation):
     if recorder is not None:
         recorder.close()
         facts = {"evaluated on": evaluation.describe()}
+        facts |= {"start-up": f"{progress.start_seconds:.2f} s before the first round"}
         facts |= {"ended early": progress.ending.reason} if progress.ending.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"
         print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
