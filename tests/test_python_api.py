@@ -143,13 +143,17 @@ def test_a_program_on_two_ranks_gets_what_the_command_line_gets(tmp_path):
 
 
 def test_a_run_is_evaluated_on_a_part_of_the_data_and_at_its_end_on_all(capfd):
-    part = fedmpi.train(**USUAL, rounds=4, eval_every=2, evaluate_samples=50)
-    assert "50 training and test samples drawn once; at the end all" in capfd.readouterr().out
-    whole = fedmpi.train(**USUAL, rounds=4, eval_every=2, evaluate="full")
+    part = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate_samples=50)
+    assert "50 training and test samples, drawn once; at the end all\n" in capfd.readouterr().out
+    whole = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate="full")
     assert part.metrics[1]["accuracy"] * 50 == pytest.approx(round(part.metrics[1]["accuracy"] * 50))
     assert part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
     assert part.metrics[1]["train_loss"] == pytest.approx(whole.metrics[1]["train_loss"], rel=0.2)
-    assert part.final == whole.final == {name: part.metrics[3][name] for name in part.final}
+    assert part.final == whole.final == {name: part.metrics[-1][name] for name in part.final}
+    short = fedmpi.train(**USUAL, rounds=2, evaluate_samples=50)
+    assert "drawn once; at the end all test samples\n" in capfd.readouterr().out
+    assert short.final["accuracy"] == whole.metrics[1]["accuracy"]
+    assert short.final["train_loss"] == part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
 
 
 def test_datasets_of_clients_and_a_module():

@@ -190,7 +190,7 @@ def _warn_of_choice(job):
 def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
     """The start, unless the run was resumed, and all rounds that are left."""
     federation, run = job.federation, job.config.run
-    every = run.eval_every or max(1, job.num_rounds // 20)
+    every = run.eval_every or max(1, job.num_rounds // (20 if run.evaluate == "full" else 10))
     if federation.round_index == 0:
         federation.start()
     is_last = federation.round_index >= job.num_rounds
