@@ -4,7 +4,7 @@ A part times, prints tables and records its measurements in `bench.results`. The
 docstring is its description in ``--help``.
 """
 
-from fedmpi.bench.parts import directions, link, round, scaling, settings, workloads
+from fedmpi.bench.parts import directions, jobs, link, round, scaling, settings, workloads
 
 PARTS = {
     "link": link,
@@ -13,4 +13,5 @@ PARTS = {
     "settings": settings,
     "scaling": scaling,
     "directions": directions,
+    "jobs": jobs,
 }
