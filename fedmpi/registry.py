@@ -110,6 +110,8 @@ def _import(kind: str, path: str, base: type) -> Any:
         cls = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # noqa: BLE001  importing a user's module can raise anything
         raise UserError(f"{kind} '{path}': cannot be imported: {type(error).__name__}: {error}") from error
+    if kind == "model" and callable(cls) and not inspect.isclass(cls):
+        return cls  # a function that makes one, like torchvision.models.resnet18
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}")
     return cls

@@ -43,13 +43,18 @@ trap 'rm -rf "$files"' EXIT
 # The hosts as lines "NAME SLOTS": of the user's file, or of the job that a scheduler has given us.
 if [ -n "$hosts" ]; then
     [ -r "$hosts" ] || fail "--hosts $hosts: cannot be read"
-    sed -e 's/#.*//' -e 's/slots=//' -e 's/:/ /' "$hosts" | awk 'NF { print $1, NF > 1 ? $2 : 1 }' >"$files/hosts"
+    sed -e 's/#.*//' -e 's/slots=//' -e 's/:/ /' "$hosts" | awk 'NF { print $1, (NF > 1 ? $2 : 1) }' >"$files/hosts"
     ! grep -qvE '^[^ ]+ [1-9][0-9]*$' "$files/hosts" ||
         fail "--hosts $hosts: expected lines like host1:4, and not '$(grep -vE -m 1 '^[^ ]+ [1-9][0-9]*$' "$files/hosts")'"
     [ -s "$files/hosts" ] || fail "--hosts $hosts: names no host"
 elif [ -n "${PBS_NODEFILE:-}${LSB_DJOB_HOSTFILE:-}" ] && [ -z "${SLURM_JOB_ID:-}" ]; then
     # One line per slot; the same host's lines follow each other.
     uniq -c "${PBS_NODEFILE:-$LSB_DJOB_HOSTFILE}" | awk '{ print $2, $1 }' >"$files/hosts"
+fi
+if [ -s "$files/hosts" ]; then # one line per host: Open MPI takes no host twice
+    awk '!($1 in slots) { order[++n] = $1 } { slots[$1] += $2 } END { for (i = 1; i <= n; i++) print order[i], slots[order[i]] }' \
+        "$files/hosts" >"$files/sums"
+    mv "$files/sums" "$files/hosts"
 fi
 cores=$(nproc)
 if [ -s "$files/hosts" ]; then
@@ -109,7 +114,11 @@ fi
 may_go_better() { case $1 in 75 | 9 | 137 | 255) ;; *) return 1 ;; esac; }
 
 asked=''
-forward() { asked=yes woken=yes; kill -s "$1" "$job" 2>/dev/null || true; }
+forward() {
+    asked=yes woken=yes
+    [ "$vendor" != "Open MPI" ] || set -- USR1 # on the others its mpirun kills the ranks before they can stop in order
+    kill -s "$1" "$job" 2>/dev/null || true
+}
 for signal in INT TERM USR1; do trap "forward $signal" $signal; done
 attempt=0
 while :; do

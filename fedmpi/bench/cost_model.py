@@ -77,8 +77,10 @@ class Projection:
     """What to predict a round for: hardware and sizes; one client per rank.
 
     Attributes:
-        num_ranks: N. bandwidth: bytes/s, latency: s; None: as fitted.
+        num_ranks: N. bandwidth: bytes/s, latency: s, of the link between ranks, or between nodes if there are several
+            ranks on a node; None: as fitted.
         local_steps: q, num_parameters: of the model; None: those of the workload.
+        ranks_per_node: they sum among themselves as was measured, and the nodes among each other over their links.
     """
 
     num_ranks: int
@@ -86,9 +88,13 @@ class Projection:
     latency: float | None = None
     local_steps: int | None = None
     num_parameters: int | None = None
+    ranks_per_node: int = 1
 
 
-KEYS = {"N": "num_ranks", "bw": "bandwidth", "lat": "latency", "q": "local_steps", "parameters": "num_parameters"}
+KEYS = {
+    "N": "num_ranks", "bw": "bandwidth", "lat": "latency", "q": "local_steps", "parameters": "num_parameters",
+    "per_node": "ranks_per_node",
+}  # fmt: skip
 UNITS = {
     "bw": {"B/s": 1, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "Gb/s": 1.25e8, "GiB/s": 2**30},
     "lat": {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9},
@@ -102,7 +108,7 @@ def read_projection(text):
     Raises:
         UserError: one line: what was given, what is allowed.
     """
-    expected = 'expected like "N=1024,bw=25GB/s,lat=2us", also q=10, parameters=1e6'
+    expected = 'expected like "N=1024,bw=25GB/s,lat=2us", also q=10, parameters=1e6, per_node=8'
     values = {}
     for item in text.split(","):
         key, _, value = item.strip().partition("=")
@@ -120,7 +126,10 @@ def read_projection(text):
         values[KEYS[key]] = number if key in UNITS else int(number)
     if "num_ranks" not in values:
         raise UserError(f"--project {text}: {expected}")
-    return Projection(**values)
+    projection = Projection(**values)
+    if projection.num_ranks % projection.ranks_per_node:
+        raise UserError(f"--project {text}: expected N to be a multiple of per_node")
+    return projection
 
 
 def project(model, projection, local_steps, nbytes):
@@ -130,4 +139,7 @@ def project(model, projection, local_steps, nbytes):
         alpha=model.alpha if projection.latency is None else projection.latency,
         beta=model.beta if projection.bandwidth is None else 1 / projection.bandwidth,
     )
-    return there.local(local_steps), there.communication(projection.num_ranks, nbytes)
+    communication = there.communication(projection.num_ranks // projection.ranks_per_node, nbytes)
+    if projection.ranks_per_node > 1:
+        communication += model.communication(projection.ranks_per_node, nbytes)
+    return there.local(local_steps), communication

@@ -138,7 +138,7 @@ def _settings_of(cls):
     if dataclasses.is_dataclass(cls):
         types = typing.get_type_hints(cls)
         return [(field.name, types[field.name], field.default, _help(field)) for field in dataclasses.fields(cls)]
-    types, settings = typing.get_type_hints(cls.__init__), []
+    types, settings = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls), []
     for name, parameter in inspect.signature(cls).parameters.items():
         is_given = name in ("shape", "num_classes")  # by the data
         if not is_given and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

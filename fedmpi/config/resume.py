@@ -47,10 +47,13 @@ def read_resumed(assignments):
     return {"folder": str(folder), "settings": settings, "paper": paper}
 
 
+def has_checkpoint(folder):
+    """Whether a run folder has a checkpoint, damaged or not."""
+    return any((folder / CHECKPOINTS).glob(f"*/{MANIFEST}"))
+
+
 def _may_go_on(folder):
-    return any((folder / name).is_file() for name in (MODEL, FORMER_MODEL)) or any(
-        (folder / CHECKPOINTS).glob(f"*/{MANIFEST}")
-    )
+    return has_checkpoint(folder) or any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
 
 
 def under(layers, resumed):

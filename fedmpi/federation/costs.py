@@ -18,6 +18,7 @@ from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.registry import command_name, known
+from fedmpi.text import table as format_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +90,9 @@ def table():
     """The costs of all algorithms as text, one line for each."""
     costs = [cost(cls) for cls in known(fedmpi.algorithms, Algorithm).values()]
     header = ("algorithm", "paper", "up", "down", "Allreduce", "start", "gradients", "client", "server", "keeps")
-    lines = [header, *(_line(c) for c in costs)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
     return "\n".join(
         [
-            *rows,
+            format_rows([header, *(_line(c) for c in costs)], indent=""),
             "",
             "Per client and round, in vectors of the model's length d. up, down: to and from a server (fedmpi's",
             "is replicated: what moves is the Allreduce). start: vectors averaged once before the first round.",

@@ -4,16 +4,19 @@ import math
 import sys
 import time
 
+from fedmpi.config.resume import has_checkpoint
+from fedmpi.presets.reading import short
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import find_runs
 from fedmpi.text import Table, format_seconds
 
 BARS = "▁▂▃▄▅▆▇█"
+RESTART = 3600  # seconds that a run with a checkpoint is waited for: a job that was put back into a queue may go on
 SILENCE = 60  # seconds; a job without a new round for so long, or for ten of its rounds if longer, has stopped
 
 
 def watch(paths, seconds, write_page):
-    """Show the runs in some folders until all have ended, or until Ctrl-C.
+    """Show the runs in some folders until all have ended, also across restarts, or until Ctrl-C.
 
     Args:
         paths: run folders, or folders that contain some or will.
@@ -30,7 +33,7 @@ def watch(paths, seconds, write_page):
                 lines_shown = _show(text, lines_shown)
                 shown = text
                 write_page(seconds)
-            if runs and not any(is_running(run) for run in runs):
+            if runs and not any(is_running(run) or may_go_on(run) for run in runs):
                 break
             time.sleep(seconds)
     except KeyboardInterrupt:
@@ -43,6 +46,12 @@ def is_running(run, now=None):
     if run.is_complete or run.diverged:
         return False
     return _silence(run, now) < max(SILENCE, 10 * _longest_round(run))
+
+
+def may_go_on(run, now=None):
+    """Whether a run that has stopped may be started again soon: it has a checkpoint."""
+    has_ended = run.is_complete or run.diverged
+    return not has_ended and has_checkpoint(run.path) and _silence(run, now) < RESTART
 
 
 def _silence(run, now):
@@ -60,7 +69,8 @@ def _text(runs, complaints):
     metrics = dict.fromkeys(name for run in runs for name in run.metrics if name != "loss")
     header = ["run", "round", "left", "loss", "", *metrics]
     rows = [
-        [run.path.name, _rounds(run), _left(run), *_loss(run), *(_last(run, name) for name in metrics)] for run in runs
+        [short(run.path.name), _rounds(run), _left(run), *_loss(run), *(_last(run, name) for name in metrics)]
+        for run in runs
     ]
     return "\n".join(([Table(header, rows).text()] if rows else []) + [f"  {line}" for line in complaints])
 

@@ -5,6 +5,7 @@
 #   FEDMPI_MAX_REQUEUES=100          how often a job that is not finished requeues itself
 
 here=$(dirname "${BASH_SOURCE[0]}")
+python=$(command -v python) # Open MPI's mpirun finds another one beside itself
 ranks=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
 # Training allocates and frees the same memory at every step: let malloc keep it.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864}
@@ -83,7 +84,7 @@ check_place() {
     choose_launch
     say "$ranks ranks on $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), started by: $FEDMPI_LAUNCH"
     [ "${FEDMPI_DOCTOR:-1}" != 0 ] || return 0
-    $FEDMPI_LAUNCH python -m mpi4py -m fedmpi.doctor --ranks "$ranks" "$@" || {
+    $FEDMPI_LAUNCH "$python" -m mpi4py -m fedmpi.doctor --ranks "$ranks" "$@" || {
         say "the checks failed: nothing was started (FEDMPI_DOCTOR=0 leaves them out)"
         exit 2
     }
@@ -95,7 +96,7 @@ choose_launch() {
     [ "$EUID" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     [ -z "${FEDMPI_LAUNCH:-}" ] || { launch_environment; return 0; }
     vendor=$(python -c 'import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])')
-    beside=$(dirname "$(command -v python)")
+    beside=$(dirname "$python")
     case $vendor in
     "Open MPI") kind=pmix words="--bind-to none" ;;
     *) kind=pmi2 words= ;;
@@ -115,7 +116,7 @@ choose_launch() {
 }
 
 ranks_meet() {
-    timeout $PROBE_SECONDS $FEDMPI_LAUNCH python -m mpi4py -c \
+    timeout $PROBE_SECONDS $FEDMPI_LAUNCH "$python" -m mpi4py -c \
         "from mpi4py import MPI; import sys; sys.exit(MPI.COMM_WORLD.size != $ranks)" >/dev/null 2>&1
 }
 
@@ -137,7 +138,7 @@ run_ranks() {
     warned='' stopped=''
     [ -z "${FEDMPI_RANK_LOGS:-}" ] || { mkdir -p "$FEDMPI_RANK_LOGS"; log=(bash "$here/rank_log.sh"); }
     # `python -m mpi4py` ends the job if a rank dies of an error before fedmpi itself watches.
-    $FEDMPI_LAUNCH "${log[@]}" python -m mpi4py -m "$@" &
+    $FEDMPI_LAUNCH "${log[@]}" "$python" -m mpi4py -m "$@" &
     pid=$!
     trap 'warned=yes; woken=yes; kill -$signal $pid' USR1
     trap 'stopped=yes; woken=yes; kill -TERM $pid' TERM

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+from fedmpi.config.resume import has_checkpoint
 from fedmpi.errors import UserError
 from fedmpi.runs.folder import is_run, outcome
 
@@ -116,9 +117,12 @@ class _Job:
 
     def __init__(self, plan, run, ranks, launcher, log):
         self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
-        clear(plan.folder(run))
+        goes_on = has_checkpoint(plan.folder(run))
+        if not goes_on:
+            clear(plan.folder(run))
         words = shlex.split(launcher.replace("{ranks}", str(ranks)))
         words += [sys.executable, "-m", "fedmpi.train", f"--ranks={ranks}", *plan.arguments(run)]
+        words += ["--resume=auto"] if goes_on else []
         try:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

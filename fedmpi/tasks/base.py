@@ -125,8 +125,10 @@ class LoadedTask:
     def model_arguments(self, model_class, model_settings):
         """Name -> value of the arguments that a model is built with: those that the data give, and its settings."""
         offered = {"shape": self.shape, "num_classes": self.num_classes}
-        taken = inspect.signature(model_class).parameters
-        return {**{k: v for k, v in offered.items() if k in taken}, **model_settings}
+        taken = dict(inspect.signature(model_class).parameters)
+        if not inspect.isclass(model_class) and any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+            taken["num_classes"] = None  # torchvision's functions hand it on to their class
+        return {**{k: v for k, v in offered.items() if k in taken and v is not None}, **model_settings}
 
     def constructor(self, model_class, model_settings):
         """How to build the module again: {"class": a dotted path, "arguments": name -> value}, which JSON can hold.

@@ -8,8 +8,8 @@ import torch
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.auc import auc_loss
-from fedmpi.tasks.base import LoadedTask, Task, constructor_of
-from fedmpi.tasks.toys import Point
+from fedmpi.tasks.base import Task
+from fedmpi.tasks.toys import LoadedPoint, distance_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +44,12 @@ class SaddleQuadratic(Task):
         saddle = np.linalg.solve(H.sum(0), np.einsum("cij,cj->i", H, b))
         H, b = (torch.tensor(t, dtype=context.dtype, device=context.device) for t in (H, b))
 
-        def loss(client, z, noise):
+        def exact_loss(client, z):
             away = z - b[client]
-            return 0.5 * away @ H[client] @ away + noise * (torch.randn_like(z) @ z)
+            return 0.5 * away @ H[client] @ away
 
-        def metrics(z):
-            return {"distance": float(np.linalg.norm(z - saddle))}
-
-        return _LoadedSaddle(context, np.ones(size, dtype=np.float32), self.dim, loss, metrics, self.noise)
+        loss, start = with_noise(exact_loss, self.noise), np.ones(size, dtype=np.float32)
+        return _LoadedSaddle(context, start, self.dim, loss, exact_loss, distance_to(saddle))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +76,9 @@ class TwoParameterAUC(Task):
         x = torch.tensor([1.0, -1.0], dtype=context.dtype, device=context.device)
         positive = torch.tensor([1, 0], device=context.device)
 
-        def loss(client, z, noise):
+        def exact_loss(client, z):
             m1, m2, a, b, w = z
-            value = auc_loss(m1 * torch.sigmoid(m2 * x), positive, 0.5, a, b, w)
-            return value + noise * (torch.randn_like(z) @ z)
+            return auc_loss(m1 * torch.sigmoid(m2 * x), positive, 0.5, a, b, w)
 
         def metrics(z):
             m1, m2, *rest = z
@@ -90,39 +87,25 @@ class TwoParameterAUC(Task):
             return {"gap": float(gap), "distance": float(np.linalg.norm(rest - np.r_[h, h[1] - h[0]]))}
 
         start = [self.m1, self.m2, 1.0, 0.0, 0.0]
-        return _LoadedSaddle(context, start, 4, loss, metrics, self.noise, goal=("gap", -1))
+        loss = with_noise(exact_loss, self.noise)
+        return _LoadedSaddle(context, start, 4, loss, exact_loss, metrics, goal=("gap", -1))
 
 
-class _LoadedSaddle(LoadedTask):
-    """A task whose clients' losses are functions of the point; every sample differs by its noise only."""
+def with_noise(loss, deviation):
+    """A loss whose gradient has further normal noise of this standard deviation."""
+    return lambda client, z: loss(client, z) + deviation * (torch.randn_like(z) @ z)
 
-    def __init__(self, context, z0, num_primal, loss, metrics, noise, goal=("distance", -1)):
-        self._context, self._z0, self._num_primal = context, z0, num_primal
-        self._loss, self._metrics, self._noise, self.goal = loss, metrics, noise, goal
 
-    def build_model(self, model_class, model_settings):
-        return Point(self._z0)
+class _LoadedSaddle(LoadedPoint):
+    """A task whose clients' losses are functions of the point, the last variables of which ascend.
 
-    def constructor(self, model_class, model_settings):
-        return constructor_of(Point, x0=np.asarray(self._z0).tolist())
+    Args:
+        num_primal: how many variables descend. goal: see `LoadedTask`. The others: see `LoadedPoint`.
+    """
 
-    def try_out(self, module, client):
-        """Nothing to check: the module is ours."""
+    def __init__(self, context, z0, num_primal, loss, exact_loss, metrics, goal=("distance", -1)):
+        super().__init__(context, z0, loss, exact_loss, metrics)
+        self._num_primal, self.goal = num_primal, goal
 
     def ascent(self, flat):
         return slice(self._num_primal, flat.dim)
-
-    def num_samples(self, client):
-        return 1
-
-    def batch(self, client, indices):
-        return client
-
-    def loss(self, module, batch):
-        return self._loss(batch, module(), self._noise)
-
-    def evaluate(self, module, link):
-        point = module()
-        mine = sum(self._loss(client, point, 0.0).item() for client in self._context.clients)
-        total = link.allgather([mine]).sum()
-        return {"train_loss": total / self._context.num_clients, **self._metrics(point.double().cpu().numpy())}

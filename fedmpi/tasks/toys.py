@@ -45,7 +45,7 @@ class CounterExample(Task):
     def load(self, context, partition):
         if context.num_clients != 3:
             raise UserError(f"clients = {context.num_clients}: task counterexample has 3 clients, use --clients 3")
-        return _LoadedToy(context, [self.x0], self._loss, distance_to=np.zeros(1))
+        return LoadedPoint(context, [self.x0], self._loss, self._loss, distance_to(np.zeros(1)))
 
     def _loss(self, client, x):
         scale = 3 if client == 0 else -1
@@ -80,16 +80,23 @@ class Quadratic(Task):
         def loss(client, x):
             return 0.5 * (h[client] * (x - b[client]) ** 2).sum()
 
-        return _LoadedToy(context, np.ones(self.dim, dtype=np.float32), loss, distance_to=minimum)
+        return LoadedPoint(context, np.ones(self.dim, dtype=np.float32), loss, loss, distance_to(minimum))
 
 
-class _LoadedToy(LoadedTask):
-    """A task whose clients' losses are functions of the point; every sample is the same."""
+class LoadedPoint(LoadedTask):
+    """A task whose clients' losses are functions of the point.
+
+    Args:
+        context: a `RankContext`. x0: the starting point.
+        loss: `loss(client, x) -> 0-d tensor`, on a sample of the client. exact_loss: the same without noise.
+        metrics: `metrics(x) -> {name: float}`, x a float64 array.
+    """
 
     goal = ("distance", -1)
 
-    def __init__(self, context, x0, loss, distance_to):
-        self._context, self._x0, self._loss, self._minimum = context, x0, loss, distance_to
+    def __init__(self, context, x0, loss, exact_loss, metrics):
+        self._context, self._x0 = context, x0
+        self._loss, self._exact_loss, self._metrics = loss, exact_loss, metrics
 
     def build_model(self, model_class, model_settings):
         return Point(self._x0)
@@ -111,7 +118,11 @@ class _LoadedToy(LoadedTask):
 
     def evaluate(self, module, link):
         point = module()
-        mine = sum(self._loss(client, point).item() for client in self._context.clients)
-        total = link.allgather(np.array([mine]))[:, 0].sum()
-        distance = np.linalg.norm(point.double().cpu().numpy() - self._minimum)
-        return {"train_loss": total / self._context.num_clients, "distance": float(distance)}
+        mine = sum(self._exact_loss(client, point).item() for client in self._context.clients)
+        total = link.allgather([mine]).sum()
+        return {"train_loss": total / self._context.num_clients, **self._metrics(point.double().cpu().numpy())}
+
+
+def distance_to(point):
+    """The metrics of a problem whose solution is known: how far `x` is from it."""
+    return lambda x: {"distance": float(np.linalg.norm(x - point))}

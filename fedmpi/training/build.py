@@ -85,7 +85,8 @@ def prepare(config, link):
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: build_model(config, context, task))
-    if run.init and run.resume in (None, AUTO):
+    has_frozen = not all(parameter.requires_grad for parameter in flat.module.parameters())
+    if run.init and (run.resume in (None, AUTO) or has_frozen):  # no checkpoint has the layers that are not trained
         agree(link, lambda: flat.load(read_initial(run.init, flat)))
     agree(link, lambda: check_same_everywhere(link, flat.module))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)

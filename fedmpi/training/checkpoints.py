@@ -87,13 +87,34 @@ class Checkpoints:
             self._complete(federation.requests & FAILED)
         if federation.requests & DUE or (every and federation.round_index % every == 0):
             self.finish()
-            self._begin(own())
+            self.begin(own)
+
+    def begin(self, own):
+        """Begin to write the state of this moment; ends at once where memory for a copy is missing."""
+        federation, link = self._job.federation, self._job.link
+        self._began, number = time.monotonic(), federation.round_index
+        state, files = federation.state(), []
+        for client in self._job.context.clients:
+            part = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
+            files.append((self._client_folder(number, client) / client_file(client), part))
+        if link.rank == 0:
+            part = {name: value for name, value in state.items() if not name.startswith("clients/")}
+            part |= {f"loop/{name}": value for name, value in own().items()}
+            files.append((checkpoint_folder(self._folder, number) / SERVER_STATE, part))
+        position = self._recorder.position() if self._recorder else None
+        nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
+        if nbytes <= max(SMALL, SHARE_OF_MEMORY * _available_memory() / link.local_size):
+            self._pending = _Writing(number, _copied(files), position)
+            self._pending.start()
+        else:
+            self._pending = _Writing(number, files, position)
+            self._pending.run()
 
     def write_now(self, own):
         """Write a checkpoint of this moment, unless there is one, and wait for it; whether there is one then."""
         self.finish()
         if self.done != self._job.federation.round_index:
-            self._begin(own())
+            self.begin(own)
             self.finish()
         return self.done == self._job.federation.round_index
 
@@ -114,6 +135,8 @@ class Checkpoints:
         """
         link, job = self._job.link, self._job
         manifests = share(link, self._read_manifests)
+        if manifests:
+            agree(link, lambda: self._check_settings(manifests[0]))
         for manifest in manifests:
             state, problem = {}, None
             try:
@@ -131,7 +154,6 @@ class Checkpoints:
                 )
         else:
             agree(link, self._refuse)
-        agree(link, lambda: self._check_settings(manifest))
         shared = self._share_state(state)
         job.federation.restore({**shared, **state})
         self._rounds = sorted(one["round"] for one in manifests if one["round"] <= manifest["round"])
@@ -144,32 +166,11 @@ class Checkpoints:
             try:
                 make_folders(folder)
             except OSError as error:
-                raise UserError(f"checkpoint_clients: {folder}: cannot be made: {error.strerror}") from None
+                raise UserError(f"checkpoint_clients: {error.filename}: cannot be made: {error.strerror}") from None
 
     def _client_folder(self, round_index, client):
         run = self._job.config.run
         return client_folder(run.checkpoint_clients, self._folder, round_index, client, self._job.link.rank)
-
-    def _begin(self, own):
-        """Begin to write the state of this moment; ends at once where memory for a copy is missing."""
-        federation, link = self._job.federation, self._job.link
-        self._began, number = time.monotonic(), federation.round_index
-        state, files = federation.state(), []
-        for client in self._job.context.clients:
-            part = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
-            files.append((self._client_folder(number, client) / client_file(client), part))
-        if link.rank == 0:
-            part = {name: value for name, value in state.items() if not name.startswith("clients/")}
-            part |= {f"loop/{name}": value for name, value in own.items()}
-            files.append((checkpoint_folder(self._folder, number) / SERVER_STATE, part))
-        position = self._recorder.position() if self._recorder else None
-        nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
-        if nbytes <= max(SMALL, SHARE_OF_MEMORY * _available_memory() / link.local_size):
-            self._pending = _Writing(number, _copied(files), position)
-            self._pending.start()
-        else:
-            self._pending = _Writing(number, files, position)
-            self._pending.run()
 
     def _complete(self, failed):
         """Name the files that all ranks have written in a manifest, or remove them if one could not be written."""

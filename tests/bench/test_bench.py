@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import start
+from conftest import ROOT, start
 
 from fedmpi.bench import cost_model, timing
 from fedmpi.bench.__main__ import read_arguments
@@ -84,9 +84,31 @@ def test_projection():
     assert communication == pytest.approx(20 * 2e-6 + 2 * 1023 / 1024 * 4e6 / 25e9)
 
 
+def test_projection_to_nodes_of_several_ranks():
+    """The ranks of a node sum as measured, then the nodes over their links."""
+    projection = cost_model.read_projection("N=8,per_node=2,bw=1GB/s,lat=1us")
+    model = cost_model.CostModel(0, 0, 1, alpha=1e-3, beta=1e-7)
+    _, communication = cost_model.project(model, projection, local_steps=1, nbytes=1e6)
+    on_a_node = 2 * 1e-3 + 1e6 * 1e-7
+    assert communication == pytest.approx(on_a_node + 4 * 1e-6 + 2 * 3 / 4 * 1e6 / 1e9)
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "N", "bw=25GB/s", "N=0", "N=1e999", "N=4,bw=25GB", "N=4,lat=2", "N=4,size=3", "N=1.2.3", "N=0.5", "N=4,q=2.5"],
+    [
+        "",
+        "N",
+        "bw=25GB/s",
+        "N=0",
+        "N=1e999",
+        "N=4,bw=25GB",
+        "N=4,lat=2",
+        "N=4,size=3",
+        "N=1.2.3",
+        "N=0.5",
+        "N=4,q=2.5",
+        "N=4,per_node=3",
+    ],
 )
 def test_projection_refuses(text):
     with pytest.raises(UserError, match="--project"):
@@ -242,3 +264,21 @@ def test_whole_jobs(tmp_path):
     ratio = measures["jobs/fedmpi"]["median"] / measures["jobs/loop"]["median"]
     assert measures["jobs/fedmpi to loop"]["median"] == pytest.approx(ratio)
     assert "fedmpi, its default evaluations" in done.stdout
+
+
+def test_uploads(tmp_path):
+    done = bench(1, "uploads", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
+    assert done.returncode == 0, done.stderr
+    measures = json.loads((tmp_path / "u.json").read_text())["measures"]
+    assert set(measures) == {f"uploads/fashion/{name}" for name in ("no stage", "a stage", "with the start")}
+    assert all(measure["median"] > 0 for measure in measures.values())
+
+
+def test_checkpoint(tmp_path):
+    words = ("checkpoint", "--quick", "--seconds", "0.05", "--algorithms", "scaffold", "--set", "--local_steps 1")
+    done = bench(2, *words, "--json", tmp_path / "c.json", "--traceback")
+    assert done.returncode == 0, done.stderr
+    measures = json.loads((tmp_path / "c.json").read_text())["measures"]
+    for name in ("a checkpoint beside them", "a checkpoint at once", "state file", "plain file"):
+        assert measures[f"checkpoint/fashion/{name}"]["median"] > 0
+    assert "share of plain" in done.stdout and not list(ROOT.glob("bench-checkpoint-*"))

@@ -1,9 +1,11 @@
-"""The table of costs: against the specification's, and against what a run really does."""
+"""The table of costs: against the specification's, the README's, and what a run really does."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
 import fedmpi.algorithms
 from fedmpi.algorithms import CODA, SCAFFOLD, SCAFFOLDM, Algorithm, FedAvg, LocalAMSGrad, MimeAdam
@@ -126,3 +128,14 @@ def test_the_table_names_every_algorithm_and_its_paper():
     assert fafed.split() == ["fafed", "Wu", "et", "al.", "2023", "3", "3", "3d", "2", "2", "6", "1", "x_prev"]
     fedzo = next(line for line in lines if line.startswith("fedzo "))
     assert "  0; b1 (b2 + 1) losses  " in fedzo
+
+
+def test_the_readme_shows_the_table(request):
+    """``pytest tests/federation/test_costs.py --write-golden`` writes it."""
+    path, table = ROOT / "README.md", re.compile(r"(?<=^```text\n)algorithm .*?(?=^```$)", re.DOTALL | re.MULTILINE)
+    text = path.read_text(encoding="utf-8")
+    (found,) = table.findall(text)
+    if request.config.getoption("--write-golden"):
+        found = f"{costs.table()}\n"
+        path.write_text(table.sub(lambda _: found, text), encoding="utf-8")
+    assert found == f"{costs.table()}\n"

@@ -77,9 +77,7 @@ def test_a_rank_that_dies(slurm, tmp_path, kind):
 def test_a_cancelled_job(slurm, tmp_path):
     words = ("--rounds", 100000, "--out", tmp_path / "out", "--threads", 1)
     number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, **QUICK)
-    log = tmp_path / f"{number}.out"
-    slurm.wait(number, ["RUNNING"])
-    slurm.until(lambda: "train_loss" in log.read_text() or list(tmp_path.glob("out/*/metrics.jsonl")))
+    slurm.until(lambda: list(tmp_path.glob("out/*/metrics.jsonl")))
     slurm.run("scancel", number, check=True)
     job = slurm.wait(number)
     assert job.state == "CANCELLED"

@@ -55,8 +55,9 @@ def test_a_sweep_without_an_array_makes_the_runs_in_turn(slurm, tmp_path):
 def test_benchmark(slurm, tmp_path):
     words = ("--quick", "--seconds", 0.1)
     number = slurm.submit(
-        tmp_path, SLURM / "bench.sbatch", *words, options=ONE_EACH, FEDMPI_PARTS="link", FEDMPI_DOCTOR="0"
-    )
+        tmp_path, SLURM / "bench.sbatch", *words, options=ONE_EACH, FEDMPI_PARTS="link", FEDMPI_DOCTOR="0",
+        FEDMPI_LAUNCH="srun --kill-on-bad-exit=1 --mpi=pmi2",
+    )  # fmt: skip
     job = slurm.wait(number)
     assert job.code == 0, job.log
     written = json.loads((tmp_path / f"bench-{number}-link.json").read_text())

@@ -4,7 +4,7 @@ A part times, prints tables and records its measurements in `bench.results`. The
 docstring is its description in ``--help``.
 """
 
-from fedmpi.bench.parts import directions, jobs, link, round, scaling, settings, workloads
+from fedmpi.bench.parts import checkpoint, directions, jobs, link, round, scaling, settings, uploads, workloads
 
 PARTS = {
     "link": link,
@@ -14,4 +14,6 @@ PARTS = {
     "scaling": scaling,
     "directions": directions,
     "jobs": jobs,
+    "checkpoint": checkpoint,
+    "uploads": uploads,
 }

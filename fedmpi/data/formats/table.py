@@ -1,11 +1,14 @@
 """A CSV table."""
 
 import csv
+import re
 
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
 from fedmpi.errors import UserError
+
+INTEGER = re.compile(r"-?[0-9]{1,18}")  # not every digit of Unicode: ² is none that int() reads
 
 
 def read(path, options):
@@ -71,7 +74,7 @@ def check_lines(path, names, rows):
 def _number_classes(values):
     """(class names, [n] labels from 0): names that are integers are in the order of numbers, others of words."""
     classes, labels = np.unique(values, return_inverse=True)
-    if all(name.lstrip("-").isdigit() for name in classes):  # 0, 2, 10 and not 0, 10, 2
+    if all(INTEGER.fullmatch(name) for name in classes):  # 0, 2, 10 and not 0, 10, 2
         order = np.argsort(classes.astype(int))
         classes, labels = classes[order], np.argsort(order)[labels]
     return classes.tolist(), labels

@@ -1,0 +1,45 @@
+"""What upload stages cost: rounds without any, and with stages that change nothing."""
+
+from fedmpi.bench.results import format_ms, format_ratio
+from fedmpi.bench.timing import Case
+from fedmpi.federation.uploads import Upload
+from fedmpi.text import format_table
+
+NONE = "no stage"
+
+
+class Nothing(Upload):
+    """A stage that changes nothing."""
+
+    def apply(self, client, rows, start, kept):
+        pass
+
+
+class NothingFromStart(Nothing):
+    """The same, but the rows that the round began with are kept for it."""
+
+    needs_start = True
+
+
+def measure(bench):
+    """Print the table. Collective.
+
+    One rank of several clients keeps these rows anyway; a rank of one client copies them once a round.
+    """
+    workload = bench.workload or ("fashion" if bench.quick else "mlp")
+    algorithm = bench.algorithms[0]
+    opened = {NONE: bench.open_rounds(workload, "--algorithm", algorithm)}
+    for name, stage in {"a stage": Nothing(), "with the start": NothingFromStart()}.items():
+        rounds = opened[name] = bench.open_rounds(workload, "--algorithm", algorithm)
+        rounds.federation.uploads = (stage,)
+        if stage.needs_start:
+            rounds.federation.store.keep_start()
+    times = bench.time_cases([Case(name, rounds.run) for name, rounds in opened.items()])
+    rows = []
+    for name, one in times.items():
+        bench.results.record(f"uploads/{workload}/{name}", one)
+        rows.append([name, format_ms(one), format_ratio(one / times[NONE])])
+    bench.results.print("", f"uploads: a round of {algorithm} on {workload}; the stages change nothing")
+    bench.results.print(*format_table(["", "round ms", f"/{NONE}"], rows))
+    for rounds in opened.values():
+        rounds.close()

@@ -1,0 +1,92 @@
+"""launch/mpirun.sh under every MPI that is here: hosts, restarts, and the job scripts of PBS and LSF that use it."""
+
+import os
+import pathlib
+import re
+import sys
+
+import pytest
+from conftest import PROGRAMS, ROOT, execute, launchers
+
+SCRIPT = ROOT / "launch" / "mpirun.sh"
+DIES = PROGRAMS / "dies_once.py"
+
+
+def mpirun(*words, mpi="default", **variables):
+    """Run the script with this environment's Python first in PATH."""
+    if mpi != "default":
+        launcher, libraries = launchers()[mpi]
+        folder = os.path.dirname(libraries["MPI4PY_LIBMPI"])
+        variables |= {**libraries, "LD_LIBRARY_PATH": folder, "MPIRUN": launcher[0]}
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    variables = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "", **variables}
+    return execute([SCRIPT, *words], timeout=120, env=variables)
+
+
+def test_a_killed_rank(any_mpi, tmp_path):
+    """Without restarts the job fails; with one it begins again."""
+    for restarts, code in ((0, None), (1, 0)):
+        marker = tmp_path / str(restarts)
+        ended = mpirun("-np", 2, "--max-restarts", restarts, "python", DIES, marker, "kill", mpi=any_mpi)
+        assert ended.returncode == code if code is not None else ended.returncode not in (0, 1, 2), ended.stderr
+        assert ("2 ranks" in ended.stdout) == (restarts == 1)
+    assert "restart 1 of 1" in ended.stderr
+
+
+@pytest.mark.parametrize(("code", "again"), [(75, True), (2, False), (1, False)])
+def test_only_what_may_go_better_is_repeated(tmp_path, code, again):
+    ended = mpirun("-np", 2, "--max-restarts", 3, "python", DIES, tmp_path / "marker", code)
+    assert ended.returncode == (0 if again else code), ended.stderr
+    assert ("restart 1 of 3" in ended.stderr) == again
+
+
+def test_hosts(any_mpi, tmp_path):
+    hosts, marker = tmp_path / "hosts", tmp_path / "marker"
+    hosts.write_text("# two on this one\nlocalhost:2\n\nlocalhost slots=1 # and one more\n")
+    marker.touch()
+    ended = mpirun("--hosts", hosts, "python", DIES, marker, 0, mpi=any_mpi)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("3 ranks, ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no program"),
+        (("-np", "many", "python"), "-np many: expected a whole number"),
+        (("--max-restarts", "-1", "python"), "--max-restarts -1: expected a whole number"),
+        (("--np", "2", "python"), "--np: expected -np, --hosts or --max-restarts"),
+        (("--hosts", "/no/such/file", "python"), "--hosts /no/such/file: cannot be read"),
+        (("--hosts", __file__, "python"), "expected lines like host1:4, and not"),
+    ],
+)
+def test_wrong_words_get_one_line(words, message):
+    ended = mpirun(*words)
+    assert ended.returncode == 2
+    assert message in ended.stderr and len(ended.stderr.splitlines()) == 1, ended.stderr
+
+
+def test_the_example_of_a_hosts_file_has_the_form_that_is_read():
+    lines = (ROOT / "launch" / "hosts.example").read_text().splitlines()
+    assert all(re.fullmatch(r"#.*|\w+(:\d+| slots=\d+)?", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("script", "variables"),
+    [
+        ("job.pbs", {"PBS_O_WORKDIR": ROOT, "PBS_NODEFILE": "hosts", "PBS_JOBNAME": "mine"}),
+        ("job.lsf", {"LS_SUBCWD": ROOT, "LSB_DJOB_HOSTFILE": "hosts", "LSB_JOBNAME": "mine"}),
+    ],
+)
+def test_job_scripts_of_other_schedulers(tmp_path, script, variables):
+    """With the variables that the scheduler sets, on this machine alone."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost\nlocalhost\n")
+    variables = {name: str(hosts if value == "hosts" else value) for name, value in variables.items()}
+    settings = f"--rounds 2 --local-steps 1 --algorithm fedavg --out {tmp_path}"
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    variables |= {"FEDMPI_SETTINGS": settings, "PATH": path, "PYTHONPATH": str(ROOT)}
+    ended = execute(["bash", ROOT / "launch" / script], env=variables)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 on 2 ranks" in ended.stdout
+    assert (tmp_path / "mine" / "model.h5").is_file()

@@ -1,0 +1,109 @@
+"""Messages beyond MPI's limits, by every transport; prints one line for each, or fails.
+
+Arguments: the bytes of a message, and "split" to set the limits of one call so low that such messages need many calls.
+"""
+
+import sys
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from transports import check
+
+import fedmpi.comm.exchange
+import fedmpi.comm.mpi
+import fedmpi.comm.topology
+from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.tree import Placement
+from fedmpi.federation.sums import TreeSums
+
+PERIOD = 1021  # elements; sums of such small whole numbers are exact
+CHUNK = 1 << 24  # elements that are filled and checked at once, to save memory
+
+
+def pattern(begin, end):
+    """Elements begin..end-1 of what rank 0 puts in; rank r adds r."""
+    return torch.arange(begin, end, dtype=torch.int64).remainder_(PERIOD).to(torch.float32)
+
+
+def chunks(block):
+    for begin in range(0, block.numel(), CHUNK):
+        end = min(begin + CHUNK, block.numel())
+        yield pattern(begin, end), block[begin:end]
+
+
+def fill(block, rank):
+    for expected, part in chunks(block):
+        part.copy_(expected + rank)
+
+
+def is_sum(block, size):
+    return all(torch.equal(part, expected * size + size * (size - 1) / 2) for expected, part in chunks(block))
+
+
+def check_sums(transport, numel):
+    """A sum in the transport's own order, and one in the order of the clients."""
+    link = MPILink(transport=transport)
+    block = link.allocate(numel, torch.float32)
+    fill(block, link.rank)
+    link.average(block, 1, block)
+    check(is_sum(block, link.size), f"{transport}: the sum")
+    del block
+    link.close()
+    link = MPILink(transport=transport)
+    sums = TreeSums([link.rank], Placement([[rank] for rank in range(link.size)]), link)
+    sums.allocate(numel, torch.float32, "cpu")
+    sums.begin(slice(0, numel), range(link.size))
+    fill(sums.outgoing, link.rank)
+    sums.add(0, sums.outgoing)
+    sums.average(1, sums.outgoing)
+    check(is_sum(sums.outgoing, link.size), f"{transport}: the sum in the order of the clients")
+    del sums
+    link.close()
+
+
+def check_rows(nbytes):
+    """Rank 0 sends all its rows to the last rank."""
+    link = MPILink()
+    row = 1000
+    rows = np.zeros((nbytes // row if link.rank == 0 else 0, row), np.uint8)
+    rows[:] = np.arange(len(rows))[:, None] % 251
+    nothing, everything = np.arange(0), np.arange(len(rows))
+    received = link.alltoallv(rows, [everything if rank == link.size - 1 else nothing for rank in range(link.size)])
+    expected = np.arange(nbytes // row) % 251 if link.rank == link.size - 1 else nothing
+    check((received[:, 0] == expected).all() and (received[:, -1] == expected).all(), "alltoallv")
+    link.close()
+
+
+def check_gather_and_broadcast(nbytes):
+    link = MPILink()
+    mine = np.full(nbytes // 8 // link.size, link.rank, np.float64)
+    everyone = link.allgatherv(mine)
+    check(all((part == rank).all() for rank, part in enumerate(everyone.reshape(link.size, -1))), "allgatherv")
+    everyone[:] = 7 if link.rank == 0 else 0
+    link.broadcast(everyone)
+    check((everyone == 7).all(), "broadcast")
+    link.close()
+
+
+def main(nbytes, *how):
+    if how == ("split",):
+        for module in (fedmpi.comm.topology, fedmpi.comm.exchange):
+            module.PIECE = 1 << 10
+        for module in (fedmpi.comm.topology, fedmpi.comm.mpi):
+            module.LARGEST_CALL = 1 << 10
+    nbytes = int(float(nbytes))
+    for name, action in {
+        "allreduce": lambda: check_sums("allreduce", nbytes // 4),
+        "shared": lambda: check_sums("shared", nbytes // 4),
+        "alltoallv": lambda: check_rows(nbytes),
+        "allgatherv and broadcast": lambda: check_gather_and_broadcast(nbytes),
+    }.items():
+        action()
+        if MPI.COMM_WORLD.rank == 0:
+            print("right:", name, flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])

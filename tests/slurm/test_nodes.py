@@ -1,0 +1,71 @@
+"""Several nodes with a network between them: sums, silo files and run folders that not all nodes see."""
+
+import json
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from conftest import PROGRAMS
+from slurm_jobs import closing, options
+
+TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)
+ONE_EACH = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
+
+
+def script(folder, *lines):
+    """A job script of some lines."""
+    path = folder / "job.sh"
+    path.write_text("\n".join(["#!/usr/bin/env bash", "set -e", *lines, ""]))
+    return path
+
+
+def test_sums_over_real_nodes(slurm, tmp_path):
+    """In the window of each node and between the nodes; also in pieces that are far too small."""
+    lines = [
+        "mpirun -np 4 python -m mpi4py -m transports real",
+        f"mpirun -np 4 python -m mpi4py {PROGRAMS / 'large_messages.py'} 1.2e5 split",
+    ]
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=TWO_EACH))
+    assert job.code == 0, job.log
+    assert job.log.count("equal:") == 16 and job.log.count("right:") == 4
+
+
+def test_silos_and_a_run_folder_that_one_node_sees(slurm, tmp_path):
+    """Each silo's file is on the node of its client alone; the run folder exists on the first node alone."""
+    for client in range(2):
+        rng = np.random.default_rng(client)
+        with h5py.File(tmp_path / f"made_{client}.h5", "w") as file:
+            for split in ("train", "test"):
+                file[f"{split}/images"] = rng.integers(0, 255, (40, 8, 8), dtype=np.uint8)
+                file[f"{split}/labels"] = np.arange(40) % 4
+    silos = "/dev/shm/silo_{client}.h5"
+    settings = f"--data '{silos}' --rounds 3 --local-steps 2 --threads 1 --out /dev/shm/out"
+    lines = [
+        f"srun -N2 -n2 bash -c 'cp {tmp_path}/made_$SLURM_NODEID.h5 /dev/shm/silo_$SLURM_NODEID.h5'",
+        f"mpirun -np 2 python -m mpi4py -m fedmpi.doctor {settings}",
+        f"mpirun -np 2 python -m mpi4py -m fedmpi.train {settings} --name mine",
+        "srun -N2 -n2 bash -c 'rm /dev/shm/silo_$SLURM_NODEID.h5'",
+        f"! mpirun -np 2 python -m mpi4py -m fedmpi.train {settings} --name other || exit 3",
+    ]
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=ONE_EACH))
+    assert job.code == 0, job.log
+    assert "warning  run folder" in job.log and "/dev/shm/out is not the same folder on rank 1 as on rank 0" in job.log
+    assert closing(job.log, "clients") == "2 on 2 ranks"
+    said = [line for line in job.log.splitlines() if line.startswith("fedmpi: error")]
+    assert said == [f"fedmpi: error: task.data = {silos}: client 0 has no file /dev/shm/silo_0.h5"]
+
+
+def test_the_link_between_nodes_is_measured(slurm, tmp_path):
+    """A throttled network shows in the doctor's bandwidth."""
+    if not slurm.network:
+        pytest.skip("nodes have no networks of their own here")
+    line = f"mpirun -np 2 {sys.executable} -m mpi4py -m fedmpi.doctor --json > doctor.json"
+    slurm.throttle("200mbit")
+    try:
+        job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=ONE_EACH))
+    finally:
+        slurm.unthrottle()
+    assert job.code == 0, job.log
+    between = json.loads((tmp_path / "doctor.json").read_text())["link"]["between nodes"]
+    assert between["bandwidth"] < 1.2 * 200e6 / 8

@@ -1,0 +1,409 @@
+"""Checkpoints: what goes on from files has the bits of an unbroken run; damage, full disks and signals lose nothing."""
+
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import final_rows
+import h5py
+import pytest
+import torch
+from conftest import PROGRAMS, launchers, ranks_of, running, start, train, wait_for
+from dies import outcome
+
+import fedmpi.algorithms
+import fedmpi.training.checkpoints
+from fedmpi.algorithms import Algorithm
+from fedmpi.comm.link import SoloLink
+from fedmpi.config.build import read_command_line
+from fedmpi.errors import Diverged, Stopped, UserError
+from fedmpi.registry import known
+from fedmpi.runs.checkpoint import find_checkpoints
+from fedmpi.runs.recorder import Recorder
+from fedmpi.tasks.classification import LoadedClassification
+from fedmpi.training.loop import train as train_here
+
+SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
+TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def go(out, words):
+    """Train in this process; returns the run folder."""
+    words = f"--threads 1 --tune-malloc false {words}".split()
+    words = words if "--resume" in words else [*words, "--out", str(out)]
+    return train_here(read_command_line(words), SoloLink()).folder
+
+
+def stop(monkeypatch, out, words, number):
+    """Train until a signal stops the run after round `number`."""
+    usual = Recorder.round
+
+    def with_signal(recorder, record, metrics):
+        usual(recorder, record, metrics)
+        if record["round"] == number - 1:
+            signal.raise_signal(signal.SIGUSR1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "round", with_signal)
+        with pytest.raises(Stopped, match=rf"^stopped after round {number} by SIGUSR1; to go on: --resume \S+$"):
+            go(out, words)
+
+
+def check_resumes(monkeypatch, out, settings):
+    go(out, f"{settings} --name whole")
+    stop(monkeypatch, out, f"{settings} --name parts", 3)
+    assert not (out / "parts" / "model.safetensors").exists()
+    go(out, f"--resume {out / 'parts'}")
+    assert outcome(out / "parts") == outcome(out / "whole")
+
+
+@pytest.mark.parametrize("name", known(fedmpi.algorithms, Algorithm))
+def test_every_algorithm_resumes_to_the_same_bits(tmp_path, monkeypatch, name):
+    task = "saddle_quadratic" if name in ("coda", "codasca") else "classification"
+    check_resumes(monkeypatch, tmp_path, f"{SHORT} --participation 0.75 --task {task} --algorithm {name}")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "runs").mkdir()
+    final_rows.make_files(folder)
+    go(folder / "runs", f"{SHORT} --name classifier --algorithm fedavg --data {folder}/images.h5 --model mlp")
+    return folder
+
+
+def test_private_and_frozen_layers_resume_to_the_same_bits(tmp_path, monkeypatch, files):
+    common = f"{SHORT} --data {files}/images.h5 --algorithm fafed --model mlp --init {files}/runs/classifier"
+    check_resumes(monkeypatch, tmp_path, f"{common} --freeze 1.bias --private 3")
+
+
+@pytest.mark.parametrize("task", final_rows.TASKS)
+def test_every_task_resumes_to_the_same_bits(tmp_path, monkeypatch, files, task):
+    settings = final_rows.TASKS[task].replace("FOLDER", str(files))
+    usual = SHORT.replace("--clients 4 ", "") if "--clients 3" in settings else SHORT
+    check_resumes(monkeypatch, tmp_path, f"{usual} {settings}")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; nobody changes it."""
+    out = tmp_path_factory.mktemp("toy")
+    go(out, f"{TOY} --rounds 6 --checkpoint-every 2 --name it")
+    return out / "it"
+
+
+@pytest.fixture
+def run(toy, tmp_path):
+    """A copy of it to go on with."""
+    shutil.copytree(toy, tmp_path / "it")
+    return tmp_path / "it"
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory):
+    """The outcome of an unbroken run of 8 rounds."""
+    return outcome(go(tmp_path_factory.mktemp("longer"), f"{TOY} --rounds 8 --eval-every 1"))
+
+
+def test_what_a_checkpoint_consists_of(toy):
+    assert find_checkpoints(toy) == [6, 4]
+    folder = toy / "checkpoints" / "000006"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "client-0000.h5", "client-0001.h5", "manifest.json", "server.h5",
+    ]  # fmt: skip
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["round"], manifest["clients"]) == (6, 2)
+    assert manifest["settings"]["algorithm"]["name"] == "scaffold" and manifest["versions"]["torch"]
+    with h5py.File(folder / "client-0001.h5") as file:
+        assert set(file["clients/1/rows"]) == {"c_i"} and file.attrs["clients/1/num_draws"] == 6
+    with h5py.File(folder / "server.h5") as file:
+        assert "clients" not in file and {"x", "c"} <= set(file["server"])  # private rows stay with their client
+
+
+def test_a_finished_run_is_complete_and_takes_more_rounds(run, longer, capsys):
+    before = (run / "metrics.jsonl").read_bytes()
+    go(None, f"--resume {run}")
+    assert capsys.readouterr().out == f"{run}: the run is complete after 6 rounds; --rounds asks for more\n"
+    assert (run / "metrics.jsonl").read_bytes() == before
+    go(None, f"--resume {run} --rounds 8 --eval-every 1")
+    rows, records = outcome(run)
+    assert rows == longer[0] and [record["round"] for record in records] == list(range(1, 9))
+    assert (run / "metrics.jsonl").read_bytes().startswith(before)
+    times = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert times == sorted(times)
+    assert "rounds: 8" in (run / "settings.yaml").read_text() and "resume: null" in (run / "settings.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--algorithm.step_size 0.3 --seed 1",
+            "with other settings: algorithm.step_size was 0.1, now 0.3, seed was 0, now 1",
+        ),
+        ("--clients 3", "clients was 2, now 3"),
+        ("--rounds 4", "it has made 6 rounds, and rounds = 4"),
+        ("--name other", "the run goes on in that folder; leave --out and --name out"),
+    ],
+)
+def test_settings_that_do_not_fit_give_one_line(run, words, message):
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        go(None, f"--resume {run} {words}")
+    assert "\n" not in str(error.value) and str(error.value).startswith(f"resume = {run}: ")
+    assert (run / "metrics.jsonl").read_bytes() == before and (run / "model.safetensors").exists()
+
+
+def test_settings_of_speed_and_place_may_change(run, longer):
+    go(None, f"--resume {run} --rounds 8 --checkpoint-keep 1 --data-dir {run} --transport shared")
+    assert outcome(run)[0] == longer[0]
+    assert find_checkpoints(run) == [8]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--resume {0}/nothing", "resume = {0}/nothing: not a run folder"),
+        ("--resume auto", "resume = auto: expected a --name"),
+    ],
+)
+def test_folders_that_cannot_be_resumed(tmp_path, words, message):
+    with pytest.raises(UserError, match=re.escape(message.format(tmp_path))):
+        go(tmp_path, words.format(tmp_path))
+
+
+def test_resume_auto_begins_goes_on_and_ends(tmp_path, monkeypatch, longer):
+    words = f"--out {tmp_path} --name it {TOY} --rounds 8 --eval-every 1 --resume auto"
+    (tmp_path / "it").mkdir()  # killed before its settings were written
+    stop(monkeypatch, tmp_path, words, 3)
+    shutil.rmtree(tmp_path / "it" / "checkpoints")  # as if it had been killed before the first one
+    stop(monkeypatch, tmp_path, words, 4)
+    go(tmp_path, words)
+    assert outcome(tmp_path / "it") == longer
+    go(tmp_path, words)  # a job that is put back into the queue after its end
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(UserError, match="mine: exists already"):
+        go(tmp_path, f"--out {tmp_path} --name mine {TOY} --resume auto")
+
+
+@pytest.mark.parametrize("name", ["server.h5", "client-0000.h5", "client-0001.h5", "manifest.json"])
+@pytest.mark.parametrize("harm", ["first byte", "last byte", "some byte", "shorter", "gone"])
+def test_damage_is_named_and_the_older_checkpoint_used(run, longer, capsys, name, harm):
+    path = run / "checkpoints" / "000006" / name
+    content = bytearray(path.read_bytes())
+    if harm == "gone":
+        path.unlink()
+    elif harm == "shorter":
+        path.write_bytes(content[:-1])
+    else:
+        at = {"first": 0, "last": -1, "some": random.Random(name).randrange(len(content))}[harm.split()[0]]
+        content[at] ^= 16
+        path.write_bytes(content)
+    go(None, f"--resume {run} --rounds 8 --eval-every 1")
+    output, errors = capsys.readouterr()
+    assert "going on after round 4" in output
+    assert f"checkpoint of round 6 is damaged: {path}: " in errors or (name, harm) == ("manifest.json", "gone")
+    assert outcome(run)[0] == longer[0]
+
+
+def test_a_run_without_a_whole_checkpoint_says_so(run):
+    for path in run.glob("checkpoints/*/server.h5"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="no checkpoint there can be used"):
+        go(None, f"--resume {run} --rounds 8")
+    assert (run / "model.safetensors").exists()
+
+
+def test_records_that_are_too_short_are_named(run, capsys):
+    os.truncate(run / "metrics.jsonl", (run / "metrics.jsonl").stat().st_size - 5)
+    go(None, f"--resume {run} --rounds 8")
+    output, errors = capsys.readouterr()
+    assert "going on after round 4" in output and "metrics.jsonl: the record of round 6 does not end at" in errors
+
+
+def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch, longer):
+    monkeypatch.setattr(fedmpi.training.checkpoints, "SMALL", 0)
+    monkeypatch.setattr(fedmpi.training.checkpoints, "_available_memory", lambda: 0)
+    stop(monkeypatch, tmp_path, f"{TOY} --rounds 8 --eval-every 1 --checkpoint-every 2 --name it", 5)
+    assert find_checkpoints(tmp_path / "it") == [5, 4]
+    go(None, f"--resume {tmp_path / 'it'}")
+    assert outcome(tmp_path / "it") == longer
+
+
+def test_checkpoints_by_time(tmp_path):
+    words = f"{TOY} --rounds 30 --checkpoint-keep 100"
+    found = find_checkpoints(go(tmp_path, f"{words} --checkpoint-minutes 1e-9"))
+    assert found[0] == 30 and found[-1] == 1 and len(found) > 2
+    assert find_checkpoints(go(tmp_path, words)) == [30]  # short runs write none but the last
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk with room for one checkpoint and a half."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_keeps_the_older_checkpoint_and_training_goes_on(tmp_path, small_disk, capsys):
+    settings = f"{SHORT} --checkpoint-every 2 --algorithm scaffold"
+    go(tmp_path, f"{settings} --name it --checkpoint-clients {small_disk}")
+    errors = capsys.readouterr().err
+    assert re.search(
+        rf"^fedmpi: checkpoint of round 4 is not written: {small_disk}/000004/client-000\d.h5: "
+        r"No space left on device; the last one is of round 2$", errors, re.MULTILINE,
+    )  # fmt: skip
+    assert find_checkpoints(tmp_path / "it") == [2]
+    assert [path.name for path in small_disk.iterdir()] == ["000002"]
+    (tmp_path / "it" / "model.safetensors").unlink()  # as if the run had been killed at its end
+    go(None, f"--resume {tmp_path / 'it'} --checkpoint-keep 1")
+    assert "going on after round 2" in capsys.readouterr().out
+    go(tmp_path, f"{settings} --name whole")
+    assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
+
+
+def test_a_stop_without_room_says_which_checkpoint_there_is(tmp_path, small_disk, monkeypatch):
+    (small_disk / "full").write_bytes(bytes(390 << 10))
+    words = f"{SHORT} --algorithm scaffold --checkpoint-clients {small_disk}"
+    with pytest.raises(UserError, match=r"^stopped after round 3 by SIGUSR1; there is no checkpoint$"):
+        stop(monkeypatch, tmp_path, words, 3)
+
+
+def test_a_folder_for_clients_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^checkpoint_clients: \S+/file: cannot be made: File exists$"):
+        go(tmp_path, f"{TOY} --checkpoint-clients {tmp_path}/file/{{client}}")
+
+
+def test_clients_files_may_lie_at_home(tmp_path, monkeypatch, longer):
+    words = f"{TOY} --rounds 8 --eval-every 1 --name it --checkpoint-clients {tmp_path}/silo-{{client}}"
+    stop(monkeypatch, tmp_path, words, 3)
+    assert (tmp_path / "silo-1" / "000003" / "client-0001.h5").is_file()
+    assert not list((tmp_path / "it").rglob("client*"))
+    go(None, f"--resume {tmp_path / 'it'}")
+    assert outcome(tmp_path / "it") == longer
+    assert [path.name for path in (tmp_path / "silo-0").iterdir()] == ["000008"] or find_checkpoints(tmp_path / "it")
+
+
+def test_a_run_that_diverges_keeps_its_best_model(tmp_path, monkeypatch):
+    words = f"{SHORT} --result best --checkpoint-every 1 --algorithm fedavg --name it"
+    folder, is_infinite = go(tmp_path, f"{words} --rounds 3"), []
+    usual, begin = LoadedClassification.loss, Recorder.begin
+
+    def with_infinity(recorder, *arguments):
+        begin(recorder, *arguments)
+        is_infinite.append(True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "begin", with_infinity)
+        patch.setattr(LoadedClassification, "loss", lambda *given: usual(*given) * (math.inf if is_infinite else 1))
+        with pytest.raises(
+            Diverged, match=r"it/kept.h5 is the best model so far; the last checkpoint is that of round 3"
+        ):
+            go(None, f"--resume {folder} --rounds 9")
+    assert (folder / "diverged.txt").is_file() and not (folder / "model.safetensors").exists()
+    go(tmp_path, f"{SHORT} --init {folder}/kept.h5 --algorithm fedavg --name next --rounds 1")
+    go(None, f"--resume {folder} --rounds 9")  # the last good state
+    assert not (folder / "diverged.txt").exists()
+
+
+@pytest.mark.parametrize("file", ["", "model.safetensors", "model.h5", "model.pt", "checkpoints/000005"])
+def test_a_new_run_begins_from_a_trained_model(tmp_path, files, file):
+    settings = f"{SHORT} --data {files}/images.h5 --algorithm fedavg --rounds 1"
+    folder = files / "runs" / "classifier"
+    if file == "model.pt":
+        from safetensors.torch import load_file
+
+        torch.save(load_file(folder / "model.safetensors"), folder / file)
+    found = go(tmp_path, f"{settings} --init {folder / file} --model mlp --algorithm.step_size 1e-30 --name it")
+    with h5py.File(found / "model.h5") as begun, h5py.File(folder / "model.h5") as trained:
+        assert begun["rows/x"][()].tobytes() == trained["rows/x"][()].tobytes()
+    (folder / "model.pt").unlink(missing_ok=True)
+    with pytest.raises(UserError, match="^init = [^\n]+$"):
+        go(tmp_path, f"{settings} --init {folder / file} --model mlp --model.hidden 7")
+
+
+def test_a_file_that_is_no_model(tmp_path):
+    (tmp_path / "it.h5").write_text("nothing")
+    with pytest.raises(UserError, match=r"^init = \S+it.h5: cannot be read: [^\n]+$"):
+        go(tmp_path, f"{SHORT} --init {tmp_path / 'it.h5'}")
+    with pytest.raises(UserError, match=r"none.pt: no such file; expected model.pt, "):
+        go(tmp_path, f"{SHORT} --init {tmp_path / 'none.pt'}")
+
+
+def test_kills_at_steps_of_writing(tmp_path):
+    ended = start(1, PROGRAMS / "dies.py", "steps", tmp_path, 9, *TOY.split(), "--rounds", 4, "--checkpoint-every", 1)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert int(re.search(r"(\d+) kills, each in another step", ended.stdout)[1]) >= 4
+
+
+@pytest.mark.slow
+def test_kills_at_every_step_of_writing(tmp_path):
+    ended = start(1, PROGRAMS / "dies.py", "steps", tmp_path, 1, *TOY.split(), "--rounds", 4, "--checkpoint-every", 1)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_200_kills_at_random_times(tmp_path):
+    words = (*SHORT.split(), "--rounds", 30, "--algorithm", "fafed", "--checkpoint-every", 1)
+    ended = start(1, PROGRAMS / "dies.py", "kills", tmp_path, 200, *words, timeout=3000)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith("200 kills")
+
+
+LONG = ("--clients", 4, "--local-steps", 3, "--rounds", 60, "--eval-every", 20, "--transport", "shared", "--threads", 1)
+
+
+def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
+    """kill -9 of a rank at three times, going on with 2, 4, 1 and 2 ranks: the bits of an unbroken run."""
+    words = ("-m", "fedmpi.train", *LONG, "--out", tmp_path, "--checkpoint-every", 1)
+    assert start(2, *words, "--name", "whole").returncode == 0
+    records, draw = tmp_path / "it" / "metrics.jsonl", random.Random(0)
+    for kill, ranks in enumerate((2, 4, 1)):
+        with running(ranks, *words, "--name", "it", "--resume", "auto") as job:
+            wait_for(lambda least=10 * (kill + 1): records.is_file() and records.read_text().count("\n") >= least)
+            time.sleep(draw.uniform(0, 0.3))
+            os.kill(draw.choice(ranks_of(job)), signal.SIGKILL)
+            assert job.wait(60) != 0
+    ended = start(2, *words, "--name", "it", "--resume", "auto")
+    assert ended.returncode == 0 and "going on after round" in ended.stdout, ended.stderr
+    assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("mpi", "name"), [("default", "SIGTERM"), ("default", "SIGINT"), ("default", "SIGUSR1"), ("openmpi", "SIGTERM")]
+)
+def test_a_signal_to_one_rank_stops_all_in_order(tmp_path, mpi, name):
+    if mpi not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
+    words = ("-m", "fedmpi.train", *LONG, "--rounds", 100000, "--out", tmp_path, "--name", "it")
+    with running(2, *words, mpi=mpi) as job:
+        wait_for((tmp_path / "it" / "metrics.jsonl").is_file)
+        os.kill(max(ranks_of(job)), getattr(signal, name))
+        output, _ = job.communicate(timeout=100)
+    assert job.returncode == 75, output
+    assert re.search(rf"^fedmpi: stopped after round \d+ by {name}; to go on: --resume \S+/it$", output, re.MULTILINE)
+    number = find_checkpoints(tmp_path / "it")[0]
+    assert (tmp_path / "it" / "metrics.jsonl").read_text().count("\n") == number
+    if name != "SIGTERM":
+        return
+    ended = train(1, tmp_path, "--name", "it", "--resume", "auto", "--rounds", number + 1)
+    assert ended.returncode == 0 and f"going on after round {number}" in ended.stdout, ended.stderr
