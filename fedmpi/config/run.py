@@ -73,6 +73,11 @@ class Run:
     data_dir: str | None = setting(None, "folder of data files; default: the variable FEDMPI_DATA", role="place")
     out: str = setting("runs", "folder of the run folders", role="place")
     name: str | None = setting(None, "name of the run folder; default: algorithm, data and a number", role="place")
+    track: str | None = setting(
+        None,
+        "also record in tensorboard, wandb (offline unless WANDB_MODE is set) or mlflow; several with commas",
+        role="place",
+    )
     resume: str | None = setting(
         None,
         "go on from the last checkpoint in this run folder, with its settings; auto: in the folder of --out and "

@@ -20,6 +20,7 @@ from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
+from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.data_account import account_for_data
@@ -83,14 +84,15 @@ def _make_recorder(job):
     if job.link.rank != 0:
         return None
     if run.resume not in (None, AUTO):
-        return Recorder(pathlib.Path(run.resume), job.num_rounds)
+        return Recorder(pathlib.Path(run.resume), job.num_rounds, make_trackers(run.track))
     prefix = command_name(type(config.algorithm))
     data = getattr(config.task, "data", command_name(type(config.task)))
     stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
     stem = re.sub(r"[-_.]*{.*}", "", stem) or "silos"  # silo_{client}: silo
     if run.resume == AUTO:
         clear_run_folder(pathlib.Path(run.out) / run.name)
-    return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}"), job.num_rounds)
+    trackers = make_trackers(run.track)  # first: an error leaves no folder behind
+    return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}"), job.num_rounds, trackers)
 
 
 class _Progress:
