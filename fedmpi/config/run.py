@@ -49,11 +49,15 @@ class Run:
     )
     seed: int = setting(0, "seed of every random stream", least=0, role="seed")
     eval_every: int | None = setting(
-        None, "rounds between evaluations; default: about 20 evaluations in a run", least=1, role="speed"
+        None,
+        "rounds between evaluations; default: about 10 evaluations in a run, with --evaluate full 20",
+        least=1,
+        role="speed",
     )
     evaluate: str = setting(
         "subset",
-        "before its end, a run is evaluated on a random subset of training and test data, drawn once, or on all",
+        "on what a run is evaluated: a random subset, drawn once (its end on all test data, and on all training data "
+        "if the gradients passed over them 5 times), or always on all data",
         among=("subset", "full"),
         role="speed",
     )

@@ -151,11 +151,8 @@ class LoadedAUC(LoadedClassification):
     def describe_inputs(self):
         return {**super().describe_inputs(), "class_names": ["negative", "positive"]}
 
-    def subset(self, num_samples):
-        part = super().subset(num_samples)
-        if part is not self:
-            part._tests, part._held = self._tests, self._held  # few positives would make the area uncertain
-        return part
+    def subset(self, num_samples, tests=True):
+        return super().subset(num_samples, tests=False)  # few positives would make the area uncertain
 
     def ascent(self, flat):
         return flat.segments[flat.names.index("auc.w")]

@@ -215,10 +215,12 @@ class LoadedClassification(LoadedTask):
             totals.append(_totals(module, samples))
         return totals
 
-    def subset(self, num_samples):
+    def subset(self, num_samples, tests=True):
         part, context = copy.copy(self), self._context
         each = -(-num_samples // context.num_clients)
         part._train = {k: _drawn(samples, each, context.seed, "train", k) for k, samples in self._train.items()}
+        if not tests:
+            return self if all(part._train[k] is samples for k, samples in self._train.items()) else part
         part._held = [_drawn(one, each, context.seed, "held out", k) for k, one in zip(self._train, self._held)]
         part._tests = []
         for samples, (owner, divisor, number, at) in zip(self._tests, self._test_parts):

@@ -34,7 +34,7 @@ class Job:
     Attributes:
         config: the `Config`. link: the `Link`. context: the `RankContext`.
         task: the `LoadedTask`. flat: the model as a `FlatModule`. federation: the `Federation`.
-        num_rounds: of the run.
+        num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
     """
 
     config: Config
@@ -44,6 +44,7 @@ class Job:
     flat: FlatModule
     federation: Federation
     num_rounds: int
+    num_batches: int
 
 
 def read_config(arguments, link, objects=None):
@@ -95,7 +96,7 @@ def prepare(config, link):
     agree(link, lambda: check_same_everywhere(link, flat.module))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
-    plan, num_rounds = agree(link, lambda: _plan(run, link, context, task, samplers))
+    plan, num_rounds, num_batches = agree(link, lambda: _plan(run, link, context, task, samplers))
     if config.task.has_model:
         first = context.clients[0]
         note = agree(link, lambda: try_training(config, flat, task, first, samplers[first]))
@@ -105,7 +106,7 @@ def prepare(config, link):
     private = agree(link, lambda: private_parts(run, task, flat))
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
-    return Job(config, link, context, task, flat, federation, num_rounds)
+    return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 
 
 def rank_context(run, link):
@@ -145,7 +146,7 @@ def _check_survival(run):
 
 
 def _plan(run, link, context, task, samplers):
-    """(the `Plan` of the run, its number of rounds)."""
+    """(the `Plan` of the run, its number of rounds, minibatches in a pass over all clients' data)."""
     num_samples = link.allgatherv(np.array([task.num_samples(client) for client in context.clients], dtype=np.float64))
     batches = link.allgatherv([samplers[client].batches_per_pass for client in context.clients])
     if run.local_epochs is not None:
@@ -162,7 +163,7 @@ def _plan(run, link, context, task, samplers):
         weights=num_samples.tolist() if run.weighting == "samples" else None,
         seed=run.seed,
     )
-    return plan, num_rounds
+    return plan, num_rounds, int(batches.sum())
 
 
 def _oracles(config, task, flat, samplers):

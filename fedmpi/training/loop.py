@@ -48,11 +48,12 @@ class Outcome:
     make_model: Callable[[], torch.nn.Module]
 
 
-def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
+def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is frozen
     """Train as the settings say, from the beginning or from a checkpoint. Collective on the link.
 
     Args:
         config: a `Config`. link: a `Link`. callbacks: what is called after rounds, see `Callbacks`.
+        began: when the program began, on the clock of `time.perf_counter`; None: now.
 
     Returns:
         the `Outcome`.
@@ -63,6 +64,7 @@ def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
         Diverged: on every rank, if a loss is not finite.
         Stopped: on every rank, if one was sent a signal and a checkpoint is written.
     """
+    began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
         job = prepare(config, link)
         recorder = agree(link, lambda: _make_recorder(job))
@@ -71,7 +73,7 @@ def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
             checkpoints = Checkpoints(job, folder, recorder)
             link.way_on = lambda: f"; --resume {folder} goes on after round {checkpoints.done}" * bool(checkpoints.done)
             job.federation.request = lambda: signals.bits | checkpoints.request()
-            return _run(job, recorder, checkpoints, callbacks)
+            return _run(job, recorder, checkpoints, callbacks, began)
         finally:
             if recorder is not None:
                 recorder.close()
@@ -98,13 +100,13 @@ class _Progress:
     """What the loop itself goes on with: the clocks, the metrics of the last evaluation, and what ends it early.
 
     Attributes:
-        ending: the `Ending`. metrics: of the last evaluation.
+        ending: the `Ending`. metrics: of the last evaluation. start_seconds: before the first round.
     """
 
     def __init__(self, ending):
         self.ending = ending
         self._began, self.evaluation_seconds = time.perf_counter(), 0.0
-        self.metrics = {}
+        self.metrics, self.start_seconds = {}, 0.0
 
     @property
     def seconds(self):
@@ -132,7 +134,7 @@ class _Progress:
         self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
 
 
-def _run(job, recorder, checkpoints, callbacks):
+def _run(job, recorder, checkpoints, callbacks, began):
     """Start or resume, rounds, evaluations, result."""
     run, link = job.config.run, job.link
     progress = _Progress(Ending(run, job.task.goal, link, callbacks))
@@ -158,6 +160,7 @@ def _run(job, recorder, checkpoints, callbacks):
     if recorder:
         job.task.write_split(recorder.folder)
     evaluation, records = Evaluation(job), Records(job, checkpoints.folder, recorder)
+    progress.start_seconds = time.perf_counter() - began
     try:
         _run_rounds(job, records, checkpoints, progress, rule, evaluation)
         return _finish(job, records, checkpoints, progress, rule, evaluation)
@@ -193,7 +196,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
     federation, run, link = job.federation, job.config.run, job.link
     if run.on_loss == "continue":
         link.survive()
-    every = run.eval_every or max(1, job.num_rounds // 20)
+    every = run.eval_every or max(1, job.num_rounds // (20 if run.evaluate == "full" else 10))
     if federation.round_index == 0:
         federation.start()
     is_last = federation.round_index >= job.num_rounds
@@ -272,6 +275,7 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     if recorder is not None:
         recorder.close()
         facts = {"evaluated on": evaluation.describe()}
+        facts |= {"start-up": f"{progress.start_seconds:.2f} s before the first round"}
         facts |= {"ended early": progress.ending.reason} if progress.ending.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"
         print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
