@@ -83,6 +83,9 @@ class Checkpoints:
             own: function without arguments -> name -> number, what the training loop itself goes on with.
         """
         federation, every = self._job.federation, self._job.config.run.checkpoint_every
+        if self._job.link.lost:  # the state of their clients is missing: the last checkpoint stays
+            self._pending = None
+            return
         if self._pending is not None and not federation.requests & WRITING:
             self._complete(federation.requests & FAILED)
         if federation.requests & DUE or (every and federation.round_index % every == 0):
@@ -112,6 +115,8 @@ class Checkpoints:
 
     def write_now(self, own):
         """Write a checkpoint of this moment, unless there is one, and wait for it; whether there is one then."""
+        if self._job.link.lost:
+            return False
         self.finish()
         if self.done != self._job.federation.round_index:
             self.begin(own)
@@ -120,7 +125,7 @@ class Checkpoints:
 
     def finish(self):
         """Wait for what is being written, and complete it."""
-        if self._pending is not None:
+        if self._pending is not None and not self._job.link.lost:
             self._pending.wait()
             self._complete(self._job.link.allgather([self._pending.bits & FAILED]).any())
 
@@ -182,6 +187,7 @@ class Checkpoints:
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         checksums = {} if failed else self._gather_checksums(written)
+        failed = failed or bool(link.lost)
         problem = self._write_manifest(written, checksums) if link.rank == 0 and not failed else None
         if not failed and link.first_failing(problem is not None) is None:
             self._rounds.append(written.number)
