@@ -69,6 +69,8 @@ setup(
             "torchmetrics>=1.4",  # metrics by name
             "shtab>=1.6",
             "mkdocs>=1.6",  # the pages
+            "nbclient>=0.10",  # the notebook in examples/
+            "ipykernel>=6.29",  # runs it
         ],
     },
 )
