@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from fedmpi.comm.agreement import agree, share
-from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
+from fedmpi.comm.device import pick_device, warn_if_shared
+from fedmpi.comm.host import keep_freed_memory, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
 from fedmpi.config.build import Config, resolve
@@ -80,6 +81,7 @@ def prepare(config, link):
     torch.set_num_threads(run.threads or share_of_cores(link))
     link.transport, link.reduction = run.transport, run.reduction
     context = agree(link, lambda: rank_context(run, link))
+    warn_if_shared(link, context.device)
     link.watch(run.timeout, spread(context.num_clients, link.size))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
@@ -113,7 +115,7 @@ def rank_context(run, link):
         num_ranks=link.size,
         seed=run.seed,
         data_dir=run.data_dir,
-        device=pick_device(run.device, link.local_rank),
+        device=pick_device(run.device, link),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
         is_personal=run.private is not None,
