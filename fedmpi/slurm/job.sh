@@ -3,6 +3,7 @@
 #   FEDMPI_RANK_LOGS=FOLDER          also write what rank N prints to FOLDER/JOBID-rank-N.log
 #   FEDMPI_DOCTOR=0                  leave out the checks before the start (python -m fedmpi.doctor)
 #   FEDMPI_MAX_REQUEUES=100          how often a job that is not finished requeues itself
+#   FEDMPI_RESTARTS=0                how often it also does so after a rank was killed or a node was lost
 
 here=$(dirname "${BASH_SOURCE[0]}")
 python=$(command -v python) # Open MPI's mpirun finds another one beside itself
@@ -157,13 +158,19 @@ finish() {
         say "job $SLURM_JOB_ID was ended by SLURM: cancelled, preempted or at its time limit"
         exit 143
     fi
-    [ "$1" -eq $NOT_FINISHED ] || exit "$1"
-    if [ "${SLURM_RESTART_COUNT:-0}" -ge "${FEDMPI_MAX_REQUEUES:-100}" ]; then
-        say "job $SLURM_JOB_ID is not finished after ${SLURM_RESTART_COUNT:-0} requeues; submit it again with the same --name"
-        exit $NOT_FINISHED
+    local most
+    case $1 in
+    "$NOT_FINISHED") most=${FEDMPI_MAX_REQUEUES:-100} ;;
+    9 | 14 | 137 | 143 | 255) most=${FEDMPI_RESTARTS:-0} ;; # what launchers say of a killed rank or a lost node
+    *) exit "$1" ;;
+    esac
+    if [ "${SLURM_RESTART_COUNT:-0}" -ge "$most" ]; then
+        say "job $SLURM_JOB_ID ended with exit code $1 after ${SLURM_RESTART_COUNT:-0} requeues, of $most that are allowed"
+    else
+        say "job $SLURM_JOB_ID is not finished (exit code $1): it is requeued and goes on later"
+        ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
+        say "job $SLURM_JOB_ID cannot be requeued"
     fi
-    say "job $SLURM_JOB_ID is not finished: it is requeued and goes on later"
-    ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
-    say "job $SLURM_JOB_ID cannot be requeued; submit it again with the same --name"
-    exit $NOT_FINISHED
+    say "to go on, submit it again with the same --name"
+    exit "$1"
 }

@@ -41,7 +41,7 @@ def test_three_time_limits_end_with_the_bits_of_one(slurm, tmp_path):
     interrupt(slurm, number, records, records.read_bytes().count(b"\n") + 3)
     job = slurm.wait(number)
     assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "2"), job.log
-    assert job.log.count("is not finished: it is requeued") == 2
+    assert job.log.count("is not finished (exit code 75): it is requeued") == 2
     assert "MPI_Abort" not in job.log
     assert train(2, tmp_path / "once", *LONG).returncode == 0
     here, there = run_in(tmp_path / "out"), run_in(tmp_path / "once")
@@ -60,7 +60,24 @@ def test_no_more_requeues_than_allowed(slurm, tmp_path):
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
     job = slurm.wait(number)
     assert (job.state, job.code) == ("FAILED", 75)
-    assert "is not finished after 0 requeues" in job.log
+    assert "ended with exit code 75 after 0 requeues, of 0 that are allowed" in job.log
+
+
+def test_a_lost_node(slurm, tmp_path):
+    """The job goes on from its newest checkpoint when it runs again."""
+    words = (*LONG, "--checkpoint-every", 2, "--out", tmp_path / "out")
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, FEDMPI_RESTARTS="1", **QUICK)
+    records = tmp_path / "out" / f"fedmpi-{number}" / "metrics.jsonl"
+    slurm.until(lambda: records.is_file() and records.read_bytes().count(b"\n") >= 5)
+    slurm.lose("n2")
+    job = slurm.wait(number, ["PENDING"])
+    slurm.start_node("n2")
+    slurm.until(lambda: slurm.fields(number)["Reason"] == "BeginTime")
+    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=True)
+    job = slurm.wait(number)
+    assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "1"), job.log
+    assert "going on after round" in job.log
+    assert [record["round"] for record in run_in(tmp_path / "out").records] == list(range(1, 41))
 
 
 @pytest.mark.slow
