@@ -199,6 +199,7 @@ class Cluster:
         daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait()
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")  # it would notice in 15 s
 
     def _start_slurmd(self, node):
         # The bash is the first process of the node's namespace: it collects the dead that slurmd leaves behind.
@@ -275,6 +276,13 @@ class Cluster:
         code, _, by_signal = fields["ExitCode"].partition(":")
         return Job(number, fields["JobState"], int(code) or (128 + int(by_signal) if by_signal != "0" else 0),
                    _read(fields), fields)  # fmt: skip
+
+    def let_run_again(self, number):
+        """Let a requeued job start now: SLURM itself waits for two minutes."""
+        while (state := self.fields(number)["JobState"]) not in ("RUNNING", "COMPLETED", "FAILED"):
+            if state == "PENDING":
+                self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+            time.sleep(0.1)
 
     def processes(self, word):
         """Ids of the nodes' processes that have a word in their command line."""
