@@ -69,7 +69,8 @@ def test_a_lost_node(slurm, tmp_path):
     records = tmp_path / "out" / f"fedmpi-{number}" / "metrics.jsonl"
     slurm.until(lambda: records.is_file() and records.read_bytes().count(b"\n") >= 5)
     slurm.lose("n2")
-    slurm.until(lambda: slurm.fields(number)["JobState"] != "RUNNING")
+    log = tmp_path / f"{number}.out"
+    slurm.until(lambda: "was ended by SLURM" in log.read_text() or "it is requeued" in log.read_text())
     slurm.start_node("n2")
     slurm.let_run_again(number)
     job = slurm.wait(number)
