@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedmpi.own_loop.join import join
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
+    from fedmpi.tasks._own import Task
     from fedmpi.train import train
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "Algorithm",
     "Exchange",
     "Federation",
+    "Task",
     "UserError",
     "__version__",
     "algorithms",
@@ -41,6 +43,7 @@ _DEFINED_IN = {
     "Algorithm": "fedmpi.algorithms.base",
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
+    "Task": "fedmpi.tasks._own",
     "UserError": "fedmpi.errors",
     "average": "fedmpi.own_loop.average",
     "join": "fedmpi.own_loop.join",

@@ -58,7 +58,13 @@ def known(package: types.ModuleType, base: type) -> dict[str, Any]:
 @functools.cache
 def _plug_ins(group: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Name -> entry point of what the installed packages add to a group."""
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=group)}
+    return {entry.name: entry for entry in _all_entry_points().select(group=group)}
+
+
+@functools.cache
+def _all_entry_points() -> Any:
+    """Of all installed packages; finding them takes some hundredths of a second."""
+    return importlib.metadata.entry_points()
 
 
 def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
@@ -104,6 +110,8 @@ def _import(kind: str, path: str, base: type) -> Any:
         cls = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # noqa: BLE001  importing a user's module can raise anything
         raise UserError(f"{kind} '{path}': cannot be imported: {type(error).__name__}: {error}") from error
+    if kind == "model" and callable(cls) and not inspect.isclass(cls):
+        return cls  # a function that makes one, like torchvision.models.resnet18
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}")
     return cls

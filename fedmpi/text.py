@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 # Kind of quantity -> (smallest number for which the unit is used, its size, its name).
 UNITS = {
@@ -114,12 +115,23 @@ class Table:
 
     def markdown(self):
         """The table in Markdown, best values in bold."""
-        rows = [[self._bold(r, c, cell) for c, cell in enumerate(row)] for r, row in enumerate(self.rows)]
-        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *rows]
+        rows = [[self._bold(r, c, as_markdown(cell)) for c, cell in enumerate(row)] for r, row in enumerate(self.rows)]
+        lines = [list(map(as_markdown, self.header)), ["---"] + ["---:"] * (len(self.header) - 1), *rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
     def _bold(self, row, column, cell):
         return f"**{cell}**" if (row, column) in self.best else cell
+
+
+def as_markdown(text):
+    """A text that Markdown shows as it is: without tags, formulas, links, emphasis and columns of its own."""
+    escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]|$~])", r"\\\1", escaped)
+
+
+def as_cell(value):
+    """A value for a CSV file: a text that a spreadsheet would take for a formula gets an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def format_table(titles, rows):

@@ -4,8 +4,6 @@ import dataclasses
 import inspect
 import typing
 
-import jsonargparse
-
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
 from fedmpi.federation import costs
@@ -53,6 +51,8 @@ def make_parser(classes, settings):
     Args:
         classes: see `declared_settings`, which gives `settings`.
     """
+    import jsonargparse  # takes long to import, and most runs do not need it
+
     parser = jsonargparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
     titles = {"": "the run"}
     for group, cls in classes.items():
@@ -138,7 +138,7 @@ def _settings_of(cls):
     if dataclasses.is_dataclass(cls):
         types = typing.get_type_hints(cls)
         return [(field.name, types[field.name], field.default, _help(field)) for field in dataclasses.fields(cls)]
-    types, settings = typing.get_type_hints(cls.__init__), []
+    types, settings = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls), []
     for name, parameter in inspect.signature(cls).parameters.items():
         is_given = name in ("shape", "num_classes")  # by the data
         if not is_given and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -5,6 +5,7 @@ from fedmpi.data.formats import OFFICIAL_READERS, find_reader
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.writer import write_file
 from fedmpi.errors import UserError
+from fedmpi.presets.reading import short
 
 
 def prepare(name, folder, options, origin=None, mirror=None, force=False):
@@ -36,8 +37,13 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     elif not origin.exists():
         raise UserError(f"--from {origin}: no such file or folder")
     read, readable_path = find_reader(name, origin)
-    splits, attributes = read(readable_path, options)
-    write_file(path, splits, {"dataset": name, **attributes})
+    try:
+        splits, attributes = read(readable_path, options)
+        write_file(path, splits, {"dataset": name, **attributes})
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  files from anybody are odd in ways that no list holds
+        raise UserError(f"{readable_path}: cannot be read: {short(f'{type(error).__name__}: {error}')}") from error
     return path
 
 

@@ -13,6 +13,7 @@ from fedmpi.report.curves import AXES, Target, metrics_of
 from fedmpi.report.tables import final_table, run_table, target_table, write_curves, write_finals
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs, is_run, run_folders
+from fedmpi.text import as_markdown
 
 DESCRIPTION = """\
 Draw runs: loss and metrics against communication rounds, bytes, gradient evaluations and wall time.
@@ -194,7 +195,9 @@ def _text(comparison, targets):
 
 
 def _markdown(comparison, targets):
-    return "\n".join(f"## {heading}\n\n{table.markdown()}" for heading, table in _tables(comparison, targets))
+    return "\n".join(
+        f"## {as_markdown(heading)}\n\n{table.markdown()}" for heading, table in _tables(comparison, targets)
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 The only module that needs matplotlib.
 """
 
+import functools
 import io
 import re
 import textwrap
@@ -28,11 +29,13 @@ DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
 WIDTH, HEIGHT = 312, 212  # points; small, so that text is readable on a phone
 BOTTOM, TOP = 37, 30  # points below and above the axes; on the left and right as many as numbers and names need
+MOST_NAMES = 24  # below the axes: of more methods only the highest and lowest curves are named
 LEADING = 2.5  # points between lines of names
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.5,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a $ in a name is a $
     "svg.hashsalt": "fedmpi",
     "axes.spines.left": False,
     "axes.spines.right": False,
@@ -110,6 +113,7 @@ def draw(methods, axis, metric, target=None):
     return figure
 
 
+@functools.lru_cache(maxsize=1000)  # it is drawn into the page and into a file
 def as_svg(figure):
     """A figure as the text of an SVG file, in the reader's own sans-serif type."""
     with matplotlib.rc_context(STYLE):
@@ -224,6 +228,7 @@ def _label_ends(axes, ends, names, size, width):
 def _legend_below(figure, ends, methods):
     """Put the names below the axes, if they are too many for the curves' ends; returns their height in points."""
     order = sorted(ends, key=lambda number: -ends[number][1])  # as the curves end, from above
+    order = order if len(order) <= MOST_NAMES else [*order[: MOST_NAMES // 2], *order[-MOST_NAMES // 2 :]]
     names = [textwrap.fill(methods[number].label, 58) for number in order]
     legend = figure.legend(
         [Line2D([], [], **_line_style(number)) for number in order], names, loc="lower left", fontsize=8,

@@ -5,6 +5,7 @@ import sys
 import time
 
 from fedmpi.config.resume import has_checkpoint
+from fedmpi.presets.reading import short
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import find_runs
 from fedmpi.text import Table, format_seconds
@@ -68,7 +69,8 @@ def _text(runs, complaints):
     metrics = dict.fromkeys(name for run in runs for name in run.metrics if name != "loss")
     header = ["run", "round", "left", "loss", "", *metrics]
     rows = [
-        [run.path.name, _rounds(run), _left(run), *_loss(run), *(_last(run, name) for name in metrics)] for run in runs
+        [short(run.path.name), _rounds(run), _left(run), *_loss(run), *(_last(run, name) for name in metrics)]
+        for run in runs
     ]
     return "\n".join(([Table(header, rows).text()] if rows else []) + [f"  {line}" for line in complaints])
 

@@ -2,9 +2,10 @@
 
 import csv
 
+from fedmpi.presets.reading import short
 from fedmpi.report.curves import best_of, curve, final, metrics_of
 from fedmpi.runs.record import AXES, field, label, title
-from fedmpi.text import Table, format_count, format_quantity
+from fedmpi.text import Table, as_cell, format_count, format_quantity
 
 
 def final_table(problem):
@@ -42,7 +43,7 @@ def target_table(problem, target):
 def run_table(problem):
     """Every run: its folder, seed, and how it ended."""
     rows = [
-        [str(run.path), method.label, str(run.settings.get("seed", "?")), _state(run)]
+        [short(run.path), method.label, str(run.settings.get("seed", "?")), _state(run)]
         for method in problem.methods
         for run in method.runs
     ]
@@ -60,7 +61,13 @@ def write_curves(path, problems):
                     for axis in AXES:
                         for point in curve(method, axis, name):
                             values = (point.x, point.mean, point.low, point.high)
-                            lines.writerow([problem.label, method.label, name, axis, *(f"{v:.9g}" for v in values)])
+                            lines.writerow(
+                                [
+                                    *map(as_cell, (problem.label, method.label, name)),
+                                    axis,
+                                    *(f"{v:.9g}" for v in values),
+                                ]
+                            )
 
 
 def write_finals(path, problems):
@@ -75,7 +82,7 @@ def write_finals(path, problems):
                     if spread is not None:
                         values = (spread.mean, spread.deviation, min(spread.values), max(spread.values))
                         words = ["" if v is None else f"{v:.9g}" for v in values]
-                        lines.writerow([problem.label, method.label, name, *words, len(spread.values)])
+                        lines.writerow([*map(as_cell, (problem.label, method.label, name)), *words, len(spread.values)])
 
 
 def _runs_in_words(method):

@@ -4,13 +4,20 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 
 from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
+from fedmpi.presets.reading import short
 from fedmpi.run_files import CLIENTS, DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.settings import former_names
+
+LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
+LARGEST_VALUE = 1e200  # of metrics
+LONGEST_NAME, LONGEST_VALUE, LONGEST_NOTE = 100, 2000, 10_000  # letters
+NAME = re.compile(r"[A-Za-z_][\w.+-]{0,99}", re.ASCII)  # of a field of a record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +90,7 @@ def read_run(folder):
     settings, paper = _read_settings(folder / SETTINGS)
     records, clients = read_records(folder / RECORDS)
     note = folder / DIVERGED
-    diverged = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
+    diverged = short(note.read_text(encoding="utf-8", errors="replace")[:LONGEST_NOTE]) if note.is_file() else ""
     return RunFolder(folder, settings, records, is_complete(folder), diverged, paper, clients, _client_names(folder))
 
 
@@ -104,7 +111,9 @@ def find_runs(paths):
                 raise UserError(f"{folder}: no round is recorded{f' ({run.diverged})' if run.diverged else ' yet'}")
             runs.append(run)
         except UserError as error:
-            complaints.append(str(error))
+            complaints.append(short(error))
+        except Exception as error:  # noqa: BLE001  a folder from anybody costs at most itself
+            complaints.append(short(f"{folder}: cannot be read: {type(error).__name__}: {error}"))
     return runs, complaints
 
 
@@ -119,9 +128,18 @@ def _read_settings(path):
     """(flat settings under their current names, what a preset says about the paper's result)."""
     content, paper = split_paper(read_file(path), path)
     names = former_names(Run)
-    settings = {names.get(key, key): value for key, value in flatten(content).items()}
+    settings = {short(names.get(key, key), LONGEST_NAME): _plain(value) for key, value in flatten(content).items()}
     _check_settings(path, settings)
     return settings, paper
+
+
+def _plain(value):
+    """A setting's value as it can be shown: a number, a truth value, None, or a short text of one line."""
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < LARGEST):
+        return value
+    if isinstance(value, list) and all(isinstance(one, bool | int | float) for one in value) and len(value) < 100:
+        return value
+    return short(value, LONGEST_VALUE)
 
 
 def _check_settings(path, settings):
@@ -135,21 +153,29 @@ def _check_settings(path, settings):
 def read_records(path):
     """(the records of a file, if there is one, the clients' last values); an unfinished last line is ignored."""
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
     by_round, clients = {}, {}
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not _is_record(record):
             raise UserError(f"{path}: line {number} is not the record of a round")
         if isinstance(record.get(CLIENTS_KEY), dict):
             clients = record[CLIENTS_KEY]
-        by_round[record["round"]] = {k: v for k, v in record.items() if type(v) in (int, float)}
+        fields = record.items()
+        by_round[record["round"]] = {k: _number(v) for k, v in fields if type(v) in (int, float) and NAME.fullmatch(k)}
     return [by_round[number] for number in sorted(by_round)], clients
+
+
+def _number(value):
+    """A value that can be added to others: too large ones are infinite, and nothing is -inf."""
+    if abs(value) < LARGEST_VALUE:
+        return value
+    return math.inf if value > 0 else math.nan
 
 
 def _client_names(folder):
@@ -165,4 +191,6 @@ def _is_record(record):
     if not isinstance(record, dict) or type(record.get("round")) is not int or record["round"] < 1:
         return False
     amounts = [record[name] for name in AMOUNTS if name in record]
-    return all(type(amount) in (int, float) and 0 <= amount < math.inf for amount in amounts)
+    if not all(type(amount) in (int, float) and 0 <= amount < LARGEST for amount in amounts):
+        return False
+    return all(abs(value) < LARGEST for value in record.values() if type(value) is int)

@@ -14,6 +14,7 @@ from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
 from fedmpi.runs.folder import is_complete
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.state_file import Damaged
+from fedmpi.runs.trackers.base import titled
 
 LONGEST_LINE = 1 << 20  # bytes of a record
 
@@ -24,6 +25,7 @@ class Recorder:
     Args:
         folder: path of the run folder, which exists (`make_run_folder`); its records are gone on with.
         num_rounds: of the run, for the progress bar.
+        trackers: `Tracker` objects that are told the same.
 
     Attributes:
         last: the last record, {} if there is none.
@@ -32,8 +34,8 @@ class Recorder:
         UserError: if the folder cannot be written.
     """
 
-    def __init__(self, folder, num_rounds):
-        self.folder = folder
+    def __init__(self, folder, num_rounds, trackers=()):
+        self.folder, self._trackers, self._told = folder, trackers, []
         try:
             self._lines = open(folder / RECORDS, "a+b")  # noqa: SIM115  closed by `close`
         except OSError as error:
@@ -60,6 +62,9 @@ class Recorder:
         except OSError as error:
             raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
         self.last = self._last_line(position)
+        for tracker in self._trackers:
+            tracker.begin(self.folder, settings, self.last.get("round", 0))
+            self._told.append(tracker)
         if sys.stderr.isatty():
             done = self.last.get("round", 0)
             self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
@@ -109,6 +114,8 @@ class Recorder:
         self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
         self._lines.write(json.dumps(self.last).encode() + b"\n")
         self._lines.flush()
+        for tracker in self._told:
+            tracker.round(record["round"], titled(self.last))
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         if self._bar is not None:
             self._bar.update()
@@ -125,6 +132,8 @@ class Recorder:
         """End the progress bar and close the file."""
         if self._bar is not None:
             self._bar.close()
+        while self._told:
+            self._told.pop().close()
         self._lines.close()
 
 

@@ -246,7 +246,8 @@ class LoadedAttack(LoadedTask):
         of_clients = sum(self._means(module, samples)[:2] for samples in self._clients.values())
         mistaken = self._means(module, self._tests)[2] * self._tests.num
         margin, distortion, mistaken, num = link.allgather([*of_clients, mistaken, self._tests.num]).sum(0)
-        margin, distortion = margin / self._context.num_clients, distortion / self._context.num_clients
+        num_clients = link.num_present(self._context.num_clients)
+        margin, distortion = margin / num_clients, distortion / num_clients
         return {
             "train_loss": margin + self._settings.distortion_weight * distortion,
             "attack_loss": margin,

@@ -125,8 +125,10 @@ class LoadedTask:
     def model_arguments(self, model_class, model_settings):
         """Name -> value of the arguments that a model is built with: those that the data give, and its settings."""
         offered = {"shape": self.shape, "num_classes": self.num_classes}
-        taken = inspect.signature(model_class).parameters
-        return {**{k: v for k, v in offered.items() if k in taken}, **model_settings}
+        taken = dict(inspect.signature(model_class).parameters)
+        if not inspect.isclass(model_class) and any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+            taken["num_classes"] = None  # torchvision's functions hand it on to their class
+        return {**{k: v for k, v in offered.items() if k in taken and v is not None}, **model_settings}
 
     def constructor(self, model_class, model_settings):
         """How to build the module again: {"class": a dotted path, "arguments": name -> value}, which JSON can hold.
@@ -204,11 +206,12 @@ class LoadedTask:
         """
         raise NotImplementedError
 
-    def subset(self, num_samples):
+    def subset(self, num_samples, tests=True):
         """The task as it is evaluated during a run: on a fixed random part of its data, drawn by the run's seed.
 
         Args:
             num_samples: about so many training samples of all clients, and as many test samples.
+            tests: whether there are fewer test and held-out samples, too.
 
         Returns:
             an object with the method `evaluate`; the task itself, if it has no more samples than that.

@@ -1,6 +1,7 @@
 """Checkpoints: what goes on from files has the bits of an unbroken run; damage, full disks and signals lose nothing."""
 
 import json
+import math
 import os
 import random
 import re
@@ -25,6 +26,7 @@ from fedmpi.errors import Diverged, Stopped, UserError
 from fedmpi.registry import known
 from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
+from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.training.loop import train as train_here
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
@@ -39,9 +41,10 @@ def as_many_threads_as_before():
 
 
 def go(out, words):
-    """Train in this process."""
+    """Train in this process; returns the run folder."""
     words = f"--threads 1 --tune-malloc false {words}".split()
-    return train_here(read_command_line(words if "--resume" in words else [*words, "--out", str(out)]), SoloLink())
+    words = words if "--resume" in words else [*words, "--out", str(out)]
+    return train_here(read_command_line(words), SoloLink()).folder
 
 
 def stop(monkeypatch, out, words, number):
@@ -80,6 +83,11 @@ def files(tmp_path_factory):
     final_rows.make_files(folder)
     go(folder / "runs", f"{SHORT} --name classifier --algorithm fedavg --data {folder}/images.h5 --model mlp")
     return folder
+
+
+def test_private_and_frozen_layers_resume_to_the_same_bits(tmp_path, monkeypatch, files):
+    common = f"{SHORT} --data {files}/images.h5 --algorithm fafed --model mlp --init {files}/runs/classifier"
+    check_resumes(monkeypatch, tmp_path, f"{common} --freeze 1.bias --private 3")
 
 
 @pytest.mark.parametrize("task", final_rows.TASKS)
@@ -295,26 +303,26 @@ def test_clients_files_may_lie_at_home(tmp_path, monkeypatch, longer):
     assert [path.name for path in (tmp_path / "silo-0").iterdir()] == ["000008"] or find_checkpoints(tmp_path / "it")
 
 
-def test_a_run_that_diverges_keeps_its_best_model(tmp_path):
-    words = f"{SHORT} --rounds 60 --result best --checkpoint-every 1 --algorithm fedavg --algorithm.step_size 0.1"
-    go(tmp_path, f"{words} --name good --rounds 3")
-    with pytest.raises(
-        Diverged, match=r"good/kept.h5 is the best model so far; the last checkpoint is that of round 3"
-    ):
-        monkey_diverge(tmp_path / "good")
-    go(tmp_path, f"{SHORT} --init {tmp_path}/good/kept.h5 --algorithm fedavg --name next --rounds 1")
+def test_a_run_that_diverges_keeps_its_best_model(tmp_path, monkeypatch):
+    words = f"{SHORT} --result best --checkpoint-every 1 --algorithm fedavg --name it"
+    folder, is_infinite = go(tmp_path, f"{words} --rounds 3"), []
+    usual, begin = LoadedClassification.loss, Recorder.begin
 
+    def with_infinity(recorder, *arguments):
+        begin(recorder, *arguments)
+        is_infinite.append(True)
 
-def monkey_diverge(folder):
-    """Go on with a run whose losses are infinite from now on."""
-    from fedmpi.tasks.classification import LoadedClassification
-
-    usual = LoadedClassification.loss
-    LoadedClassification.loss = lambda self, module, batch: usual(self, module, batch) * float("inf")
-    try:
-        go(None, f"--resume {folder} --rounds 9")
-    finally:
-        LoadedClassification.loss = usual
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "begin", with_infinity)
+        patch.setattr(LoadedClassification, "loss", lambda *given: usual(*given) * (math.inf if is_infinite else 1))
+        with pytest.raises(
+            Diverged, match=r"it/kept.h5 is the best model so far; the last checkpoint is that of round 3"
+        ):
+            go(None, f"--resume {folder} --rounds 9")
+    assert (folder / "diverged.txt").is_file() and not (folder / "model.safetensors").exists()
+    go(tmp_path, f"{SHORT} --init {folder}/kept.h5 --algorithm fedavg --name next --rounds 1")
+    go(None, f"--resume {folder} --rounds 9")  # the last good state
+    assert not (folder / "diverged.txt").exists()
 
 
 @pytest.mark.parametrize("file", ["", "model.safetensors", "model.h5", "model.pt", "checkpoints/000005"])

@@ -1,6 +1,7 @@
 """What several readers share: their options, and the reading of files that may be damaged."""
 
 import dataclasses
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -18,6 +19,9 @@ READ_ERRORS = (
     KeyError,
     NotImplementedError,
     RuntimeError,
+    MemoryError,
+    OverflowError,
+    struct.error,
     zlib.error,
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -47,7 +51,8 @@ def choose_test_set(labels, options):
     Raises:
         UserError: if the training set or the test set would be empty.
     """
-    num_test = round(options.test_share * len(labels))
+    is_share = 0 < options.test_share < 1  # nan is none
+    num_test = round(options.test_share * len(labels)) if is_share else 0
     if not 0 < num_test < len(labels):
         raise UserError(
             f"--test-share {options.test_share}: makes {num_test} of {len(labels)} samples the test set: "

@@ -1,0 +1,314 @@
+"""Tasks of one's own: a Dataset per client, a loss and metrics; `fedmpi.Task`."""
+
+import dataclasses
+import importlib
+import inspect
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Subset, default_collate
+
+from fedmpi.errors import UserError
+from fedmpi.oracles.base import seed_noise
+from fedmpi.settings import setting
+from fedmpi.streams import FIRST, WHOLE, derive, generator
+from fedmpi.tasks.base import LoadedTask, Metrics, constructor_of
+from fedmpi.tasks.base import Task as AnyTask
+
+EVALUATION_BATCH = 100  # samples
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(AnyTask):
+    """Base of tasks of one's own: subclasses say what a client's data are, what the loss is, and what is measured.
+
+    >>> import fedmpi, torch
+    >>> class Line(fedmpi.Task):
+    ...     def train(self, client, num_clients):
+    ...         x = torch.linspace(-1, 1, 20)[client::num_clients, None]
+    ...         return torch.utils.data.TensorDataset(x, 3 * x)
+    ...     def loss(self, model, batch):
+    ...         return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+    >>> Line().workers
+    0
+
+    In a file mytask.py, it is chosen by ``--task mytask.Line --model mymodels.Net``. Its further settings, if any,
+    are the fields of a dataclass, made by `fedmpi.setting`.
+
+    Attributes:
+        metrics: name -> function(outputs, targets) -> number, on the whole test set (or without one, on the training
+            sets of all clients): a function, or the dotted path of one of torchmetrics' or scikit-learn's, or a pair
+            of it and its keyword arguments. Functions of scikit-learn get (targets, predictions).
+        model: the default model: a class, or its dotted path. num_classes: given to models that take it, or None.
+        goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
+    """
+
+    workers: int = setting(0, "processes per client that load samples; 0: the rank itself loads", least=0, role="speed")
+    prefetch: int = setting(2, "minibatches that each worker has ready", least=1, role="speed")
+    measured_samples: int = setting(
+        2000, "samples of each client, drawn once, on which train_loss is measured; 0: all", least=0
+    )
+
+    has_partition = False
+    metrics: ClassVar[dict] = {}
+    model: ClassVar[object] = None
+    num_classes: ClassVar[int | None] = None
+    goal: ClassVar[tuple] = ("train_loss", -1)
+
+    @classmethod
+    def of(cls, name, **members):
+        """A subclass from functions, for notebooks and scripts: ``fedmpi.Task.of("Line", train=..., loss=...)``.
+
+        Args:
+            name: of the subclass. members: its attributes; functions are without `self`, as one writes them.
+        """
+        module = inspect.currentframe().f_back.f_globals.get("__name__", "__main__")
+        members = {key: staticmethod(value) if inspect.isfunction(value) else value for key, value in members.items()}
+        return type(name, (cls,), {"__module__": module, **members})
+
+    def train(self, client, num_clients):
+        """The training data of a client: a `torch.utils.data.Dataset` with a length and items by number."""
+        raise NotImplementedError(f"{type(self).__name__} does not define train(client, num_clients)")
+
+    def test(self):
+        """The test data, the same on every rank, or None. Every rank evaluates a part of them."""
+        return None
+
+    def loss(self, model, batch):
+        """Mean loss of a batch: a 0-d tensor."""
+        raise NotImplementedError(f"{type(self).__name__} does not define loss(model, batch)")
+
+    def predict(self, model, batch):
+        """(outputs, targets) of a batch, that the metrics compare."""
+        inputs, targets = batch
+        return model(inputs), targets
+
+    def collate(self, samples):
+        """A batch from a list of samples."""
+        return default_collate(samples)
+
+    @property
+    def default_model(self):
+        """The dotted path of `model`, or None."""
+        return constructor_of(self.model)["class"] if inspect.isclass(self.model) else self.model
+
+    def load(self, context, partition):
+        return LoadedOwnTask(self, context)
+
+
+class LoadedOwnTask(LoadedTask):
+    """See `LoadedTask`. Metrics: train_loss; test_loss if there is a test set; the task's own.
+
+    Args:
+        task: a `Task` of this module. context: a `RankContext`.
+    """
+
+    def __init__(self, task, context):
+        self._task, self._context = task, context
+        self.goal, self.num_classes, self.default_model = task.goal, task.num_classes, task.default_model
+        self._train = {client: _checked(task.train(client, context.num_clients), client) for client in context.clients}
+        self._test = task.test()
+        self._metrics = {name: _measure(name, metric) for name, metric in task.metrics.items()}
+        sample = self._move(task.collate([self._train[context.clients[0]][0]]))
+        first = next(iter(sample.values())) if isinstance(sample, dict) else sample
+        first = first[0] if isinstance(first, tuple | list) else first
+        self.shape = tuple(first.shape[1:]) if isinstance(first, torch.Tensor) else ()
+        self._loaders = {}  # client -> _Loader
+
+    def sampler(self, client, batch_size, first_batch_size, seed, device):
+        numbered = _Numbered(super().sampler(client, batch_size, first_batch_size, seed, "cpu"))
+        self._loaders[client] = _Loader(self._task, self._train[client], numbered, seed, client)
+        return numbered
+
+    def num_samples(self, client):
+        return len(self._train[client])
+
+    def batch(self, client, indices):
+        loader = self._loaders.get(client)
+        if loader is not None and loader.has(indices):
+            return self._move(loader.next())
+        return self._move(_fetch(self._task, self._train[client], indices))
+
+    def loss(self, module, batch):
+        return self._task.loss(module, batch)
+
+    def evaluate(self, module, link):
+        objective, values = 0.0, {}
+        for client, dataset in self._train.items():
+            objective += self._mean_loss(module, self._measured(client, dataset))[0]
+        num_clients = self._context.num_clients
+        values["train_loss"] = float(link.allgather([objective]).sum()) / num_clients
+        parts = list(self._train.values())
+        if self._test is not None:
+            edges = [len(self._test) * rank // link.size for rank in (link.rank, link.rank + 1)]
+            parts = [Subset(self._test, range(*edges))]
+            loss, number = self._mean_loss(module, parts[0])
+            total, number = link.allgather([loss * number, number]).sum(0)
+            values["test_loss"] = float(total / number)
+        if self._metrics:
+            outputs, targets = self._predictions(module, parts, link)
+            values |= {name: float(metric(outputs, targets)) for name, metric in self._metrics.items()}
+        return Metrics(values)
+
+    def _measured(self, client, dataset):
+        """The samples of a client on which its loss is measured: the same in every evaluation."""
+        at_most = self._task.measured_samples or len(dataset)
+        if at_most >= len(dataset):
+            return dataset
+        drawn = generator(self._context.seed, "measured", client).choice(len(dataset), at_most, replace=False)
+        return Subset(dataset, np.sort(drawn).tolist())
+
+    def _batches(self, dataset):
+        task = self._task
+        loader = DataLoader(dataset, EVALUATION_BATCH, collate_fn=task.collate, num_workers=task.workers)
+        yield from map(self._move, loader) if len(dataset) else ()
+
+    def _mean_loss(self, module, dataset):
+        """(mean loss, number of samples)."""
+        total, number = 0.0, 0
+        for batch in self._batches(dataset):
+            size = min(EVALUATION_BATCH, len(dataset) - number)
+            total, number = total + size * self._task.loss(module, batch).item(), number + size
+        return total / max(1, number), number
+
+    def _predictions(self, module, parts, link):
+        """(outputs, targets) of all ranks, on the CPU."""
+        pairs = [self._task.predict(module, batch) for dataset in parts for batch in self._batches(dataset)]
+        return tuple(_of_all_ranks([torch.as_tensor(pair[which]) for pair in pairs], link) for which in (0, 1))
+
+    def _move(self, batch):
+        """A batch on the device, its floating-point tensors in the run's dtype."""
+        if isinstance(batch, torch.Tensor):
+            dtype = self._context.dtype if batch.is_floating_point() else None
+            return batch.to(self._context.device, dtype)
+        if isinstance(batch, dict):
+            return {name: self._move(value) for name, value in batch.items()}
+        if isinstance(batch, tuple | list):
+            return tuple(self._move(value) for value in batch)
+        return batch
+
+
+class _Numbered:
+    """A sampler that remembers the number of the draw that was asked for last."""
+
+    def __init__(self, sampler):
+        self._sampler, self.batches_per_pass = sampler, sampler.batches_per_pass
+        self.number, self.indices = None, None
+
+    def __call__(self, number):
+        self.number, self.indices = number, self._sampler(number)
+        return self.indices
+
+
+class _Loader:
+    """A client's minibatches, made ahead of their draw by worker processes.
+
+    The draws are numbered and each is seeded by its number, so that neither the number of workers nor where a run was
+    resumed changes a batch.
+    """
+
+    def __init__(self, task, dataset, sampler, seed, client):
+        self._task, self._dataset, self._sampler = task, dataset, sampler
+        self._seed, self._client = seed, client
+        self._iterator, self._next = None, None
+
+    def has(self, indices):
+        """Whether workers load the batch at `indices`: those that the sampler gave last."""
+        number = self._sampler.number
+        return self._task.workers > 0 and number not in (None, FIRST, WHOLE) and indices is self._sampler.indices
+
+    def next(self):
+        """The batch of the draw that the sampler was asked for last."""
+        number, task = self._sampler.number, self._task
+        if number != self._next:
+            made = _Made(task, self._dataset, self._sampler._sampler, self._seed, self._client)
+            loader = DataLoader(
+                made, batch_size=None, sampler=_From(number), num_workers=task.workers, prefetch_factor=task.prefetch
+            )
+            self._iterator = iter(loader)
+        self._next = number + 1
+        return next(self._iterator)
+
+
+class _Made:
+    """Draw number -> batch, seeded as the oracle seeds a draw."""
+
+    def __init__(self, task, dataset, sampler, seed, client):
+        self._task, self._dataset, self._sampler = task, dataset, sampler
+        self._seed, self._client = seed, client
+
+    def __getitem__(self, number):
+        seed_noise(derive(self._seed, "augmentation", self._client, number), torch.device("cpu"))
+        return _fetch(self._task, self._dataset, self._sampler(number))
+
+
+class _From:
+    """The numbers from `first` on; a run may be shorter than any of them."""
+
+    def __init__(self, first):
+        self._first = first
+
+    def __iter__(self):
+        number = self._first
+        while True:
+            yield number
+            number += 1
+
+
+def _fetch(task, dataset, indices):
+    return task.collate([dataset[index] for index in indices.tolist()])
+
+
+def _checked(dataset, client):
+    """A client's Dataset.
+
+    Raises:
+        UserError: if it is none, or has no sample.
+    """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise UserError(f"train({client}): is a {type(dataset).__name__}: expected a Dataset with a length")
+    if not len(dataset):
+        raise UserError(f"train({client}): the client has no sample")
+    return dataset
+
+
+def _of_all_ranks(tensors, link):
+    """The tensors of all ranks, one after the other along their first axis, on the CPU. Collective on the link.
+
+    A rank without any learns the shape and type from the others; numbers travel as float64.
+    """
+    mine = torch.cat([tensor.detach() for tensor in tensors]).cpu() if tensors else torch.empty(0)
+    inner = mine[0].numel() if len(mine) else 0
+    is_integer = len(mine) > 0 and not mine.is_floating_point()
+    facts = link.allgather([mine.dim(), inner, is_integer])
+    values = torch.from_numpy(link.allgatherv(mine.double().reshape(-1).numpy()))
+    dims, inner, is_integer = (int(column.max()) for column in facts.T)
+    values = values.long() if is_integer else values.float()
+    return values if dims == 1 else values.reshape(-1, *(mine.shape[1:] if len(mine) else (inner,)))
+
+
+def _measure(name, metric):
+    """function(outputs, targets) -> number, from what `Task.metrics` has.
+
+    Raises:
+        UserError: if it cannot be imported.
+    """
+    metric, settings = metric if isinstance(metric, tuple) else (metric, {})
+    if not isinstance(metric, str):
+        return lambda outputs, targets: metric(outputs, targets, **settings)
+    module, _, attribute = metric.rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"metric {name} = {metric}: cannot be imported: {error}") from None
+    if module.split(".")[0] == "sklearn":
+        return lambda outputs, targets: function(targets.numpy(), _predicted(outputs, targets).numpy(), **settings)
+    if inspect.isclass(function):
+        return lambda outputs, targets: function(**settings)(outputs, targets)
+    return lambda outputs, targets: function(outputs, targets, **settings)
+
+
+def _predicted(outputs, targets):
+    """The class with the largest output if there is one output per class; otherwise the outputs themselves."""
+    return outputs.argmax(1) if outputs.dim() == targets.dim() + 1 else outputs

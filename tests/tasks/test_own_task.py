@@ -1,0 +1,81 @@
+"""Tasks of one's own: a Dataset per client, a loss and metrics."""
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT, train
+from torch.utils.data import TensorDataset
+
+import fedmpi
+from fedmpi.tasks._own import _measure
+
+CLOCKS = ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds")
+
+
+def records(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
+
+
+def test_the_example_learns(tmp_path):
+    settings = ("--task", "own_task.Waves", "--rounds", 30, "--algorithm", "fedadam", "--name", "run")
+    settings += ("--algorithm.step_size", 0.5, "--algorithm.server_step_size", 0.1)
+    done = train(2, tmp_path, *settings, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"})
+    assert done.returncode == 0, done.stderr
+    assert fedmpi.load_run(tmp_path / "run").final("accuracy") > 0.8
+    assert 0 < fedmpi.load_run(tmp_path / "run").final("f1") <= 1
+
+
+def test_the_example_is_short():
+    """What a person writes for a task: the class, without the imports and the made-up data."""
+    text = (ROOT / "examples" / "own_task.py").read_text(encoding="utf-8")
+    assert len([line for line in text[text.index("class Waves") :].splitlines() if line.strip()]) < 25
+
+
+def test_neither_workers_nor_ranks_change_a_batch(tmp_path):
+    runs = []
+    for ranks, workers in ((1, 0), (2, 2)):
+        settings = ("--task", "noisy_task.Regression", "--task.workers", workers, "--name", f"w{workers}")
+        settings += ("--clients", 2, "--rounds", 2, "--local-steps", 5, "--batch-size", 8, "--dtype", "float64")
+        done = train(ranks, tmp_path, *settings)
+        assert done.returncode == 0, done.stderr
+        runs.append(records(tmp_path / f"w{workers}"))
+    for one, other in zip(*runs, strict=True):
+        assert one.keys() == other.keys() and {"loss", "bytes"} <= one.keys()
+        # the noise of evaluated samples is not that of training
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("Empty", "train(0): the client has no sample"),
+        ("Unfinished", "Unfinished does not define loss(model, batch)"),
+        ("BadMetric", "metric error = sklearn.metrics.no_such_score: cannot be imported"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(tmp_path, task, message):
+    ended = train(1, tmp_path, "--task", f"noisy_task.{task}", "--rounds", 1)
+    assert message in ended.stderr and "Traceback" not in ended.stderr and ended.returncode == 2, ended.stderr
+
+
+def test_metrics_by_name():
+    outputs, targets = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), torch.tensor([0, 1, 1])
+    for metric in (
+        "sklearn.metrics.accuracy_score",
+        ("torchmetrics.functional.accuracy", {"task": "multiclass", "num_classes": 2}),
+        ("torchmetrics.Accuracy", {"task": "multiclass", "num_classes": 2}),
+        lambda outputs, targets: (outputs.argmax(1) == targets).float().mean(),
+    ):
+        assert float(_measure("accuracy", metric)(outputs, targets)) == pytest.approx(2 / 3)
+
+
+def test_a_task_of_functions(tmp_path):
+    def data(client, num_clients):
+        return TensorDataset(torch.ones(3, 1), torch.zeros(3))
+
+    Zero = fedmpi.Task.of("Zero", train=data, loss=lambda model, batch: model(batch[0]).square().mean())
+    assert len(Zero().train(0, 1)) == 3 and Zero.__module__ == __name__ and Zero().test() is None
+    run = fedmpi.train(task=Zero, model=torch.nn.Linear(1, 1), clients=2, rounds=20, out=tmp_path, algorithm="fedavg")
+    assert run.final["train_loss"] < 0.05
