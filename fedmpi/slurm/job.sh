@@ -155,23 +155,27 @@ run_ranks() {
 
 # finish CODE: end this job; if it is not finished, requeue it.
 finish() {
+    local most code=$1
     if [ -n "${stopped:-}" ]; then
-        say "job $SLURM_JOB_ID was ended by SLURM: cancelled, preempted or at its time limit"
-        exit 143
+        # Of these, SLURM requeues preempted jobs and those of lost nodes itself.
+        if [[ $(scontrol -o show job "$SLURM_JOB_ID") != *Reason=TimeLimit* || $code -eq 0 ]]; then
+            say "job $SLURM_JOB_ID was ended by SLURM: cancelled, preempted, or a node was lost"
+            exit 143
+        fi
+        code=$NOT_FINISHED # the ranks may not have had the time to say so
     fi
-    local most
-    case $1 in
+    case $code in
     "$NOT_FINISHED") most=${FEDMPI_MAX_REQUEUES:-100} ;;
     9 | 14 | 137 | 143 | 255) most=${FEDMPI_RESTARTS:-0} ;; # what launchers say of a killed rank or a lost node
-    *) exit "$1" ;;
+    *) exit "$code" ;;
     esac
     if [ "${SLURM_RESTART_COUNT:-0}" -ge "$most" ]; then
-        say "job $SLURM_JOB_ID ended with exit code $1 after ${SLURM_RESTART_COUNT:-0} requeues, of $most that are allowed"
+        say "job $SLURM_JOB_ID ended with exit code $code after ${SLURM_RESTART_COUNT:-0} requeues, of $most that are allowed"
     else
-        say "job $SLURM_JOB_ID is not finished (exit code $1): it is requeued and goes on later"
+        say "job $SLURM_JOB_ID is not finished (exit code $code): it is requeued and goes on later"
         ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
         say "job $SLURM_JOB_ID cannot be requeued"
     fi
     say "to go on, submit it again with the same --name"
-    exit "$1"
+    exit "$code"
 }

@@ -1,5 +1,7 @@
 """A job that is longer than its time limit is submitted once and ends some requeues later, with the same bits."""
 
+import re
+
 import h5py
 import numpy as np
 import pytest
@@ -80,13 +82,14 @@ def test_a_lost_node(slurm, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_time_limit(slurm, tmp_path):
-    """SLURM itself warns: it sends the signal some seconds after the start of a job of one minute."""
+@pytest.mark.parametrize(("warning", "heard"), [("USR1@20", "SIGUSR1"), ("URG@1", "SIGTERM")])
+def test_a_real_time_limit(slurm, tmp_path, warning, heard):
+    """SLURM itself warns; and a job that it did not warn has the seconds between its first and its last signal."""
     words = (*LONG, "--rounds", 100000, "--out", tmp_path / "out")
-    chosen = [*TWO, "--time=1", "--signal=B:USR1@20"]
+    chosen = [*TWO, "--time=1", f"--signal=B:{warning}"]
     number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=chosen, **QUICK)
-    slurm.until(lambda: slurm.fields(number)["Restarts"] == "1", seconds=150)
+    slurm.until(lambda: slurm.fields(number)["Restarts"] == "1", seconds=240)
     log = (tmp_path / f"{number}.out").read_text()
     slurm.run("scancel", number, check=True)
-    assert "stopped after round" in log and "it is requeued" in log, log
+    assert re.search(rf"stopped after round \d+ by {heard}", log) and "it is requeued" in log, log
     assert not run_in(tmp_path / "out").is_complete
