@@ -54,7 +54,10 @@ class Recorder:
         """
         try:
             part = self.folder / f"{SETTINGS}.part"
-            part.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+            with open(part, "w", encoding="utf-8") as file:
+                file.write(yaml.safe_dump(settings, sort_keys=False))
+                file.flush()
+                os.fsync(file.fileno())
             part.replace(self.folder / SETTINGS)
             self._lines.truncate(position)
             for name in (MODEL, FORMER_MODEL, DIVERGED):  # of the run as it was before it went on

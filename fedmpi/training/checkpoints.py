@@ -208,6 +208,7 @@ class Checkpoints:
         settings = {**job.config.resolved, "clients": job.context.num_clients}
         try:
             self._recorder.sync()
+            sync_folder(self._folder.absolute().parent)
             content = {
                 "round": written.number,
                 "rounds": job.num_rounds,
