@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import sys
+import time
 
 import torch
 
@@ -39,6 +40,16 @@ def _mallopt(options):
         return
     for option, value in options.items():
         mallopt(option, value)
+
+
+def seconds_since_start():
+    """How long this process has been running; 0.0 where /proc does not say it."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5): since the machine's start
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return 0.0
 
 
 def usable_cores():

@@ -15,6 +15,7 @@ from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
 from fedmpi.runs.folder import is_complete
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.state_file import Damaged
+from fedmpi.runs.trackers.base import titled
 
 LONGEST_LINE = 1 << 20  # bytes of a record
 
@@ -25,6 +26,7 @@ class Recorder:
     Args:
         folder: path of the run folder, which exists (`make_run_folder`); its records are gone on with.
         num_rounds: of the run, for the progress bar.
+        trackers: `Tracker` objects that are told the same.
 
     Attributes:
         last: the last record, {} if there is none.
@@ -33,8 +35,8 @@ class Recorder:
         UserError: if the folder cannot be written.
     """
 
-    def __init__(self, folder, num_rounds):
-        self.folder = folder
+    def __init__(self, folder, num_rounds, trackers=()):
+        self.folder, self._trackers, self._told = folder, trackers, []
         try:
             self._lines = open(folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as error:
@@ -62,13 +64,19 @@ class Recorder:
         except OSError as error:
             raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
         self.last = self._last_line(position)
+        for tracker in self._trackers:
+            tracker.begin(self.folder, settings, self.last.get("round", 0))
+            self._told.append(tracker)
         if sys.stderr.isatty():
             done = self.last.get("round", 0)
             self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
 
     def _write_settings(self):
         part = self.folder / f"{SETTINGS}.part"
-        part.write_text(self._settings, encoding="utf-8")
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(self._settings)
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(self.folder / SETTINGS)
 
     def position(self):
@@ -115,6 +123,8 @@ class Recorder:
         clients = getattr(metrics, "clients", {})
         self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
         self._append(json.dumps(self.last).encode() + b"\n")
+        for tracker in self._told:
+            tracker.round(record["round"], titled(self.last))
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         if self._bar is not None:
             self._bar.update()
@@ -172,6 +182,8 @@ class Recorder:
         if self._pending:
             print(f"fedmpi: {self.folder / RECORDS}: the last records found no room", file=sys.stderr, flush=True)
             self._pending = b""
+        while self._told:
+            self._told.pop().close()
         self._lines.close()
 
 
