@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.errors import UserError
-from fedmpi.tasks.base import Task
+from fedmpi.tasks.base import LoadedTask, Task
 from fedmpi.tasks.classification import LoadedClassification
 
 
@@ -80,6 +80,9 @@ class LoadedDatasets(LoadedClassification):
 
     def synchronise(self, link):
         self.num_classes = int(link.allgather([self.num_classes]).max())
+
+    def data_files(self):
+        return LoadedTask.data_files(self)
 
     def write_split(self, folder):
         """Nothing to write: the program that made the Datasets knows."""
