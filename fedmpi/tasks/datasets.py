@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.errors import UserError
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import LoadedClassification
 
 
@@ -64,6 +64,7 @@ class LoadedDatasets(LoadedClassification):
 
     def __init__(self, context, train, test, test_rows):
         self._context, self._augmentation, self._is_shared = context, None, True
+        self._files = []
         first = next(iter(train.values()))[0]
         self.shape = tuple(first.shape[1:])
         pairs = [*train.values(), *([test] if test else [])]
@@ -80,9 +81,6 @@ class LoadedDatasets(LoadedClassification):
 
     def synchronise(self, link):
         self.num_classes = int(link.allgather([self.num_classes]).max())
-
-    def data_files(self):
-        return LoadedTask.data_files(self)
 
     def write_split(self, folder):
         """Nothing to write: the program that made the Datasets knows."""
