@@ -50,7 +50,7 @@ class Run:
     seed: int = setting(0, "seed of every random stream", least=0, role="seed")
     eval_every: int | None = setting(
         None,
-        "rounds between evaluations; default: about 10 evaluations in a run, with --evaluate full 20",
+        "rounds between evaluations; default: about 10 evaluations in a run, 20 if they are on all data",
         least=1,
         role="speed",
     )
