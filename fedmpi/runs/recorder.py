@@ -16,8 +16,12 @@ from fedmpi.runs.folder import is_complete
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import titled
+from fedmpi.text import format_seconds
 
 LONGEST_LINE = 1 << 20  # bytes of a record
+
+
+LONG_WAIT = 60  # seconds; progress lines say the time left beyond it
 
 
 class Recorder:
@@ -131,7 +135,12 @@ class Recorder:
             if text:
                 self._bar.set_postfix_str(text)
         elif text:
-            print(f"round {record['round']}/{self._num_rounds}: {text}", flush=True)
+            print(f"round {record['round']}/{self._num_rounds}: {text}{self._time_left(record)}", flush=True)
+
+    def _time_left(self, record):
+        """In words, how long the remaining rounds take if they are like those before; "" if that is soon."""
+        left = record["seconds"] / record["round"] * (self._num_rounds - record["round"])
+        return f"; {format_seconds(left)} left" if left > LONG_WAIT else ""
 
     def _append(self, line):
         """Write a line behind the others; what the disk has no room for stays in memory and is tried again."""

@@ -204,7 +204,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
     federation, run, link = job.federation, job.config.run, job.link
     if run.on_loss == "continue":
         link.survive()
-    every = run.eval_every or max(1, job.num_rounds // (20 if run.evaluate == "full" else 10))
+    every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
     if federation.round_index == 0:
         federation.start()
     is_last = federation.round_index >= job.num_rounds
