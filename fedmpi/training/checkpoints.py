@@ -73,7 +73,7 @@ class Checkpoints:
         if self._pending is not None:
             return self._pending.bits
         minutes = self._job.config.run.checkpoint_minutes
-        is_due = minutes is not None and time.monotonic() - self._began >= 60 * minutes
+        is_due = minutes > 0 and time.monotonic() - self._began >= 60 * minutes
         return DUE if is_due and self._job.link.rank == 0 else 0
 
     def after_round(self, own):
@@ -83,23 +83,49 @@ class Checkpoints:
             own: function without arguments -> name -> number, what the training loop itself goes on with.
         """
         federation, every = self._job.federation, self._job.config.run.checkpoint_every
+        if self._job.link.lost:  # the state of their clients is missing: the last checkpoint stays
+            self._pending = None
+            return
         if self._pending is not None and not federation.requests & WRITING:
             self._complete(federation.requests & FAILED)
         if federation.requests & DUE or (every and federation.round_index % every == 0):
             self.finish()
-            self._begin(own())
+            self.begin(own)
+
+    def begin(self, own):
+        """Begin to write the state of this moment; ends at once where memory for a copy is missing."""
+        federation, link = self._job.federation, self._job.link
+        self._began, number = time.monotonic(), federation.round_index
+        state, files = federation.state(), []
+        for client in self._job.context.clients:
+            part = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
+            files.append((self._client_folder(number, client) / client_file(client), part))
+        if link.rank == 0:
+            part = {name: value for name, value in state.items() if not name.startswith("clients/")}
+            part |= {f"loop/{name}": value for name, value in own().items()}
+            files.append((checkpoint_folder(self._folder, number) / SERVER_STATE, part))
+        position = self._recorder.position() if self._recorder else None
+        nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
+        if nbytes <= max(SMALL, SHARE_OF_MEMORY * _available_memory() / link.local_size):
+            self._pending = _Writing(number, _copied(files), position)
+            self._pending.start()
+        else:
+            self._pending = _Writing(number, files, position)
+            self._pending.run()
 
     def write_now(self, own):
         """Write a checkpoint of this moment, unless there is one, and wait for it; whether there is one then."""
+        if self._job.link.lost:
+            return False
         self.finish()
         if self.done != self._job.federation.round_index:
-            self._begin(own())
+            self.begin(own)
             self.finish()
         return self.done == self._job.federation.round_index
 
     def finish(self):
         """Wait for what is being written, and complete it."""
-        if self._pending is not None:
+        if self._pending is not None and not self._job.link.lost:
             self._pending.wait()
             self._complete(self._job.link.allgather([self._pending.bits & FAILED]).any())
 
@@ -151,27 +177,6 @@ class Checkpoints:
         run = self._job.config.run
         return client_folder(run.checkpoint_clients, self._folder, round_index, client, self._job.link.rank)
 
-    def _begin(self, own):
-        """Begin to write the state of this moment; ends at once where memory for a copy is missing."""
-        federation, link = self._job.federation, self._job.link
-        self._began, number = time.monotonic(), federation.round_index
-        state, files = federation.state(), []
-        for client in self._job.context.clients:
-            part = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
-            files.append((self._client_folder(number, client) / client_file(client), part))
-        if link.rank == 0:
-            part = {name: value for name, value in state.items() if not name.startswith("clients/")}
-            part |= {f"loop/{name}": value for name, value in own.items()}
-            files.append((checkpoint_folder(self._folder, number) / SERVER_STATE, part))
-        position = self._recorder.position() if self._recorder else None
-        nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
-        if nbytes <= max(SMALL, SHARE_OF_MEMORY * _available_memory() / link.local_size):
-            self._pending = _Writing(number, _copied(files), position)
-            self._pending.start()
-        else:
-            self._pending = _Writing(number, files, position)
-            self._pending.run()
-
     def _complete(self, failed):
         """Name the files that all ranks have written in a manifest, or remove them if one could not be written."""
         link, written, self._pending = self._job.link, self._pending, None
@@ -182,6 +187,7 @@ class Checkpoints:
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         checksums = {} if failed else self._gather_checksums(written)
+        failed = failed or bool(link.lost)
         problem = self._write_manifest(written, checksums) if link.rank == 0 and not failed else None
         if not failed and link.first_failing(problem is not None) is None:
             self._rounds.append(written.number)
@@ -202,6 +208,7 @@ class Checkpoints:
         settings = {**job.config.resolved, "clients": job.context.num_clients}
         try:
             self._recorder.sync()
+            sync_folder(self._folder.absolute().parent)
             content = {
                 "round": written.number,
                 "rounds": job.num_rounds,
@@ -258,11 +265,18 @@ class Checkpoints:
             name = client_file(client)
             if name not in files:
                 raise Damaged(f"there is no state of client {client}: it was made with {manifest['clients']} clients")
-            state |= read_state(self._client_folder(number, client) / name, *files[name])
+            state |= read_state(self._find_client_folder(manifest, client) / name, *files[name])
         if self._job.link.rank == 0:
             folder = checkpoint_folder(self._folder, number)
             state |= read_state(folder / SERVER_STATE, *files[SERVER_STATE])
         return state
+
+    def _find_client_folder(self, manifest, client):
+        """The folder with a client's file: where it would be written now, or where it was written then."""
+        here = self._client_folder(manifest["round"], client)
+        pattern, rank = manifest["settings"].get("checkpoint_clients"), self._job.link.rank
+        there = client_folder(pattern, self._folder, manifest["round"], client, rank)
+        return there if not (here / client_file(client)).exists() else here
 
     def _refuse(self):
         raise UserError(f"resume = {self._folder}: no checkpoint there can be used; begin again with another --name")

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import start
+from conftest import ROOT, start
 
 from fedmpi.bench import cost_model, timing
 from fedmpi.bench.__main__ import read_arguments
@@ -257,9 +257,28 @@ def test_wrong_arguments_end_in_one_line(words, line):
     assert line in errors[0]
 
 
+def test_whole_jobs(tmp_path):
+    done = bench(2, "jobs", "--quick", "--json", tmp_path / "jobs.json", "--traceback")
+    assert done.returncode == 0, done.stderr
+    measures = json.loads((tmp_path / "jobs.json").read_text())["measures"]
+    ratio = measures["jobs/fedmpi"]["median"] / measures["jobs/loop"]["median"]
+    assert measures["jobs/fedmpi to loop"]["median"] == pytest.approx(ratio)
+    assert "fedmpi, its default evaluations" in done.stdout
+
+
 def test_uploads(tmp_path):
     done = bench(1, "uploads", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
     assert done.returncode == 0, done.stderr
     measures = json.loads((tmp_path / "u.json").read_text())["measures"]
     assert set(measures) == {f"uploads/fashion/{name}" for name in ("no stage", "a stage", "with the start")}
     assert all(measure["median"] > 0 for measure in measures.values())
+
+
+def test_checkpoint(tmp_path):
+    words = ("checkpoint", "--quick", "--seconds", "0.05", "--algorithms", "scaffold", "--set", "--local_steps 1")
+    done = bench(2, *words, "--json", tmp_path / "c.json", "--traceback")
+    assert done.returncode == 0, done.stderr
+    measures = json.loads((tmp_path / "c.json").read_text())["measures"]
+    for name in ("a checkpoint beside them", "a checkpoint at once", "state file", "plain file"):
+        assert measures[f"checkpoint/fashion/{name}"]["median"] > 0
+    assert "share of plain" in done.stdout and not list(ROOT.glob("bench-checkpoint-*"))

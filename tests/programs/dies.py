@@ -75,12 +75,12 @@ def kill_at_random_times(out, number, settings):
         if is_complete(out / f"run-{run}") and not os.WIFSIGNALED(status):
             assert outcome(out / f"run-{run}") == expected, f"run-{run}"
             ended, run = ended + 1, run + (killed < number)
-    print(f"{killed} kills, {ended} runs came to their end, all equal")
+            print(f"{killed} kills, {ended} equal ends", flush=True)
 
 
 def die_at(step):
     """Make this process kill itself before the `step`th call that writes, counted from its second checkpoint on."""
-    calls, usual = [-math.inf], Checkpoints._begin
+    calls, usual = [-math.inf], Checkpoints.begin
 
     def begin(checkpoints, own):
         calls[0] = max(calls[0], 0) if checkpoints.done else calls[0]
@@ -95,7 +95,7 @@ def die_at(step):
 
         return call
 
-    Checkpoints._begin = begin
+    Checkpoints.begin = begin
     for name in STEPS:
         setattr(os, name, counted(getattr(os, name)))
 

@@ -1,0 +1,128 @@
+"""What a checkpoint costs: rounds with one written beside them or at once, and its speed as a share of the disk's."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+
+import torch
+
+from fedmpi.bench.results import format_ms, format_rate, format_ratio
+from fedmpi.bench.timing import Case
+from fedmpi.bench.workloads import WORKLOADS
+from fedmpi.comm.agreement import share
+from fedmpi.runs.recorder import Recorder
+from fedmpi.runs.state_file import PIECE, write_state
+from fedmpi.text import format_bytes, format_table
+from fedmpi.training.checkpoints import Checkpoints
+
+MOST_ROUNDS = 100  # in a turn
+TARGET = 0.7  # of the disk's sequential speed
+BESIDE, AT_ONCE = "a checkpoint beside them", "a checkpoint at once"
+
+
+def measure(bench):
+    """Print two tables; the files are written into a folder here that is removed afterwards. Collective."""
+    workload = bench.workload or ("fashion" if bench.quick else "mlp")
+    rounds = bench.open_rounds(workload, "--algorithm", bench.algorithms[-1])
+    rank = rounds.link.rank
+    folder = pathlib.Path(share(rounds.link, lambda: tempfile.mkdtemp(prefix="bench-checkpoint-", dir=".")))
+    recorder = Recorder(folder, 1) if rank == 0 else None
+    try:
+        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.training, folder, recorder))
+        _measure_speed(bench, workload, rounds, folder)
+    finally:
+        if recorder is not None:
+            recorder.close()
+            shutil.rmtree(folder, ignore_errors=True)
+    rounds.close()
+
+
+def _measure_rounds(bench, workload, rounds, checkpoints):
+    """Some rounds, the same with a checkpoint written while they go on, and with one written at once."""
+    federation = rounds.federation
+    federation.request = checkpoints.request
+    alone = bench.time_cases([Case("round", rounds.run)], bench.seconds / 4)["round"]
+
+    def at_once():
+        rounds.run()
+        checkpoints.write_now(dict)
+
+    written = bench.time_cases([Case("written", at_once)], bench.seconds / 4)["written"].median - alone.median
+    number = min(MOST_ROUNDS, max(2, round(2 * written / alone.median)))
+
+    def beside():
+        checkpoints.begin(dict)
+        for _ in range(number):
+            rounds.run()
+            checkpoints.after_round(dict)
+        checkpoints.finish()
+
+    def first_at_once():
+        checkpoints.write_now(dict)
+        without()
+
+    def without():
+        for _ in range(number):
+            rounds.run()
+
+    times = bench.time_cases([Case("none", without), Case(BESIDE, beside), Case(AT_ONCE, first_at_once)])
+    rows = []
+    for name, one in times.items():
+        more = [(took - plain) / alone.median for took, plain in zip(one.seconds, times["none"].seconds)]
+        cost = sorted(more)[len(more) // 2]
+        bench.results.record(f"checkpoint/{workload}/{name}", one)
+        bench.results.record(f"checkpoint/{workload}/{name}/rounds", cost, "rounds")
+        rows.append([name, format_ms(one), f"{cost:.2f}" if name != "none" else ""])
+    bench.results.print(
+        "",
+        f"checkpoints of {workload}: {WORKLOADS[workload].description}; {' '.join(bench.overrides)}".rstrip("; "),
+        f"  {rounds.num_clients} clients on {bench.link.size} ranks, {rounds.dim:,} parameters",
+        *format_table([f"{number} rounds with", "ms", "a checkpoint costs, in rounds"], rows),
+    )
+
+
+def _measure_speed(bench, workload, rounds, folder):
+    """The file of rank 0's state against its bytes in one plain file, both brought to the disk."""
+    state = rounds.federation.state()
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    is_first = rounds.link.rank == 0
+
+    def plain():
+        if is_first:
+            _write_plain(folder / "plain", tensors)
+
+    def as_state():
+        if is_first:
+            write_state(folder / "state.h5", state)
+
+    times = bench.time_cases([Case("plain file", plain), Case("state file", as_state)])
+    ratio = times["plain file"] / times["state file"]
+    bench.results.record(f"checkpoint/{workload}/share of the disk's speed", ratio, "")
+    rows = []
+    for name, one in times.items():
+        bench.results.record(f"checkpoint/{workload}/{name}", one)
+        is_state = name == "state file"
+        rows.append(
+            [name, format_ms(one), format_rate(nbytes, one.median), *([format_ratio(ratio), f"{TARGET}"] * is_state)]
+        )
+    rows[0] += ["", ""]
+    bench.results.print(
+        "",
+        f"  {format_bytes(nbytes)} of rank 0, written and brought to the disk",
+        *format_table(["", "ms", "GB/s", "share of plain", "target"], rows),
+    )
+
+
+def _write_plain(path, tensors):
+    """Write the tensors' bytes one after the other, in the pieces of a state file, and bring them to the disk."""
+    with contextlib.ExitStack() as stack:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        stack.callback(os.close, file)
+        for tensor in tensors:
+            data = memoryview(tensor.detach().cpu().contiguous().reshape(-1).numpy()).cast("B")
+            for begin in range(0, len(data), PIECE):
+                os.write(file, data[begin : begin + PIECE])
+        os.fsync(file)

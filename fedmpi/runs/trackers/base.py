@@ -1,0 +1,66 @@
+"""What a tracker is."""
+
+import abc
+import importlib
+
+import fedmpi.runs.trackers
+from fedmpi.errors import UserError
+from fedmpi.registry import find
+from fedmpi.runs.record import AMOUNTS
+
+
+class Tracker(abc.ABC):
+    """Tells another program what a run records, on rank 0.
+
+    Attributes:
+        module: the package that it needs; extra: the extra of fedmpi that installs it.
+
+    Raises:
+        UserError: if the package is not installed.
+    """
+
+    module = ""
+    extra = ""
+
+    def __init__(self):
+        try:
+            self.package = importlib.import_module(self.module)
+        except ImportError:
+            name = type(self).__name__.lower()
+            raise UserError(f"track = {name}: needs a package: pip install 'fedmpi[{self.extra}]'") from None
+
+    @abc.abstractmethod
+    def begin(self, folder, settings, done):
+        """A run begins, or goes on after `done` rounds.
+
+        Args:
+            folder: path of the run folder. settings: nested dict.
+        """
+
+    @abc.abstractmethod
+    def round(self, number, values):
+        """A round has ended.
+
+        Args:
+            number: of the round, from 1. values: title -> number, see `titled`.
+        """
+
+    @abc.abstractmethod
+    def close(self):
+        """The run has ended."""
+
+
+def make_trackers(names):
+    """The trackers of a list of names with commas in between, or of dotted paths; None: no tracker.
+
+    Raises:
+        UserError: if one is unknown or cannot be used here.
+    """
+    names = [name.strip() for name in (names or "").split(",") if name.strip()]
+    return [find("tracker", name, fedmpi.runs.trackers, Tracker)() for name in names]
+
+
+def titled(record):
+    """Title -> number of a record's numbers: metrics as they are, amounts as "run/NAME"."""
+    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    return {f"run/{name}" if name in AMOUNTS else name: value for name, value in numbers.items()}

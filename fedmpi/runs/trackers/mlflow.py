@@ -1,0 +1,26 @@
+"""MLflow."""
+
+import os
+
+from fedmpi.config.grammar import flatten
+from fedmpi.runs.trackers.base import Tracker
+
+
+class MLflow(Tracker):
+    """A run of MLflow in `mlruns` beside the run folders, or at MLFLOW_TRACKING_URI."""
+
+    module = "mlflow"
+    extra = "mlflow"
+
+    def begin(self, folder, settings, done):
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            self.package.set_tracking_uri((folder.parent / "mlruns").resolve().as_uri())
+        self.package.set_experiment("fedmpi")
+        self.package.start_run(run_name=folder.name)
+        self.package.log_params({key: str(value)[:500] for key, value in flatten(settings).items()})
+
+    def round(self, number, values):
+        self.package.log_metrics({title.replace("/", "."): value for title, value in values.items()}, step=number)
+
+    def close(self):
+        self.package.end_run()

@@ -1,0 +1,23 @@
+"""TensorBoard's event files."""
+
+import yaml
+
+from fedmpi.runs.trackers.base import Tracker
+
+
+class TensorBoard(Tracker):
+    """Event files in the folder `tensorboard` of the run folder: ``tensorboard --logdir runs``."""
+
+    module = "torch.utils.tensorboard"
+    extra = "tensorboard"
+
+    def begin(self, folder, settings, done):
+        self._writer = self.package.SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
+        self._writer.add_text("settings", f"```yaml\n{yaml.safe_dump(settings, sort_keys=False)}```", done)
+
+    def round(self, number, values):
+        for title, value in values.items():
+            self._writer.add_scalar(title, value, number)
+
+    def close(self):
+        self._writer.close()
