@@ -18,6 +18,7 @@ round 1/3: train_loss ...
 import dataclasses
 import inspect
 import sys
+import time
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments, link):
+    from fedmpi.comm.host import seconds_since_start
     from fedmpi.training.build import read_config
     from fedmpi.training.loop import train
 
@@ -48,7 +50,7 @@ def _run(arguments, link):
         return
     for note in config.notes if link.rank == 0 else ():
         print(f"fedmpi: {note}", file=sys.stderr, flush=True)
-    train(config, link)
+    train(config, link, began=time.perf_counter() - seconds_since_start())
 
 
 def train(**settings: Any) -> Any:

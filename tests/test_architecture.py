@@ -19,7 +19,7 @@ FLOORS = [
     ["config"],
     ["runs"],
     ["training", "own_loop"],
-    ["train", "bench", "report", "doctor"],
+    ["train", "predict", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
     ["reproduce", "completion"],  # it sweeps and reports; it reads the options of all programs
 ]

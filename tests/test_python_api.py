@@ -1,10 +1,13 @@
 """fedmpi from a Python program: training, and the trained model with what a program needs to use it."""
 
+import csv
 import inspect
 import json
 import re
 import textwrap
 
+import h5py
+import numpy as np
 import pytest
 import torch
 import train_stub
@@ -13,6 +16,7 @@ from safetensors.torch import load_file
 
 import fedmpi
 from fedmpi.algorithms import FedAvg
+from fedmpi.data.source import DigitsSource
 from fedmpi.runs.model_files import prepare_inputs
 
 # Ten lines of PyTorch that give the accuracy which a run printed, without fedmpi.
@@ -53,8 +57,6 @@ def test_load_gives_a_model_that_is_ready_for_use(finished):
     assert not model.training and isinstance(model, torch.nn.Module)
     for name, value in load_file(folder / "model.safetensors").items():
         assert torch.equal(model.state_dict()[name], value)
-    from fedmpi.data.source import DigitsSource
-
     digits = DigitsSource()
     labels = torch.from_numpy(digits.labels["test"])
     inputs = prepare_inputs(model.fedmpi, digits.read("test", range(len(labels))))
@@ -141,13 +143,17 @@ def test_a_program_on_two_ranks_gets_what_the_command_line_gets(tmp_path):
 
 
 def test_a_run_is_evaluated_on_a_part_of_the_data_and_at_its_end_on_all(capfd):
-    part = fedmpi.train(**USUAL, rounds=4, eval_every=2, evaluate_samples=50)
-    assert "50 training and test samples drawn once; at the end all" in capfd.readouterr().out
-    whole = fedmpi.train(**USUAL, rounds=4, eval_every=2, evaluate="full")
+    part = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate_samples=50)
+    assert "50 training and test samples, drawn once; at the end all\n" in capfd.readouterr().out
+    whole = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate="full")
     assert part.metrics[1]["accuracy"] * 50 == pytest.approx(round(part.metrics[1]["accuracy"] * 50))
     assert part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
     assert part.metrics[1]["train_loss"] == pytest.approx(whole.metrics[1]["train_loss"], rel=0.2)
-    assert part.final == whole.final == {name: part.metrics[3][name] for name in part.final}
+    assert part.final == whole.final == {name: part.metrics[-1][name] for name in part.final}
+    short = fedmpi.train(**USUAL, rounds=2, evaluate_samples=50)
+    assert "drawn once; at the end all test samples\n" in capfd.readouterr().out
+    assert short.final["accuracy"] == whole.metrics[1]["accuracy"]
+    assert short.final["train_loss"] == part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
 
 
 def test_datasets_of_clients_and_a_module():
@@ -218,3 +224,60 @@ def test_types_and_signature_are_those_of_the_settings(request):
         path.write_text(train_stub.text(), encoding="utf-8")
     assert path.read_text(encoding="utf-8") == train_stub.text()
     assert {"rounds", "algorithm", "on_round", "batch_size"} <= set(inspect.signature(fedmpi.train).parameters)
+
+
+def predictions(folder, file, *options):
+    """(what `fedmpi.predict` printed, the rows that it wrote)."""
+    words = ["python", "-m", "fedmpi.predict", folder, file, "--out", file.parent / "out.csv", *options]
+    ended = execute(words, env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, list(csv.DictReader(open(file.parent / "out.csv", newline="")))
+
+
+def test_predictions_for_an_hdf5_and_an_npz_file(finished, tmp_path):
+    accuracy, folder = finished
+    digits = DigitsSource()
+    images, labels = digits.read("test", range(359)), digits.labels["test"]
+    with h5py.File(tmp_path / "digits.h5", "w") as file:
+        file["test/images"], file["test/labels"] = images, labels
+    np.savez(tmp_path / "digits.npz", x=images)
+    printed, rows = predictions(folder, tmp_path / "digits.h5")
+    assert printed.startswith("359 predictions in ") and printed.endswith(f"; accuracy {accuracy:.4f}\n")
+    right = [row["predicted"] == row["label"] for row in rows]
+    assert sum(right) / len(right) == pytest.approx(accuracy, abs=1e-4)
+    printed, without_labels = predictions(folder, tmp_path / "digits.npz")
+    assert "accuracy" not in printed
+    assert [row["predicted"] for row in without_labels] == [row["predicted"] for row in rows]
+    assert all(0.1 <= float(row["probability"]) <= 1 for row in rows)
+
+
+def test_predictions_for_a_table_name_the_classes(tmp_path):
+    """Its columns may stand in another order than those of the table that was trained on."""
+    draw = np.random.default_rng(0)
+    kinds = draw.choice(["healthy", "ill"], 80)
+    with open(tmp_path / "patients.csv", "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["age", "pressure", "diagnosis"])
+        table.writerows([[draw.normal(), draw.normal() + 4 * (kind == "ill"), kind] for kind in kinds])
+    prepare = ["prepare", "patients", "--from", tmp_path / "patients.csv", "--data-dir", tmp_path]
+    ended = execute(["python", "-m", "fedmpi.data", *prepare], env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0, ended.stderr
+    run = fedmpi.train(**USUAL, data=tmp_path / "patients.h5", rounds=30, batch_size=10)
+    (tmp_path / "new.csv").write_text("pressure,age\n4.5,0\n-0.5,0\n")
+    _, rows = predictions(run.folder, tmp_path / "new.csv")
+    assert [row["predicted"] for row in rows] == ["ill", "healthy"]
+    printed, _ = predictions(run.folder, tmp_path / "patients.csv", "--label", "diagnosis")
+    assert float(printed.split()[-1]) > 0.85
+
+
+def test_predict_says_what_is_wrong(finished, tmp_path):
+    np.savez(tmp_path / "wide.npz", x=np.zeros((2, 9, 9), np.uint8))
+    (tmp_path / "a.txt").touch()
+    for file, message in (
+        ("wide.npz", "samples are [9, 9]: the model takes inputs of shape [1, 8, 8]"),
+        ("a.txt", "expected a file that ends in .h5"),
+        ("none.csv", "none.csv: no such file"),
+    ):
+        words = ["python", "-m", "fedmpi.predict", finished[1], tmp_path / file]
+        ended = execute(words, env={"PYTHONPATH": str(ROOT)})
+        assert ended.returncode == 2 and message in ended.stderr and len(ended.stderr.splitlines()) == 1

@@ -32,6 +32,10 @@ class Traffic:
         self.largest = max(self.largest, nbytes)
 
 
+class RanksLost(Exception):
+    """Ranks were lost during a sum; raised on all that are left, which may repeat it (see `Link.survive`)."""
+
+
 class Link(abc.ABC):
     """The ranks of a job, as seen by one of them. All methods are collective: every rank makes the same calls.
 
@@ -42,12 +46,16 @@ class Link(abc.ABC):
         traffic: the `Traffic` of this rank.
         summed_by: in words, how the last block was summed.
         reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
+        members: of the ranks that are left, the numbers with which they were started; lost: those of the others.
+        lost_in: lost rank -> the phase in which it was lost.
+        survives: whether `survive` was called. clients: the numbers of each started rank's clients, after `watch`.
         way_on: called for such a message, too; returns how to go on, or nothing.
         phase: what the ranks do currently, in words, for messages about those that do not arrive.
     """
 
     reduction = "plain"
     phase = "the preparation"
+    members, lost, clients, survives = (0,), (), (), False
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     num_nodes, usable_cores, oversubscribed = 1, 1, False
@@ -116,6 +124,21 @@ class Link(abc.ABC):
             clients: the numbers of each rank's clients.
         """
 
+    def survive(self):  # noqa: B027  one process is never left
+        """From now on, the ranks that are left go on when others are lost.
+
+        A sum raises `RanksLost` then, and everything else is done again among those that are left. Blocks that
+        are summed must come from MPI's own Allreduce, and `alltoallv` must not be called any more.
+        """
+
+    def lost_clients(self):
+        """The clients of the ranks that are lost."""
+        return frozenset(client for rank in self.lost for client in self.clients[rank])
+
+    def num_present(self, num_clients):
+        """How many of all clients are not lost."""
+        return num_clients - len(self.lost_clients())
+
     @abc.abstractmethod
     def close(self):
         """Free what `allocate` gave; the link cannot be used afterwards."""
@@ -144,7 +167,7 @@ class SoloLink(Link):
 
     def combine(self, vectors, partials, divisor, out):
         self.traffic.add(out.numel() * out.element_size())
-        divide(vectors[partials.places[partials.root][1]], divisor, out)
+        combine_alone(vectors, partials, divisor, out)
 
     def allgather(self, values):
         return np.array(values, dtype=np.float64)[None]
@@ -168,6 +191,24 @@ class SoloLink(Link):
 def lowest_true(flags):
     """The first row of a [size, 1] array that is not 0, or None."""
     return int(np.argmax(flags[:, 0])) if flags.any() else None
+
+
+def describe_clients(clients):
+    """Clients' numbers in words: "client 3", "clients 3 to 5", "clients 1, 4"."""
+    numbers = sorted(clients)
+    if len(numbers) == 1:
+        return f"client {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"clients {numbers[0]} to {numbers[-1]}"
+    return f"clients {', '.join(map(str, numbers))}"
+
+
+def combine_alone(vectors, partials, divisor, out):
+    """See `Link.combine`, where one rank has all partial sums."""
+    sums = {name: vectors[slot] for name, (_, slot) in partials.places.items()}
+    for a, b in partials.steps:
+        sums[a].add_(sums[b])
+    divide(sums[partials.root], divisor, out)
 
 
 def divide(block, divisor, out):

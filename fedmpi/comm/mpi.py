@@ -10,8 +10,9 @@ import torch
 from mpi4py import MPI
 
 import fedmpi.comm.transports
-from fedmpi.comm.link import Link, Traffic, divide
+from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_clients, divide
 from fedmpi.comm.rollcall import RollCall
+from fedmpi.comm.survivors import Survivors
 from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Transport, Unavailable
 from fedmpi.errors import UserError
@@ -42,7 +43,8 @@ class MPILink(Link):
         self.num_nodes, self.usable_cores = self.topology.num_nodes, self.topology.usable_cores
         self.transport = transport
         self.traffic = Traffic()
-        self._roll_call = None
+        self._roll_call, self._survivors = None, None
+        self.members, self.lost_in = tuple(range(self.size)), {}
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
         classes = known(fedmpi.comm.transports, Transport).values()
         in_order = sorted(classes, key=lambda cls: -cls.preference)
@@ -91,32 +93,36 @@ class MPILink(Link):
             divide(block, divisor, out)
             return
         transport = next(one for one in self._transports if one.owns(block))
-        transport.average(block, divisor, out)
+        self._attempt(lambda: transport.average(block, divisor, out))
         self.summed_by = transport.description
 
     def combine(self, vectors, partials, divisor, out):
         """See `Link.combine`; in the account as `average`."""
         self.traffic.add(out.numel() * out.element_size())
         if self.size == 1:
-            divide(vectors[partials.places[partials.root][1]], divisor, out)
+            combine_alone(vectors, partials, divisor, out)
             return
         transport = next(one for one in self._transports if one.owns(vectors[0]))
-        transport.combine(vectors, partials, divisor, out)
+        self._attempt(lambda: transport.combine(vectors, partials, divisor, out))
         self.summed_by = f"{transport.description}, reproducible"
 
     def allgather(self, values):
-        everyone = self.topology.world.allgather(values)
+        everyone = self._repeat(lambda: self.topology.world.allgather(values))
         if self.size > 1:
             self.traffic.other_bytes += everyone[0].nbytes
         return everyone
 
     def allgatherv(self, values):
-        mine = np.ascontiguousarray(values, dtype=np.float64)
-        counts = self.allgather(np.array([mine.size]))[:, 0].astype(int)
-        everyone = np.empty(counts.sum())
-        self._wait(self.comm.Iallgatherv(mine, [everyone, counts]))
-        self.traffic.other_bytes += mine.nbytes
-        return everyone
+        mine, world = np.ascontiguousarray(values, dtype=np.float64), self.topology.world
+
+        def gather():
+            counts = world.allgather([mine.size])[:, 0].astype(int)
+            everyone = np.empty(counts.sum())
+            self._wait(world.mpi.Iallgatherv(mine, [everyone, counts]))
+            return everyone
+
+        self.traffic.other_bytes += mine.nbytes + 8
+        return self._repeat(gather)
 
     def alltoallv(self, rows, wanted):
         counts = [len(indices) for indices in wanted]
@@ -131,15 +137,16 @@ class MPILink(Link):
         return received
 
     def broadcast(self, array):
-        data = array.reshape(-1).view(np.uint8)
+        data, world = array.reshape(-1).view(np.uint8), self.topology.world
         for begin in range(0, data.size, LARGEST_CALL):
-            self._wait(self.comm.Ibcast(data[begin : begin + LARGEST_CALL]))
+            self._repeat(lambda begin=begin: self._wait(world.mpi.Ibcast(data[begin : begin + LARGEST_CALL])))
         self.traffic.other_bytes += data.size
 
     def barrier(self):
-        self.topology.world.barrier()
+        self._repeat(self.topology.world.barrier)
 
     def watch(self, limit, clients):
+        self.clients = clients
         if self.size == 1:
             return
         mine = np.frombuffer(platform.node().encode()[:HOST_BYTES].ljust(HOST_BYTES), np.uint8)
@@ -148,10 +155,53 @@ class MPILink(Link):
         def describe(rank):
             return f"rank {rank} on {hosts[rank]} ({describe_clients(clients[rank])})"
 
+        self._describe = describe
         self._roll_call = RollCall(self.comm, limit, describe, lambda: (self.phase, self.way_on()))
         self.topology.waiter.roll_call = self._roll_call
 
+    def survive(self):
+        if self.size > 1:
+            self._survivors, self.survives = Survivors(self.comm), True
+            self._adopt()
+
+    def _attempt(self, action):
+        """What a collective action returns; RanksLost on all ranks that are left, if others are lost."""
+        if self._survivors is None:
+            return action()
+        try:
+            return self._survivors.attempt(action)
+        except RanksLost:
+            self._adopt()
+            raise
+
+    def _repeat(self, action):
+        """What a collective action returns; repeated by the ranks that are left, if others are lost."""
+        while True:
+            try:
+                return self._attempt(action)
+            except RanksLost:
+                continue
+
+    def _adopt(self):
+        """Use the communicator of the ranks that are left; the lowest of them says who is lost."""
+        world, survivors = self.topology.world, self._survivors
+        world.mpi, world.rank, world.size = survivors.comm, survivors.comm.rank, survivors.comm.size
+        lost = sorted({*self.members} - {*survivors.members})
+        self.rank, self.size, self.members = world.rank, world.size, tuple(survivors.members)
+        self.lost = (*self.lost, *lost)
+        self.lost_in |= dict.fromkeys(lost, self.phase)
+        if self._roll_call is not None:
+            self._roll_call.lost.update(lost)
+        for rank in lost if self.rank == 0 else ():
+            print(
+                f"fedmpi: {self._describe(rank)} is lost in {self.phase}; {self.size} of "
+                f"{self.size + len(self.lost)} ranks go on",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
     def close(self):
+        if self.lost:
+            return  # what ranks free together cannot be freed without those that are lost
         if self._roll_call is not None:
             self.topology.waiter.roll_call = None
             self._roll_call.close()
@@ -169,16 +219,6 @@ class MPILink(Link):
 
     def _wait(self, request):
         self.topology.waiter(request)
-
-
-def describe_clients(clients):
-    """Clients' numbers in words: "client 3", "clients 3 to 5", "clients 1, 4"."""
-    numbers = sorted(clients)
-    if len(numbers) == 1:
-        return f"client {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"clients {numbers[0]} to {numbers[-1]}"
-    return f"clients {', '.join(map(str, numbers))}"
 
 
 def cuda_aware_by_environment():

@@ -26,13 +26,18 @@ class RollCall:
     Args:
         comm: an mpi4py intracommunicator; duplicated.
         limit: seconds after which a wait is too long.
-        describe: rank -> words about it, for the message.
+        describe: started rank -> words about it, for the message.
         explain: called for the message; returns what ranks do before they arrive where this one waits, and how
             to go on.
+
+    Attributes:
+        lost: ranks that are lost: nobody waits for them.
     """
 
     def __init__(self, comm, limit, describe, explain):
         self._comm = comm.Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # calls that meet a lost rank raise exceptions
+        self.lost = set()
         self._limit, self._describe, self._explain = limit, describe, explain
         self._waiting, self._sent = set(), []
         self._inside_since, self._is_open = None, threading.Event()
@@ -48,20 +53,22 @@ class RollCall:
             return
         began = time.monotonic()
         listened, called = began + LISTEN_AFTER, None
-        while not request.Test():
-            pause()
-            now = time.monotonic()
-            if now - listened < LISTEN_EVERY:
-                continue
-            listened = now
-            self._listen()
-            if called is None and (self._waiting or now - began > self._limit):
-                called = now
-                self._say(HERE)
-            elif called is not None and now - called > GRACE:
-                self._end(now - called)
-        if called is not None:
-            self._say(GONE)
+        try:
+            while not request.Test():
+                pause()
+                now = time.monotonic()
+                if now - listened < LISTEN_EVERY:
+                    continue
+                listened = now
+                self._listen()
+                if called is None and (self._waiting or now - began > self._limit):
+                    called = now
+                    self._say(HERE)
+                elif called is not None and now - called > GRACE:
+                    self._end(now - called)
+        finally:
+            if called is not None:
+                self._say(GONE)
 
     @contextlib.contextmanager
     def inside_mpi(self):
@@ -84,24 +91,29 @@ class RollCall:
                 os._exit(TIMED_OUT)
 
     def _listen(self):
-        status = MPI.Status()
-        while self._comm.Iprobe(status=status):
-            message = np.empty(1, np.int8)
-            self._comm.Recv(message, source=status.source)
-            (self._waiting.add if message[0] == HERE else self._waiting.discard)(status.source)
+        message = np.empty(1, np.int8)
+        for rank in self._others():
+            with contextlib.suppress(MPI.Exception):
+                while self._comm.Iprobe(source=rank):
+                    self._comm.Recv(message, source=rank)
+                    (self._waiting.add if message[0] == HERE else self._waiting.discard)(rank)
+        self._waiting -= self.lost
 
     def _say(self, word):
         message = np.array([word], np.int8)
-        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
-        self._sent = [(text, request) for text, request in self._sent if not request.Test()]
-        self._sent += [(message, self._comm.Isend(message, dest=rank)) for rank in others]
+        for rank in self._others():
+            with contextlib.suppress(MPI.Exception):
+                self._sent.append((message, self._comm.Isend(message, dest=rank)))
+
+    def _others(self):
+        return [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in self.lost]
 
     def _end(self, since_call):
         """End the job; the lowest rank that waits names those that do not."""
         waiting = sorted({self._comm.rank, *self._waiting})
         if waiting[0] != self._comm.rank and since_call < 3 * GRACE:
             return
-        missing = [self._describe(rank) for rank in range(self._comm.size) if rank not in waiting]
+        missing = [self._describe(rank) for rank in self._others() if rank not in waiting]
         self._report(", ".join(missing) or "any message, though all ranks wait")
         time.sleep(OUTPUT_SECONDS)
         self._comm.Abort(TIMED_OUT)

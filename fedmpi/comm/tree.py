@@ -114,6 +114,22 @@ class Placement:
         }
         return turns, Partials(places, tuple(outer), min(participants))
 
+    def after_loss(self, participants, present, members):
+        """The `Partials` of the ranks that are left, when some are lost after the turns of an exchange.
+
+        Args:
+            participants: tuple of the clients for which the turns were planned; present: of those that are left.
+            members: the ranks that are left; they are 0, 1, ... in the result.
+        """
+        inner, _ = split(tree(participants), self._rank_of)
+        taken = {step for rank in members for step in inner.get(rank, ())}
+        places = {
+            name: (members.index(rank), slot)
+            for name, (rank, slot) in self.plan(participants)[1].places.items()
+            if rank in members
+        }
+        return Partials(places, tuple(step for step in tree(present) if step not in taken), min(present))
+
 
 def _turns(clients, steps):
     """The `Turns` of a rank whose participating clients, in their order, are to be added by `steps`."""

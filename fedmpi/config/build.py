@@ -24,7 +24,7 @@ import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.config.elsewhere import answer
-from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, find_key, last_text, rename
+from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, find_key, last_text, plain_value, rename
 from fedmpi.config.help import declared_settings, list_text, make_parser
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import place, read_resumed, under
@@ -122,10 +122,9 @@ def resolve(layers, resumed, objects=None):
     names = {f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in _former(cls)}
     assignments, more_notes = rename(assignments, names)
     settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
-    parser = make_parser(classes, settings)
     if "help" in flags:
-        return parser.format_help()
-    values = _typed(parser, settings, _chosen(assignments, settings, classes))
+        return make_parser(classes, settings).format_help()
+    values = _typed(classes, settings, _chosen(assignments, settings, classes))
     paper = paper or (resumed or {}).get("paper") or {}
     config = _build(classes, values | place(resumed), paper, objects)
     if "print_config" in flags:
@@ -175,12 +174,25 @@ def _unknown(key, settings, classes):
     raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}")
 
 
-def _typed(parser, settings, texts):
+def _typed(classes, settings, texts):
     """Key -> typed value of every setting.
 
     Raises:
         UserError: one line, for the first text that does not have its setting's type.
     """
+    values, unusual = {key: one.default for key, one in settings.items()}, {}
+    for key, text in texts.items():
+        try:
+            values[key] = plain_value(text, settings[key].type)
+        except ValueError:
+            unusual[key] = text
+    if unusual:
+        values |= _parsed(make_parser(classes, settings), settings, unusual)
+    return values
+
+
+def _parsed(parser, settings, texts):
+    """Key -> typed value of texts that are not plain; see `_typed`."""
     for key, text in texts.items():
         expected = f"{key} = {short(text)}: expected {_type_in_words(settings[key].type)}"
         takes_text = str in (settings[key].type, *typing.get_args(settings[key].type))
@@ -195,7 +207,7 @@ def _typed(parser, settings, texts):
         if isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
             raise UserError(f"{expected} of less than 19 digits")
     namespace = parser.parse_args([f"--{key}={text}" for key, text in texts.items()])
-    return {key: namespace[key] for key in settings}
+    return {key: namespace[key] for key in texts}
 
 
 def _type_in_words(hint):

@@ -8,6 +8,9 @@ case. The text `null` is the default of a setting whose default is "none". Types
 
 import datetime
 import json
+import re
+import types
+import typing
 
 from fedmpi.config.run import GROUPS
 from fedmpi.errors import UserError
@@ -18,6 +21,10 @@ from fedmpi.registry import plain
 SWITCHES = ("print_config", "traceback", "help")  # flags without a value
 FLAGS = ("preset", "config", "list")  # flags with one
 SHORT = {"data": "task.data", "autocast": "oracle.autocast"}  # short key -> key
+_PLAIN = {
+    int: r"[-+]?(0|[1-9]\d{0,17})",
+    float: r"[-+]?((0|[1-9]\d{0,17})(\.\d*)?|\.\d+)([eE][-+]?\d{1,2})?",
+}
 INSTEAD = {"rounds": "epochs", "local_steps": "local_epochs"}  # if the second is set, it replaces the first
 
 
@@ -152,6 +159,30 @@ def merge(layers, methods):
         dropped = {INSTEAD[key] for key, _ in assignments if key in INSTEAD}
         merged = [(key, text) for key, text in merged if key not in dropped] + assignments
     return merged
+
+
+def plain_value(text, hint):
+    """The value of a text that is as plain as most: a number, true or false, a word, null.
+
+    Args:
+        hint: the type: int, float, bool or str, or one of these or None.
+
+    Raises:
+        ValueError: if the text or the type is not plain; `jsonargparse` may still read it.
+    """
+    kinds = set(typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,))
+    if type(None) in kinds:
+        kinds.remove(type(None))
+        if text == "null":
+            return None
+        if not re.fullmatch(r"[\w./-][\w./{}:<>=,-]*", text, re.ASCII):  # of which none is null in YAML
+            raise ValueError
+    (kind,) = kinds or (None,)
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
+    if kind is str or (kind in _PLAIN and re.fullmatch(_PLAIN[kind], text, re.ASCII)):
+        return kind(text)
+    raise ValueError
 
 
 def last_text(assignments, key):

@@ -4,8 +4,6 @@ import dataclasses
 import inspect
 import typing
 
-import jsonargparse
-
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
 from fedmpi.federation import costs
@@ -53,6 +51,8 @@ def make_parser(classes, settings):
     Args:
         classes: see `declared_settings`, which gives `settings`.
     """
+    import jsonargparse  # takes long to import, and most runs do not need it
+
     parser = jsonargparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
     titles = {"": "the run"}
     for group, cls in classes.items():

@@ -49,11 +49,15 @@ class Run:
     )
     seed: int = setting(0, "seed of every random stream", least=0, role="seed")
     eval_every: int | None = setting(
-        None, "rounds between evaluations; default: about 20 evaluations in a run", least=1, role="speed"
+        None,
+        "rounds between evaluations; default: about 10 evaluations in a run, 20 if they are on all data",
+        least=1,
+        role="speed",
     )
     evaluate: str = setting(
         "subset",
-        "before its end, a run is evaluated on a random subset of training and test data, drawn once, or on all",
+        "on what a run is evaluated: a random subset, drawn once (its end on all test data, and on all training data "
+        "if the gradients passed over them 5 times), or always on all data",
         among=("subset", "full"),
         role="speed",
     )
@@ -84,9 +88,7 @@ class Run:
         None, "begin from this trained model: model.pt, model.safetensors, model.h5, a run folder or a checkpoint's"
     )
     checkpoint_every: int | None = setting(None, "rounds between checkpoints", least=1, role="place")
-    checkpoint_minutes: float | None = setting(
-        10.0, "minutes between checkpoints; null: none by time", above=0, role="place"
-    )
+    checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0: none by time", least=0, role="place")
     checkpoint_keep: int = setting(2, "how many checkpoints are kept, the newest ones", least=1, role="place")
     checkpoint_clients: str | None = setting(
         None,
@@ -118,6 +120,12 @@ class Run:
         1800.0,
         "seconds that ranks wait for another one before they name it and end the job",
         above=0,
+        role="speed",
+    )
+    on_loss: str = setting(
+        "end",
+        "when a rank dies: end, or continue without its clients (needs Open MPI and mpirun --with-ft ulfm)",
+        among=("end", "continue"),
         role="speed",
     )
     check_replicas: int | None = setting(

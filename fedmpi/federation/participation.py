@@ -92,13 +92,17 @@ class Plan:
         """Weight of a client in every average."""
         return self._all_weights[client]
 
-    def start(self):
-        """The `Round` before the first one: everybody takes part, and no local step is made."""
-        everybody = tuple(range(self.num_clients))
-        return Round(-1, 0, everybody, tuple(self._all_weights), 0, 1.0, max(self._steps))
+    def start(self, lost=frozenset()):
+        """The `Round` before the first one: everybody who is not lost takes part, and no local step is made."""
+        everybody = tuple(c for c in range(self.num_clients) if c not in lost)
+        weights = tuple(self._all_weights[c] for c in everybody)
+        return Round(-1, 0, everybody, weights, 0, sum(weights) / sum(self._all_weights), max(self._steps))
 
-    def round(self, index):
+    def round(self, index, lost=frozenset()):
         """The `Round` number `index`.
+
+        Args:
+            lost: clients that are lost: absent, whatever the plan says. If nobody else takes part, all others do.
 
         Raises:
             UserError: if the participants are not different clients.
@@ -110,6 +114,9 @@ class Plan:
                 f"participants of round {index} = {participants}: expected at least one of the clients "
                 f"0 to {everybody[-1]}, and each of them once"
             )
+        if lost:
+            present = [c for c in participants if c not in lost]
+            participants = present or [c for c in everybody if c not in lost]
         weights = [self._all_weights[c] for c in participants]
         weight, nominal = sum(weights), max(self._steps)
         return Round(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedmpi.algorithms.base import Exchange
+from fedmpi.comm.link import RanksLost
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import Client, Server
 from fedmpi.federation.private import PrivateParts
@@ -92,6 +93,7 @@ class Federation:
         store: the `RowStore`. server: the `Server`. clients: list of `Client`, those of this rank.
         private: the `PrivateParts`.
         round_index: of the next round, from 0.
+        lost: frozenset of the clients whose ranks are lost; they are absent from every round.
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
         selected: the `Iterate` that `select` remembered, or None.
@@ -122,6 +124,7 @@ class Federation:
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
+        self.lost, self._gradients = frozenset(), {}  # started rank -> gradients evaluated by its clients
         self._present = set(range(plan.num_clients))  # the clients that took part in the previous round
         self.round_index = 0
         self.num_gradients = 0
@@ -145,7 +148,7 @@ class Federation:
         """
         buffers = self.store.buffers.clone()
         exchange = Exchange(self.algorithm.exchanged_at_start, self.algorithm.start, self.algorithm.server_start)
-        self._set_round(self.plan.start())
+        self._set_round(self.plan.start(self.lost))
         if exchange.rows:
             _finish(self._exchange(exchange, first_in_round=True))
         else:
@@ -188,7 +191,7 @@ class Federation:
             first_step: of the local steps, to go on in the middle of a round whose rows, also those that are valid
                 within a turn only, are as they were then; only with one client on the rank.
         """
-        self._set_round(self.plan.round(self.round_index))
+        self._set_round(self.plan.round(self.round_index, self.lost))
         self.requests = 0
         due = [e for e in self.algorithm.exchanges() if e.due is None or e.due(self.server)]
         losses = [math.nan] * len(due)
@@ -279,6 +282,7 @@ class Federation:
     def _exchange(self, exchange, first_in_round, first_step=0):
         """Let the participants work, then average their rows; see `steps`. Collective on the link."""
         begun = time.perf_counter()
+        self._drop_lost()
         current, store = self.server.round, self.store
         weights = dict(zip(current.participants, current.weights))
         if exchange.alone:
@@ -300,13 +304,42 @@ class Federation:
                 store.end_turn(position, weights[client.index])
                 losses.add(client)
         worked_until = time.perf_counter()
-        loss = self._agree_on_loss(losses, exchange.rows)
-        self.link.phase = f"the sum of {where}"
-        store.average(sum(weights.values()))
+        loss, weights = self._average(exchange, losses, weights, where)
         self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
-        self._use_averages(exchange.then, [client for client in self.clients if client.index in weights])
+        if weights:
+            self._use_averages(exchange.then, [client for client in self.clients if client.index in weights])
         return loss
+
+    def _average(self, exchange, losses, weights, where):
+        """Average the participants' rows; if ranks are lost meanwhile, do it again without their clients.
+
+        Args:
+            losses: `_Losses` of this rank. weights: client -> weight, of all participants. where: the round in words.
+
+        Returns:
+            (mean loss, the weights of those whose rows were averaged).
+        """
+        while True:
+            try:
+                loss = self._agree_on_loss(losses, exchange.rows)
+                if self._drop_lost():
+                    weights = {client: weight for client, weight in weights.items() if client not in self.lost}
+                self.link.phase = f"the sum of {where}"
+                if weights:
+                    self.store.average(sum(weights.values()), weights)
+                return loss, weights
+            except RanksLost:
+                continue
+
+    def _drop_lost(self):
+        """Count the clients of lost ranks as absent from this round on; whether there are new ones."""
+        lost = self.link.lost_clients()
+        if lost == self.lost:
+            return False
+        self.lost, current = lost, self.server.round
+        self._show_round(self.plan.start(lost) if current.index < 0 else self.plan.round(current.index, lost))
+        return True
 
     def _use_averages(self, then, clients):
         """Do what follows an average (`then(server)` or None), for the server and for its clients' private parts."""
@@ -376,10 +409,11 @@ class Federation:
         self._check_ended(everywhere, here=False)
         everywhere = everywhere.tolist()
         totals, numbers, _, gradients, requests, bad_rows, *of_clients = zip(*everywhere)
-        self.num_gradients = int(sum(gradients))
+        self._gradients.update(zip(self.link.members, gradients))
+        self.num_gradients = int(sum(self._gradients.values()))
         for bits in requests:
             self.requests |= int(bits)
-        for rank, ((total, _, client, *_), row) in enumerate(zip(everywhere, bad_rows)):
+        for rank, (total, _, client, *_), row in zip(self.link.members, everywhere, bad_rows):
             if client >= 0:
                 initial = self.server.round_index < 0
                 when = "in the initial gradients" if initial else f"in round {self.round_index}"

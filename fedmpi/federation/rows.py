@@ -126,9 +126,16 @@ class RowStore:
         if self._pending is not None:
             self._pending[position, self._region.stop :].copy_(self._work[self._region.stop :])
 
-    def average(self, divisor):
-        """Sum over the participants of all ranks and divide; the averages go into `block`. Collective on the link."""
-        self._sums.average(divisor, out=self.block[self._region])
+    def average(self, divisor, present=()):
+        """Sum over the participants of all ranks and divide; the averages go into `block`. Collective on the link.
+
+        Args:
+            present: the participants of the ranks that are left.
+
+        Raises:
+            RanksLost: see `RunningSums.average`.
+        """
+        self._sums.average(divisor, self.block[self._region], present)
 
     def keep_start(self):
         """From now on, keep the rows that a round begins with; see `start_rows`."""

@@ -35,6 +35,7 @@ class RunningSums:
     def __init__(self, num_local, link=None):
         self._num_local, self._link = num_local, link or SoloLink()
         self._region, self._turns = slice(0, 0), 0
+        self._saved, self._is_saved = None, False  # the rank's sum, if it may be needed again
 
     def allocate(self, numel, dtype, device):
         """Get the memory for blocks of `numel`. Collective on the link."""
@@ -45,7 +46,7 @@ class RunningSums:
 
     def begin(self, region, participants):
         """Prepare the sum of the slice `region` of the blocks over the clients numbered `participants`."""
-        self._region, self._turns = region, 0
+        self._region, self._turns, self._is_saved = region, 0, False
 
     def add(self, position, mine):
         """Add the region of the rank's client number `position`, which may be overwritten."""
@@ -78,9 +79,28 @@ class RunningSums:
             outgoing.copy_(total)
         return outgoing
 
-    def average(self, divisor, out):
-        """out = (sum over the participants of all ranks) / divisor. Collective on the link."""
-        self._link.average(self.total(), divisor, out)
+    def average(self, divisor, out, present):
+        """out = (sum over the participants of all ranks) / divisor. Collective on the link.
+
+        Args:
+            present: the participants of the ranks that are left.
+
+        Raises:
+            RanksLost: on all ranks that are left, if others are lost; it may be called again.
+        """
+        if not self._link.survives:
+            self._link.average(self.total(), divisor, out)
+            return
+        total = self.outgoing[self._region] if self._is_saved else self.total()
+        if self._saved is None:
+            self._saved = torch.empty_like(self.outgoing)
+        saved = self._saved[: total.numel()]
+        if self._is_saved:
+            total.copy_(saved)
+        else:
+            saved.copy_(total)
+            self._is_saved = True
+        self._link.average(total, divisor, out)
 
 
 class TreeSums:
@@ -97,7 +117,9 @@ class TreeSums:
 
     def __init__(self, clients, placement, link):
         self._clients, self._placement, self._link = list(clients), placement, link
-        self._region, self._turns, self._partials = slice(0, 0), None, None
+        self._turns = None
+        self._region, self._participants = slice(0, 0), ()
+        self._total = None  # where a sum over ranks goes that may be lost
 
     def allocate(self, numel, dtype, device):
         """Get the memory for blocks of `numel`. Collective on the link."""
@@ -109,9 +131,10 @@ class TreeSums:
     def begin(self, region, participants):
         """Prepare the sum of the slice `region` of the blocks over the clients numbered `participants`."""
         self._region = region
+        self._participants = tuple(sorted(participants))
         if participants:
-            turns, self._partials = self._placement.plan(tuple(sorted(participants)))
-            self._turns = turns[self._link.rank]
+            turns, _ = self._placement.plan(self._participants)
+            self._turns = turns[self._link.members[self._link.rank]]
 
     def add(self, position, mine):
         """Add the region of the rank's client number `position`, which may be overwritten."""
@@ -124,7 +147,16 @@ class TreeSums:
         for a, b in turns.steps[client]:
             sums[a].add_(sums[b])
 
-    def average(self, divisor, out):
-        """out = (sum over the participants of all ranks) / divisor. Collective on the link."""
+    def average(self, divisor, out, present):
+        """See `RunningSums.average`."""
         vectors = [slot[self._region] for slot in self._slots]
-        self._link.combine(vectors, self._partials, divisor, out)
+        link, present = self._link, tuple(sorted(present))
+        if not link.survives:
+            link.combine(vectors, self._placement.plan(self._participants)[1], divisor, out)
+            return
+        partials = self._placement.after_loss(self._participants, present, link.members)
+        if self._total is None:
+            self._total = torch.empty_like(self.outgoing)
+        total = self._total[: out.numel()]  # the partial sums stay as they are
+        link.combine(vectors, partials, divisor, total)
+        out.copy_(total)

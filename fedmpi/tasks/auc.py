@@ -151,11 +151,8 @@ class LoadedAUC(LoadedClassification):
     def describe_inputs(self):
         return {**super().describe_inputs(), "class_names": ["negative", "positive"]}
 
-    def subset(self, num_samples):
-        part = super().subset(num_samples)
-        if part is not self:
-            part._tests, part._held = self._tests, self._held  # few positives would make the area uncertain
-        return part
+    def subset(self, num_samples, tests=True):
+        return super().subset(num_samples, tests=False)  # few positives would make the area uncertain
 
     def ascent(self, flat):
         return flat.segments[flat.names.index("auc.w")]
@@ -169,7 +166,7 @@ class LoadedAUC(LoadedClassification):
 
     def evaluate(self, module, link):
         losses = [self._objective(module, client) for client in self._train]
-        metrics = {"train_loss": link.allgather([sum(losses)]).sum() / self._context.num_clients}
+        metrics = {"train_loss": link.allgather([sum(losses)]).sum() / link.num_present(self._context.num_clients)}
         clients = {"train_loss": link.allgatherv(losses)}
         for name, samples in self._scored().items():
             scored = [_scored(module, part) for part in samples]

@@ -206,11 +206,12 @@ class LoadedTask:
         """
         raise NotImplementedError
 
-    def subset(self, num_samples):
+    def subset(self, num_samples, tests=True):
         """The task as it is evaluated during a run: on a fixed random part of its data, drawn by the run's seed.
 
         Args:
             num_samples: about so many training samples of all clients, and as many test samples.
+            tests: whether there are fewer test and held-out samples, too.
 
         Returns:
             an object with the method `evaluate`; the task itself, if it has no more samples than that.

@@ -195,7 +195,7 @@ class LoadedClassification(LoadedTask):
         tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
         here = [sum(losses), *np.sum([np.zeros(3), *tests], axis=0), *np.sum([np.zeros(3), *held], axis=0)]
         objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
-        metrics = {"train_loss": objective / self._context.num_clients}
+        metrics = {"train_loss": objective / link.num_present(self._context.num_clients)}
         if test[2]:
             metrics |= {"test_loss": test[0] / test[2], "accuracy": test[1] / test[2]}
         if num_held:
@@ -215,10 +215,12 @@ class LoadedClassification(LoadedTask):
             totals.append(_totals(module, samples))
         return totals
 
-    def subset(self, num_samples):
+    def subset(self, num_samples, tests=True):
         part, context = copy.copy(self), self._context
         each = -(-num_samples // context.num_clients)
         part._train = {k: _drawn(samples, each, context.seed, "train", k) for k, samples in self._train.items()}
+        if not tests:
+            return self if all(part._train[k] is samples for k, samples in self._train.items()) else part
         part._held = [_drawn(one, each, context.seed, "held out", k) for k, one in zip(self._train, self._held)]
         part._tests = []
         for samples, (owner, divisor, number, at) in zip(self._tests, self._test_parts):

@@ -177,18 +177,21 @@ class LoadedLanguage(LoadedTask):
         held = self._sum(module, [stream[:most] for stream in self._held])
         total = link.allgather(np.array([objective, *test, *held])).sum(0)
         clients = {"train_loss": link.allgatherv([loss / number for loss, number in train])}
-        metrics = {"train_loss": total[0] / self._context.num_clients}
+        metrics = {"train_loss": total[0] / link.num_present(self._context.num_clients)}
         metrics |= {"test_loss": total[1] / total[2], "perplexity": _perplexity(total[1] / total[2])}
         if self._context.holdout:
             metrics |= {"holdout_loss": total[3] / total[4], "holdout_perplexity": _perplexity(total[3] / total[4])}
         return Metrics(metrics, clients)
 
-    def subset(self, num_samples):
+    def subset(self, num_samples, tests=True):
         """On the first words of every part: as many as that number of sequences of `bptt` words has."""
         words = num_samples * self._settings.bptt
         part, limits = copy.copy(self), (-(-words // self._context.num_clients), words)
-        part._most = tuple(min(limit, most or limit) for limit, most in zip(limits, self._most))
-        return self if part._most == self._most else part
+        train, test = (min(limit, most or limit) for limit, most in zip(limits, self._most))
+        part._most = (train, test if tests else self._most[1])
+        covers = [len(stream) <= train for stream in self._train.values()]
+        covers += [len(stream) <= test // TEST_PARTS for stream in self._test.values() if tests]
+        return self if all(covers) else part
 
     def _sum(self, module, streams):
         """(sum of losses, number of words) over streams, each read from an empty hidden state."""

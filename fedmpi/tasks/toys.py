@@ -119,8 +119,8 @@ class LoadedPoint(LoadedTask):
     def evaluate(self, module, link):
         point = module()
         mine = sum(self._exact_loss(client, point).item() for client in self._context.clients)
-        total = link.allgather([mine]).sum()
-        return {"train_loss": total / self._context.num_clients, **self._metrics(point.double().cpu().numpy())}
+        loss = link.allgather([mine]).sum() / link.num_present(self._context.num_clients)
+        return {"train_loss": loss, **self._metrics(point.double().cpu().numpy())}
 
 
 def distance_to(point):

@@ -12,9 +12,11 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
+from fedmpi.comm.survivors import why_unavailable
 from fedmpi.config.build import Config, resolve
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed
+from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.oracles.base import LocalObjective
@@ -32,7 +34,7 @@ class Job:
     Attributes:
         config: the `Config`. link: the `Link`. context: the `RankContext`.
         task: the `LoadedTask`. flat: the model as a `FlatModule`. federation: the `Federation`.
-        num_rounds: of the run.
+        num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
     """
 
     config: Config
@@ -42,6 +44,7 @@ class Job:
     flat: FlatModule
     federation: Federation
     num_rounds: int
+    num_batches: int
 
 
 def read_config(arguments, link, objects=None):
@@ -79,6 +82,9 @@ def prepare(config, link):
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
     link.transport, link.reduction = run.transport, run.reduction
+    if run.on_loss == "continue":
+        agree(link, lambda: _check_survival(run))
+        link.transport = "allreduce"  # the others' shared memory would be waited for
     context = agree(link, lambda: rank_context(run, link))
     link.watch(run.timeout, spread(context.num_clients, link.size))
     task = agree(link, lambda: config.task.load(context, config.partition))
@@ -90,7 +96,7 @@ def prepare(config, link):
     agree(link, lambda: check_same_everywhere(link, flat.module))
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
-    plan, num_rounds = agree(link, lambda: _plan(run, link, context, task, samplers))
+    plan, num_rounds, num_batches = agree(link, lambda: _plan(run, link, context, task, samplers))
     if config.task.has_model:
         first = context.clients[0]
         note = agree(link, lambda: try_training(config, flat, task, first, samplers[first]))
@@ -100,7 +106,7 @@ def prepare(config, link):
     private = agree(link, lambda: private_parts(run, task, flat))
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
-    return Job(config, link, context, task, flat, federation, num_rounds)
+    return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 
 
 def rank_context(run, link):
@@ -126,8 +132,21 @@ def _sampler(run, task, context, client):
     return task.sampler(client, run.batch_size, first, run.seed, context.device)
 
 
+def _check_survival(run):
+    """Check that the run can go on without a rank; not collective.
+
+    Raises:
+        UserError: if it cannot: why, and what to do.
+    """
+    reason = why_unavailable()
+    if reason is not None:
+        raise UserError(f"on_loss = continue: {reason}")
+    if run.transport not in ("auto", "allreduce"):
+        raise UserError(f"on_loss = continue: --transport {run.transport} would wait for lost ranks; leave it out")
+
+
 def _plan(run, link, context, task, samplers):
-    """(the `Plan` of the run, its number of rounds)."""
+    """(the `Plan` of the run, its number of rounds, minibatches in a pass over all clients' data)."""
     num_samples = link.allgatherv(np.array([task.num_samples(client) for client in context.clients], dtype=np.float64))
     batches = link.allgatherv([samplers[client].batches_per_pass for client in context.clients])
     if run.local_epochs is not None:
@@ -144,7 +163,7 @@ def _plan(run, link, context, task, samplers):
         weights=num_samples.tolist() if run.weighting == "samples" else None,
         seed=run.seed,
     )
-    return plan, num_rounds
+    return plan, num_rounds, int(batches.sum())
 
 
 def _oracles(config, task, flat, samplers):

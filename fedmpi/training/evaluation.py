@@ -9,14 +9,18 @@ from fedmpi.errors import Diverged
 from fedmpi.tasks.base import Metrics
 from fedmpi.text import format_count
 
+PASSES = 5
 _MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the largest value stays the largest
 
 
 class Evaluation:
-    """Evaluates the models of one run.
+    """Evaluates the models of one run. Collective on the job's link.
 
     Args:
         job: the `Job`.
+
+    Attributes:
+        is_partial: whether models are evaluated on a part of the data before the run's end; equal on all ranks.
     """
 
     def __init__(self, job):
@@ -25,26 +29,29 @@ class Evaluation:
         # The best of several results is only known if all are measured on the same data, of which there should be much.
         is_partial = run.evaluate == "subset" and run.result != "best"
         self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
+        self._all_tests = job.task.subset(run.evaluate_samples, tests=False) if is_partial else job.task
+        self.is_partial = job.link.first_failing(self._part is not job.task) is not None  # of any rank's clients
         self._fast = pool_first(job.flat.module)
-
-    @property
-    def is_partial(self):
-        """Whether models are evaluated on a part of the data before the run's end."""
-        return self._part is not self._job.task
 
     def describe(self):
         """In words, what models are evaluated on."""
         if not self.is_partial:
             return "all training and test data"
         number = format_count(self._job.config.run.evaluate_samples)
-        return f"{number} training and test samples drawn once; at the end all"
+        last = "all" if self._task_at_end() is self._job.task else "all test samples"
+        return f"{number} training and test samples, drawn once; at the end {last}"
+
+    def _task_at_end(self):
+        """On all data, but on all training data only if it takes a small part of the run: a pass for five before it."""
+        is_long = self._job.federation.num_gradients >= PASSES * self._job.num_batches
+        return self._job.task if is_long else self._all_tests
 
     @torch.no_grad()
     def __call__(self, x, buffers, number, whole=False):
         """Metrics of an averaged model. Collective.
 
         Args:
-            x: [dim]; buffers: [num_buffers]. number: of rounds after which it was. whole: whether on all data.
+            x: [dim]; buffers: [num_buffers]. number: of rounds after which it was. whole: whether at the end.
 
         Returns:
             `Metrics`.
@@ -56,7 +63,7 @@ class Evaluation:
         job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
         job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
         job.flat.module.eval()
-        task, federation = job.task if whole else self._part, job.federation
+        task, federation = self._task_at_end() if whole else self._part, job.federation
         if federation.private:
             own = {client.index: federation.private.model(client, x, buffers) for client in federation.clients}
             task.visit = lambda client: job.flat.point_at(*own[client])
@@ -64,7 +71,7 @@ class Evaluation:
         if not math.isfinite(metrics["train_loss"]):
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
-        clients = {name: [float(value) for value in values] for name, values in getattr(metrics, "clients", {}).items()}
+        clients = {name: _by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
         return Metrics({name: float(value) for name, value in metrics.items()}, clients)
 
 
@@ -82,3 +89,9 @@ def pool_first(module):
     for k in places:
         layers[k], layers[k + 1] = layers[k + 1], layers[k]
     return nn.Sequential(*layers).eval() if places else module
+
+
+def _by_client(job, values):
+    """Numbers of all clients, nan for those that are lost, of an array without these."""
+    lost, rest = job.link.lost_clients(), iter(values)
+    return [math.nan if client in lost else float(next(rest, math.nan)) for client in range(job.context.num_clients)]

@@ -13,7 +13,7 @@ import torch
 
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
-from fedmpi.errors import AgreedUserError, Diverged, Stopped
+from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.checkpoint import find_checkpoints
@@ -26,6 +26,7 @@ from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.data_account import account_for_data
 from fedmpi.training.ending import Callbacks, Ending
 from fedmpi.training.evaluation import Evaluation
+from fedmpi.training.records import Records
 from fedmpi.training.replicas import check_replicas
 from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept, trained_module
 from fedmpi.training.stopping import StopSignals, stopping_signal
@@ -47,11 +48,12 @@ class Outcome:
     make_model: Callable[[], torch.nn.Module]
 
 
-def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
+def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is frozen
     """Train as the settings say, from the beginning or from a checkpoint. Collective on the link.
 
     Args:
         config: a `Config`. link: a `Link`. callbacks: what is called after rounds, see `Callbacks`.
+        began: when the program began, on the clock of `time.perf_counter`; None: now.
 
     Returns:
         the `Outcome`.
@@ -62,6 +64,7 @@ def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
         Diverged: on every rank, if a loss is not finite.
         Stopped: on every rank, if one was sent a signal and a checkpoint is written.
     """
+    began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
         job = prepare(config, link)
         recorder = agree(link, lambda: _make_recorder(job))
@@ -70,7 +73,7 @@ def train(config, link, callbacks=Callbacks()):  # noqa: B008  it is frozen
             checkpoints = Checkpoints(job, folder, recorder)
             link.way_on = lambda: f"; --resume {folder} goes on after round {checkpoints.done}" * bool(checkpoints.done)
             job.federation.request = lambda: signals.bits | checkpoints.request()
-            return _run(job, recorder, checkpoints, callbacks)
+            return _run(job, recorder, checkpoints, callbacks, began)
         finally:
             if recorder is not None:
                 recorder.close()
@@ -97,13 +100,13 @@ class _Progress:
     """What the loop itself goes on with: the clocks, the metrics of the last evaluation, and what ends it early.
 
     Attributes:
-        ending: the `Ending`. metrics: of the last evaluation.
+        ending: the `Ending`. metrics: of the last evaluation. start_seconds: before the first round.
     """
 
     def __init__(self, ending):
         self.ending = ending
         self._began, self.evaluation_seconds = time.perf_counter(), 0.0
-        self.metrics = {}
+        self.metrics, self.start_seconds = {}, 0.0
 
     @property
     def seconds(self):
@@ -131,7 +134,7 @@ class _Progress:
         self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
 
 
-def _run(job, recorder, checkpoints, callbacks):
+def _run(job, recorder, checkpoints, callbacks, began):
     """Start or resume, rounds, evaluations, result."""
     run, link = job.config.run, job.link
     progress = _Progress(Ending(run, job.task.goal, link, callbacks))
@@ -145,7 +148,7 @@ def _run(job, recorder, checkpoints, callbacks):
                 print(
                     f"{folder}: the run is complete after {job.num_rounds} rounds; --rounds asks for more", flush=True
                 )
-            return _outcome(job, recorder, folder)
+            return _outcome(job, checkpoints.folder, folder)
         position = manifest["records"]
         progress.restore(state)
         agree(link, lambda: rule.check(job.federation))
@@ -155,19 +158,29 @@ def _run(job, recorder, checkpoints, callbacks):
     account_for_data(job, recorder)
     _warn_of_choice(job)
     if recorder:
-        job.task.write_split(recorder.folder)
-    evaluation = Evaluation(job)
+        _write_split(job, recorder)
+    evaluation, records = Evaluation(job), Records(job, checkpoints.folder, recorder)
+    progress.start_seconds = time.perf_counter() - began
     try:
-        _run_rounds(job, recorder, checkpoints, progress, rule, evaluation)
-        return _finish(job, recorder, checkpoints, progress, rule, evaluation)
+        _run_rounds(job, records, checkpoints, progress, rule, evaluation)
+        return _finish(job, records, checkpoints, progress, rule, evaluation)
     except Diverged as error:
         checkpoints.finish()
+        recorder = records.recorder()
         if recorder is None:
             raise
         recorder.diverged(str(error))
         notes = [f"{save_kept(job, recorder)} is the best model so far"] if job.federation.selected else []
         notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []
         raise Diverged("; ".join([str(error), *notes])) from None
+
+
+def _write_split(job, recorder):
+    """Write who has which samples, if there is room; the run does not need it."""
+    try:
+        job.task.write_split(recorder.folder)
+    except (OSError, UserError) as error:
+        print(f"fedmpi: {error}; the run goes on without it", file=sys.stderr, flush=True)
 
 
 def _look(job, recorder):
@@ -186,10 +199,12 @@ def _warn_of_choice(job):
         print(f"fedmpi: {what} by {job.task.goal[0]} on the test set, {hint}", file=sys.stderr, flush=True)
 
 
-def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
+def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
     """The start, unless the run was resumed, and all rounds that are left."""
-    federation, run = job.federation, job.config.run
-    every = run.eval_every or max(1, job.num_rounds // 20)
+    federation, run, link = job.federation, job.config.run, job.link
+    if run.on_loss == "continue":
+        link.survive()
+    every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
     if federation.round_index == 0:
         federation.start()
     is_last = federation.round_index >= job.num_rounds
@@ -207,13 +222,12 @@ def _run_rounds(job, recorder, checkpoints, progress, rule, evaluation):
             is_last = True
             evaluated = _evaluate(job, progress, evaluation, whole=True)
             record = _record(job, loss, progress)
-        if recorder:
-            recorder.round(record, evaluated)
-        job.link.phase = f"the checkpoint after round {number}"
+        records.round(record, evaluated)
+        link.phase = f"the checkpoint after round {number}"
         checkpoints.after_round(progress.state)
         signal = stopping_signal(federation.requests)
         if signal and not is_last:
-            _stop(job, recorder, checkpoints, progress, signal)
+            _stop(job, records.recorder(), checkpoints, progress, signal)
 
 
 def _evaluate(job, progress, evaluation, whole):
@@ -253,32 +267,40 @@ def _stop(job, recorder, checkpoints, progress, signal):
     raise Stopped(f"stopped after round {number} by {signal}; to go on: {where}")
 
 
-def _finish(job, recorder, checkpoints, progress, rule, evaluation):
+def _finish(job, records, checkpoints, progress, rule, evaluation):
     """Save the result, print the closing table, and write the last checkpoint."""
     federation, metrics = job.federation, progress.metrics
-    selected = federation.selected
+    selected, job.link.phase = federation.selected, "the end"
     if selected is not None and selected.round != federation.round_index:
         metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
-    agree(job.link, lambda: save(job, recorder))
+    saved_by = None
+    while saved_by != job.link.members:  # again, if the rank that saved is lost
+        saved_by = job.link.members
+        agree(job.link, functools.partial(save, job, records.recorder()))
     agree(job.link, lambda: save_clients(job, checkpoints.folder))
     checkpoints.write_now(progress.state)
+    recorder = records.recorder()
     if recorder is not None:
         recorder.close()
         facts = {"evaluated on": evaluation.describe()}
+        facts |= {"start-up": f"{progress.start_seconds:.2f} s before the first round"}
         facts |= {"ended early": progress.ending.reason} if progress.ending.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"
         print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
-    return _outcome(job, recorder, metrics=metrics)
+    return _outcome(job, checkpoints.folder, metrics=metrics)
 
 
-def _outcome(job, recorder, complete=None, metrics=None):
+def _outcome(job, folder, complete=None, metrics=None):
     """The `Outcome`. Collective.
 
     Args:
+        folder: path of the run folder.
         complete: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
     """
-    folder, records = share(job.link, lambda: [str(recorder.folder), read_records(recorder.folder / RECORDS)[0]])
+    records = None
+    while records is None:  # again, if the rank that read them is lost
+        records = share(job.link, lambda: read_records(folder / RECORDS)[0])
     if metrics is None:
         metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
     make = functools.partial(trained_module, job, complete and pathlib.Path(complete))
-    return Outcome(pathlib.Path(folder), records, metrics, make)
+    return Outcome(folder, records, metrics, make)

@@ -7,6 +7,7 @@ import tempfile
 
 import torch
 
+from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENT_MODEL, KEPT
@@ -153,6 +154,15 @@ def save_kept(job, recorder):
     return path
 
 
+def _lost(job):
+    """The row of the table about ranks that were lost, if there were any."""
+    lost = [
+        f"rank {rank} ({describe_clients(job.link.clients[rank])}) in {job.link.lost_in[rank]}"
+        for rank in job.link.lost
+    ]
+    return [("lost", ", ".join(lost))] if lost else []
+
+
 def closing_table(job, record, metrics, result, facts):
     """What a run prints at its end.
 
@@ -169,6 +179,7 @@ def closing_table(job, record, metrics, result, facts):
         [
             ("algorithm", command_name(type(job.config.algorithm))),
             ("clients", f"{context.num_clients} on {link.size} ranks"),
+            *_lost(job),
             ("each rank", f"{torch.get_num_threads()} threads, {context.device}"),
             ("parameters", f"{job.flat.dim:,}"),
             (

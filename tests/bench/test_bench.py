@@ -257,6 +257,15 @@ def test_wrong_arguments_end_in_one_line(words, line):
     assert line in errors[0]
 
 
+def test_whole_jobs(tmp_path):
+    done = bench(2, "jobs", "--quick", "--json", tmp_path / "jobs.json", "--traceback")
+    assert done.returncode == 0, done.stderr
+    measures = json.loads((tmp_path / "jobs.json").read_text())["measures"]
+    ratio = measures["jobs/fedmpi"]["median"] / measures["jobs/loop"]["median"]
+    assert measures["jobs/fedmpi to loop"]["median"] == pytest.approx(ratio)
+    assert "fedmpi, its default evaluations" in done.stdout
+
+
 def test_uploads(tmp_path):
     done = bench(1, "uploads", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
     assert done.returncode == 0, done.stderr

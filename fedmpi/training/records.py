@@ -1,0 +1,45 @@
+"""The records of a run whose rank 0 may be lost: the lowest rank that is left goes on with them. Not collective."""
+
+from fedmpi.run_files import RECORDS
+from fedmpi.runs.recorder import Recorder
+
+LEFT = "left"  # in a record: the clients that were lost and are absent from this round on
+
+
+class Records:
+    """The recorder, and what another rank needs to take its place.
+
+    Args:
+        job: the `Job`. folder: path of the run folder. recorder: on rank 0, None elsewhere.
+    """
+
+    def __init__(self, job, folder, recorder):
+        self._job, self._folder, self._recorder = job, folder, recorder
+        self._recent, self._left = [], frozenset()
+
+    def recorder(self):
+        """The recorder on the rank that is 0 now, None elsewhere."""
+        if self._recorder is None and self._job.link.rank == 0:
+            self._recorder = self._take_over()
+        return self._recorder
+
+    def round(self, record, metrics):
+        """Write one round, or remember it; see `Recorder.round`."""
+        lost = self._job.federation.lost
+        left, self._left = lost - self._left, lost
+        if left:
+            record = {**record, LEFT: sorted(left)}
+        self._recent = [*self._recent[-1:], (record, metrics)]
+        if self._recorder is not None:
+            self._recorder.round(record, metrics)
+
+    def _take_over(self):
+        """A recorder that goes on after the last whole record, with those that rank 0 may not have written."""
+        path = self._folder / RECORDS
+        position = path.read_bytes().rfind(b"\n") + 1
+        recorder = Recorder(self._folder, self._job.num_rounds)
+        recorder.begin(self._job.config.resolved, position)
+        for record, metrics in self._recent:
+            if record["round"] > recorder.last.get("round", 0):
+                recorder.round(record, metrics)
+        return recorder

@@ -1,0 +1,113 @@
+"""--on_loss continue: the ranks that are left go on, as if the lost clients had been absent by plan."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+
+import h5py
+import pytest
+from conftest import execute, launch_words, launchers, start, wait_for
+from test_lost_and_stuck import processes
+
+SETTINGS = ("--clients", 5, "--rounds", 6, "--threads", 1, "--eval-every", 2, "--reduction", "reproducible")
+
+
+@pytest.fixture
+def openmpi():
+    """Skip where there is no Open MPI."""
+    if "openmpi" not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
+
+
+def words_of(ranks, out, *settings):
+    """The command of a run that goes on without lost ranks, and its variables."""
+    program = ("-m", "loses", "--out", out, *SETTINGS, "--on_loss", "continue", *settings)
+    return launch_words(ranks, *program, mpi="openmpi", options=("--with-ft", "ulfm"))
+
+
+def found(out):
+    """(the bytes of all rows, the losses, the records) of the only run under `out`."""
+    (folder,) = out.iterdir()
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    with h5py.File(folder / "model.h5") as file:
+        rows = {name: file["rows"][name][:].tobytes() for name in file["rows"]}
+    return rows, [record["loss"] for record in records], records
+
+
+def check_against_plan(tmp_path, *settings):
+    """Check that the run under `tmp_path`/lost has the rows and losses of one whose clients were absent by plan."""
+    rows, losses, records = found(tmp_path / "lost")
+    assert [record["round"] for record in records] == list(range(1, len(records) + 1))  # none is lost, none is twice
+    absent = [f"{client}@{record['round'] - 1}" for record in records for client in record.get("left", ())]
+    done = start(1, "-m", "loses", "--out", tmp_path / "plan", *SETTINGS, *settings, env={"ABSENT": " ".join(absent)})
+    assert done.returncode == 0, done.stderr
+    planned_rows, planned_losses, _ = found(tmp_path / "plan")
+    assert rows == planned_rows
+    assert losses == planned_losses
+    return absent
+
+
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "absent", "settings"),
+    [
+        (4, "0@record:3 2@turn:5", ["2@2", "0@3"], ()),
+        (4, "1@losses:4 2@losses:4", ["1@3", "2@3"], ("--algorithm", "scaffold", "--participation", 0.8)),
+        (4, "2@sum:3 1@shrink:1 0@agree:15", ["1@1", "2@1", "0@3"], ()),
+        (3, "0@save:1", [], ()),
+    ],
+    ids=["rank_0", "two_at_once", "all_but_one", "at_the_end"],
+)
+def test_the_survivors_go_on_as_if_it_had_been_planned(tmp_path, openmpi, ranks, deaths, absent, settings):
+    words, variables = words_of(ranks, tmp_path / "lost", *settings)
+    done = execute(words, env={**variables, "DIE": deaths})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"fedmpi: rank \d on \S+ .* is lost in", done.stderr)) >= 1
+    assert re.search(r"^  lost +rank \d", done.stdout, re.MULTILINE)
+    assert check_against_plan(tmp_path, *settings) == absent
+
+
+def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
+    words, variables = words_of(3, tmp_path / "lost", "--reduction", "plain")
+    done = execute(words, env={**variables, "DIE": "1@sum:4"})
+    assert done.returncode == 0, done.stderr
+    _, losses, records = found(tmp_path / "lost")
+    assert [record.get("left") for record in records] == [None, None, [1, 2], None, None, None]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_kills_at_random_times(tmp_path, openmpi, seed):
+    draw = random.Random(seed)
+    words, variables = words_of(4, tmp_path / "lost", "--rounds", 60)
+    job = subprocess.Popen(
+        words, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: list((tmp_path / "lost").glob("*/metrics.jsonl")), 120)
+        ranks = sorted(pid for pid in processes(tmp_path) if pid != job.pid)
+        for pid in draw.sample(ranks, 3):
+            time.sleep(draw.random())
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        output, _ = job.communicate(timeout=300)
+    finally:
+        for pid in processes(tmp_path):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    assert job.returncode == 0, output
+    check_against_plan(tmp_path, "--rounds", 60)
+
+
+def test_it_is_refused_where_mpi_cannot(tmp_path, any_mpi):
+    done = start(2, "-m", "fedmpi.train", "--out", tmp_path, "--on_loss", "continue", mpi=any_mpi)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fedmpi: error: ")]
+    assert len(lines) == 1 and "on_loss = continue: " in lines[0]
+    assert "mpirun --with-ft ulfm" in lines[0]

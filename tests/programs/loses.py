@@ -1,0 +1,66 @@
+"""fedmpi.train whose ranks kill themselves, or whose clients are absent by plan, as the variables DIE and ABSENT say.
+
+DIE: "RANK@EVENT:NUMBER ...": the rank dies when it meets the event for that time, counted from 1. Events: "turn" (a
+client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save".
+ABSENT: "CLIENT@ROUND ...": the client takes part in no round from that one on, counted from 0.
+"""
+
+import collections
+import os
+import signal
+
+from mpi4py import MPI
+
+import fedmpi.training.build
+from fedmpi.comm.survivors import Survivors
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.rows import RowStore
+from fedmpi.runs.recorder import Recorder
+from fedmpi.train import main
+from fedmpi.training import loop
+from fedmpi.training.evaluation import Evaluation
+
+RANK = MPI.COMM_WORLD.rank
+DEATHS = {tuple(word.split("@")) for word in os.environ.get("DIE", "").split()}
+ABSENT = [tuple(map(int, word.split("@"))) for word in os.environ.get("ABSENT", "").split()]
+met = collections.Counter()
+
+
+def dies_at(owner, name, event):
+    """Let this rank die before it calls a function for the time that DIE says."""
+    function = getattr(owner, name)
+
+    def call(*args, **options):
+        met[event] += 1
+        if (str(RANK), f"{event}:{met[event]}") in DEATHS:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **options)
+
+    setattr(owner, name, call)
+
+
+def present(draw):
+    """Participants as drawn, without those that are absent by plan."""
+
+    def participants(*args):
+        absent = {client for client, since in ABSENT if args[-1] >= since}
+        return [client for client in draw(*args) if client not in absent]
+
+    return participants
+
+
+for owner, name, event in [
+    (RowStore, "begin_turn", "turn"),
+    (Federation, "_agree_on_loss", "losses"),
+    (RowStore, "average", "sum"),
+    (Survivors, "_agree", "agree"),
+    (Survivors, "_shrink", "shrink"),
+    (Evaluation, "__call__", "evaluation"),
+    (Recorder, "round", "record"),
+    (loop, "save", "save"),
+]:
+    dies_at(owner, name, event)
+fedmpi.training.build.draw_participants = present(fedmpi.training.build.draw_participants)
+
+if __name__ == "__main__":
+    main()
