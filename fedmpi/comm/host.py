@@ -1,7 +1,10 @@
 """The process and its machine: threads, memory allocation, device."""
 
+import contextlib
 import ctypes
+import math
 import os
+import pathlib
 import sys
 import time
 
@@ -52,6 +55,35 @@ def seconds_since_start():
 def usable_cores():
     """The numbers of the cores that this process may run on."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def core_quota(root=pathlib.Path("/")):
+    """How many cores this process's control groups let it use at a time (containers, SLURM); infinite without limit.
+
+    Args:
+        root: folder of /proc and /sys (for tests).
+    """
+    quotas = [math.inf]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            top = root / "sys/fs/cgroup"
+            if controllers:  # version 1
+                if "cpu" not in controllers.split(","):
+                    continue
+                top /= controllers
+            groups = pathlib.PurePosixPath(path.lstrip("/"))
+            quotas += [_quota_of(top / group) for group in (groups, *groups.parents)]
+    return min(quotas)
+
+
+def _quota_of(group):
+    """Cores that one control group allows, by version 2 or 1."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = " ".join((group / name).read_text(encoding="utf-8") for name in names).split()
+            return math.inf if quota in ("max", "-1") else max(1, int(quota) / int(period))
+    return math.inf
 
 
 def share_of_cores(link):
