@@ -52,7 +52,7 @@ def check_sums(transport, numel):
     sums.begin(slice(0, numel), range(link.size))
     fill(sums.outgoing, link.rank)
     sums.add(0, sums.outgoing)
-    sums.average(1, sums.outgoing)
+    sums.average(1, sums.outgoing, range(link.size))
     check(is_sum(sums.outgoing, link.size), f"{transport}: the sum in the order of the clients")
     del sums
     link.close()
