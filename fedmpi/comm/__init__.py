@@ -1,0 +1,3 @@
+from fedmpi.comm.shared_memory import check_shared_memory
+
+check_shared_memory()  # before any module of this room begins MPI

@@ -11,7 +11,7 @@ mpi4py.rc.thread_level = "funneled"  # progress bars and checkpoints have thread
 
 from mpi4py import MPI  # noqa: E402  (initialises MPI)
 
-from fedmpi.comm.host import usable_cores  # noqa: E402
+from fedmpi.comm.host import core_quota, usable_cores  # noqa: E402
 from fedmpi.comm.link import lowest_true  # noqa: E402
 
 # How a rank waits on an oversubscribed node: at first it yields its core between two tests of the request, later it
@@ -113,6 +113,10 @@ class Communicator:
             else:
                 self.wait(self.mpi.Iallreduce(MPI.IN_PLACE, buffer))
 
+    def start_allreduce(self, block):
+        """Begin to sum a contiguous 1-d tensor in host memory over the ranks, in place; returns what `wait` takes."""
+        return self.mpi.Iallreduce(MPI.IN_PLACE, block.numpy())
+
     def barrier(self):
         """Wait for all ranks."""
         self.wait(self.mpi.Ibarrier())
@@ -173,4 +177,4 @@ def _count_cores(machine):
     mask[[core for core in usable_cores() if core < mask.size]] = 1
     everyone = np.empty_like(mask)
     machine.Allreduce(mask, everyone, op=MPI.MAX)
-    return int(everyone.sum())
+    return int(min(everyone.sum(), core_quota()))

@@ -50,7 +50,7 @@ class Run:
     seed: int = setting(0, "seed of every random stream", least=0, role="seed")
     eval_every: int | None = setting(
         None,
-        "rounds between evaluations; default: about 10 evaluations in a run, with --evaluate full 20",
+        "rounds between evaluations; default: about 10 evaluations in a run, 20 if they are on all data",
         least=1,
         role="speed",
     )
@@ -88,9 +88,7 @@ class Run:
         None, "begin from this trained model: model.pt, model.safetensors, model.h5, a run folder or a checkpoint's"
     )
     checkpoint_every: int | None = setting(None, "rounds between checkpoints", least=1, role="place")
-    checkpoint_minutes: float | None = setting(
-        10.0, "minutes between checkpoints; null: none by time", above=0, role="place"
-    )
+    checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0: none by time", least=0, role="place")
     checkpoint_keep: int = setting(2, "how many checkpoints are kept, the newest ones", least=1, role="place")
     checkpoint_clients: str | None = setting(
         None,
@@ -107,8 +105,9 @@ class Run:
     )
     transport: str = setting(
         "auto",
-        "how ranks sum: allreduce (MPI's own), shared (the node's shared memory), auto (shared where it is faster)",
-        among=("auto", "allreduce", "shared"),
+        "how ranks sum: allreduce (MPI's own), shared (the node's shared memory), staged (a GPU's rows through host "
+        "memory in overlapping chunks; not tested on a GPU), auto (shared where it is faster, else allreduce)",
+        among=("auto", "allreduce", "shared", "staged"),
         role="speed",
     )
     reduction: str = setting(

@@ -1,5 +1,7 @@
 """How a program of several ranks begins and ends: in order on all ranks, or at once on all ranks."""
 
+import contextlib
+import os
 import sys
 import time
 import traceback
@@ -9,7 +11,7 @@ from fedmpi.comm.launch import check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
-from fedmpi.program.single import discard_output
+from fedmpi.program.output import make_output_last, write_past_launcher
 
 STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
 # A launcher drops output that it has not yet passed on when the job aborts (seen with MPICH's).
@@ -25,12 +27,16 @@ def run_program(program, arguments):
     collective and would never end. ``--traceback`` among the arguments also prints the traceback.
     Collective over all ranks.
     """
+    make_output_last()
     end_with_launcher()
     link = MPILink(cuda_aware=cuda_aware_by_environment())
+    if link.rank == 0:
+        write_past_launcher()
     wants_traceback = "--traceback" in arguments
     try:
         agree(link, lambda: check_launch(link))
-        program(arguments, link)
+        with _no_leaving(link):
+            program(arguments, link)
         link.close()
     except AgreedUserError as error:
         _end_in_order(link, str(error), error if wants_traceback else None, code=2)
@@ -44,12 +50,28 @@ def run_program(program, arguments):
         end_at_once(link, error, wants_traceback)
 
 
-def show(text):
-    """Print a text like that of --help, which is all that the program does; a closed output is no error."""
+@contextlib.contextmanager
+def _no_leaving(link):
+    """Within it, `os._exit(0)` in this process aborts the job: a launcher takes the exit code 0 for a good end."""
+    leave, process = os._exit, os.getpid()
+
+    def abort(code):
+        if code != 0 or os.getpid() != process:  # no good end, or that of a forked child
+            leave(code)
+        print(f"fedmpi: error on rank {link.rank}: os._exit(0) was called", file=sys.stderr, flush=True)
+        time.sleep(OUTPUT_SECONDS)
+        link.abort(1)
+
+    os._exit = abort
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        discard_output()
+        yield
+    finally:
+        os._exit = leave
+
+
+def show(text):
+    """Print a text like that of --help, which is all that the program does."""
+    print(text, flush=True)
 
 
 def _end_in_order(link, text, error, code):

@@ -3,6 +3,7 @@
 It imports neither MPI nor torch, so that such a program starts at once.
 """
 
+import contextlib
 import os
 import sys
 
@@ -15,6 +16,9 @@ def run_single(program, arguments):
     A `UserError` ends it with one line and exit code 2, Ctrl-C with one line and 130. A closed standard
     output (``| head``) ends it silently with 1.
     """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.reconfigure(errors="backslashreplace")  # letters that the locale does not have
     try:
         program(arguments)
         sys.stdout.flush()  # here, so that a closed output is not reported at exit

@@ -9,8 +9,10 @@ import sys
 from fedmpi.errors import UserError
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
-from fedmpi.report.curves import AXES, Target, metrics_of
-from fedmpi.report.tables import final_table, run_table, target_table, write_curves, write_finals
+from fedmpi.report.curves import Target, metrics_of
+from fedmpi.report.further import further_parts
+from fedmpi.report.style import Look, add_options, look_of
+from fedmpi.report.tables import final_table, run_table, silo_table, target_table, write_curves, write_finals
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs, is_run, run_folders
 from fedmpi.text import as_markdown
@@ -32,19 +34,21 @@ def main(arguments=None):
 
 def _run(arguments):
     options = make_parser().parse_args(arguments)
-    targets = [Target.parse(text) for text in options.target]
+    targets, look = [Target.parse(text) for text in options.target], look_of(options)
     if options.watch is not None:
         from fedmpi.report.live import watch
 
-        watch(options.runs, options.watch, lambda refresh: options.out and _page(options, targets, refresh))
+        watch(options.runs, options.watch, lambda refresh: options.out and _page(options, targets, look, refresh))
         return
     options.out = options.out or pathlib.Path("report.html")
     found = _usable(options.runs)
-    _check_targets(found[0], targets)
+    _check_metrics(found[0], "--target", [target.metric for target in targets])
+    scaled = look.style.scale if options.scale else ()
+    _check_metrics(found[0], "--metric", [*look.metrics, *scaled])
     for line in found[1]:
         print(f"fedmpi: left out: {line}", file=sys.stderr)
     comparison = problems(found[0])
-    write(options.out, comparison, found[1], targets)
+    write(options.out, comparison, found[1], targets, look)
     print(_text(comparison, targets))
     print(f"{options.out}; figures and tables in {_folder(options.out)}")
 
@@ -60,6 +64,7 @@ def make_parser():
         "--target", action="append", default=[], metavar="METRIC=VALUE",
         help="also show the cost of reaching this value, like accuracy=0.85; may be repeated",
     )  # fmt: skip
+    add_options(parser)
     parser.add_argument(
         "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS",
         help="follow running jobs until they end, looking every SECONDS (2); with --out the page is rewritten, too",
@@ -84,26 +89,26 @@ def _usable(paths):
     return runs, complaints
 
 
-def _check_targets(runs, targets):
+def _check_metrics(runs, option, metrics):
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    for target in targets:
-        if target.metric not in names:
-            raise UserError(f"--target {target.metric}: no run measured it: expected one of {', '.join(names)}")
+    for metric in metrics:
+        if metric not in names:
+            raise UserError(f"{option} {metric}: no run measured it: expected one of {', '.join(names)}")
 
 
-def _page(options, targets, refresh):
+def _page(options, targets, look, refresh):
     """Write the page of jobs that may still be running, as soon as one has recorded a round."""
     runs, complaints = find_runs(options.runs)
     if runs:
-        write(options.out, problems(runs), complaints, targets, refresh)
+        write(options.out, problems(runs), complaints, targets, look, refresh)
 
 
-def write(out, comparison, complaints, targets, refresh=None):
+def write(out, comparison, complaints, targets, look=None, refresh=None):
     """Write the page and, unless browsers reload it, the files beside it.
 
     Args:
         out: path of the page. comparison: list of `Problem`.
-        complaints: lines that say what was left out. targets: list of `Target`.
+        complaints: lines that say what was left out. targets: list of `Target`. look: a `Look`.
         refresh: seconds after which a browser reloads the page, or None.
 
     Raises:
@@ -112,16 +117,19 @@ def write(out, comparison, complaints, targets, refresh=None):
     from fedmpi.report.figures import as_svg, color
     from fedmpi.report.page import page, section
 
-    figures = [_figures(problem, targets) for problem in comparison]
+    look = look or Look()
+    figures = [_figures(problem, targets, look) for problem in comparison]
+    further = [list(further_parts(problem, look.style)) for problem in comparison]
     sections = []
-    for problem, drawn in zip(comparison, figures):
+    for problem, drawn, parts in zip(comparison, figures, further):
         colors = [color(number) for number in range(len(problem.methods))]
         costs = [(target, target_table(problem, target)) for target in targets]
         svgs = {
             axis: [(metric, as_svg(figure)) for (its_axis, metric), figure in drawn.items() if its_axis == axis]
-            for axis in AXES
+            for axis in look.axes
         }
-        text = section(problem, colors, final_table(problem), costs, run_table(problem), svgs)
+        more = [(heading, table, as_svg(figure)) for heading, table, figure in parts]
+        text = section(problem, colors, final_table(problem), costs, run_table(problem), svgs, more)
         sections.append((problem.label, text))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -129,31 +137,38 @@ def write(out, comparison, complaints, targets, refresh=None):
         new.write_text(page(sections, complaints, refresh), encoding="utf-8")
         new.replace(out)
         if refresh is None:
-            _write_beside(_folder(out), comparison, figures, targets)
+            _write_figures(_folder(out), comparison, figures, further, look)
+            _write_tables(_folder(out), comparison, targets)
     except OSError as error:
         raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
 
 
-def _figures(problem, targets):
+def _figures(problem, targets, look):
     """(axis, metric) -> figure, of every metric that was measured."""
     from fedmpi.report.figures import draw
 
     figures = {}
-    for axis, metric in itertools.product(AXES, metrics_of(problem.methods)):
+    metrics = [name for name in metrics_of(problem.methods) if not look.metrics or name in look.metrics]
+    for axis, metric in itertools.product(look.axes, metrics):
         target = next((target for target in targets if target.metric == metric), None)
-        figures[axis, metric] = draw(problem.methods, axis, metric, target)
+        figures[axis, metric] = draw(problem.methods, axis, metric, target, look.style)
     return {key: figure for key, figure in figures.items() if figure is not None}
 
 
-def _write_beside(folder, comparison, figures, targets):
-    """Figures one by one, curves and final values as CSV, tables in Markdown."""
-    from fedmpi.report.figures import as_svg, save_png
+def _write_figures(folder, comparison, figures, further, look):
+    """Every figure in a file of its own, in each of the formats."""
+    from fedmpi.report.figures import save
 
     folder.mkdir(exist_ok=True)
-    for prefix, drawn in zip(_prefixes(comparison), figures):
-        for (axis, metric), figure in drawn.items():
-            (folder / f"{prefix}{_plain(metric)}-{axis}.svg").write_text(as_svg(figure), encoding="utf-8")
-            save_png(figure, folder / f"{prefix}{_plain(metric)}-{axis}.png")
+    for prefix, drawn, parts in zip(_prefixes(comparison), figures, further):
+        named = {f"{_plain(metric)}-{axis}": figure for (axis, metric), figure in drawn.items()}
+        named |= {_plain(heading.lower()): figure for heading, _, figure in parts}
+        for (name, figure), ending in itertools.product(named.items(), look.formats):
+            save(figure, folder / f"{prefix}{name}.{ending}", look.style)
+
+
+def _write_tables(folder, comparison, targets):
+    """Curves and final values as CSV, tables in Markdown."""
     write_curves(folder / "curves.csv", comparison)
     write_finals(folder / "finals.csv", comparison)
     (folder / "tables.md").write_text(_markdown(comparison, targets), encoding="utf-8")
@@ -186,6 +201,8 @@ def _tables(comparison, targets):
     """(heading, table) of all problems."""
     for problem in comparison:
         yield problem.label, final_table(problem)
+        if (clients := silo_table(problem)) is not None:
+            yield f"{problem.label}, clients", clients
         for target in targets:
             yield f"{problem.label}, until {target}", target_table(problem, target)
 

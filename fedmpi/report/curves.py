@@ -68,6 +68,46 @@ def best_of(methods, metric):
     return choose(means, key=means.get, default=None), len(means)
 
 
+def clearly_best(methods, metric):
+    """The number of the best method if its lead over each other one is larger than the spread of the lead; or None.
+
+    Leads are differences between runs of the same seed; there must be at least two of them.
+    """
+    best, number = best_of(methods, metric)
+    if best is None or number < 2:
+        return None
+    spreads = [final(method, metric) for method in methods]
+    others = [n for n, one in enumerate(spreads) if n != best and one and math.isfinite(one.mean)]
+    leads = [lead(methods[best], methods[n], metric) for n in others]
+    return best if all(len(one) > 1 and _is_clear(one) for one in leads) else None
+
+
+def lead(method, other, metric):
+    """By how much a method is better than another one, seed by seed: a list of numbers."""
+    mine, theirs = (_by_seed(one, metric) for one in (method, other))
+    sign = -1 if less_is_better(metric) else 1
+    return [sign * (mine[seed] - theirs[seed]) for seed in mine if seed in theirs]
+
+
+def _is_clear(leads):
+    return statistics.fmean(leads) > statistics.stdev(leads)
+
+
+def _by_seed(method, metric):
+    values = {run.settings.get("seed", 0): run.final(metric) for run in usable_runs(method)}
+    return {seed: value for seed, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def clients_at_end(method):
+    """metric -> each client's last value, the mean over the runs that recorded as many clients; {} if none did."""
+    runs = [run.clients for run in usable_runs(method) if run.clients]
+    means = {}
+    for metric, first in (runs[0] if runs else {}).items():
+        same = [run[metric] for run in runs if len(run.get(metric, ())) == len(first)]
+        means[metric] = [statistics.fmean(values) for values in zip(*same)]
+    return means
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A value that a metric should reach, from below or from above."""

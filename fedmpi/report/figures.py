@@ -1,15 +1,17 @@
 """One figure: a metric against rounds, bytes, gradients or time, a line per method, a band over its seeds.
 
-The only module that needs matplotlib.
+This module and `pictures` are the only ones of the report that need matplotlib.
 """
 
+import dataclasses
 import functools
 import io
 import re
 import textwrap
 
 from fedmpi.errors import UserError
-from fedmpi.report.curves import curve
+from fedmpi.report.curves import Point, curve
+from fedmpi.report.style import Style
 from fedmpi.runs.record import field, less_is_better, title
 from fedmpi.text import unit_for
 
@@ -27,14 +29,15 @@ except ImportError:
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
-WIDTH, HEIGHT = 312, 212  # points; small, so that text is readable on a phone
-BOTTOM, TOP = 37, 30  # points below and above the axes; on the left and right as many as numbers and names need
+BOTTOM, TOP = 37, 16  # points below and above the axes in type of 9.5; on the sides as many as the words need
+CLOSE = 0.12  # of the values' whole range: curves that end closer together are zoomed in on
 MOST_NAMES = 24  # below the axes: of more methods only the highest and lowest curves are named
 LEADING = 2.5  # points between lines of names
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.5,
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,
     "text.parse_math": False,  # a $ in a name is a $
     "svg.hashsalt": "fedmpi",
     "axes.spines.left": False,
@@ -76,41 +79,111 @@ def _luminance(rgb):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # WCAG 2, relative luminance
 
 
-def draw(methods, axis, metric, target=None):
+def draw(methods, axis, metric, target=None, style=None):
     """The figure of a metric against an axis.
 
     Args:
         methods: list of `fedmpi.runs.comparison.Method`; its order gives the colours.
         axis: one of `fedmpi.runs.record.AXES`. metric: a metric's name. target: a `Target` of this metric, or None.
+        style: a `Style`; None: the one of the page.
 
     Returns:
         a matplotlib `Figure`, or None if nothing was measured.
     """
+    style = style or Style()
     curves = {number: points for number, method in enumerate(methods) if (points := curve(method, axis, metric))}
     if not curves:
         return None
-    with matplotlib.rc_context(STYLE):
+    is_error = style.scale_of(metric) == "error"
+    if is_error:
+        curves = {number: [_as_error(point) for point in points] for number, points in curves.items()}
+        target = target and dataclasses.replace(target, value=1 - target.value)
+    with matplotlib.rc_context(figure_settings(style)):
         figure = Figure(layout="none")
         axes = figure.add_axes((0, 0, 1, 1))
         unit = _set_x(axes, axis, curves)
         for number, points in curves.items():
             _draw_curve(axes, number, points, unit)
-        _set_y(axes, metric, curves, target)
-        ends = {number: (points[-1].x / unit, points[-1].mean) for number, points in curves.items()}
-        names = {number: _wrap(methods[number].label) for number in curves}
-        size = 9.5 if sum(map(len, names.values())) <= 11 else 7.5
-        if sum(map(len, names.values())) * (size + LEADING) <= HEIGHT - BOTTOM - TOP:
-            height, right = HEIGHT, 16 + 0.68 * size * max(len(line) for lines in names.values() for line in lines)
-        else:
-            height, right = HEIGHT + _legend_below(figure, ends, methods), 12
-        figure.set_size_inches(WIDTH / 72, height / 72)
-        left = _room_for_numbers(axes)
-        width, bottom = WIDTH - left - right, height - HEIGHT + BOTTOM
-        axes.set_position((left / WIDTH, bottom / height, width / WIDTH, (HEIGHT - BOTTOM - TOP) / height))
-        figure.text(0.02, 1 - 15 / height, title(metric), color=INK, fontsize=10.5, fontweight="bold")
-        if height == HEIGHT:
-            _label_ends(axes, ends, names, size, width)
+        how = _set_y(axes, _scale(style, metric, curves), curves, target)
+        name = style.labels.get(metric) or ("1 − " if is_error else "") + title(metric)
+        _lay_out(figure, axes, _Ends(curves, methods, unit, style), name + how, style)
+        if target is not None:
+            words = f"- - target {target.value:g}"
+            axes.annotate(words, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points",
+                          color=INK, fontsize=0.9 * style.size)  # fmt: skip
     return figure
+
+
+class _Ends:
+    """Where curves end, and what they are called there."""
+
+    def __init__(self, curves, methods, unit, style):
+        self.at = {number: (points[-1].x / unit, points[-1].mean) for number, points in curves.items()}
+        self.labels = {number: style.label(methods[number].label) for number in curves}
+        self.lines = {number: _wrap(label) for number, label in self.labels.items()}
+
+
+def _lay_out(figure, axes, ends, y_name, style):
+    """Give the axes their place: names at the curves' ends if they fit there, below otherwise."""
+    scale = style.size / 9.5
+    num_lines, bottom, top = sum(map(len, ends.lines.values())), BOTTOM * scale, TOP * scale
+    inner = style.height - bottom - top
+    size = style.size if num_lines <= 11 else 7.5 * scale
+    fits = num_lines * (size + LEADING) <= inner
+    letters = max(len(line) for lines in ends.lines.values() for line in lines)
+    right = 16 + 0.68 * size * letters if fits else 12
+    height = style.height + (0 if fits else _legend_below(figure, ends, style))
+    figure.set_size_inches(style.width / 72, height / 72)
+    y_lines = textwrap.wrap(y_name, max(12, int(inner / (0.55 * style.size))))
+    axes.set_ylabel("\n".join(y_lines), labelpad=3)
+    left = _room_for_numbers(axes, style.size) + len(y_lines) * 1.35 * style.size
+    width, bottom = max(style.width - left - right, 0.3 * style.width), height - style.height + bottom
+    axes.set_position((left / style.width, bottom / height, width / style.width, inner / height))
+    if fits:
+        _label_ends(axes, ends, size, (width, inner))
+
+
+def _as_error(point):
+    """A point of a share that should be large, as one of what it lacks."""
+    return Point(point.x, 1 - point.mean, 1 - point.high, 1 - point.low)
+
+
+def _scale(style, metric, curves):
+    """ "linear", "log" or "zoom": as asked for, or what suits the values."""
+    chosen = style.scale_of(metric)
+    values = [value for points in curves.values() for point in points for value in (point.low, point.high)]
+    low, high = min(values), max(values)
+    if chosen in ("log", "error"):
+        return "log" if low > 0 else "linear"
+    if chosen != "auto":
+        return chosen
+    if less_is_better(metric):
+        return "log" if low > 0 and high > 3 * low else "linear"
+    ends = [points[-1].mean for points in curves.values()]
+    are_close = len(ends) > 1 and max(ends) - min(ends) < CLOSE * (high - low)
+    return "zoom" if are_close and min(map(len, curves.values())) > 7 else "linear"
+
+
+def figure_settings(style):
+    """Matplotlib's settings in this style."""
+    fonts = {"font.family": [style.font, "sans-serif"]} if style.font else {}
+    return {**STYLE, "font.size": style.size, **fonts}
+
+
+def save(figure, path, style=None):
+    """Write a figure; the ending of the path is the format: svg, pdf or png (220 dots an inch).
+
+    Raises:
+        UserError: if it cannot be written, or the format is another.
+    """
+    try:
+        with matplotlib.rc_context(figure_settings(style or Style())):
+            if path.suffix == ".svg":
+                path.write_text(as_svg(figure), encoding="utf-8")
+            else:
+                figure.savefig(path, dpi=220)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None
 
 
 @functools.lru_cache(maxsize=1000)  # it is drawn into the page and into a file
@@ -120,12 +193,6 @@ def as_svg(figure):
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": "fedmpi.report"}, transparent=True)
     return re.sub(r"(font: [^;\"']*?px )[^;\"]*", lambda found: found[1] + FONTS.replace('"', "'"), text.getvalue())
-
-
-def save_png(figure, path):
-    """Write a figure as a PNG for slides and papers: 220 dots an inch."""
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(path, dpi=220)
 
 
 def _set_x(axes, axis, curves):
@@ -145,13 +212,11 @@ def _set_x(axes, axis, curves):
     return factor
 
 
-def _room_for_numbers(axes):
+def _room_for_numbers(axes, size):
     """Width in points of the numbers of the y axis, with a margin."""
     low, high = axes.get_ylim()
     ticks = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
-    return 12 + 0.62 * STYLE["font.size"] * max(
-        map(len, axes.yaxis.get_major_formatter().format_ticks(ticks)), default=0
-    )
+    return 12 + 0.62 * size * max(map(len, axes.yaxis.get_major_formatter().format_ticks(ticks)), default=0)
 
 
 def _draw_curve(axes, number, points, unit):
@@ -160,35 +225,40 @@ def _draw_curve(axes, number, points, unit):
         axes.fill_between(
             xs, [p.low for p in points], [p.high for p in points], color=color(number), alpha=0.16, linewidth=0
         )
-    axes.plot(xs, [p.mean for p in points], marker="o" if len(points) == 1 else None, **_line_style(number))
+    axes.plot(xs, [p.mean for p in points], marker="o" if len(points) == 1 else None, **line_style(number))
 
 
-def _line_style(number):
+def line_style(number):
+    """Colour and dashes of method `number`."""
     return {"color": color(number), "linestyle": DASHES[number // len(COLORS) % len(DASHES)]}
 
 
-def _set_y(axes, metric, curves, target):
-    """Limits from all curves and the target; a log axis for a positive loss that falls by more than 3."""
-    values = [value for points in curves.values() for p in points for value in (p.low, p.high)]
+def _set_y(axes, scale, curves, target):
+    """Limits from all curves and the target; returns what the axis's name says of it."""
+    points = [point for some in curves.values() for point in (_later(some) if scale == "zoom" else some)]
+    values = [value for point in points for value in (point.low, point.high)]
     if target is not None:
-        values.append(target.value)
         axes.axhline(target.value, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
-        side = -1 if target.from_above else 1  # the side of the line on which no curve begins
-        axes.annotate(
-            f"target {target.value:g}", (0, target.value), (3, 3 * side), xycoords=("axes fraction", "data"),
-            va="top" if side < 0 else "bottom", textcoords="offset points", color=INK, fontsize=8.5,
-        )  # fmt: skip
-    low, high = min(values), max(values)
-    margin = 0.05 if target is None else 0.12  # of the height
-    if less_is_better(metric) and low > 0 and high > 3 * low:
+        values += [target.value] if scale != "log" or target.value > 0 else []
+    low, high, margin = min(values), max(values), 0.05
+    if scale == "log" and low > 0:
+        high = max(high, low * 1.05)
         axes.set_yscale("log")
         axes.set_ylim(low / (high / low) ** margin, high * (high / low) ** margin)
         _decimal_ticks(axes.yaxis, low, high)
-    else:
-        margin *= (high - low) or abs(high) or 20
-        axes.set_ylim(low - margin, high + margin)
-        axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        return ""
+    margin *= (high - low) or abs(high) or 20
+    axes.set_ylim(low - margin, high + margin)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    return " (zoomed in)" if scale == "zoom" else ""
+
+
+def _later(points):
+    """The part of a curve that is shown zoomed in: from the point where it has made 85 % of its way."""
+    first, last = points[0].mean, points[-1].mean
+    begin = next(n for n, point in enumerate(points) if abs(point.mean - last) <= 0.15 * abs(first - last) + 1e-12)
+    return points[min(begin, len(points) - 1) :]
 
 
 def _decimal_ticks(axis, low, high):
@@ -201,38 +271,38 @@ def _decimal_ticks(axis, low, high):
     axis.set_minor_formatter(NullFormatter())
 
 
-def _label_ends(axes, ends, names, size, width):
+def _label_ends(axes, ends, size, inner):
     """Each curve's name at its end, in its colour; a thin line leads there from a curve that ends early.
 
     Args:
-        ends: number of the method -> (x, y) of its curve's end. names: number -> lines of text.
-        size: of the type. width: of the axes; both in points.
+        ends: the `_Ends`. size: of the type. inner: (width, height) of the axes; all in points.
     """
     to_share = axes.transData + axes.transAxes.inverted()  # of the axes' width and height
-    reached = {number: to_share.transform(end) for number, end in ends.items()}
-    heights = {number: len(lines) * (size + LEADING) / (HEIGHT - BOTTOM - TOP) for number, lines in names.items()}
+    reached = {number: to_share.transform(end) for number, end in ends.at.items()}
+    heights = {number: len(lines) * (size + LEADING) / inner[1] for number, lines in ends.lines.items()}
     places = _spread_out({number: y for number, (_, y) in reached.items()}, heights, 0, 1)
     for number, y in places.items():
         x_end, y_end = reached[number]
         style = {"color": color(number), "linewidth": 0.8, "clip_on": False, "transform": axes.transAxes}
         if x_end < 0.99:
             axes.plot([x_end, 1], [y_end, y_end], linestyle=(0, (1, 2)), **style)
-        if abs(y - y_end) > 0.01:
-            axes.plot([1 + 2 / width, 1 + 8 / width], [y_end, y], alpha=0.7, **style)
+        if abs(y - y_end) > 0.01 and 0 <= y_end <= 1:
+            axes.plot([1 + 2 / inner[0], 1 + 8 / inner[0]], [y_end, y], alpha=0.7, **style)
         axes.text(
-            1 + 10 / width, y, "\n".join(names[number]), transform=axes.transAxes, va="center",
+            1 + 10 / inner[0], y, "\n".join(ends.lines[number]), transform=axes.transAxes, va="center",
             color=_text_color(number), fontsize=size, fontweight="bold", linespacing=1.15,
         )  # fmt: skip
 
 
-def _legend_below(figure, ends, methods):
+def _legend_below(figure, ends, style):
     """Put the names below the axes, if they are too many for the curves' ends; returns their height in points."""
-    order = sorted(ends, key=lambda number: -ends[number][1])  # as the curves end, from above
+    order = sorted(ends.at, key=lambda number: -ends.at[number][1])  # as the curves end, from above
     order = order if len(order) <= MOST_NAMES else [*order[: MOST_NAMES // 2], *order[-MOST_NAMES // 2 :]]
-    names = [textwrap.fill(methods[number].label, 58) for number in order]
+    names = [textwrap.fill(ends.labels[number], int(style.width / (0.57 * style.size))) for number in order]
     legend = figure.legend(
-        [Line2D([], [], **_line_style(number)) for number in order], names, loc="lower left", fontsize=8,
-        frameon=False, handlelength=2.6, labelspacing=0.35, labelcolor=[_text_color(number) for number in order],
+        [Line2D([], [], **line_style(number)) for number in order], names, loc="lower left",
+        fontsize=0.84 * style.size, frameon=False, handlelength=2.6, labelspacing=0.35,
+        labelcolor=[_text_color(number) for number in order],
     )  # fmt: skip
     return legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).height * 72 / figure.dpi
 

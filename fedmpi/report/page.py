@@ -1,14 +1,18 @@
 """One self-contained HTML page: tables and figures, no scripts, for wide screens and phones."""
 
 import base64
+import dataclasses
 import datetime
 import html
+import math
+import statistics
 
 from fedmpi import __version__
 from fedmpi.config.run import role, roles
-from fedmpi.report.curves import best_of, final, metrics_of
+from fedmpi.report.curves import best_of, clearly_best, final, lead, metrics_of
 from fedmpi.runs.comparison import distinguishes_methods, setting_in_words
 from fedmpi.runs.record import less_is_better, title
+from fedmpi.text import format_metric
 
 STYLE = """
 :root { color-scheme: light; --ink: #1f2328; --muted: #59636e; --line: #d9dee3; --faint: #f6f8fa; --best: #0b5cad; }
@@ -39,12 +43,15 @@ td:first-child { font-weight: 600; }
   overflow-wrap: anywhere; padding-left: 1.2em; text-indent: -1.2em; }
 table.plain :is(th, td) { text-align: left; position: static; } table.plain td { font-weight: 400; }
 table.plain td { white-space: normal; overflow-wrap: anywhere; min-width: 2.5rem; }
+table.data :is(th, td) { white-space: nowrap; min-width: 0; }
+.name small { display: block; font-weight: 400; color: var(--muted); text-indent: 0; }
 td.best { color: var(--best); font-weight: 700; }
 .dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em; text-indent: 0;
   background: var(--c); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
-figure { margin: 0; min-width: 0; } figure img { display: block; width: 100%; height: auto; }
-details { margin: 1rem 0; } summary { cursor: pointer; }
+figure { margin: 0; min-width: 0; max-width: 34rem; } figure img { display: block; width: 100%; height: auto; }
+details { margin: 1rem 0; border-top: 1px solid var(--line); padding-top: .6rem; }
+summary { cursor: pointer; font-weight: 600; } details > :nth-child(2) { margin-top: .8rem; }
 footer { margin-top: 3.5rem; border-top: 1px solid var(--line); padding-top: .8rem; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { main { padding: 1.2rem 1rem 3rem; } h1 { font-size: 1.4rem; } h2 { margin-top: 2.2rem; } }
 @media print { main { max-width: none; } figure { break-inside: avoid; } }
@@ -53,7 +60,9 @@ READING = (
     "A line is the mean over the runs of a method, which differ only in their seed or in settings of speed; "
     "the shaded band goes from the lowest to the highest of them. "
     "If some runs of a method are complete, its other runs are left out. "
-    "Tables show the mean ± the sample's standard deviation. "
+    "Tables show the mean ± the sample's standard deviation over the runs, whose number they say. "
+    "A value is marked as best if, over at least two seeds, its lead over every other method is larger than the "
+    "standard deviation of that lead from seed to seed. The spread of clients is the standard deviation over them. "
     "A dotted line leads from the end of a shorter curve to its name. Bytes are those that one client passes to "
     "Allreduce; gradient evaluations are those of all clients together. Wall time includes evaluation."
 )
@@ -81,22 +90,28 @@ def page(sections, complaints, refresh=None):
     )
 
 
-def section(problem, colors, finals, targets, runs, figures):
+def section(problem, colors, finals, targets, runs, figures, more=()):
     """The HTML of one problem: best methods, tables, figures, settings.
 
     Args:
         problem: a `fedmpi.runs.comparison.Problem`. colors: one per method.
         finals, runs: `Table`s. targets: list of (`Target`, `Table`).
-        figures: axis -> list of (metric, SVG text).
+        figures: axis -> list of (metric, SVG text). more: list of (heading, `Table` or None, SVG text).
     """
     parts = [f"<p class=muted>{html.escape(_common_words(problem))}</p>", _findings(problem, colors)]
     parts += ["<h3>At the end</h3>", _table(finals, colors)]
     for target, table in targets:
         parts += [f"<h3>Until {html.escape(str(target))}</h3>", _table(table, colors)]
-    for axis, drawn in figures.items():
-        parts.append(f"<h3>Against {title(axis)}</h3><div class=figures>")
-        parts += [_figure(svg, f"{title(metric)} against {title(axis)}") for metric, svg in drawn]
-        parts.append("</div>")
+    for number, (axis, drawn) in enumerate(figures.items()):
+        words = "".join(_figure(svg, f"{title(metric)} against {title(axis)}") for metric, svg in drawn)
+        heading = f"Against {title(axis)}"
+        if number == 0:
+            parts.append(f"<h3>{heading}</h3><div class=figures>{words}</div>")
+        else:
+            parts.append(f"<details><summary>{heading}</summary><div class=figures>{words}</div></details>")
+    for heading, table, svg in more:
+        words = f"<div class=figures>{_figure(svg, heading)}</div>{_table(table, None, 'plain data') if table else ''}"
+        parts.append(f"<details open><summary>{html.escape(heading)}</summary>{words}</details>")
     parts.append(f"<details><summary>Every run</summary>{_table(runs, None)}</details>")
     parts.append(f"<details><summary>Settings</summary>{_settings(problem)}</details>")
     return "".join(parts)
@@ -115,7 +130,7 @@ def _common_words(problem):
         ):
             words.append(f"{key.replace('_', ' ')} {value}")
     seeds = sorted({run.settings.get("seed", 0) for method in problem.methods for run in method.runs})
-    words.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+    words.append(f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}: {', '.join(map(str, seeds))}")
     return " · ".join(words)
 
 
@@ -132,10 +147,42 @@ def _findings(problem, colors):
             f'<li style="--c:{colors[best]}"><span class=muted>{word} {html.escape(title(metric))}</span>'
             f"<b>{mean} <small>{deviation}</small></b>{html.escape(problem.methods[best].label)}</li>"
         )
-    return f"<ul class=findings>{''.join(items)}</ul>" if len(problem.methods) > 1 else ""
+    if len(problem.methods) < 2:
+        return ""
+    return f"<ul class=findings>{''.join(items)}</ul><p>{html.escape(_conclusion(problem))}</p>"
 
 
-def _table(table, colors):
+def _conclusion(problem):
+    """What was found by the main metric, in a sentence or two."""
+    methods = problem.methods
+    names = [name for name in metrics_of(methods) if name != "loss"] or ["loss"]
+    metric = next((name for name in names if "loss" not in name), names[0])
+    best, number = best_of(methods, metric)
+    if number < 2:
+        return ""
+    means = {n: spread.mean for n, method in enumerate(methods) if (spread := final(method, metric))}
+    others = {n: mean for n, mean in means.items() if n != best and math.isfinite(mean)}
+    second = (min if less_is_better(metric) else max)(others, key=others.get)
+    leads = lead(methods[best], methods[second], metric)
+    who = f"By {title(metric)}: {methods[best].label} before {methods[second].label}"
+    if len(leads) < 2:
+        return (
+            f"{who}, by {abs(means[best] - means[second]):.4f}. Without two seeds in common nothing says how much of "
+            "that is chance: no value is marked as best."
+        )
+    lead_in_words = format_metric(statistics.fmean(leads), statistics.stdev(leads))
+    found = f"{who}, by {lead_in_words} from seed to seed ({len(leads)} seeds)"
+    if clearly_best(methods, metric) is None:
+        return f"{found}. A lead is not larger than its spread: no value is marked as best."
+    return f"{found}."
+
+
+def _table(table, colors, kind="plain"):
+    """A table; with colours, a dot before each name, and what a last column "settings" says beneath it."""
+    beneath = [""] * len(table.rows)
+    if colors and table.header[-1:] == ["settings"]:
+        beneath = [row[-1] for row in table.rows]
+        table = dataclasses.replace(table, header=table.header[:-1], rows=[row[:-1] for row in table.rows])
     head = "".join(f"<th><span>{html.escape(cell)}</span></th>" for cell in table.header)
     body = []
     for r, row in enumerate(table.rows):
@@ -144,9 +191,10 @@ def _table(table, colors):
         ]
         if colors:
             dot = f'<span class=dot style="--c:{colors[r]}"></span>'
-            cells[0] = f"<td><span class=name>{dot}{html.escape(row[0])}</span></td>"
+            small = f"<small>{html.escape(beneath[r])}</small>" if beneath[r] else ""
+            cells[0] = f"<td><span class=name>{dot}{html.escape(row[0])}{small}</span></td>"
         body.append(f"<tr>{''.join(cells)}</tr>")
-    plain = "" if colors else " class=plain"
+    plain = "" if colors else f' class="{kind}"'
     return f"<div class=scroll><table{plain}><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
 
 

@@ -1,42 +1,87 @@
 """Tables of a comparison: final values, the cost of a target, the runs; as text, Markdown, CSV."""
 
 import csv
+import statistics
 
 from fedmpi.presets.reading import short
-from fedmpi.report.curves import best_of, curve, final, metrics_of
+from fedmpi.report.curves import clearly_best, clients_at_end, curve, final, metrics_of
+from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
 from fedmpi.text import Table, as_cell, format_count, format_quantity
 
 
 def final_table(problem):
-    """What each method ended with: mean ± standard deviation over its seeds."""
+    """What each method ended with: mean ± standard deviation over its seeds; settings that differ stand behind."""
     methods, metrics = problem.methods, metrics_of(problem.methods)
     metrics = [name for name in metrics if name != "loss"] or metrics  # what was evaluated says more
     printed = [name for name in metrics if any(_printed(method, name) for method in methods)]
+    details = differing_settings(problem)
     header = ["method", "runs", *map(title, metrics), *(f"{title(name)} in the paper" for name in printed)]
     rows = []
-    for method in methods:
+    for method, words in zip(methods, details):
         spreads = [final(method, name) for name in metrics]
         row = [method.label, _runs_in_words(method), *(str(spread) if spread else "–" for spread in spreads)]
         row += [_printed(method, name) or "–" for name in printed]
-        rows.append(row + [_cost(final(method, axis), axis) for axis in AXES])
-    return Table(header + [label(axis) for axis in AXES], rows, frozenset(_best(methods, metrics, 2)))
+        row += [_cost(final(method, axis), axis) for axis in AXES]
+        rows.append(row + ([words] if any(details) else []))
+    header += [label(axis) for axis in AXES] + (["settings"] if any(details) else [])
+    return Table(header, rows, frozenset(_best(methods, metrics, 2)))
+
+
+def differing_settings(problem):
+    """For each method, in words, the settings of its algorithm that others have with another value."""
+    values = {}
+    for method in problem.methods:
+        for key, value in method.settings.items():
+            if key.startswith("algorithm.") and not key.startswith("algorithm.schedule_"):
+                values.setdefault(key, []).append(value)
+    differing = [key for key, some in values.items() if any(value != some[0] for value in some)]
+    return [
+        ", ".join(
+            words
+            for key in differing
+            if key in method.settings and (words := setting_in_words(key, method.settings[key])) not in method.label
+        )
+        for method in problem.methods
+    ]
+
+
+def silo_table(problem):
+    """Results of each client: mean, worst, best and spread (standard deviation) over the clients; None if unknown."""
+    rows = []
+    for method in problem.methods:
+        names = next((run.client_names for run in method.runs if run.client_names), [])
+        for metric, values in clients_at_end(method).items():
+            known = {client: value for client, value in enumerate(values) if value == value}
+            if len(known) > 1:
+                worst = (max if field(metric).less_is_better else min)(known, key=known.get)
+                best = (min if field(metric).less_is_better else max)(known, key=known.get)
+                spread = statistics.pstdev(known.values())
+                numbers = [statistics.fmean(known.values()), known[worst], known[best], spread]
+                who = f"client {worst}" + (f", {names[worst]}" if names and names[worst] else "")
+                rows.append([method.label, title(metric), str(len(known)), *(f"{n:.4f}" for n in numbers), who])
+    header = ["method", "of each client", "clients", "mean", "worst", "best", "spread", "worst is"]
+    return Table(header, rows) if rows else None
 
 
 def target_table(problem, target):
     """How much it took each method to reach a target: mean, and lowest to highest over its seeds."""
-    rows, means = [], {}
+    rows, means, ranges = [], {}, {}
     for number, method in enumerate(problem.methods):
         reached, costs = target.cost(method)
         rows.append([method.label, f"{reached} of {len(method.runs)}"])
         rows[-1] += [_cost(costs.get(axis), axis, with_range=True) for axis in AXES]
         if reached == len(method.runs):
+            ranges[number] = costs
             means[number] = {axis: spread.mean for axis, spread in costs.items()}
     best = set()
     for column, axis in enumerate(AXES, 2):
         known = {number: costs[axis] for number, costs in means.items() if axis in costs}
-        if known and len(problem.methods) > 1:
-            best.add((min(known, key=known.get), column))
+        first = min(known, key=known.get, default=None)
+        others = [ranges[number][axis] for number in known if number != first]
+        mine = ranges[first][axis].values if others else ()
+        if len(mine) > 1 and max(mine) < min(min(spread.values) for spread in others):
+            best.add((first, column))
     return Table(["method", "reached by", *map(label, AXES)], rows, frozenset(best))
 
 
@@ -99,10 +144,10 @@ def _cost(spread, axis, with_range=False):
 
 
 def _best(methods, metrics, first_column):
-    """(row, column) of the best mean of each metric, if there is a choice."""
+    """(row, column) of the means that are clearly the best of their metric."""
     for column, name in enumerate(metrics, first_column):
-        best, num_methods = best_of(methods, name)
-        if num_methods > 1:
+        best = clearly_best(methods, name)
+        if best is not None:
             yield best, column
 
 

@@ -25,6 +25,7 @@ from fedmpi.run_files import CHECKPOINTS, MANIFEST
 from fedmpi.runs.state_file import Damaged
 
 FORMAT = 1  # of the manifest and the files
+WRITTEN = ("format", "versions", "round", "clients", "layout", "records", "files", "settings")  # what a manifest needs
 
 
 def checkpoint_folder(run_folder, round_index):
@@ -102,6 +103,8 @@ def read_manifest(folder):
         is_signed = False
     if not is_signed:
         raise Damaged(f"{path}: its bytes are not those that were written")
+    if missing := [key for key in WRITTEN if key not in content]:
+        raise Damaged(f"{path}: {', '.join(missing)} is missing")
     if content["format"] != FORMAT:
         raise Damaged(f"{path}: is of format {content['format']}, and this fedmpi reads {FORMAT}")
     return content

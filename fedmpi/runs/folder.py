@@ -164,8 +164,7 @@ def read_records(path):
             record = None
         if not _is_record(record):
             raise UserError(f"{path}: line {number} is not the record of a round")
-        if isinstance(record.get(CLIENTS_KEY), dict):
-            clients = record[CLIENTS_KEY]
+        clients = _of_clients(record.get(CLIENTS_KEY)) or clients
         fields = record.items()
         by_round[record["round"]] = {k: _number(v) for k, v in fields if type(v) in (int, float) and NAME.fullmatch(k)}
     return [by_round[number] for number in sorted(by_round)], clients
@@ -178,10 +177,17 @@ def _number(value):
     return math.inf if value > 0 else math.nan
 
 
+def _of_clients(values):
+    """Those entries of what a record has of its clients that are lists of numbers; {} if it has nothing."""
+    entries = values.items() if isinstance(values, dict) else ()
+    return {name: some for name, some in entries if isinstance(some, list) and {*map(type, some)} <= {int, float}}
+
+
 def _client_names(folder):
     """The clients' names in a run folder; [] if there are none."""
     try:
-        return json.loads((folder / CLIENTS).read_text(encoding="utf-8"))["names"] or []
+        names = json.loads((folder / CLIENTS).read_text(encoding="utf-8"))["names"]
+        return [str(name)[:LONGEST_NAME] for name in names] if isinstance(names, list) else []
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -1,5 +1,6 @@
 """Recording a run: the run folder, one line per round, and the progress that the user sees."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -15,8 +16,12 @@ from fedmpi.runs.folder import is_complete
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import titled
+from fedmpi.text import format_seconds
 
 LONGEST_LINE = 1 << 20  # bytes of a record
+
+
+LONG_WAIT = 60  # seconds; progress lines say the time left beyond it
 
 
 class Recorder:
@@ -37,11 +42,13 @@ class Recorder:
     def __init__(self, folder, num_rounds, trackers=()):
         self.folder, self._trackers, self._told = folder, trackers, []
         try:
-            self._lines = open(folder / RECORDS, "a+b")  # noqa: SIM115  closed by `close`
+            self._lines = open(folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as error:
             raise UserError(f"run folder {folder}: cannot be written: {error.strerror}") from None
         self._num_rounds = num_rounds
         self._bar, self.last = None, {}
+        self._pending = b""  # lines that the disk has no room for
+        self._settings = None
 
     def begin(self, settings, position=0):
         """Forget the records behind a position, write the settings, and show that training begins.
@@ -52,10 +59,9 @@ class Recorder:
         Raises:
             UserError: if the folder cannot be written.
         """
+        self._settings = yaml.safe_dump(settings, sort_keys=False)
         try:
-            part = self.folder / f"{SETTINGS}.part"
-            part.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-            part.replace(self.folder / SETTINGS)
+            self._write_settings()
             self._lines.truncate(position)
             for name in (MODEL, FORMER_MODEL, DIVERGED):  # of the run as it was before it went on
                 (self.folder / name).unlink(missing_ok=True)
@@ -68,6 +74,14 @@ class Recorder:
         if sys.stderr.isatty():
             done = self.last.get("round", 0)
             self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
+
+    def _write_settings(self):
+        part = self.folder / f"{SETTINGS}.part"
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(self._settings)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(self.folder / SETTINGS)
 
     def position(self):
         """Where the records of the rounds so far end, in bytes."""
@@ -112,8 +126,7 @@ class Recorder:
         """
         clients = getattr(metrics, "clients", {})
         self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
-        self._lines.write(json.dumps(self.last).encode() + b"\n")
-        self._lines.flush()
+        self._append(json.dumps(self.last).encode() + b"\n")
         for tracker in self._told:
             tracker.round(record["round"], titled(self.last))
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -122,16 +135,62 @@ class Recorder:
             if text:
                 self._bar.set_postfix_str(text)
         elif text:
-            print(f"round {record['round']}/{self._num_rounds}: {text}", flush=True)
+            print(f"round {record['round']}/{self._num_rounds}: {text}{self._time_left(record)}", flush=True)
+
+    def _time_left(self, record):
+        """In words, how long the remaining rounds take if they are like those before; "" if that is soon."""
+        left = record["seconds"] / record["round"] * (self._num_rounds - record["round"])
+        return f"; {format_seconds(left)} left" if left > LONG_WAIT else ""
+
+    def _append(self, line):
+        """Write a line behind the others; what the disk has no room for stays in memory and is tried again."""
+        had_room = not self._pending
+        self._pending += line
+        begin = None
+        try:
+            if not (self.folder / RECORDS).exists():
+                self._make_again()
+            begin = self.position()
+            while self._pending:
+                self._pending = self._pending[self._lines.write(self._pending) :]
+        except OSError as error:
+            if begin is not None:
+                with contextlib.suppress(OSError):
+                    written = self.position() - begin
+                    self._pending = self._read(begin, begin + written) + self._pending
+                    self._lines.truncate(begin)  # no half line
+            if had_room:
+                why = f"{self.folder / RECORDS}: cannot be written: {error.strerror}"
+                print(f"fedmpi: {why}; the run goes on, and its records wait for room", file=sys.stderr, flush=True)
+
+    def _read(self, begin, end):
+        self._lines.seek(begin)
+        return self._lines.read(end - begin)
+
+    def _make_again(self):
+        """Make the run folder again after somebody has removed it: its settings, and the records so far."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        records = self._read(0, self.position())
+        again = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
+        self._lines.close()
+        self._lines, self._pending = again, records + self._pending
+        self._write_settings()
+        print(f"fedmpi: {self.folder} was removed and is made again", file=sys.stderr, flush=True)
 
     def diverged(self, why):
         """Write into the run folder that the run ended without a result, and why: one line."""
-        (self.folder / DIVERGED).write_text(why + "\n", encoding="utf-8")
+        with contextlib.suppress(OSError):  # the line is printed, too
+            (self.folder / DIVERGED).write_text(why + "\n", encoding="utf-8")
 
     def close(self):
         """End the progress bar and close the file."""
         if self._bar is not None:
             self._bar.close()
+        if self._pending and not self._lines.closed:
+            self._append(b"")
+        if self._pending:
+            print(f"fedmpi: {self.folder / RECORDS}: the last records found no room", file=sys.stderr, flush=True)
+            self._pending = b""
         while self._told:
             self._told.pop().close()
         self._lines.close()

@@ -129,6 +129,8 @@ def _array(path, dataset):
 
 def _reserve(file, nbytes):
     """Reserve room on the disk, so that a full one is known before anything is written."""
+    if not hasattr(os, "posix_fallocate"):  # a system that cannot
+        return
     try:
         os.posix_fallocate(file, 0, nbytes)
     except OSError as error:

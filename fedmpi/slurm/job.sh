@@ -3,6 +3,7 @@
 #   FEDMPI_RANK_LOGS=FOLDER          also write what rank N prints to FOLDER/JOBID-rank-N.log
 #   FEDMPI_DOCTOR=0                  leave out the checks before the start (python -m fedmpi.doctor)
 #   FEDMPI_MAX_REQUEUES=100          how often a job that is not finished requeues itself
+#   FEDMPI_RESTARTS=0                how often it also does so after a rank was killed or a node was lost
 
 here=$(dirname "${BASH_SOURCE[0]}")
 python=$(command -v python) # Open MPI's mpirun finds another one beside itself
@@ -71,7 +72,6 @@ fedmpi_bench() {
         [ ! -s "$file-$part.json" ] || continue
         code=0
         run_ranks TERM fedmpi.bench "$part" --json "$file-$part.json" "$@" || code=$?
-        [ -z "$warned" ] || code=$NOT_FINISHED
         [ $code -eq 0 ] || break
     done
     finish $code
@@ -148,22 +148,34 @@ run_ranks() {
         [ -n "$woken" ] || break # a signal ends `wait` before the ranks have ended
     done
     trap - USR1 TERM
+    # Ranks that were warned before they could hear it were ended by the signal; wrong settings stay wrong.
+    if [ -n "$warned" ] && [ $code -ne 0 ] && [ $code -ne 2 ]; then code=$NOT_FINISHED; fi
     return $code
 }
 
 # finish CODE: end this job; if it is not finished, requeue it.
 finish() {
+    local most code=$1
     if [ -n "${stopped:-}" ]; then
-        say "job $SLURM_JOB_ID was ended by SLURM: cancelled, preempted or at its time limit"
-        exit 143
+        # Of these, SLURM requeues preempted jobs and those of lost nodes itself.
+        if [[ $(scontrol -o show job "$SLURM_JOB_ID") != *Reason=TimeLimit* || $code -eq 0 ]]; then
+            say "job $SLURM_JOB_ID was ended by SLURM: cancelled, preempted, or a node was lost"
+            exit 143
+        fi
+        code=$NOT_FINISHED # the ranks may not have had the time to say so
     fi
-    [ "$1" -eq $NOT_FINISHED ] || exit "$1"
-    if [ "${SLURM_RESTART_COUNT:-0}" -ge "${FEDMPI_MAX_REQUEUES:-100}" ]; then
-        say "job $SLURM_JOB_ID is not finished after ${SLURM_RESTART_COUNT:-0} requeues; submit it again with the same --name"
-        exit $NOT_FINISHED
+    case $code in
+    "$NOT_FINISHED") most=${FEDMPI_MAX_REQUEUES:-100} ;;
+    9 | 14 | 137 | 143 | 255) most=${FEDMPI_RESTARTS:-0} ;; # what launchers say of a killed rank or a lost node
+    *) exit "$code" ;;
+    esac
+    if [ "${SLURM_RESTART_COUNT:-0}" -ge "$most" ]; then
+        say "job $SLURM_JOB_ID ended with exit code $code after ${SLURM_RESTART_COUNT:-0} requeues, of $most that are allowed"
+    else
+        say "job $SLURM_JOB_ID is not finished (exit code $code): it is requeued and goes on later"
+        ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
+        say "job $SLURM_JOB_ID cannot be requeued"
     fi
-    say "job $SLURM_JOB_ID is not finished: it is requeued and goes on later"
-    ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
-    say "job $SLURM_JOB_ID cannot be requeued; submit it again with the same --name"
-    exit $NOT_FINISHED
+    say "to go on, submit it again with the same --name"
+    exit "$code"
 }

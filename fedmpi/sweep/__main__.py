@@ -27,7 +27,8 @@ from fedmpi.sweep.choice import (
     write_candidates,
 )
 from fedmpi.sweep.local import run_all
-from fedmpi.sweep.plan import make_plan
+from fedmpi.sweep.plan import Planned, make_plan, plan_of_search
+from fedmpi.sweep.search import SAMPLERS, Search, make_space
 from fedmpi.sweep.slurm import job_array
 from fedmpi.text import format_ranges, format_seconds
 
@@ -81,6 +82,17 @@ def make_parser():
     parser.add_argument(
         "--metric", help="metric to choose by; default: one on held-out data, not the loss if there is another"
     )
+    parser.add_argument(
+        "--search", choices=SAMPLERS, help="draw settings from --range and --grid instead: Optuna's sampler"
+    )
+    parser.add_argument(
+        "--range", action="append", default=[], metavar="SETTING=LOW:HIGH[:log]", help="of --search; may be repeated"
+    )
+    parser.add_argument("--trials", type=_count, default=20, metavar="N", help="runs of --search; default: 20")
+    parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="of its sampler; default: 0")
+    parser.add_argument(
+        "--prune", action="store_true", help="end runs of --search that are worse than the median of the others so far"
+    )
     parser.add_argument("--emit-slurm", type=pathlib.Path, metavar="FILE", help="write a job array instead of running")
     parser.add_argument(
         "--template", type=pathlib.Path, metavar="FILE", help="job script to start from; default: slurm/sweep.sbatch"
@@ -105,6 +117,11 @@ def _run(arguments):
     options, common = make_parser().parse_known_args(arguments)
     if options.metric:
         check_metric(options.metric)
+    if options.search:
+        _search(options, common)
+        return
+    if options.range or options.prune:
+        raise UserError("--range and --prune: expected only with --search random or --search tpe")
     plan = make_plan(options.out.absolute(), options.plan, options.grid, common)
     added = _complete(plan.common, options)
     if options.words is not None:
@@ -125,10 +142,34 @@ def _run(arguments):
         _emit(options, plan, todo, common)
         return
     if not options.table:
-        ranks = options.ranks or 1
-        launcher = ("mpirun -np {ranks}" if ranks > 1 else "") if options.launch is None else options.launch
-        show = _Progress(plan, len(todo), options.metric)
-        run_all(plan, todo, ranks, options.at_a_time or 1, launcher, show)
+        run_all(plan, todo, *_how(options), _Progress(plan, len(todo), options.metric))
+    _choose(plan, options)
+
+
+def _how(options):
+    """(ranks of each run, runs at once, words that start ranks)."""
+    ranks = options.ranks or 1
+    launcher = ("mpirun -np {ranks}" if ranks > 1 else "") if options.launch is None else options.launch
+    return ranks, options.at_a_time or 1, launcher
+
+
+def _search(options, common):
+    """Draw settings, one run after the other, and choose the best."""
+    if options.emit_slurm or options.words is not None or options.todo:
+        raise UserError("--search: chooses each run by the ones before it: not with --emit-slurm, --todo or --words")
+    space = make_space(options.range, options.grid)
+    plan = plan_of_search(options.out.absolute(), options.plan, list(space), common)
+    added = _complete(plan.common, options)
+    search = Search(plan, space, options.search, options.search_seed, options.metric, options.prune)
+    if not options.table:
+        lowest = Planned("first", {key: str(getattr(one, "low", None) or one.choices[0]) for key, one in space.items()})
+        _check_runs(plan, [lowest], added)
+        _claim_folder(plan)
+    known = search.recall()
+    if not options.table:
+        todo = max(0, options.trials - known)
+        print(f"{options.trials} trials, {todo} of them to be made, in {options.out}", flush=True)
+        search.run(options.trials, *_how(options), _Progress(plan, todo, options.metric))
     _choose(plan, options)
 
 
@@ -211,7 +252,7 @@ class _Progress:
     def __call__(self, run, code, seconds, last):
         self._ended += 1
         folder = self._plan.folder(run)
-        how = f"broken, exit code {code}: {last}"
+        how = "pruned" if code == "pruned" else f"broken, exit code {code}: {last}"
         if outcome(folder) == "complete":
             record = read_run(folder)
             how = _result(record, self._metric)

@@ -46,10 +46,10 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
     try:
         while waiting or running:
             while waiting and len(running) < at_a_time:
-                running.append(_start(plan, waiting.popleft(), ranks, launcher))
+                running.append(start_job(plan, waiting.popleft(), ranks, launcher))
             for job in [job for job in running if job.poll() is not None]:
                 running.remove(job)
-                code, last = job.poll(), _last_line(job.log)
+                code, last = job.poll(), job.last_line()
                 if isinstance(job, _ForeignJob) and outcome(plan.folder(job.run)) == "broken":
                     waiting.append(job.run)
                     continue
@@ -62,7 +62,7 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
             job.end()
 
 
-def _start(plan, run, ranks, launcher):
+def start_job(plan, run, ranks, launcher):
     """A run as a process, its output in a file beside its folder.
 
     The process holds a lock on that file until it ends: the jobs of a sweep that was killed go on running, and
@@ -82,13 +82,21 @@ def _start(plan, run, ranks, launcher):
         return _Job(plan, run, ranks, launcher, log)
 
 
+class _Log:
+    """What a job prints into a file."""
+
+    def last_line(self):
+        """The line that says how the job ended."""
+        return _last_line(self.log)
+
+
 def _last_line(path):
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     ours = [line for line in lines if line.startswith("fedmpi: error")]
     return next((line for line in [*ours[:1], *reversed(lines)] if line.strip()), "it printed nothing")
 
 
-class _ForeignJob:
+class _ForeignJob(_Log):
     """A run that a job of another sweep is making, perhaps of one that was killed."""
 
     def __init__(self, run, log):
@@ -112,7 +120,7 @@ class _ForeignJob:
         self._file.close()
 
 
-class _Job:
+class _Job(_Log):
     """A run that this sweep makes."""
 
     def __init__(self, plan, run, ranks, launcher, log):

@@ -63,20 +63,35 @@ def make_plan(out, file, grid, common):
     """
     content = _read(file) if file else {}
     axes = {key: _values(key, values) for key, values in flatten(content.get("grid", {})).items()}
-    axes |= dict(_axis(text) for text in grid)
+    axes |= dict(axis(text) for text in grid)
     points = [dict(assignments_of(point)) for point in content.get("list", [{}])]
-    assignments, flags = parse_command_line(common)
-    shared = dict(assignments_of(content.get("settings", {}))) | flags | dict(assignments)
-    shared = {key: text for key, text in shared.items() if key not in axes}
     if not axes and points == [{}]:
         raise UserError("nothing to vary: give --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 or a --plan")
-    for key in [*axes, *shared, *(key for point in points for key in point)]:
+    shared = _shared(content, common, [*axes, *(key for point in points for key in point)], axes)
+    varied = [point | dict(zip(axes, texts)) for point in points for texts in itertools.product(*axes.values())]
+    return Plan(out, shared, [Planned(name, settings) for name, settings in zip(names_of(varied), varied)])
+
+
+def plan_of_search(out, file, varied, common):
+    """The `Plan`, without runs, of a search that varies the settings `varied`; see `make_plan`."""
+    return Plan(out, _shared(_read(file) if file else {}, common, varied, varied), [])
+
+
+def _shared(content, common, varied, replaced):
+    """Setting -> text of all runs, without those in `replaced`.
+
+    Raises:
+        UserError: if one of them, or of the settings `varied`, is not for runs of a sweep.
+    """
+    assignments, flags = parse_command_line(common)
+    shared = dict(assignments_of(content.get("settings", {}))) | flags | dict(assignments)
+    shared = {key: text for key, text in shared.items() if key not in replaced}
+    for key in [*varied, *shared]:
         if key in OWN:
             raise UserError(f"{key}: is not a setting of the sweep's runs: the sweep sets it itself (see --help)")
         if key in NOT_FOR_SWEEPS:
             raise UserError(f"{key}: is an option of fedmpi.train, not of a sweep; leave it out")
-    varied = [point | dict(zip(axes, texts)) for point in points for texts in itertools.product(*axes.values())]
-    return Plan(out, shared, [Planned(name, settings) for name, settings in zip(_names(varied), varied)])
+    return shared
 
 
 def _read(path):
@@ -89,7 +104,7 @@ def _read(path):
     return content
 
 
-def _axis(text):
+def axis(text):
     """(setting, texts) from "seed=0,1,2"; commas inside brackets belong to a value."""
     key, equals, values = text.partition("=")
     texts = [value.strip() for value in re.split(r",(?![^\[({]*[\])}])", values)]
@@ -104,7 +119,7 @@ def _values(key, values):
     return list(dict.fromkeys(map(as_text, values)))
 
 
-def _names(points):
+def names_of(points):
     """A folder name per point: the varied settings in short, like "step_size=0.01,seed=0"; all different."""
     keys = list(dict.fromkeys(key for point in points for key in point))
     ends = [key.rpartition(".")[2] for key in keys]

@@ -137,7 +137,7 @@ def _read_values(path):
     """Name -> tensor of the model in an HDF5 file of a run folder."""
     with readable(path) as file:
         return {
-            name.removeprefix("model/"): torch.from_numpy(value[()])
+            name.removeprefix("model/"): torch.from_numpy(np.asarray(value[()]))
             for name, value in data_sets(file)
             if name.startswith("model/")
         }
@@ -271,17 +271,24 @@ class LoadedAttack(LoadedTask):
             print(f"{ATTACK_FIGURE} is not drawn: matplotlib is missing (pip install 'fedmpi[plot]')", flush=True)
             return
         images = self._to_show(module)
-        figure = Figure(figsize=(1.2 * (len(images) + 1), 3), layout="constrained")
+        figure = Figure(figsize=(1.2 * (len(images) + 2), 3), layout="constrained")
         axes = figure.subplots(2, len(images) + 1, squeeze=False)
         for row, shown in zip(axes, (images, module(images, self._settings.clip))):
             for axis, image, answer in zip(row, shown, self._classifier(shown).argmax(1)):
                 axis.imshow(_drawable(image + 0.5), cmap="gray", vmin=0, vmax=1)
                 axis.set_title(f"{int(answer)}", fontsize=9)
         change = module.xi.abs().max().item() or 1.0
-        axes[0, -1].imshow(_drawable(module.xi / (2 * change) + 0.5), cmap="seismic", vmin=0, vmax=1)
-        axes[0, -1].set_title(f"Ξ, |Ξ| ≤ {change:.2g}", fontsize=9)
+        shown = axes[0, -1].imshow(_drawable(module.xi / (2 * change) + 0.5), cmap="seismic", vmin=0, vmax=1)
+        axes[0, -1].set_title("perturbation Ξ", fontsize=9)
+        if module.xi.shape[0] == 1:  # of several channels, the picture is one in colours
+            bar = figure.colorbar(shown, ax=axes[:, -1].tolist(), ticks=[0, 0.5, 1], shrink=0.8)
+            bar.ax.set_yticklabels([f"{value:.2g}" for value in (-change, 0, change)], fontsize=8)
         for axis in axes.flat:
-            axis.set_axis_off()
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
+        axes[1, -1].set_visible(False)
+        for axis, words in zip(axes[:, 0], ("before", "after")):
+            axis.set_ylabel(f"{words}\n(answer above)", fontsize=9)
         figure.savefig(folder / ATTACK_FIGURE, dpi=150)
 
     def _to_show(self, module):

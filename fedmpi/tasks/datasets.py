@@ -64,6 +64,7 @@ class LoadedDatasets(LoadedClassification):
 
     def __init__(self, context, train, test, test_rows):
         self._context, self._augmentation, self._is_shared = context, None, True
+        self._files = []
         first = next(iter(train.values()))[0]
         self.shape = tuple(first.shape[1:])
         pairs = [*train.values(), *([test] if test else [])]

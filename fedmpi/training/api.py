@@ -19,6 +19,7 @@ from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.ranks import end_at_once
+from fedmpi.tasks.classification import gather_lines
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.training import loop
 from fedmpi.training.build import read_config
@@ -73,7 +74,10 @@ def run(settings):
             outcome = loop.train(config, link, callbacks)
             model = outcome.make_model()
         return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)
-    except (AgreedUserError, Diverged, Stopped):
+    except AgreedUserError as error:  # its text is on one rank, and a program may want it on all
+        text = next(filter(None, gather_lines(link, [str(error)])), "")
+        raise UserError(text) from None
+    except (Diverged, Stopped):
         raise
     except BaseException as error:
         if link.size > 1:  # the other ranks wait for this one

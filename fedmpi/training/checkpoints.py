@@ -73,7 +73,7 @@ class Checkpoints:
         if self._pending is not None:
             return self._pending.bits
         minutes = self._job.config.run.checkpoint_minutes
-        is_due = minutes is not None and time.monotonic() - self._began >= 60 * minutes
+        is_due = minutes > 0 and time.monotonic() - self._began >= 60 * minutes
         return DUE if is_due and self._job.link.rank == 0 else 0
 
     def after_round(self, own):
@@ -208,6 +208,7 @@ class Checkpoints:
         settings = {**job.config.resolved, "clients": job.context.num_clients}
         try:
             self._recorder.sync()
+            sync_folder(self._folder.absolute().parent)
             content = {
                 "round": written.number,
                 "rounds": job.num_rounds,
@@ -264,11 +265,18 @@ class Checkpoints:
             name = client_file(client)
             if name not in files:
                 raise Damaged(f"there is no state of client {client}: it was made with {manifest['clients']} clients")
-            state |= read_state(self._client_folder(number, client) / name, *files[name])
+            state |= read_state(self._find_client_folder(manifest, client) / name, *files[name])
         if self._job.link.rank == 0:
             folder = checkpoint_folder(self._folder, number)
             state |= read_state(folder / SERVER_STATE, *files[SERVER_STATE])
         return state
+
+    def _find_client_folder(self, manifest, client):
+        """The folder with a client's file: where it would be written now, or where it was written then."""
+        here = self._client_folder(manifest["round"], client)
+        pattern, rank = manifest["settings"].get("checkpoint_clients"), self._job.link.rank
+        there = client_folder(pattern, self._folder, manifest["round"], client, rank)
+        return there if not (here / client_file(client)).exists() else here
 
     def _refuse(self):
         raise UserError(f"resume = {self._folder}: no checkpoint there can be used; begin again with another --name")

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 from fedmpi.comm.agreement import agree
+from fedmpi.errors import UserError
 from fedmpi.runs.data_files import describe_file, difference, read_data_files, write_data_files
 
 
@@ -21,4 +22,7 @@ def account_for_data(job, recorder):
         what = difference(read_data_files(folder), files)
         if what:
             print(f"fedmpi: the data are not those of {folder}: {what}", file=sys.stderr, flush=True)
-    write_data_files(recorder.folder, files)
+    try:
+        write_data_files(recorder.folder, files)
+    except UserError as error:
+        print(f"fedmpi: {error}; the run goes on without it", file=sys.stderr, flush=True)

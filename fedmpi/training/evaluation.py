@@ -14,10 +14,13 @@ _MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the larg
 
 
 class Evaluation:
-    """Evaluates the models of one run.
+    """Evaluates the models of one run. Collective on the job's link.
 
     Args:
         job: the `Job`.
+
+    Attributes:
+        is_partial: whether models are evaluated on a part of the data before the run's end; equal on all ranks.
     """
 
     def __init__(self, job):
@@ -27,12 +30,8 @@ class Evaluation:
         is_partial = run.evaluate == "subset" and run.result != "best"
         self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
         self._all_tests = job.task.subset(run.evaluate_samples, tests=False) if is_partial else job.task
+        self.is_partial = job.link.first_failing(self._part is not job.task) is not None  # of any rank's clients
         self._fast = pool_first(job.flat.module)
-
-    @property
-    def is_partial(self):
-        """Whether models are evaluated on a part of the data before the run's end."""
-        return self._part is not self._job.task
 
     def describe(self):
         """In words, what models are evaluated on."""

@@ -13,7 +13,7 @@ import torch
 
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
-from fedmpi.errors import AgreedUserError, Diverged, Stopped
+from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.checkpoint import find_checkpoints
@@ -158,7 +158,7 @@ def _run(job, recorder, checkpoints, callbacks, began):
     account_for_data(job, recorder)
     _warn_of_choice(job)
     if recorder:
-        job.task.write_split(recorder.folder)
+        _write_split(job, recorder)
     evaluation, records = Evaluation(job), Records(job, checkpoints.folder, recorder)
     progress.start_seconds = time.perf_counter() - began
     try:
@@ -173,6 +173,14 @@ def _run(job, recorder, checkpoints, callbacks, began):
         notes = [f"{save_kept(job, recorder)} is the best model so far"] if job.federation.selected else []
         notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []
         raise Diverged("; ".join([str(error), *notes])) from None
+
+
+def _write_split(job, recorder):
+    """Write who has which samples, if there is room; the run does not need it."""
+    try:
+        job.task.write_split(recorder.folder)
+    except (OSError, UserError) as error:
+        print(f"fedmpi: {error}; the run goes on without it", file=sys.stderr, flush=True)
 
 
 def _look(job, recorder):
@@ -196,7 +204,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
     federation, run, link = job.federation, job.config.run, job.link
     if run.on_loss == "continue":
         link.survive()
-    every = run.eval_every or max(1, job.num_rounds // (20 if run.evaluate == "full" else 10))
+    every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
     if federation.round_index == 0:
         federation.start()
     is_last = federation.round_index >= job.num_rounds

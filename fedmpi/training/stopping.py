@@ -1,15 +1,19 @@
 """Signals that ask a run to stop: they are noticed at the end of a round, when all ranks agree on it."""
 
+import math
 import signal
 import threading
+import time
 
 # Signal -> the bit by which a rank tells the others of it.
 SIGNALS = {signal.SIGINT: 1, signal.SIGTERM: 2, signal.SIGUSR1: 4}
+SAME_KEY_PRESS = 1.0  # seconds in which both the terminal and the launcher may pass on the same Ctrl-C
 
 
 class StopSignals:
     """While it is entered, SIGINT, SIGTERM and SIGUSR1 are only remembered.
 
+    A second SIGINT some time after the first one raises KeyboardInterrupt: a user does not want to wait.
     In a thread that is not the main one, Python allows no change of signals: nothing is remembered then.
 
     Attributes:
@@ -17,7 +21,7 @@ class StopSignals:
     """
 
     def __init__(self):
-        self.bits, self._before = 0, {}
+        self.bits, self._before, self._interrupted = 0, {}, math.inf
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -30,6 +34,10 @@ class StopSignals:
 
     def _remember(self, number, frame):
         self.bits |= SIGNALS[number]
+        if number == signal.SIGINT:
+            if time.monotonic() - self._interrupted > SAME_KEY_PRESS:
+                raise KeyboardInterrupt
+            self._interrupted = min(self._interrupted, time.monotonic())
 
 
 def stopping_signal(requests):

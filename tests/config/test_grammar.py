@@ -129,7 +129,7 @@ def test_roles():
         by_role.setdefault(its_role, set()).add(name)
     assert by_role["seed"] == {"seed"}
     assert by_role["place"] == {
-        "data_dir", "out", "name", "ranks",
+        "data_dir", "out", "name", "ranks", "track",
         "resume", "checkpoint_every", "checkpoint_minutes", "checkpoint_keep", "checkpoint_clients",
     }  # fmt: skip
     assert by_role["speed"] == {

@@ -75,7 +75,7 @@ def kill_at_random_times(out, number, settings):
         if is_complete(out / f"run-{run}") and not os.WIFSIGNALED(status):
             assert outcome(out / f"run-{run}") == expected, f"run-{run}"
             ended, run = ended + 1, run + (killed < number)
-    print(f"{killed} kills, {ended} runs came to their end, all equal")
+            print(f"{killed} kills, {ended} equal ends", flush=True)
 
 
 def die_at(step):

@@ -32,6 +32,8 @@ class Faulty(MLP):
             sys.exit(3)
         if self._kind == "exit0":
             sys.exit(0)
+        if self._kind == "exit_at_once":
+            os._exit(0)
         if self._kind in ("kill", "stop"):
             os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self._kind])
         return scores * float("nan")

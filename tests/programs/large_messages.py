@@ -18,18 +18,14 @@ from fedmpi.comm.tree import Placement
 from fedmpi.federation.sums import TreeSums
 
 PERIOD = 1021  # elements; sums of such small whole numbers are exact
-CHUNK = 1 << 24  # elements that are filled and checked at once, to save memory
-
-
-def pattern(begin, end):
-    """Elements begin..end-1 of what rank 0 puts in; rank r adds r."""
-    return torch.arange(begin, end, dtype=torch.int64).remainder_(PERIOD).to(torch.float32)
+CHUNK = PERIOD << 14  # elements that are filled and checked at once, to save memory
+PATTERN = (torch.arange(CHUNK) % PERIOD).float()  # what rank 0 puts into each chunk; rank r adds r
 
 
 def chunks(block):
-    for begin in range(0, block.numel(), CHUNK):
-        end = min(begin + CHUNK, block.numel())
-        yield pattern(begin, end), block[begin:end]
+    """(what rank 0 puts in, the block's own part) of each chunk."""
+    for part in block.split(CHUNK):
+        yield PATTERN[: part.numel()], part
 
 
 def fill(block, rank):
@@ -56,7 +52,7 @@ def check_sums(transport, numel):
     sums.begin(slice(0, numel), range(link.size))
     fill(sums.outgoing, link.rank)
     sums.add(0, sums.outgoing)
-    sums.average(1, sums.outgoing)
+    sums.average(1, sums.outgoing, range(link.size))
     check(is_sum(sums.outgoing, link.size), f"{transport}: the sum in the order of the clients")
     del sums
     link.close()

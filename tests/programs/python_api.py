@@ -21,7 +21,8 @@ def main(folder):
     for name, wrong in (("fedavgg", {"algorithm": "fedavgg"}), ("batch_size", {"batch_size": 0})):
         try:
             fedmpi.train(**wrong)
-        except fedmpi.UserError:
+        except fedmpi.UserError as error:
+            assert name in str(error)
             errors.append(name)
     found = {
         "records": [run.metrics for run in runs],

@@ -13,6 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree
 
 import pytest
@@ -22,11 +23,11 @@ from conftest import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
 from fedmpi.errors import UserError
 from fedmpi.report.__main__ import _folder as files_folder
 from fedmpi.report.curves import Target, curve, final
-from fedmpi.report.live import watch
+from fedmpi.report.live import RESTART, is_running, may_go_on, watch
 from fedmpi.report.page import section
 from fedmpi.report.tables import final_table
 from fedmpi.runs.comparison import Spread, problems
-from fedmpi.runs.folder import find_runs
+from fedmpi.runs.folder import find_runs, read_run
 from fedmpi.text import Table
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -274,6 +275,20 @@ def test_a_value_that_is_no_number_is_not_the_best(tmp_path, capsys):
     assert text.count("</b>scaffold</li>") == 2 and "<b>nan" not in text
     watch(folders, 0.1, lambda refresh: None)
     assert "nan" in capsys.readouterr().out
+
+
+def test_a_run_that_stopped_is_waited_for_if_it_may_go_on(tmp_path):
+    manifest = (
+        make_run(tmp_path / "job", "fafed", 0, rounds=4, ended=False) / "checkpoints" / "000004" / "manifest.json"
+    )
+    assert not may_go_on(read_run(tmp_path / "job"))
+    manifest.parent.mkdir(parents=True)
+    manifest.touch()
+    run = read_run(tmp_path / "job")
+    assert may_go_on(run) and not may_go_on(run, now=time.time() + RESTART + 1)
+    assert not is_running(run, now=time.time() + RESTART - 1) and may_go_on(run, now=time.time() + RESTART - 1)
+    (tmp_path / "job" / "model.safetensors").touch()
+    assert not may_go_on(read_run(tmp_path / "job"))
 
 
 def test_a_run_without_a_round_yet_is_said_to_be_one(tmp_path):

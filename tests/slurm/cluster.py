@@ -97,7 +97,7 @@ class Cluster:
         self.folder, self.nodes = folder, [f"n{number}" for number in range(1, num_nodes + 1)]
         self._path = f"{os.environ['PATH']}:{SBIN}"
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": self._path}
-        self._daemons, self._bridge = [], f"fm{os.getpid()}"
+        self._daemons, self._bridge = {}, f"fm{os.getpid()}"
         self.network = self._open_network()
         try:
             self._configure()
@@ -108,6 +108,7 @@ class Cluster:
 
     def _open_network(self):
         """Give each node a network namespace of its own on a common bridge; false where that is not allowed."""
+        self._remove_leftovers()
         subnet = f"198.18.{os.getpid() % 250}"  # for tests of networks, RFC 2544
         self._address, self._addresses = f"{subnet}.1", {n: f"{subnet}.{10 + i}" for i, n in enumerate(self.nodes)}
         commands = [f"link add {self._bridge} type bridge", f"addr add {self._address}/24 dev {self._bridge}"]
@@ -123,6 +124,14 @@ class Cluster:
         self._close_network()
         self._address, self._addresses = "127.0.0.1", dict.fromkeys(self.nodes, "127.0.0.1")
         return False
+
+    def _remove_leftovers(self):
+        """Remove the networks of tests that were killed."""
+        for path in pathlib.Path("/run/netns").glob("fm*n*"):
+            bridge = path.name.partition("n")[0]
+            if not pathlib.Path(f"/proc/{bridge[2:]}").exists():
+                self._ip(f"netns del {path.name}")
+                self._ip(f"link del {bridge}")
 
     def _ip(self, words):
         done = subprocess.run(["ip", *words.split()], capture_output=True, env={"PATH": self._path})
@@ -175,24 +184,41 @@ class Cluster:
         self._daemon("slurmctld", [*TIED, "slurmctld", "-D", "-f", folder / "slurm.conf"])
         self._wait("slurmctld", lambda: "UP" in self.run("scontrol", "ping"))
         for node in self.nodes:
-            # The bash is the first process of the node's namespace: it collects the dead that slurmd leaves behind.
-            inside = 'hostname "$1" && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && mount --bind "$2" /etc/hosts'
-            inside += ' && shift 2 && { "$@" & wait $!; }'
-            space = ["nsenter", f"--net=/run/netns/{self._bridge}{node}"] if self.network else []
-            slurmd = ["slurmd", "-D", "-f", folder / "slurm.conf", "-N", node]
-            wrap = [*TIED, "--uts", "--ipc", "bash", "-c", inside, "node", node, folder / "hosts"]
-            self._daemon(node, [*space, *wrap, *slurmd])
+            self._start_slurmd(node)
         for node in self.nodes:
-            self._wait(node, lambda node=node: self.run("sinfo", "-h", "-n", node, "-o", "%T").strip() == "idle")
+            self._wait_for_node(node)
+
+    def start_node(self, node):
+        """Start a node again after `lose`."""
+        self._start_slurmd(node)
+        self.run("scontrol", "update", f"nodename={node}", "state=resume")
+        self._wait_for_node(node)
+
+    def lose(self, node):
+        """End a node at once with everything that runs on it, as a power failure does."""
+        daemon = self._daemons.pop(node)
+        daemon.kill()
+        daemon.wait()
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")  # it would notice in 15 s
+
+    def _start_slurmd(self, node):
+        # The bash is the first process of the node's namespace: it collects the dead that slurmd leaves behind.
+        inside = 'hostname "$1" && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && mount --bind "$2" /etc/hosts'
+        inside += ' && shift 2 && { "$@" & wait $!; }'
+        space = ["nsenter", f"--net=/run/netns/{self._bridge}{node}"] if self.network else []
+        slurmd = ["slurmd", "-D", "-f", self.folder / "slurm.conf", "-N", node]
+        wrap = [*TIED, "--uts", "--ipc", "bash", "-c", inside, "node", node, self.folder / "hosts"]
+        self._daemon(node, [*space, *wrap, *slurmd])
+
+    def _wait_for_node(self, node):
+        self._wait(node, lambda: self.run("sinfo", "-h", "-n", node, "-o", "%T").strip() == "idle")
 
     def _daemon(self, name, words):
         environment = {key: text for key, text in self.environment.items() if not key.startswith("SLURM_")}
         with open(self.folder / "log" / f"{name}.out", "wb") as log:
-            self._daemons.append(
-                subprocess.Popen(
-                    [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                    start_new_session=True,
-                )
+            self._daemons[name] = subprocess.Popen(
+                [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                start_new_session=True,
             )  # fmt: skip
 
     def _wait(self, name, is_up):
@@ -205,11 +231,10 @@ class Cluster:
 
     def stop(self):
         """End all daemons and jobs."""
-        for daemon in reversed(self._daemons):
+        for daemon in reversed(self._daemons.values()):
             daemon.kill()  # takes all processes in its namespace with it
             daemon.wait()
         self._close_network()
-        # Without networks of their own, nodes share everything but processes; nothing is left either way.
 
     def run(self, *words, check=False, **variables):
         """What a command of SLURM prints."""
@@ -251,6 +276,13 @@ class Cluster:
         code, _, by_signal = fields["ExitCode"].partition(":")
         return Job(number, fields["JobState"], int(code) or (128 + int(by_signal) if by_signal != "0" else 0),
                    _read(fields), fields)  # fmt: skip
+
+    def let_run_again(self, number):
+        """Let a requeued job start now: SLURM itself waits for two minutes."""
+        while (state := self.fields(number)["JobState"]) not in ("RUNNING", "COMPLETED", "FAILED"):
+            if state == "PENDING":
+                self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+            time.sleep(0.1)
 
     def processes(self, word):
         """Ids of the nodes' processes that have a word in their command line."""

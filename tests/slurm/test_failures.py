@@ -22,10 +22,9 @@ def errors(log):
     return [line for line in log.splitlines() if line.startswith("fedmpi: error")]
 
 
-@pytest.mark.parametrize("program", ["train", "doctor"])
-def test_ranks_that_do_not_find_each_other(slurm, tmp_path, program):
+def test_ranks_that_do_not_find_each_other(slurm, tmp_path):
     """srun without --mpi starts every task as a job of its own: one of them says so, and all fail."""
-    line = f"srun python -m mpi4py -m fedmpi.{program}"
+    line = "srun python -m mpi4py -m fedmpi.train"
     job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=TWO))
     assert job.code == 2, job.log
     (said,) = errors(job.log)

@@ -1,5 +1,7 @@
 """A job that is longer than its time limit is submitted once and ends some requeues later, with the same bits."""
 
+import re
+
 import h5py
 import numpy as np
 import pytest
@@ -30,8 +32,7 @@ def interrupt(slurm, number, records, least):
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
     job = slurm.wait(number, ["PENDING", "COMPLETED"])
     assert job.state == "PENDING", job.log
-    slurm.until(lambda: slurm.fields(number)["Reason"] == "BeginTime")
-    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=True)
+    slurm.let_run_again(number)
 
 
 def test_three_time_limits_end_with_the_bits_of_one(slurm, tmp_path):
@@ -41,7 +42,7 @@ def test_three_time_limits_end_with_the_bits_of_one(slurm, tmp_path):
     interrupt(slurm, number, records, records.read_bytes().count(b"\n") + 3)
     job = slurm.wait(number)
     assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "2"), job.log
-    assert job.log.count("is not finished: it is requeued") == 2
+    assert job.log.count("is not finished (exit code 75): it is requeued") == 2
     assert "MPI_Abort" not in job.log
     assert train(2, tmp_path / "once", *LONG).returncode == 0
     here, there = run_in(tmp_path / "out"), run_in(tmp_path / "once")
@@ -60,17 +61,35 @@ def test_no_more_requeues_than_allowed(slurm, tmp_path):
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
     job = slurm.wait(number)
     assert (job.state, job.code) == ("FAILED", 75)
-    assert "is not finished after 0 requeues" in job.log
+    assert "ended with exit code 75 after 0 requeues, of 0 that are allowed" in job.log
+
+
+def test_a_lost_node(slurm, tmp_path):
+    """The job goes on from its newest checkpoint when it runs again."""
+    words = (*LONG, "--checkpoint-every", 2, "--out", tmp_path / "out")
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, FEDMPI_RESTARTS="1", **QUICK)
+    records = tmp_path / "out" / f"fedmpi-{number}" / "metrics.jsonl"
+    slurm.until(lambda: records.is_file() and records.read_bytes().count(b"\n") >= 5)
+    slurm.lose("n2")
+    log = tmp_path / f"{number}.out"
+    slurm.until(lambda: "was ended by SLURM" in log.read_text() or "it is requeued" in log.read_text())
+    slurm.start_node("n2")
+    slurm.let_run_again(number)
+    job = slurm.wait(number)
+    assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "1"), job.log
+    assert "going on after round" in job.log
+    assert [record["round"] for record in run_in(tmp_path / "out").records] == list(range(1, 41))
 
 
 @pytest.mark.slow
-def test_a_real_time_limit(slurm, tmp_path):
-    """SLURM itself warns: it sends the signal some seconds after the start of a job of one minute."""
+@pytest.mark.parametrize(("warning", "heard"), [("USR1@20", "SIGUSR1"), ("URG@1", "SIGTERM")])
+def test_a_real_time_limit(slurm, tmp_path, warning, heard):
+    """SLURM itself warns; and a job that it did not warn has the seconds between its first and its last signal."""
     words = (*LONG, "--rounds", 100000, "--out", tmp_path / "out")
-    chosen = [*TWO, "--time=1", "--signal=B:USR1@20"]
+    chosen = [*TWO, "--time=1", f"--signal=B:{warning}"]
     number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=chosen, **QUICK)
-    job = slurm.wait(number, ["PENDING"], seconds=60)
-    assert not run_in(tmp_path / "out").is_complete
-    job = slurm.wait(number, ["COMPLETING", "PENDING"], seconds=120)
-    assert job.fields["Restarts"] == "1" and "stopped after round" in job.log, job.log
+    slurm.until(lambda: slurm.fields(number)["Restarts"] == "1", seconds=240)
+    log = (tmp_path / f"{number}.out").read_text()
     slurm.run("scancel", number, check=True)
+    assert re.search(rf"stopped after round \d+ by {heard}", log) and "it is requeued" in log, log
+    assert not run_in(tmp_path / "out").is_complete

@@ -212,6 +212,16 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
     wait_for(lambda: not processes_of(tmp_path))
 
 
+def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path):
+    words = [sys.executable, "-m", "fedmpi.sweep", "--grid", "seed=0", *TINY, "--out", tmp_path]
+    assert execute(words, env={"PYTHONPATH": str(ROOT)}).returncode == 0
+    (tmp_path / "seed=0" / "model.safetensors").unlink()  # as if it had been killed at its end
+    ended = execute(words, env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0 and "1 runs, 1 of them to be made" in ended.stdout, ended.stderr
+    assert "going on after round 6" in (tmp_path / "seed=0.log").read_text()
+    assert (tmp_path / "seed=0" / "model.safetensors").exists()
+
+
 def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
     """The jobs of a sweep that was killed go on; none is made a second time at the same place."""
     words = ["--grid", "seed=0,1", "--rounds", 12, "--local-steps", 200, *TINY[4:], "--ranks", 2, "--out", tmp_path]

@@ -38,7 +38,23 @@ def draw_class_counts(path, counts, title):
     grid.set_yticks(range(0, num_classes, -(-num_classes // MAX_CLASS_TICKS)))
     grid.grid(alpha=0.15)
     grid.set_axisbelow(True)
+    _explain_sizes(grid, LARGEST * cell, counts.max())
     _save(figure, path)
+
+
+def _explain_sizes(grid, largest, most):
+    """A legend on the right with bubbles of three sizes; `largest` is the diameter, in points, for `most` samples."""
+    steps = dict.fromkeys(_round_number(most * share) for share in (0.1, 0.4, 1.0))
+    for number in steps:
+        side = (largest**2 * number / most) ** 0.5
+        grid.plot([], [], "o", color=COLOUR, alpha=0.8, markersize=side, markeredgewidth=0, label=f"{number:,}")
+    grid.legend(title="samples", loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelspacing=0.9)
+
+
+def _round_number(value):
+    """A whole number near a value, of one digit before its zeros, or the value itself if that is smaller."""
+    power = 10 ** max(0, len(str(int(value))) - 1)
+    return max(1, int(value) // power * power)
 
 
 def draw_sizes(path, sizes, unit, title):

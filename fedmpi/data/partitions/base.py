@@ -1,6 +1,8 @@
 """The base of all partitions, and the file that records how a run split its data."""
 
+import contextlib
 import dataclasses
+import io
 
 import h5py
 import numpy as np
@@ -128,10 +130,14 @@ def write_partition(path, parts, data, unit="rows"):
     Raises:
         UserError: if the file cannot be written.
     """
+    content = io.BytesIO()  # in memory first: the HDF5 library crashes if the disk fills up while it writes
+    with h5py.File(content, "w") as file:
+        file.attrs["data"], file.attrs["unit"] = data, unit
+        for client, part in enumerate(parts):
+            file[f"client_{client}"] = part
     try:
-        with h5py.File(path, "w") as file:
-            file.attrs["data"], file.attrs["unit"] = data, unit
-            for client, part in enumerate(parts):
-                file[f"client_{client}"] = part
+        path.write_bytes(content.getbuffer())
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error}") from None
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,67 @@
+"""What a report contains besides curves: results of each client, ROC curves, and what a varied setting does."""
+
+import math
+
+from fedmpi.report.curves import clients_at_end, final, metrics_of, usable_runs
+from fedmpi.report.tables import silo_table
+from fedmpi.run_files import ROC
+from fedmpi.runs.comparison import distinguishes_methods
+from fedmpi.runs.record import HELD_OUT, less_is_better
+
+
+def further_parts(problem, style):
+    """(heading, `Table` or None, figure) of everything that is known of a problem's runs."""
+    from fedmpi.report.pictures import draw_roc, draw_setting, draw_silos
+
+    methods, table = problem.methods, silo_table(problem)
+    clients = {number: clients_at_end(method) for number, method in enumerate(methods)}
+    names = list(dict.fromkeys(name for of_method in clients.values() for name in of_method))
+    own = [name for name in names if "loss" not in name] or names
+    for metric in own[:1] if table else ():
+        values = {number: of_method[metric] for number, of_method in clients.items() if metric in of_method}
+        yield "Clients", table, draw_silos(methods, metric, values, style)
+    points = {number: curve for number, method in enumerate(methods) if (curve := roc_curve(method))}
+    if points:
+        yield "ROC curve on the test set", None, draw_roc(methods, points, style)
+    for key, metric, lines in varied_settings(problem):
+        heading = f"What {key.rpartition('.')[2].replace('_', ' ')} does"
+        yield heading, None, draw_setting(key, metric, lines, style)
+
+
+def roc_curve(method):
+    """The ROC curve of a method's first run that has one: a list of (false positives, true positives), or []."""
+    for run in usable_runs(method):
+        try:
+            lines = (run.path / ROC).read_text(encoding="utf-8").splitlines()[1:]
+            points = [tuple(float(part) for part in line.split(",")) for line in lines]
+            if points and all(len(point) == 2 and min(point) >= 0 and max(point) <= 1 for point in points):
+                return points
+        except (OSError, ValueError):
+            continue
+    return []
+
+
+def varied_settings(problem):
+    """[(key, metric, algorithm -> [(value, `Spread`)])] of the numbers that runs vary, as in a sweep.
+
+    A key is included if some algorithm was run with at least three values of it; of equal values, which differ in
+    other settings, the best counts. The metric is one on held-out data, if there is one.
+    """
+    names = [name for name in metrics_of(problem.methods) if name != "loss"]
+    names = [name for name in names if name.startswith(HELD_OUT)] or names
+    metric = next((name for name in names if "loss" not in name), names[0] if names else None)
+    keys = dict.fromkeys(key for method in problem.methods for key in method.settings if distinguishes_methods(key))
+    found = [(key, metric, _by_value(problem.methods, key, metric)) for key in keys] if metric else []
+    return [(key, metric, lines) for key, metric, lines in found if lines]
+
+
+def _by_value(methods, key, metric):
+    """algorithm -> [(value, `Spread`)] of a key with at least three values, in ascending order."""
+    choose, lines = min if less_is_better(metric) else max, {}
+    for method in methods:
+        value, spread = method.settings.get(key), final(method, metric)
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        if is_number and spread is not None and math.isfinite(spread.mean):
+            of_value = lines.setdefault(str(method.settings.get("algorithm")), {})
+            of_value[value] = choose(of_value.get(value, spread), spread, key=lambda one: one.mean)
+    return {name: sorted(of_value.items()) for name, of_value in lines.items() if len(of_value) >= 3}

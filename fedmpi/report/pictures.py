@@ -1,0 +1,82 @@
+"""Further pictures of a comparison: results of each client, ROC curves, what a setting does."""
+
+import statistics
+import textwrap
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from fedmpi.report.figures import INK, MUTED, color, figure_settings, line_style
+from fedmpi.report.style import Style
+from fedmpi.runs.record import title
+
+
+def _plain_axes(style, height):
+    """(figure, axes) of a picture whose words matplotlib lays out."""
+    figure = Figure(figsize=(style.width / 72, height / 72), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def draw_silos(methods, metric, values, style=None):
+    """The figure of each client's value of a metric: a row of dots per method, its mean as a line.
+
+    Args:
+        methods: list of `Method`. metric: its name. values: number of the method -> list of numbers, one per client.
+    """
+    style = style or Style()
+    with matplotlib.rc_context({**figure_settings(style), "axes.grid.axis": "x"}):
+        figure, axes = _plain_axes(style, 52 + 24 * len(values))
+        for row, (number, of_clients) in enumerate(values.items()):
+            known = [value for value in of_clients if value == value]
+            axes.scatter(known, [row] * len(known), s=26, color=color(number), alpha=0.6, linewidth=0)
+            axes.plot([statistics.fmean(known)] * 2, [row - 0.3, row + 0.3], color=INK, linewidth=1.4)
+        axes.set_yticks(range(len(values)), [_short(style.label(methods[number].label)) for number in values])
+        axes.set(ylim=(len(values) - 0.4, -0.6), xlabel=f"{title(metric)} of each client (line: mean)")
+    return figure
+
+
+def draw_roc(methods, points, style=None):
+    """The figure of ROC curves.
+
+    Args:
+        methods: list of `Method`. points: number of the method -> list of (false positives, true positives).
+    """
+    style = style or Style()
+    with matplotlib.rc_context(figure_settings(style)):
+        figure, axes = _plain_axes(style, style.width * 0.86)
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+        for number, curve_points in points.items():
+            label = _short(style.label(methods[number].label))
+            axes.plot(*zip(*curve_points), label=label, **line_style(number))
+        axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="share of false positives", ylabel="share of true positives")
+        axes.legend(loc="lower right", frameon=False, fontsize=0.9 * style.size)
+    return figure
+
+
+def draw_setting(key, metric, lines, style=None):
+    """The figure of a metric at the end against a setting.
+
+    Args:
+        key: of the setting. metric: its name. lines: name -> list of (setting, `Spread`), in ascending order.
+    """
+    style = style or Style()
+    with matplotlib.rc_context(figure_settings(style)):
+        figure, axes = _plain_axes(style, style.height)
+        for number, (name, points) in enumerate(lines.items()):
+            xs, means = [x for x, _ in points], [spread.mean for _, spread in points]
+            ranges = [[m - min(s.values) for m, (_, s) in zip(means, points)],
+                      [max(s.values) - m for m, (_, s) in zip(means, points)]]  # fmt: skip
+            axes.errorbar(xs, means, ranges, marker="o", markersize=4, capsize=2, label=name, **line_style(number))
+        values = [x for points in lines.values() for x, _ in points]
+        if min(values) > 0 and max(values) >= 8 * min(values):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set(xlabel=key.replace("_", " "), ylabel=title(metric))
+        if len(lines) > 1:
+            axes.legend(frameon=False, fontsize=0.9 * style.size)
+    return figure
+
+
+def _short(label):
+    return textwrap.shorten(label, 28, placeholder="…")

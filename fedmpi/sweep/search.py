@@ -1,0 +1,195 @@
+"""Random and TPE search through Optuna: each trial is a run of a sweep, and a hopeless one is ended early."""
+
+import json
+import time
+
+from fedmpi.errors import UserError
+from fedmpi.runs.folder import outcome, read_run
+from fedmpi.runs.record import less_is_better
+from fedmpi.sweep.choice import usual_metric
+from fedmpi.sweep.local import start_job
+from fedmpi.sweep.plan import Planned, axis, names_of
+
+TRIALS = "trials.jsonl"  # in the sweep's folder: a line for each trial that was begun, or was pruned
+SAMPLERS = ("random", "tpe")
+FIRST_TRIALS = 5  # complete ones, before any is pruned
+
+
+def make_space(ranges, grid):
+    """Setting -> Optuna distribution.
+
+    Args:
+        ranges: texts like "algorithm.step_size=0.001:0.1:log" or "local_steps=1:20".
+        grid: texts like "algorithm=fafed,fedavg", of which each trial takes one value.
+
+    Raises:
+        UserError: if a text is none of these, or Optuna is not installed.
+    """
+    optuna = import_optuna()
+    space = {key: optuna.distributions.CategoricalDistribution(texts) for key, texts in map(axis, grid)}
+    for text in ranges:
+        key, _, range_ = text.partition("=")
+        low, _, rest = range_.partition(":")
+        high, _, scale = rest.partition(":")
+        try:
+            kind = int if low.lstrip("-").isdigit() and high.lstrip("-").isdigit() else float
+            make = optuna.distributions.IntDistribution if kind is int else optuna.distributions.FloatDistribution
+            if scale not in ("", "log"):
+                raise ValueError(f"scale {scale}")
+            (key, _), distribution = axis(f"{key}=0"), make(kind(low), kind(high), log=scale == "log")
+        except ValueError as error:
+            raise UserError(
+                f"--range {text}: expected a setting with its smallest and largest value, like "
+                f"algorithm.step_size=0.001:0.1:log or local_steps=1:20 ({error})"
+            ) from None
+        space[key] = distribution
+    if not space:
+        raise UserError("--search: nothing to vary: give --range algorithm.step_size=0.001:0.1:log")
+    return space
+
+
+def import_optuna():
+    """The package optuna, which logs warnings only.
+
+    Raises:
+        UserError: if it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise UserError("--search needs Optuna: pip install 'fedmpi[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+class Search:
+    """A search in the folder of a sweep. The same command goes on with one that was interrupted.
+
+    Args:
+        plan: a `Plan` without runs; the trials are added to it. space: see `make_space`.
+        sampler: one of `SAMPLERS`. seed: of the sampler. metric: its name, or None for the usual one.
+        prunes: whether hopeless runs are ended early.
+    """
+
+    def __init__(self, plan, space, sampler, seed, metric, prunes):
+        optuna = import_optuna()
+        self._optuna, self._plan, self._space, self._metric = optuna, plan, space, metric
+        self._sampler = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}[sampler]
+        self._seed = seed
+        pruner = optuna.pruners.MedianPruner(FIRST_TRIALS) if prunes else optuna.pruners.NopPruner()
+        self._study = optuna.create_study(direction="maximize", sampler=self._sampler(seed=seed), pruner=pruner)
+        self._file = plan.out / TRIALS
+        self._unfinished = []  # varied settings of trials that were begun and have not ended
+
+    def recall(self):
+        """Give the study what is in the sweep's folder; runs that did not end are made again first.
+
+        Returns:
+            number of trials that have ended.
+        """
+        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.is_file() else []
+        states = {}
+        for line in map(json.loads, lines):
+            states[line["name"]] = {**states.get(line["name"], {}), **line}
+        for name, line in states.items():
+            run = Planned(name, line["varied"])
+            self._plan.runs.append(run)
+            how = "pruned" if line.get("pruned") else outcome(self._plan.folder(run))
+            if how in ("missing", "broken"):
+                self._unfinished.append(run)
+                continue
+            trial = self._optuna.trial.create_trial(
+                params=line["parameters"], distributions=self._space, **self._state(run, how)
+            )
+            self._study.add_trial(trial)
+        self._study.sampler = self._sampler(seed=self._seed + len(states))  # not the same points once more
+        return len(states) - len(self._unfinished)
+
+    def run(self, number, ranks, at_a_time, launcher, ended):
+        """Make trials until there are `number`; the other arguments are those of `run_all`."""
+        running = []
+        try:
+            while running or self._unfinished or len(self._plan.runs) < number:
+                while len(running) < at_a_time and (self._unfinished or len(self._plan.runs) < number):
+                    trial, run = self._next()
+                    running.append((trial, start_job(self._plan, run, ranks, launcher), {}))
+                for one in list(running):
+                    if self._look_after(*one, ended):
+                        running.remove(one)
+                time.sleep(0.05)
+        finally:
+            for _, job, _ in running:
+                job.end()
+
+    def _next(self):
+        """(trial, `Planned`) of a run that did not end, or of a new point."""
+        if self._unfinished:
+            run = self._unfinished.pop(0)
+            line = next(line for line in map(json.loads, self._file.open(encoding="utf-8")) if line["name"] == run.name)
+            self._study.enqueue_trial(line["parameters"])
+            return self._study.ask(self._space), run
+        trial = self._study.ask(self._space)
+        varied = {key: _text(value) for key, value in trial.params.items()}
+        (name,) = names_of([varied])
+        number = len(self._plan.runs)
+        run = Planned(f"{number:03d},{name}"[:200], varied)
+        self._plan.runs.append(run)
+        self._write({"name": run.name, "varied": varied, "parameters": trial.params})
+        return trial, run
+
+    def _look_after(self, trial, job, seen, ended):
+        """Whether a job has ended; tells the study what it measured, and ends it if that is hopeless."""
+        seconds = time.monotonic() - job.begun
+        for round_, value in self._measured(job.run):
+            if round_ not in seen:
+                seen[round_] = value
+                trial.report(value, round_)
+        code = job.poll()
+        if code is None:
+            if not seen or not trial.should_prune():
+                return False
+            job.end()
+            self._write({"name": job.run.name, "varied": job.run.varied, "pruned": True})
+            self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+            ended(job.run, "pruned", seconds, "")
+            return True
+        last = job.last_line()
+        if code == 2:
+            raise UserError(f"run {job.run.name}: {last.removeprefix('fedmpi: error: ')}")
+        how = self._state(job.run, outcome(self._plan.folder(job.run)))
+        self._study.tell(trial, how.get("value"), state=how["state"])
+        ended(job.run, code, seconds, last)
+        return True
+
+    def _state(self, run, how):
+        """The state of a trial, and its value if it is complete."""
+        states = self._optuna.trial.TrialState
+        if how == "pruned":
+            return {"state": states.PRUNED}
+        record = read_run(self._plan.folder(run)) if how == "complete" else None
+        value = record.final(self._name(record)) if record else None
+        return {"state": states.FAIL} if value is None else {"state": states.COMPLETE, "value": self._signed(value)}
+
+    def _measured(self, run):
+        """[(round, value)] of the metric in the records so far; larger is better."""
+        try:
+            record = read_run(self._plan.folder(run))
+            name = self._name(record)
+        except UserError:  # the run has not begun, or nothing is evaluated yet
+            return []
+        return [(line["round"], self._signed(line[name])) for line in record.records if name in line]
+
+    def _name(self, record):
+        self._metric = self._metric or usual_metric([record])
+        return self._metric
+
+    def _signed(self, value):
+        return -value if less_is_better(self._metric) else value
+
+    def _write(self, line):
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _text(value):
+    return value if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,134 @@
+"""Machines as users have them: output that goes away, full disks, removed folders, other alphabets, small quotas."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, execute, train, wait_for
+
+from fedmpi.comm.host import core_quota
+from fedmpi.runs.folder import outcome, read_run
+from fedmpi.runs.recorder import Recorder, make_run_folder
+
+JOB = f"{sys.executable} -m fedmpi.train --threads 1 --clients 2 --local-steps 2 --rounds 30 --eval-every 1"
+
+
+def shell(command, **options):
+    return execute(["bash", "-c", f"set -o pipefail; {command}"], cwd=ROOT, **options)
+
+
+@pytest.mark.parametrize("launcher", ["", "mpirun -np 2 "])
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, launcher):
+    ended = shell(f"{launcher}{JOB} --out {tmp_path} --name it 2>&1 | head -1")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("round 1/30: train_loss")
+    assert len(read_run(tmp_path / "it").records) == 30 and outcome(tmp_path / "it") == "complete"
+
+
+def test_output_to_a_full_disk_does_not_end_the_run(tmp_path):
+    assert shell(f"{JOB} --out {tmp_path} --name it > /dev/full 2>&1").returncode == 0
+    assert outcome(tmp_path / "it") == "complete"
+
+
+@pytest.mark.parametrize(
+    "alphabet", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"},
+                 {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=lambda alphabet: next(iter(alphabet.values())),
+)  # fmt: skip
+def test_any_alphabet_will_do(alphabet):
+    words = [sys.executable, "-m", "fedmpi.train", "--help"]
+    ended = subprocess.run(words, env={**os.environ, **alphabet}, cwd=ROOT, capture_output=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+    assert rb"\u03b7" in ended.stdout
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", folder], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_records_wait_for_room(small_disk, capsys):
+    recorder = Recorder(make_run_folder(small_disk, "it", ""), 400)
+    recorder.begin({"seed": 0})
+    filler = small_disk / "filler"
+    for number in range(1, 401):
+        if number == 100:
+            with pytest.raises(OSError), open(filler, "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(512))
+        if number == 300:
+            filler.unlink()
+        recorder.round({"round": number, "loss": 1.0}, {})
+        text = (small_disk / "it" / "metrics.jsonl").read_bytes()
+        assert not text or text.endswith(b"\n")  # no half line, whenever the disk fills
+    recorder.close()
+    text = (small_disk / "it" / "metrics.jsonl").read_text()
+    assert [json.loads(line)["round"] for line in text.splitlines()] == list(range(1, len(text.splitlines()) + 1))
+    said = capsys.readouterr().err
+    assert said.count("metrics.jsonl: cannot be written: No space left on device; the run goes on") >= 1
+
+
+def test_a_removed_run_folder_is_made_again(tmp_path):
+    words = f"{JOB} --rounds 400 --out {tmp_path} --name it"
+    job = subprocess.Popen(["bash", "-c", f"exec {words}"], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    records = tmp_path / "it" / "metrics.jsonl"
+    wait_for(lambda: records.is_file() and records.read_bytes().count(b"\n") > 3, 120)
+    os.kill(job.pid, signal.SIGSTOP)  # so that nothing is written while it is removed
+    shutil.rmtree(tmp_path / "it")
+    os.kill(job.pid, signal.SIGCONT)
+    errors = job.communicate(timeout=300)[1].decode()
+    assert job.returncode == 0, errors
+    assert f"fedmpi: {tmp_path}/it was removed and is made again" in errors
+    run = read_run(tmp_path / "it")
+    assert run.is_complete and [record["round"] for record in run.records] == list(range(1, 401))
+
+
+def test_a_rank_that_leaves_at_once_does_not_look_like_a_good_end(tmp_path):
+    words = ("--rounds", 50, "--model", "faulty.Faulty", "--model.kind", "exit_at_once", "--name", "it")
+    ended = train(2, tmp_path, *words, timeout=200)
+    assert ended.returncode != 0
+    assert "fedmpi: error on rank 1: os._exit(0) was called" in ended.stderr
+    assert outcome(tmp_path / "it") == "broken"
+
+
+@pytest.mark.parametrize("options", ["size=64k", "ro,size=64m"])
+def test_shared_memory_that_is_too_small_for_mpi_is_one_line(options):
+    command = f"mount -t tmpfs -o {options} tmpfs /dev/shm && exec mpirun -np 2 {JOB} --out /nowhere"
+    if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    ended = execute(["unshare", "-m", "bash", "-c", command], cwd=ROOT)
+    assert ended.returncode == 2
+    assert [line for line in ended.stderr.splitlines() if "fedmpi" in line] == ended.stderr.splitlines()[:1]
+    assert "fedmpi: error: /dev/shm" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000", "cpu.max": "max 100000"}, 1.5),
+        ("0::/\n", {"cpu.max": "20000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "max 100000"}, math.inf),
+        ("4:cpu,cpuacct:/a\n3:pids:/\n",
+         {"cpu,cpuacct/a/cpu.cfs_quota_us": "200000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"}, 2),
+        ("", {}, math.inf),
+    ],
+)  # fmt: skip
+def test_the_quota_of_a_container_counts(tmp_path, cgroup, files, expected):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(cgroup)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert core_quota(tmp_path) == expected

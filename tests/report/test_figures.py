@@ -1,0 +1,151 @@
+"""Figures for papers, and what a report says besides curves: clients, ROC curves, varied settings, who is best."""
+
+import json
+import sys
+
+import pytest
+from conftest import ROOT, execute
+from test_report import FLOOR, Page, accuracy, make_run, report
+
+import fedmpi.report
+from fedmpi.errors import UserError
+from fedmpi.report.curves import clearly_best
+from fedmpi.report.further import varied_settings
+from fedmpi.report.tables import final_table, silo_table
+from fedmpi.runs.comparison import problems
+from fedmpi.runs.folder import find_runs
+
+pytest.importorskip("matplotlib")
+
+
+def change_last(folder, **values):
+    """Set values in the last record of a run."""
+    *lines, last = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({**json.loads(last), **values})]) + "\n")
+
+
+def the_problem(folder):
+    (problem,) = problems(find_runs([folder])[0])
+    return problem
+
+
+def test_best_is_what_leads_in_seed_after_seed(tmp_path):
+    """The same noise in both methods of a seed hides no lead; equal values are no lead; one seed says nothing."""
+    for seed, noise in enumerate((0.0, 0.3, 0.6)):
+        for name, lead in (("fafed", 0.01 + 0.001 * seed), ("fedavg", 0.0)):
+            change_last(
+                make_run(tmp_path / f"{name}-{seed}", name, seed), accuracy=0.1 + noise + lead, train_loss=noise
+            )
+    problem = the_problem(tmp_path)
+    assert problem.methods[clearly_best(problem.methods, "accuracy")].label == "fafed"
+    assert clearly_best(problem.methods, "train_loss") is None
+    assert {column for _, column in final_table(problem).best} == {3}
+    assert clearly_best(the_problem_of(tmp_path, "*-0").methods, "accuracy") is None
+
+
+def the_problem_of(folder, pattern):
+    (problem,) = problems(find_runs(sorted(folder.glob(pattern)))[0])
+    return problem
+
+
+def test_settings_that_differ_stand_beside_the_name(tmp_path):
+    for name, step_size in (("fafed", 0.003), ("fedavg", 0.1)):
+        make_run(tmp_path / "runs" / name, name, 0, algorithm={"name": name, "step_size": step_size, "momentum": 0.9})
+    table = final_table(the_problem(tmp_path / "runs"))
+    assert [row[table.header.index("settings")] for row in table.rows] == ["step_size 0.003", "step_size 0.1"]
+    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html", "--format", "svg")
+    assert ended.returncode == 0, ended.stderr
+    text = (tmp_path / "page.html").read_text()
+    assert "fafed<small>step_size 0.003</small>" in text
+    assert "Without two seeds in common" in text
+
+
+def test_a_figure_for_a_paper(tmp_path):
+    for name in FLOOR:
+        make_run(tmp_path / "runs" / name, name, 0)
+    style = {
+        "width": 245,
+        "height": 170,
+        "size": 8,
+        "labels": {"fafed": "FAFED (ours)", "accuracy": "accuracy on tests"},
+    }
+    path = tmp_path / "figure.pdf"
+    figure = fedmpi.report.figure(tmp_path / "runs", "accuracy", "bytes", target=0.7, path=path, **style)
+    assert path.read_bytes()[:5] == b"%PDF-"
+    assert tuple(72 * figure.get_size_inches()) == pytest.approx((245, 170))
+    (axes,) = figure.axes
+    words = [text.get_text() for text in axes.texts]
+    assert "- - target 0.7" in words and any("FAFED" in one for one in words)
+    assert axes.get_ylabel() == "accuracy on tests"
+    drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= width and drawn.y1 <= height
+    for wrong in ({"metric": "acuracy"}, {"axis": "rounds"}, {"scale": "cubic"}, {"width": 3}):
+        with pytest.raises(UserError):
+            fedmpi.report.figure(tmp_path / "runs", **{"metric": "accuracy", **wrong})
+
+
+def test_accuracy_as_error_on_a_log_axis_and_zoomed_in(tmp_path):
+    make_run(tmp_path / "runs" / "a", "fafed", 0)
+    (axes,) = fedmpi.report.figure(tmp_path / "runs", "accuracy", scale="error").axes
+    assert axes.get_yscale() == "log" and "1 − " in axes.get_ylabel()
+    assert axes.lines[0].get_ydata()[-1] == pytest.approx(1 - accuracy("fafed", 0, 40))
+    whole, zoomed = (fedmpi.report.figure(tmp_path / "runs", "accuracy", scale=s).axes[0] for s in ("linear", "zoom"))
+    assert zoomed.get_ylim()[0] > whole.get_ylim()[0]
+    assert "zoomed in" in zoomed.get_ylabel()
+
+
+def test_options_choose_what_is_drawn(tmp_path):
+    make_run(tmp_path / "runs" / "a", "fafed", 0)
+    words = (
+        "--metric",
+        "accuracy",
+        "--axis",
+        "bytes",
+        "--format",
+        "pdf",
+        "--scale",
+        "accuracy=error",
+        "--width",
+        "3.4",
+    )
+    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(path.name for path in (tmp_path / "page").glob("*.*f")) == ["accuracy-bytes.pdf"]
+    assert len([tag for tag, _ in Page((tmp_path / "page.html").read_text()).tags if tag == "img"]) == 1
+    for wrong, message in (
+        (("--metric", "acuracy"), "no run measured it"), (("--scale", "accuracy=cubic"), "expected one of auto"),
+        (("--width", "0.1"), "expected points"), (("--label", "x"), "expected NAME=TEXT"),
+    ):  # fmt: skip
+        ended = report(tmp_path / "runs", *wrong)
+        assert ended.returncode == 2 and message in ended.stderr
+
+
+def test_clients_roc_and_settings_are_shown(tmp_path):
+    for number, step_size in enumerate((0.01, 0.1, 1.0)):
+        folder = make_run(
+            tmp_path / "runs" / f"{number}", "fafed", 0, algorithm={"name": "fafed", "step_size": step_size}
+        )
+        change_last(folder, clients={"accuracy": [0.5, 0.9, float("nan"), 0.7]})
+        (folder / "clients.json").write_text(json.dumps({"names": ["Aachen", "Bonn", "Celle", "Essen"]}))
+        (folder / "roc.csv").write_text("false positives,true positives\n0,0\n0.2,0.8\n1,1\n")
+    problem = the_problem(tmp_path / "runs")
+    rows = silo_table(problem).rows
+    assert rows[0][1:] == ["test accuracy", "3", "0.7000", "0.5000", "0.9000", "0.1633", "client 0, Aachen"]
+    ((key, metric, lines),) = varied_settings(problem)
+    assert (key, metric, [value for value, _ in lines["fafed"]]) == (
+        "algorithm.step_size",
+        "accuracy",
+        [0.01, 0.1, 1.0],
+    )
+    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html")
+    assert ended.returncode == 0, ended.stderr
+    made = {path.name for path in (tmp_path / "page").iterdir()}
+    assert {"clients.svg", "roc-curve-on-the-test-set.png", "what-step-size-does.svg"} <= made
+    assert "client 0, Aachen" in ended.stdout
+
+
+def test_the_picture_of_a_split_explains_its_sizes(tmp_path):
+    words = ("digits", "--clients", "4", "--partition", "dirichlet", "--plot", tmp_path / "split.svg")
+    ended = execute([sys.executable, "-m", "fedmpi.data", "partition", *words], env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0, ended.stderr
+    assert "<!-- samples -->" in (tmp_path / "split.svg").read_text()
