@@ -69,7 +69,7 @@ class _Train:
         resume: str | PathLike[str] | None = None,
         init: str | PathLike[str] | None = None,
         checkpoint_every: int | None = None,
-        checkpoint_minutes: float | None = 10.0,
+        checkpoint_minutes: float = 10.0,
         checkpoint_keep: int = 2,
         checkpoint_clients: str | PathLike[str] | None = None,
         dtype: str = "float32",

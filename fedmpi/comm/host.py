@@ -1,4 +1,4 @@
-"""The process and its machine: threads, memory allocation, device."""
+"""The process and its machine: cores, threads, memory allocation. The device: `fedmpi.comm.device`."""
 
 import contextlib
 import ctypes
@@ -7,10 +7,6 @@ import os
 import pathlib
 import sys
 import time
-
-import torch
-
-from fedmpi.errors import UserError
 
 # glibc's names for mallopt; see mallopt(3).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
@@ -92,30 +88,3 @@ def share_of_cores(link):
     A rank that its launcher bound to fewer cores takes those.
     """
     return max(1, min(len(usable_cores()), link.usable_cores // link.local_size))
-
-
-def pick_device(device, local_rank):
-    """The torch device of a rank.
-
-    Args:
-        device: "auto" takes the GPU number local_rank mod the number of GPUs if there is one, else
-            the CPU; "cuda" insists on a GPU; anything else is taken literally ("cpu", "cuda:1").
-        local_rank: the rank's number on its node.
-
-    Raises:
-        UserError: if there is no such device.
-    """
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "auto":
-        device = "cuda" if num_gpus else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise UserError(f"device = {device}: expected auto, cpu, cuda or cuda:NUMBER") from None
-    if chosen.type == "cpu":
-        return chosen
-    if chosen.type != "cuda" or num_gpus == 0 or (chosen.index or 0) >= num_gpus:
-        raise UserError(f"device = {device}: this node has {num_gpus} CUDA devices; use --device cpu or auto")
-    chosen = torch.device("cuda", local_rank % num_gpus if chosen.index is None else chosen.index)
-    torch.cuda.set_device(chosen)
-    return chosen

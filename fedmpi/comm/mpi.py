@@ -14,7 +14,7 @@ from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_c
 from fedmpi.comm.rollcall import RollCall
 from fedmpi.comm.survivors import Survivors
 from fedmpi.comm.topology import LARGEST_CALL, Topology
-from fedmpi.comm.transports.base import Transport, Unavailable
+from fedmpi.comm.transports.base import Facts, Transport, Unavailable, choose
 from fedmpi.errors import UserError
 from fedmpi.registry import known
 
@@ -46,9 +46,8 @@ class MPILink(Link):
         self._roll_call, self._survivors = None, None
         self.members, self.lost_in = tuple(range(self.size)), {}
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
-        classes = known(fedmpi.comm.transports, Transport).values()
-        in_order = sorted(classes, key=lambda cls: -cls.preference)
-        self._transports = [cls(self.topology, cuda_aware) for cls in in_order]
+        classes = sorted(known(fedmpi.comm.transports, Transport).values(), key=lambda cls: -cls.preference)
+        self._transports = {cls: cls(self.topology, cuda_aware) for cls in classes}  # the one that owns all memory last
 
     @property
     def oversubscribed(self):
@@ -71,16 +70,12 @@ class MPILink(Link):
         device = torch.device(device)
         if self.size == 1:
             return torch.zeros(numel, dtype=dtype, device=device)
-        for transport in self._transports:
-            is_named = self.transport == transport.name
-            if self.transport != "auto" and not is_named:
-                continue
-            if not is_named and not transport.suits(numel * dtype.itemsize, device):
-                continue
+        facts = Facts(numel * dtype.itemsize, device.type, self.topology.smallest_node)
+        for transport in map(self._transports.get, choose(facts, self._transports, self.transport)):
             try:
                 return transport.allocate(numel, dtype, device)
             except Unavailable as error:
-                if is_named:
+                if self.transport != "auto":
                     raise UserError(f"transport = {transport.name}: {error}; use --transport auto") from None
                 if error.args != ("on another node",) and self.local_rank == 0:
                     print(f"fedmpi: transport {transport.name} is not used: {error}", file=sys.stderr, flush=True)
@@ -92,7 +87,7 @@ class MPILink(Link):
         if self.size == 1:
             divide(block, divisor, out)
             return
-        transport = next(one for one in self._transports if one.owns(block))
+        transport = next(one for one in self._transports.values() if one.owns(block))
         self._attempt(lambda: transport.average(block, divisor, out))
         self.summed_by = transport.description
 
@@ -102,7 +97,7 @@ class MPILink(Link):
         if self.size == 1:
             combine_alone(vectors, partials, divisor, out)
             return
-        transport = next(one for one in self._transports if one.owns(vectors[0]))
+        transport = next(one for one in self._transports.values() if one.owns(vectors[0]))
         self._attempt(lambda: transport.combine(vectors, partials, divisor, out))
         self.summed_by = f"{transport.description}, reproducible"
 
@@ -205,7 +200,7 @@ class MPILink(Link):
         if self._roll_call is not None:
             self.topology.waiter.roll_call = None
             self._roll_call.close()
-        for transport in self._transports:
+        for transport in self._transports.values():
             transport.close()
         self.topology.close()
 

@@ -113,6 +113,10 @@ class Communicator:
             else:
                 self.wait(self.mpi.Iallreduce(MPI.IN_PLACE, buffer))
 
+    def start_allreduce(self, block):
+        """Begin to sum a contiguous 1-d tensor in host memory over the ranks, in place; returns what `wait` takes."""
+        return self.mpi.Iallreduce(MPI.IN_PLACE, block.numpy())
+
     def barrier(self):
         """Wait for all ranks."""
         self.wait(self.mpi.Ibarrier())

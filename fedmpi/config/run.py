@@ -105,8 +105,9 @@ class Run:
     )
     transport: str = setting(
         "auto",
-        "how ranks sum: allreduce (MPI's own), shared (the node's shared memory), auto (shared where it is faster)",
-        among=("auto", "allreduce", "shared"),
+        "how ranks sum: allreduce (MPI's own), shared (the node's shared memory), staged (a GPU's rows through host "
+        "memory in overlapping chunks; not tested on a GPU), auto (shared where it is faster, else allreduce)",
+        among=("auto", "allreduce", "shared", "staged"),
         role="speed",
     )
     reduction: str = setting(

@@ -15,7 +15,8 @@ import torch
 from mpi4py import MPI
 
 import fedmpi
-from fedmpi.comm.host import pick_device, share_of_cores, usable_cores
+from fedmpi.comm.device import device_key, pick_device
+from fedmpi.comm.host import share_of_cores, usable_cores
 from fedmpi.errors import UserError
 
 
@@ -55,8 +56,9 @@ def describe_rank(link, device):
     leader = int(neighbours.allgather([link.rank])[0, 0])
     name, key, error = "", "", ""
     try:
-        chosen = pick_device(device, link.local_rank)
-        name, key = (str(chosen), "") if chosen.type == "cpu" else _gpu(chosen)
+        chosen = pick_device(device, link)
+        key = device_key(chosen)
+        name = f"{chosen} ({torch.cuda.get_device_properties(chosen).name})" if key else str(chosen)
     except UserError as met:
         error = str(met)
     return RankFacts(
@@ -72,13 +74,6 @@ def describe_rank(link, device):
         versions=_versions(),
         time=time.time(),
     )
-
-
-def _gpu(device):
-    """(name in words, what identifies the physical GPU)."""
-    properties = torch.cuda.get_device_properties(device)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return f"{device} ({properties.name})", str(getattr(properties, "uuid", f"{visible}/{device.index}"))
 
 
 def _versions():

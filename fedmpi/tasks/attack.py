@@ -137,7 +137,7 @@ def _read_values(path):
     """Name -> tensor of the model in an HDF5 file of a run folder."""
     with readable(path) as file:
         return {
-            name.removeprefix("model/"): torch.from_numpy(value[()])
+            name.removeprefix("model/"): torch.from_numpy(np.asarray(value[()]))
             for name, value in data_sets(file)
             if name.startswith("model/")
         }

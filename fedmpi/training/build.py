@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from fedmpi.comm.agreement import agree, share
-from fedmpi.comm.host import keep_freed_memory, pick_device, share_of_cores
+from fedmpi.comm.device import pick_device, warn_if_shared
+from fedmpi.comm.host import keep_freed_memory, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
 from fedmpi.comm.survivors import why_unavailable
@@ -86,6 +87,7 @@ def prepare(config, link):
         agree(link, lambda: _check_survival(run))
         link.transport = "allreduce"  # the others' shared memory would be waited for
     context = agree(link, lambda: rank_context(run, link))
+    warn_if_shared(link, context.device)
     link.watch(run.timeout, spread(context.num_clients, link.size))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
@@ -119,7 +121,7 @@ def rank_context(run, link):
         num_ranks=link.size,
         seed=run.seed,
         data_dir=run.data_dir,
-        device=pick_device(run.device, link.local_rank),
+        device=pick_device(run.device, link),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
         is_personal=run.private is not None,

@@ -1,4 +1,4 @@
-"""The two transports give the same sums, on any number of ranks and nodes, and leave nothing behind."""
+"""The transports give the same sums, on any number of ranks and nodes, and leave nothing behind."""
 
 import os
 import pathlib

@@ -129,11 +129,12 @@ def test_roles():
         by_role.setdefault(its_role, set()).add(name)
     assert by_role["seed"] == {"seed"}
     assert by_role["place"] == {
-        "data_dir", "out", "name", "ranks",
+        "data_dir", "out", "name", "ranks", "track",
         "resume", "checkpoint_every", "checkpoint_minutes", "checkpoint_keep", "checkpoint_clients",
     }  # fmt: skip
     assert by_role["speed"] == {
-        "eval_every", "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
+        "eval_every", "evaluate", "evaluate_samples",
+        "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
         "channels_last", "direct_gradients", "fused_update", "tune_malloc",
     }  # fmt: skip
     assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}

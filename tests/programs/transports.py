@@ -1,4 +1,4 @@
-"""Sums by both transports, compared on every rank; prints one line a case from rank 0, or fails.
+"""Sums by all transports, compared on every rank; prints one line a case from rank 0, or fails.
 
 Arguments: the colours of the ranks, one digit each ("0011": two nodes of two ranks), or "real" for
 the nodes as they are.
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+import fedmpi.comm.transports.staged
 from fedmpi.comm.mpi import MPILink
 
 SIZES = (1, 7, 1001, 150001)
@@ -48,13 +49,15 @@ def main(colours):
     colour = None if colours == "real" else int(colours[world.rank])
     shared = MPILink(transport="shared", colour=colour)
     plain = MPILink(transport="allreduce", colour=colour)
+    staged = MPILink(transport="staged", colour=colour)
+    fedmpi.comm.transports.staged.CHUNK = 1 << 16  # so that the larger blocks have several
     one_node = shared.num_nodes == 1
     for numel, dtype, divisor in itertools.product(SIZES, (np.float32, np.float64), (1, 3)):
         what = f"{world.size} ranks, nodes {colours}, {numel} {dtype.__name__}, divisor {divisor}"
         everyone = [values(rank, numel, dtype) for rank in range(world.size)]
         mine = torch.from_numpy(everyone[world.rank])
         results = {}
-        for link in (shared, plain):
+        for link in (shared, plain, staged):
             block = link.allocate(numel, mine.dtype)
             check(not block.any(), f"{what}: zeros at first")
             for _ in range(2):  # twice, so that a rank that runs ahead would be seen
@@ -69,7 +72,7 @@ def main(colours):
             part = link.allocate(numel, mine.dtype)
             part.copy_(mine)
             link.average(part[first:last], divisor, part[first:last])
-            check(torch.equal(part[first:last], out[first:last]) or link is plain, f"{what}: a part")
+            check(torch.equal(part[first:last], out[first:last]) or link is not shared, f"{what}: a part")
             check(torch.equal(part[:first], mine[:first]), f"{what}: before the part")
             check(torch.equal(part[last:], mine[last:]), f"{what}: after the part")
             foreign = mine.clone()
@@ -79,16 +82,19 @@ def main(colours):
             check(same_everywhere(out.numpy()), f"{what}: the same bits everywhere")
         tolerance = 1e-5 if dtype is np.float32 else 1e-13
         scale = np.abs(everyone).sum(0)
-        check((np.abs(results["shared"] - results["allreduce"]) <= tolerance * scale).all(), f"{what}: equal")
+        for name in ("shared", "staged"):
+            difference = np.abs(results[name] - results["allreduce"])
+            check((difference <= tolerance * scale).all(), f"{what}: {name} equals allreduce")
         if one_node:
             expected = tree(everyone) / dtype(divisor) if divisor != 1 else tree(everyone)
             check(np.array_equal(results["shared"], expected), f"{what}: pairwise in rank order")
         if world.rank == 0:
             print("equal:", what)
     check(plain.traffic.collectives == 5 * len(SIZES) * 4, "the account: one collective a sum")
-    counts = [(link.traffic.collectives, link.traffic.nbytes) for link in (shared, plain)]
-    check(counts[0] == counts[1], "the account: the same for both transports")
+    counts = [(link.traffic.collectives, link.traffic.nbytes) for link in (shared, plain, staged)]
+    check(len(set(counts)) == 1, "the account: the same for all transports")
     shared.close()
+    staged.close()
     plain.close()
     if world.rank == 0:
         print("done")

@@ -1,6 +1,7 @@
 """What a transport is."""
 
 import abc
+import dataclasses
 
 import torch
 
@@ -9,6 +10,20 @@ from fedmpi.comm.exchange import combine
 
 class Unavailable(Exception):
     """The transport cannot serve a block here; raised on all ranks or on none. The text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What decides which transports suit a block; the same on all ranks.
+
+    Attributes:
+        nbytes: of the block. device: type of the device where it is to be, "cpu" or "cuda".
+        smallest_node: number of ranks on the node with the fewest.
+    """
+
+    nbytes: int
+    device: str
+    smallest_node: int
 
 
 class Transport(abc.ABC):
@@ -34,9 +49,10 @@ class Transport(abc.ABC):
     def __init__(self, topology, cuda_aware=False):
         self.topology, self.cuda_aware = topology, cuda_aware
 
+    @classmethod
     @abc.abstractmethod
-    def suits(self, nbytes, device):
-        """Whether ``--transport auto`` should use it for blocks of `nbytes` on a `torch.device`."""
+    def suits(cls, facts):
+        """Whether ``--transport auto`` should use it for a block with such `Facts`."""
 
     @abc.abstractmethod
     def allocate(self, numel, dtype, device):
@@ -72,3 +88,14 @@ class Transport(abc.ABC):
 
     def close(self):  # noqa: B027  most transports have nothing to free
         """Free the blocks; using them afterwards may end the process."""
+
+
+def choose(facts, classes, named="auto"):
+    """The transport classes to try for a block, in order.
+
+    Args:
+        facts: a `Facts`. classes: of transports. named: the one that the user named, or "auto".
+    """
+    if named != "auto":
+        return [cls for cls in classes if cls.name == named]
+    return sorted((cls for cls in classes if cls.suits(facts)), key=lambda cls: -cls.preference)

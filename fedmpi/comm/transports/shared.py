@@ -33,8 +33,9 @@ class SharedMemory(Transport):
         if topology.num_nodes > 1:
             self.description = f"shared memory, Allreduce between {topology.num_nodes} nodes"
 
-    def suits(self, nbytes, device):
-        return device.type == "cpu" and nbytes >= SMALLEST_GAIN and self.topology.smallest_node > 1
+    @classmethod
+    def suits(cls, facts):
+        return facts.device == "cpu" and facts.nbytes >= SMALLEST_GAIN and facts.smallest_node > 1
 
     def allocate(self, numel, dtype, device):
         if device.type != "cpu":

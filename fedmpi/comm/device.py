@@ -1,0 +1,109 @@
+"""The device of a rank: which GPU it is bound to, and which ranks share one.
+
+What is here for GPUs has not run on one; its decisions are functions of facts, which tests state.
+"""
+
+import hashlib
+import os
+import platform
+import sys
+
+import numpy as np
+import torch
+
+from fedmpi.errors import UserError
+
+
+def pick_device(device, link):
+    """The torch device of this rank, which becomes its current one. Not collective.
+
+    Args:
+        device: the setting, see `device_name`. link: a `Link`.
+
+    Raises:
+        UserError: if there is no such device.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0  # of CUDA_VISIBLE_DEVICES, if it is set
+    chosen = torch.device(device_name(device, local_number(os.environ, link.local_rank, link.size), num_gpus))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    return chosen
+
+
+def device_name(device, local_number, num_gpus, visible=None):
+    """The name of a rank's device: "cpu" or "cuda:NUMBER".
+
+    Args:
+        device: "auto" takes the GPU `local_number` mod `num_gpus` if there is one, else the CPU; "cuda" insists on
+            a GPU; "cpu" and "cuda:1" are taken literally.
+        local_number: of the rank among those of its node. num_gpus: that this process sees.
+        visible: CUDA_VISIBLE_DEVICES, for the message; default: that of this process.
+
+    Raises:
+        UserError: if there is no such device.
+    """
+    if device == "auto":
+        device = "cuda" if num_gpus else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"device = {device}: expected auto, cpu, cuda or cuda:NUMBER") from None
+    if chosen.type == "cpu":
+        return "cpu"
+    if chosen.type != "cuda" or num_gpus == 0 or (chosen.index or 0) >= num_gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+        limited = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
+        raise UserError(f"device = {device}: this rank sees {num_gpus} CUDA devices{limited}; use --device cpu or auto")
+    return f"cuda:{local_number % num_gpus if chosen.index is None else chosen.index}"
+
+
+def local_number(environment, local_rank, num_ranks):
+    """The number of this process among those of its node, from which its GPU follows.
+
+    SLURM's SLURM_LOCALID counts all processes of the step, also those that are not in this link. It is used only if
+    srun started the ranks themselves: where it started daemons (Open MPI's mpirun), all ranks of a node have the same.
+
+    Args:
+        environment: variable -> text. local_rank: among the link's ranks on this node. num_ranks: of the link.
+    """
+    try:
+        local_id, num_tasks = int(environment["SLURM_LOCALID"]), int(environment["SLURM_STEP_NUM_TASKS"])
+    except (KeyError, ValueError):
+        return local_rank
+    return local_id if num_tasks >= num_ranks and local_id >= local_rank else local_rank
+
+
+def device_key(device):
+    """What identifies the physical GPU (or MIG slice) behind a torch device on its node; "" for the CPU."""
+    if device.type == "cpu":
+        return ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", f"{visible}/{device.index}"))
+
+
+def warn_if_shared(link, device):
+    """Print a line for each GPU that several ranks share, on the first of them. Collective on the link."""
+    key = device_key(device)
+    number = -1.0
+    if key:
+        digest = hashlib.blake2b(f"{platform.node()}/{key}".encode(), digest_size=6).digest()
+        number = float(int.from_bytes(digest, "little"))  # 48 bits, which a float64 holds exactly
+    sharing = ranks_that_share(link.allgather([number])[:, 0], link.rank)
+    if len(sharing) > 1 and sharing[0] == link.rank:
+        ranks = ", ".join(map(str, sharing))
+        print(
+            f"fedmpi: {len(sharing)} ranks share {device} on {platform.node()} (ranks {ranks}), and take turns there: "
+            "start one rank per GPU, and --clients N for more clients",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def ranks_that_share(numbers, rank):
+    """The ranks whose device has the number of `rank`'s, in order; [] for a rank on the CPU.
+
+    Args:
+        numbers: [num_ranks] a number for each physical device, -1 for the CPU.
+    """
+    numbers = np.asarray(numbers)
+    return [] if numbers[rank] < 0 else np.flatnonzero(numbers == numbers[rank]).tolist()

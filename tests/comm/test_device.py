@@ -1,0 +1,115 @@
+"""Which device a rank gets, and which transports suit its memory, from stated facts: no GPU is needed."""
+
+import pytest
+import torch
+
+import fedmpi.comm.transports
+from fedmpi.comm.device import device_key, device_name, local_number, ranks_that_share
+from fedmpi.comm.transports.base import Facts, Transport, choose
+from fedmpi.comm.transports.staged import HostCopies, sum_in_chunks
+from fedmpi.errors import UserError
+from fedmpi.registry import known
+
+CLASSES = list(known(fedmpi.comm.transports, Transport).values())
+
+
+@pytest.mark.parametrize(
+    ("device", "local", "gpus", "name"),
+    [
+        ("auto", 0, 0, "cpu"), ("cpu", 3, 4, "cpu"),
+        ("auto", 0, 4, "cuda:0"), ("auto", 3, 4, "cuda:3"), ("cuda", 2, 4, "cuda:2"),
+        ("auto", 5, 4, "cuda:1"), ("auto", 7, 1, "cuda:0"),  # more ranks than GPUs, or one GPU given to each rank
+        ("cuda:1", 0, 4, "cuda:1"),
+    ],
+)  # fmt: skip
+def test_a_rank_gets_the_gpu_of_its_number_on_the_node(device, local, gpus, name):
+    assert device_name(device, local, gpus) == name
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", 0), ("cuda:4", 4), ("cuda:0", 0), ("tpu", 2), ("meta", 2)])
+def test_devices_that_are_not_there(device, gpus):
+    with pytest.raises(UserError, match=f"device = {device}: "):
+        device_name(device, 0, gpus)
+
+
+def test_the_message_says_what_hides_the_gpus():
+    with pytest.raises(UserError, match=r"0 CUDA devices \(CUDA_VISIBLE_DEVICES is ''\); use --device cpu"):
+        device_name("cuda", 0, 0, visible="")
+    with pytest.raises(UserError, match="sees 1 CUDA devices; use"):
+        device_name("cuda:1", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "local_rank", "num_ranks", "number"),
+    [
+        ({}, 2, 4, 2),
+        ({"SLURM_LOCALID": "3", "SLURM_STEP_NUM_TASKS": "8"}, 3, 8, 3),  # srun started the ranks
+        ({"SLURM_LOCALID": "3", "SLURM_STEP_NUM_TASKS": "8"}, 1, 4, 3),  # of which half are in this link
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 1, 8, 1),  # srun started Open MPI's daemons
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 1, 2, 1),
+        ({"SLURM_LOCALID": "0"}, 1, 2, 1),  # mpirun in a job script: no step
+        ({"SLURM_LOCALID": "x", "SLURM_STEP_NUM_TASKS": "2"}, 1, 2, 1),
+    ],
+)
+def test_the_number_on_the_node(environment, local_rank, num_ranks, number):
+    assert local_number(environment, local_rank, num_ranks) == number
+
+
+def test_ranks_that_share_a_gpu():
+    assert ranks_that_share([5.0, 7.0, 5.0, -1.0, 5.0], 2) == [0, 2, 4]
+    assert ranks_that_share([5.0, 7.0], 1) == [1]
+    assert ranks_that_share([-1.0, -1.0], 0) == []
+    assert device_key(torch.device("cpu")) == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "named", "names"),
+    [
+        (Facts(1 << 20, "cpu", 4), "auto", ["shared", "allreduce"]),
+        (Facts(1 << 10, "cpu", 4), "auto", ["allreduce"]),  # small
+        (Facts(1 << 20, "cpu", 1), "auto", ["allreduce"]),  # a rank alone on its node
+        (Facts(1 << 20, "cuda", 4), "auto", ["allreduce"]),  # what was tested least is taken only by name
+        (Facts(1 << 20, "cuda", 4), "staged", ["staged"]),
+        (Facts(1 << 10, "cpu", 1), "shared", ["shared"]),
+        (Facts(1, "cpu", 1), "pigeon", []),
+    ],
+)
+def test_transports_are_chosen_from_facts(facts, named, names):
+    assert [cls.name for cls in choose(facts, CLASSES, named)] == names
+
+
+class Recorded(HostCopies):
+    """A device boundary whose copies happen only when they are awaited, as late as they may."""
+
+    def __init__(self):
+        self.events, self._pending = [], []
+
+    def copy(self, target, source):
+        self._pending.append((target, source))
+        return len(self._pending) - 1
+
+    def wait(self, copy):
+        target, source = self._pending[copy]
+        if target is not None:
+            target.copy_(source)
+            self._pending[copy] = (None, None)
+
+
+class Doubling:
+    """Stands for two ranks that hold the same: a sum that is made only when it is awaited."""
+
+    def start_allreduce(self, block):
+        return block
+
+    def wait(self, block):
+        block.mul_(2)
+
+
+@pytest.mark.parametrize("num_buffers", [3, 4])
+@pytest.mark.parametrize("numel", [0, 1, 7, 8, 9, 64, 67])
+def test_no_step_relies_on_one_that_was_not_awaited(numel, num_buffers):
+    block = torch.arange(numel, dtype=torch.float64)
+    buffers = [torch.full((8,), torch.nan, dtype=torch.float64) for _ in range(num_buffers)]
+    chunks = block.split(8) if numel else ()
+    sum_in_chunks(Doubling(), chunks, buffers, Recorded())
+    assert torch.equal(block, 2 * torch.arange(numel, dtype=torch.float64))
