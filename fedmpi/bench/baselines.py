@@ -33,15 +33,20 @@ class Loop:
 
     def steps(self, client, after_step=lambda: None):
         """q steps on this rank's client at index `client`; `after_step` is called after each."""
+        for inputs, labels in self.batches(client):
+            self.optimizer.zero_grad()
+            functional.cross_entropy(self.module(inputs), labels).backward()
+            self.optimizer.step()
+            after_step()
+
+    def batches(self, client):
+        """The next q minibatches of this rank's client at index `client`: (inputs, labels)."""
         inputs, labels = self.data[client]
         for _ in range(self._local_steps):
             begin = self._positions[client]
             self._positions[client] = begin + self._batch_size if begin + 2 * self._batch_size <= len(labels) else 0
             batch = self._orders[client][begin : begin + self._batch_size]
-            self.optimizer.zero_grad()
-            functional.cross_entropy(self.module(inputs[batch]), labels[batch]).backward()
-            self.optimizer.step()
-            after_step()
+            yield inputs[batch], labels[batch]
 
 
 def flat_loop(comm, loop):

@@ -27,11 +27,12 @@ class Records:
         """Write one round, or remember it; see `Recorder.round`."""
         lost = self._job.federation.lost
         left, self._left = lost - self._left, lost
+        recorder = self.recorder()  # if this rank has become rank 0, it first writes what is missing
         if left:
             record = {**record, LEFT: sorted(left)}
         self._recent = [*self._recent[-1:], (record, metrics)]
-        if self._recorder is not None:
-            self._recorder.round(record, metrics)
+        if recorder is not None:
+            recorder.round(record, metrics)
 
     def _take_over(self):
         """A recorder that goes on after the last whole record, with those that rank 0 may not have written."""

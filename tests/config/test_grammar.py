@@ -133,7 +133,8 @@ def test_roles():
         "resume", "checkpoint_every", "checkpoint_minutes", "checkpoint_keep", "checkpoint_clients",
     }  # fmt: skip
     assert by_role["speed"] == {
-        "eval_every", "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
+        "eval_every", "evaluate", "evaluate_samples",
+        "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
         "channels_last", "direct_gradients", "fused_update", "tune_malloc",
     }  # fmt: skip
     assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}

@@ -4,12 +4,24 @@ A part times, prints tables and records its measurements in `bench.results`. The
 docstring is its description in ``--help``.
 """
 
-from fedmpi.bench.parts import checkpoint, directions, jobs, link, round, scaling, settings, uploads, workloads
+from fedmpi.bench.parts import (
+    checkpoint,
+    directions,
+    jobs,
+    link,
+    own_loop,
+    round,
+    scaling,
+    settings,
+    uploads,
+    workloads,
+)
 
 PARTS = {
     "link": link,
     "round": round,
     "workloads": workloads,
+    "own_loop": own_loop,
     "settings": settings,
     "scaling": scaling,
     "directions": directions,

@@ -1,0 +1,66 @@
+"""fedmpi.average and fedmpi.join in a person's loop against the same loop with one flat Allreduce by hand."""
+
+import torch
+from torch.nn import functional
+
+from fedmpi.bench import baselines
+from fedmpi.bench.results import format_ms, format_ratio
+from fedmpi.bench.timing import Case
+from fedmpi.own_loop.average import average
+from fedmpi.own_loop.join import join
+from fedmpi.streams import derive
+from fedmpi.text import format_table
+
+WORKLOADS = ("cnn", "mlp")
+TARGET = 1.03  # of the time of the loop by hand
+
+
+def measure(bench):
+    """Print the table. Collective."""
+    bench.results.print("", "one's own loop: local SGD with fedmpi.average and fedmpi.join, and by hand")
+    rows = []
+    for workload in WORKLOADS:
+        rounds = bench.open_rounds(workload, "--algorithm", "fedavg", "--clients", str(bench.link.size))
+        cases, close = _cases(rounds)
+        times = bench.time_cases(cases)
+        close()
+        rounds.close()
+        for name, one in times.items():
+            bench.results.record(f"own_loop/{workload}/{name}", one)
+        ratios = [times[name] / times["by hand"] for name in ("average", "join")]
+        for name, ratio in zip(("average", "join"), ratios):
+            bench.results.record(f"own_loop/{workload}/{name} to by hand", ratio, "")
+        rows.append([workload, format_ms(times["by hand"]), *map(format_ratio, ratios), f"{TARGET}"])
+    titles = ["workload", "by hand ms", "average/", "join/", "target"]
+    bench.results.print(*format_table(titles, rows))
+
+
+def _cases(rounds):
+    """(the loops as cases, a function that ends them)."""
+    training, run, comm = rounds.training, rounds.config.run, rounds.link.comm
+    samples = [training.task.samples[client] for client in training.context.clients]
+    data = [one.at(torch.arange(one.num)) for one in samples]
+
+    def loop():
+        torch.manual_seed(derive(run.seed, "model"))
+        module = training.task.build_model(rounds.config.model_class, rounds.config.model_settings)
+        return baselines.Loop(module, data, rounds.num_clients, run.local_steps, run.batch_size)
+
+    averaged, joined = loop(), loop()
+    fed = average(averaged.module, averaged.optimizer, every=run.local_steps, comm=comm)
+    other = join(joined.module, "fedavg", run.local_steps, comm, step_size=baselines.STEP_SIZE)
+
+    def join_round():
+        for inputs, labels in joined.batches(0):
+            other.step(lambda x=inputs, y=labels: functional.cross_entropy(joined.module(x), y))
+
+    def close():
+        fed.finish()
+        other.finish()
+
+    rounds_of = {
+        "by hand": baselines.flat_loop(comm, loop()),
+        "average": lambda: averaged.steps(0, fed.step),
+        "join": join_round,
+    }
+    return [Case(name, run_round, keeps_memory=False) for name, run_round in rounds_of.items()], close

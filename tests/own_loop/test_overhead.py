@@ -1,0 +1,15 @@
+"""The benchmark's part about loops of one's own."""
+
+import json
+
+from conftest import start
+
+
+def test_the_part_measures_both_against_a_loop_by_hand(tmp_path):
+    out = tmp_path / "times.json"
+    ended = start(2, "-m", "fedmpi.bench", "own_loop", "--quick", "--seconds", 0.1, "--json", out)
+    assert ended.returncode == 0, ended.stderr
+    results = json.dumps(json.loads(out.read_text()))
+    for workload in ("cnn", "mlp"):
+        for name in ("average", "join"):
+            assert f"own_loop/{workload}/{name} to by hand" in results
