@@ -56,6 +56,7 @@ setup(
         "wandb": ["wandb>=0.16"],  # --track wandb
         "mlflow": ["mlflow>=2.10"],  # --track mlflow
         "images": ["pillow>=10.0"],  # data sets from folders of image files
+        "parquet": ["pandas>=2.0", "pyarrow>=14"],  # tables in parquet files
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
         "dev": [
             "pytest>=8.0",  # tests
@@ -71,6 +72,8 @@ setup(
             "torchmetrics>=1.4",  # metrics by name
             "shtab>=1.6",
             "mkdocs>=1.6",  # the pages
+            "nbclient>=0.10",  # the notebook in examples/
+            "ipykernel>=6.29",  # runs it
         ],
     },
 )

@@ -67,7 +67,7 @@ def run_page(text, folder):
     (programs / "sbatch").chmod(0o755)
     path = os.pathsep.join([str(programs), os.path.dirname(sys.executable), os.environ["PATH"]])
     environment = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "FEDMPI_DATA": ""}
-    printed = {}
+    printed, imports = {}, []
 
     def run(words, name):
         ended = execute(words, env=environment, cwd=folder)
@@ -81,7 +81,8 @@ def run_page(text, folder):
         elif is_not_run:
             continue
         elif language == "python" and not body.startswith(">>>"):
-            run([sys.executable, "-c", body], body)
+            run([sys.executable, "-c", "".join([*imports, body])], body)
+            imports += re.findall(r"^(?:import|from) .*\n", body, re.MULTILINE)
         elif language == "bash":
             for command in commands(body):
                 run(["bash", "-euo", "pipefail", "-c", smaller(command)], command)
@@ -109,8 +110,9 @@ def in_empty_folder(text, tmp_path):
     folder.mkdir()
     if "--data-dir data" in text:
         write_data(folder / "data")
-    if "slurm/" in text:
-        (folder / "slurm").symlink_to(ROOT / "slurm")  # the README's commands are run in a clone
+    for name in ("slurm", "launch"):  # commands with these are run in a clone
+        if f"{name}/" in text:
+            (folder / name).symlink_to(ROOT / name)
     return run_page(text, folder)
 
 

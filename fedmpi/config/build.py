@@ -161,6 +161,7 @@ def _chosen(assignments, settings, classes):
 
 def _unknown(key, settings, classes):
     """Raise the `UserError` for a key that no setting has."""
+    key = short(key, 100)
     if answer(key):
         raise UserError(f"unknown setting {key}{answer(key)} (docs/coming_from.md has more)")
     group, _, name = key.partition(".")

@@ -11,11 +11,13 @@ from fedmpi.comm.launch import check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.presets.reading import short
 from fedmpi.program.output import make_output_last, write_past_launcher
 
 STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
 # A launcher drops output that it has not yet passed on when the job aborts (seen with MPICH's).
 OUTPUT_SECONDS = 1.0
+LONGEST = 3000  # letters of a message
 
 
 def run_program(program, arguments):
@@ -79,7 +81,7 @@ def _end_in_order(link, text, error, code):
     if text:
         if error is not None:
             traceback.print_exception(error)
-        print(f"fedmpi: error: {text}", file=sys.stderr, flush=True)
+        print(f"fedmpi: error: {short(text, LONGEST)}", file=sys.stderr, flush=True)
     link.barrier()  # so that no launcher kills a rank before it has printed
     link.close()
     if "mpi4py.run" in sys.modules:  # `python -m mpi4py` would abort the job at an exit code that is not 0
@@ -102,6 +104,6 @@ def end_at_once(link, error, wants_traceback):
     if wants_traceback:
         traceback.print_exception(error)
         hint = ""
-    print(f"fedmpi: error on {where}: {what}{hint}", file=sys.stderr, flush=True)
+    print(f"fedmpi: error on {where}: {short(what, LONGEST)}{hint}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS)
     link.abort(code)

@@ -8,6 +8,9 @@ import os
 import sys
 
 from fedmpi.errors import UserError
+from fedmpi.presets.reading import short
+
+LONGEST = 3000  # letters of a message
 
 
 def run_single(program, arguments):
@@ -23,7 +26,7 @@ def run_single(program, arguments):
         program(arguments)
         sys.stdout.flush()  # here, so that a closed output is not reported at exit
     except UserError as error:
-        print(f"fedmpi: error: {error}", file=sys.stderr)
+        print(f"fedmpi: error: {short(error, LONGEST)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("fedmpi: interrupted", file=sys.stderr)

@@ -5,6 +5,7 @@ import pathlib
 from fedmpi.data.commands import add_data_dir
 from fedmpi.data.commands.show import show_file
 from fedmpi.data.formats.common import ReaderOptions
+from fedmpi.data.formats.features import MISSING
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.prepare import prepare
 
@@ -28,6 +29,12 @@ def add_parser(commands):
     text = f"of the random choice of that share; default: {seed}"
     parser.add_argument("--seed", type=int, metavar="N", default=seed, help=text)
     parser.add_argument("--label", metavar="COLUMN", help="CSV: column of the label; default: the last")
+    text = "tables: empty fields are refused (default), get the median, or also a category of their own"
+    parser.add_argument("--missing", choices=MISSING, default=ReaderOptions.missing, help=text)
+    text = "tables: this column of words becomes a feature per category; may be repeated"
+    parser.add_argument("--one-hot", action="append", default=[], metavar="COLUMN", help=text)
+    text = "tables: JSON file with the categories; written if it does not exist; the same for all silos"
+    parser.add_argument("--columns", metavar="FILE", help=text)
     parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
 
 
@@ -35,7 +42,15 @@ def run(options):
     path = prepare(
         options.name,
         pathlib.Path(options.data_dir),
-        ReaderOptions(options.test_share, options.seed, options.label, options.size),
+        ReaderOptions(
+            options.test_share,
+            options.seed,
+            options.label,
+            options.size,
+            options.missing,
+            tuple(options.one_hot),
+            options.columns,
+        ),
         origin=pathlib.Path(options.origin) if options.origin else None,
         mirror=options.mirror,
         force=options.force,

@@ -39,15 +39,15 @@ def find_reader(name, path):
         return text.read if text.is_text_folder(path) else images.read, path
     if path.suffix == ".npz":
         return npz.read, path
-    if path.suffix == ".csv":
+    if path.suffix in (".csv", ".parquet"):
         return table.read, path
     if path.suffix in HDF5_ENDINGS:
         raise UserError(f"--from {path}: is an HDF5 file already: train with --data {path}")
-    raise UserError(f"--from {path}: expected a folder of images or texts, or a file ending in .npz or .csv")
+    raise UserError(f"--from {path}: expected a folder of images or texts, or a file ending in .npz, .csv or .parquet")
 
 
 def _is_general(name, path):
     """Whether an official data set comes in a general format and not as its official files."""
     if path.is_dir():
         return name in ALSO_AS_IMAGES and images.train_folder(path) is not None
-    return path.suffix in (".npz", ".csv", *HDF5_ENDINGS)
+    return path.suffix in (".npz", ".csv", ".parquet", *HDF5_ENDINGS)

@@ -36,6 +36,8 @@ class ReaderOptions:
         test_share: share in (0, 1) of the samples that become the test set, if the data have none.
         seed: of the random choice of these samples.
         label: column of the label in a CSV table; None: the last.
+        missing: what happens to empty fields of a table, one of `fedmpi.data.formats.features.MISSING`.
+        one_hot: columns of words in a table that become features. columns: path of the file with their categories.
         size: pixels per side that images are resized to; None: images keep their size.
     """
 
@@ -43,6 +45,9 @@ class ReaderOptions:
     seed: int = 0
     label: str | None = None
     size: int | None = None
+    missing: str = "refuse"
+    one_hot: tuple = ()
+    columns: str | None = None
 
 
 def choose_test_set(labels, options):

@@ -1,4 +1,4 @@
-"""A CSV table."""
+"""A table: CSV or parquet."""
 
 import csv
 import re
@@ -6,31 +6,41 @@ import re
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.formats.features import agreed_categories, fill, one_hot, read_parquet
 from fedmpi.errors import UserError
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # not every digit of Unicode: ² is none that int() reads
 
 
 def read(path, options):
-    """A CSV file in UTF-8 with a header, one sample per line.
+    """A CSV file in UTF-8 with a header, one sample per line, or a parquet file.
 
     One column is the label (`ReaderOptions.label`, by default the last), numbers or words. Of the others,
-    columns of numbers are features, and columns of words are kept as columns that a partition can split by.
+    columns of numbers are features, and columns of words are kept as columns that a partition can split by;
+    those of `ReaderOptions.one_hot` become features, too.
     A random share of the lines becomes the test set (`ReaderOptions.test_share`).
 
     Returns:
         images [n, features] float32, labels [n], one bytes array [n] per column of words;
         attributes num_classes, class_names, feature_names.
     """
-    names, rows = read_lines(path)
+    names, rows = read_parquet(path) if path.suffix == ".parquet" else read_lines(path)
     label = options.label or names[-1]
     if label not in names or len(rows) < 2:
         raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
     check_lines(path, names, rows)
     columns = {name: np.array(values) for name, values in zip(names, zip(*rows))}
     class_names, labels = _number_classes(columns.pop(label))
-    features, words = {}, {}
+    features, words, categories = {}, {}, agreed_categories(path, columns, options)
     for name, values in columns.items():
+        if name in categories:
+            features |= one_hot(path, name, values, categories[name], options.missing)
+            words[name] = np.char.encode(values, "utf-8")
+            continue
+        filled = fill(path, name, values, options.missing)
+        if filled is not None:
+            features |= filled
+            continue
         try:
             features[name] = values.astype(np.float32)
         except ValueError:

@@ -1,0 +1,193 @@
+"""Random inputs: whatever comes is accepted or refused in one line; nothing raises anything else, and nothing hangs.
+
+Short by default, so that it runs with every change; ``-m slow`` tries many more seeds.
+"""
+
+import json
+import random
+import string
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.comm.link import SoloLink
+from fedmpi.config.build import read_command_line
+from fedmpi.config.grammar import read_file
+from fedmpi.config.run import Run
+from fedmpi.data.partitions import Even
+from fedmpi.errors import Diverged, UserError
+from fedmpi.runs.folder import find_runs
+from fedmpi.settings import roles
+from fedmpi.tasks.base import RankContext
+from fedmpi.tasks.classification import Classification
+from fedmpi.training.build import prepare
+
+SEEDS = [pytest.param(range(20), id="short"), pytest.param(range(20, 3000), id="long", marks=pytest.mark.slow)]
+FEW_SEEDS = [pytest.param(range(4), id="short"), pytest.param(range(4, 400), id="long", marks=pytest.mark.slow)]
+KEYS = [*roles(Run), "algorithm", "algorithm.step_size", "task", "task.data", "model", "oracle", "partition", "data"]
+VALUES = [
+    "", "0", "-1", "1", "010", "1:30", "1e999", "-0.0", ".nan", "inf", "null", "true", "yes", "[]", "{}", "[1, 2", "'",
+    '"', "\\", "$HOME", "%s", "{client}", "../..", "/dev/null", "é", "²", "\x00", "\x1b[31m", "\ud800", "a" * 10_000,
+    "9" * 5000, "fafed", "os.system", "fedmpi", ".", "..", "a.b.c", "--rounds", "!!python/none", "*x", "&x", "<<", "~",
+]  # fmt: skip
+
+
+def refused_in_one_line(action):
+    """Whether `action()` raised an error of the user's; any other exception is a failure."""
+    try:
+        action()
+    except (UserError, Diverged) as error:
+        text = str(error)
+        assert "\n" not in text and 5 < len(text) < 3000, text
+        return True
+    return False
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_command_lines(seeds):
+    for seed in seeds:
+        draw = random.Random(seed)
+        words = []
+        for _ in range(draw.randint(1, 4)):
+            key = draw.choice(KEYS)
+            if draw.random() < 0.2:
+                key = "".join(draw.choices(string.printable, k=draw.randint(0, 8)))
+            words += draw.choice([[f"--{key}", draw.choice(VALUES)], [f"--{key}={draw.choice(VALUES)}"], [key]])
+        refused_in_one_line(lambda words=words: read_command_line([*words, "--print_config"]))
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_settings_files(seeds, tmp_path):
+    good = "rounds: 3\nseed: 1\nalgorithm: {name: fafed, step_size: 0.01}\ntask:\n  name: classification\n"
+    for seed in seeds:
+        draw = random.Random(seed)
+        text = list(good)
+        for _ in range(draw.randint(1, 6)):
+            place = draw.randrange(len(text))
+            text[place : place + draw.randint(0, 3)] = draw.choice(
+                [*VALUES[:42], *string.punctuation, "\n", "\t", "- "]
+            )
+        path = tmp_path / draw.choice(["it.yaml", "it.toml"])
+        path.write_text("".join(text), encoding="utf-8", errors="replace")
+        if not refused_in_one_line(lambda path=path: read_file(path)):
+            refused_in_one_line(lambda path=path: read_command_line(["--config", str(path), "--print_config"]))
+
+
+def odd_value(draw):
+    shape = [draw.choice([0, 1, 2, 20]) for _ in range(draw.randint(0, 4))]
+    kind = draw.choice(["u1", "i8", "f2", "f4", "f8", "?", "S3", "c8", "u8", "i2"])
+    return np.full(shape, draw.choice([0, 1, 3, 200]), dtype=kind)
+
+
+def write_data(path, draw):
+    """A small data set with something odd, or only damaged bytes."""
+    with h5py.File(path, "w") as file:
+        for split, number in (("train", 20), ("test", 8)):
+            file[f"{split}/images"] = np.arange(number * 16, dtype=np.uint8).reshape(number, 4, 4)
+            file[f"{split}/labels"] = np.arange(number) % 3
+        for _ in range(draw.randint(1, 3)):
+            key = draw.choice(["train/images", "train/labels", "test/images", "test/labels", "train", "more"])
+            if draw.random() < 0.6:
+                if key in file:
+                    del file[key]
+                if draw.random() < 0.8 and not isinstance(file.get("train"), h5py.Dataset):
+                    file[key] = odd_value(draw)
+            else:
+                name = draw.choice(["mean", "std", "num_classes", "dataset", "class_names"])
+                file.attrs[name] = draw.choice([odd_value(draw), np.nan, -1, 2.5, "x", 1e-300, 10**12, [0.1, 0.2]])
+    if draw.random() < 0.3:
+        content = bytearray(path.read_bytes())
+        for _ in range(draw.randint(1, 30)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        path.write_bytes(content[: draw.choice([len(content), draw.randrange(len(content))])])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_data_files(seeds, tmp_path):
+    context = RankContext(2, range(2), 0, 1, 0, None, torch.device("cpu"), torch.float32)
+
+    def load(path):
+        loaded = Classification(data=str(path)).load(context, Even())
+        loaded.synchronise(SoloLink())
+        inputs, labels = loaded.batch(0, torch.zeros(2, dtype=torch.int64))
+        assert inputs.isfinite().all() and (labels < loaded.num_classes).all()
+
+    for seed in seeds:
+        path = tmp_path / f"{seed}.h5"
+        write_data(path, random.Random(seed))
+        refused_in_one_line(lambda path=path: load(path))
+        path.unlink()
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_run_folders(seeds, tmp_path):
+    record = {"round": 1, "iteration": 5, "loss": 1.5, "accuracy": 0.5, "seconds": 1.0, "bytes": 80, "gradients": 10}
+    odd = [None, -1, 10**400, 1e308, float("nan"), "x", [], {}, True, "\x1b[31m", [[]] * 3, {"a": {"b": 1}}]
+    for seed in seeds:
+        draw, folder = random.Random(seed), tmp_path / str(seed)
+        folder.mkdir()
+        settings = {"algorithm": {"name": "fafed"}, "task": {"name": "classification", "data": "digits"}, "rounds": 3}
+        for _ in range(draw.randint(0, 2)):
+            settings[draw.choice([*settings, "seed", "model", "paper", "x" * 300])] = draw.choice(odd)
+        (folder / "settings.yaml").write_text(json.dumps(settings))
+        lines = [json.dumps({**record, draw.choice([*record, "new", "=x", ""]): draw.choice(odd)}) for _ in range(3)]
+        text = "\n".join(lines) + draw.choice(["", "\n", "\x00", "{", "[" * 9999 + "\n"])
+        (folder / "metrics.jsonl").write_text(text[: draw.choice([len(text), draw.randrange(len(text))])])
+    runs, complaints = find_runs([tmp_path])
+    assert len(runs) + len(complaints) == len(list(seeds))
+    assert all(line.isprintable() for line in complaints)
+
+
+class RandomModule(nn.Module):
+    """A few layers, drawn from many, and something that a forward pass does beside them."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        draw = random.Random(seed)
+        width, layers = 64, [nn.Flatten()]
+        for _ in range(draw.randint(0, 3)):
+            new = draw.randint(1, 9)
+            layers.append(draw.choice([nn.Linear(width, new), nn.LazyLinear(new)]))
+            layers.append(draw.choice([nn.ReLU(), nn.Dropout(0.3), nn.BatchNorm1d(new), nn.PReLU(), nn.LayerNorm(new)]))
+            width = new
+        self.layers = nn.Sequential(*layers, nn.Linear(width, draw.choice([10, 10, 10, 3])))
+        self.what = draw.choice(
+            ["", "", "unused", "buffer", "data", "detach", "grow", "freeze", "nan", "raise", "twice"]
+        )
+        self.register_buffer("seen", draw.choice([torch.zeros(1), torch.tensor(0), torch.zeros(1, dtype=torch.bool)]))
+        self.unused = nn.Linear(2, 2) if self.what == "unused" else None
+
+    def forward(self, inputs):
+        outputs = self.layers(inputs)
+        if self.what == "buffer":
+            self.seen = self.seen + 1
+        if self.what == "data":
+            self.layers[-1].weight.data = self.layers[-1].weight.data * 0.9
+        if self.what == "grow":
+            self.seen = torch.cat([self.seen, self.seen])
+        if self.what == "freeze":
+            self.layers[-1].bias.requires_grad_(False)
+        if self.what == "raise" and self.training:
+            raise KeyError("odd\nwords")
+        if self.what == "twice":
+            outputs = outputs + self.layers(inputs)
+        return {"detach": outputs.detach(), "nan": outputs * torch.nan}.get(self.what, outputs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seeds", FEW_SEEDS)
+def test_modules(seeds):
+    words = "--algorithm fedavg --clients 2 --local-steps 2 --batch-size 8 --threads 1 --model test_fuzz.RandomModule"
+    for seed in seeds:
+
+        def run(seed=seed):
+            job = prepare(read_command_line([*words.split(), "--model.seed", str(seed)]), SoloLink())
+            job.federation.start()
+            job.federation.run_round()
+            assert job.federation.server.x.isfinite().all()
+
+        refused_in_one_line(run)

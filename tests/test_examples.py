@@ -1,0 +1,52 @@
+"""The programs and the notebook in examples/ run, each in an empty folder, with the command that it names."""
+
+import os
+import re
+import shutil
+import sys
+
+import pytest
+from conftest import ROOT, execute
+
+EXAMPLES = ROOT / "examples"
+SHOWS = {  # what an example prints
+    "counterexample": r"NaiveAdaptiveFedAvg +ends at x =  43\.\d+\nFAFED +ends at x =   0\.\d+",
+    "hospitals": r"common \{'Aachen': [\d.]+, 'Bonn': [\d.]+, 'Celle': [\d.]+\}",
+    "own_algorithm": r"ServerMomentum 0\.\d+",
+    "own_task": r"accuracy",
+    "paper_figure": r"figure\.pdf",
+}
+
+
+def in_folder(words, folder):
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": path}
+    ended = execute(words, env=variables, cwd=folder)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
+def test_an_example_runs_with_the_command_that_it_names(name, tmp_path):
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
+    command = re.search(r"^((?:mpirun|python) .+)$", text, re.MULTILINE)[1]
+    command = command.replace("--rounds 50", "--rounds 3")
+    output = in_folder(command.split(), tmp_path)
+    assert re.search(SHOWS[name], output), output
+    if name == "paper_figure":
+        assert (tmp_path / "figure.pdf").read_bytes()[:5] == b"%PDF-"
+
+
+def test_the_notebook_runs(tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    program = (
+        "import sys, nbformat, nbclient\n"
+        "book = nbformat.read(sys.argv[1], as_version=4)\n"
+        "nbclient.NotebookClient(book, timeout=600).execute()\n"
+        "print([cell.outputs[-1].data.get('text/plain') for cell in book.cells if cell.get('outputs')][0])\n"
+    )
+    output = in_folder([sys.executable, "-c", program, EXAMPLES / "first_steps.ipynb"], tmp_path)
+    assert 0.5 < float(output) <= 1
+    assert nbclient and nbformat

@@ -1,0 +1,121 @@
+"""What users read of a run, compared with an independent computation from the saved model and the data."""
+
+import json
+import re
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import train
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from fedmpi.comm.link import SoloLink
+from fedmpi.config.build import read_command_line
+from fedmpi.data.source import DigitsSource
+from fedmpi.models.mlp import MLP
+from fedmpi.training.build import prepare
+
+ROUNDS, STEPS, STEP_SIZE, BATCH = 6, 3, 0.1, 20
+
+
+def plainly_averaged(job, rounds, by_samples):
+    """x after some rounds of FedAvg by plain PyTorch, given who took part; on the batches that the samplers name."""
+    names = job.flat.names
+    x = {name: value.clone() for name, value in zip(names, job.flat.views(job.flat.x))}
+    module, draws = MLP((1, 8, 8), 10), dict.fromkeys(range(4), 0)
+    for participants in rounds:
+        total, sums = 0.0, {name: torch.zeros_like(value) for name, value in x.items()}
+        for client in participants:
+            module.load_state_dict(x)
+            sampler = job.task.sampler(client, BATCH, BATCH, 0, torch.device("cpu"))
+            for _ in range(STEPS):
+                inputs, labels = job.task.batch(client, sampler(draws[client]))
+                draws[client] += 1
+                loss = functional.cross_entropy(module(inputs), labels)
+                for parameter, slope in zip(module.parameters(), torch.autograd.grad(loss, list(module.parameters()))):
+                    parameter.data -= STEP_SIZE * slope
+            weight = job.task.num_samples(client) if by_samples else 1
+            total += weight
+            for name, value in module.state_dict().items():
+                sums[name] += weight * value
+        x = {name: value / total for name, value in sums.items()}
+    return x
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_participants_and_weights_are_those_asked_for(weighting):
+    words = f"--algorithm fedavg --algorithm.step_size {STEP_SIZE} --clients 4 --batch-size {BATCH} --threads 1 "
+    words += f"--local-steps {STEPS} --participation 0.5 --weighting {weighting} --partition uneven"
+    job = prepare(read_command_line(words.split()), SoloLink())
+    sizes = [job.task.num_samples(client) for client in range(4)]
+    assert max(sizes) > 1.5 * min(sizes), "parts of different sizes, so that weights show"
+    job.federation.start()
+    rounds = []
+    for _ in range(ROUNDS):
+        job.federation.run_round()
+        rounds.append(sorted(job.federation.server.round.participants))
+    assert all(len(set(participants)) == 2 for participants in rounds)
+    assert len({tuple(participants) for participants in rounds}) > 1 and set(np.concatenate(rounds)) == set(range(4))
+    found = dict(zip(job.flat.names, job.flat.views(job.federation.server.x)))
+    for name, value in plainly_averaged(job, rounds, weighting == "samples").items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(the records of a run, what it printed, its folder): 3 clients on 2 ranks, two of them in a round."""
+    out = tmp_path_factory.mktemp("accounts")
+    ended = train(
+        2, out, "--algorithm", "fedavg", "--clients", 3, "--participation", 0.7, "--rounds", 5, "--local-steps", 4,
+        "--eval-every", 2, "--partition", "dirichlet", "--name", "it",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    lines = (out / "it" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines], ended.stdout, out / "it"
+
+
+def test_metrics_are_those_of_the_saved_model(run):
+    records, output, folder = run
+    module, source = MLP((1, 8, 8), 10), DigitsSource()
+    module.load_state_dict(load_file(folder / "model.safetensors"))
+
+    def scores(split, rows):
+        images = torch.from_numpy(source.read(split, rows)).float()[:, None] / 255
+        labels = torch.from_numpy(source.labels[split][rows])
+        with torch.no_grad():
+            return module((images - source.mean[0]) / source.std[0]), labels
+
+    with h5py.File(folder / "partition.h5") as file:
+        parts = [file[f"client_{client}"][:] for client in range(3)]
+    assert sorted(np.concatenate(parts)) == list(range(len(source.labels["train"])))
+    outputs, labels = scores("test", np.arange(len(source.labels["test"])))
+    expected = {
+        "train_loss": np.mean([functional.cross_entropy(*scores("train", np.sort(part))).item() for part in parts]),
+        "test_loss": functional.cross_entropy(outputs, labels).item(),
+        "accuracy": (outputs.argmax(1) == labels).float().mean().item(),
+    }
+    for name, value in expected.items():
+        assert records[-1][name] == pytest.approx(value, rel=1e-5), name
+        printed = re.search(rf"^  {name.replace('_', ' ')} +([0-9.]+)", output, re.MULTILINE)[1]
+        assert float(printed) == pytest.approx(value, abs=6e-5), name
+        assert f"{name} {records[1][name]:.4f}" in output
+    assert ["accuracy" in record for record in records] == [False, True, False, True, True]
+
+
+def test_amounts_are_what_the_settings_say(run):
+    records, output, _ = run
+    dim, start = 64 * 200 + 200 + 200 * 10 + 10, records[0]
+    for number, record in enumerate(records, 1):
+        assert (record["round"], record["iteration"]) == (number, 4 * number)
+        assert record["bytes"] == 4 * dim * number  # x, in float32
+        assert record["gradients"] == 2 * 4 * number  # two participants, one gradient a step
+        parts = [record[f"{part}_seconds"] for part in ("local", "communication", "evaluation")]
+        assert min(parts) >= 0 and parts[0] > 0 and sum(parts) <= record["seconds"] * 1.001
+    for before, after in zip(records, records[1:]):
+        assert after["seconds"] > before["seconds"] and after["local_seconds"] > before["local_seconds"]
+        has_evaluated = "accuracy" in after
+        assert (after["evaluation_seconds"] > before["evaluation_seconds"]) == has_evaluated
+    assert start["evaluation_seconds"] == 0
+    assert re.search(r"^  sent per client +293\.2 KiB in 5 Allreduces$", output, re.MULTILINE), output
