@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
+from fedmpi.presets.reading import short
 
 # name -> (mean, std) of pixel/255 per channel: from the public FAFED code; for Tiny-ImageNet the usual values; for
 # digits measured.
@@ -235,7 +236,7 @@ class HDF5Source(Source):
         number = np.asarray(declared)
         if number.size == 1 and number.dtype.kind in "iuf" and number.item() >= 1 and number.item() % 1 == 0:
             return int(number.item())
-        raise UserError(f"{self.path}: attribute num_classes = {declared}: expected a whole number >= 1")
+        raise UserError(f"{self.path}: attribute num_classes = {short(declared, 100)}: expected a whole number >= 1")
 
     def column(self, name, split="train"):
         if name == "labels":
