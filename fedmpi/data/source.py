@@ -228,8 +228,8 @@ class HDF5Source(Source):
         from_labels = max(int(labels.max()) for labels in self.labels.values()) + 1
         self.num_classes = self._whole(declared) if self.classes_declared else max(from_labels, 1)
         mean, std = NORMALISATION.get(self.name, ((0.0,), (1.0,)))
-        self.mean = tuple(np.atleast_1d(file.attrs.get("mean", mean)).astype(float).tolist())
-        self.std = tuple(np.atleast_1d(file.attrs.get("std", std)).astype(float).tolist())
+        self.mean = tuple(np.ravel(file.attrs.get("mean", mean)).astype(float).tolist())
+        self.std = tuple(np.ravel(file.attrs.get("std", std)).astype(float).tolist())
 
     def _whole(self, declared):
         """The attribute num_classes as an int."""
