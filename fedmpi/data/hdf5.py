@@ -6,6 +6,7 @@ import pathlib
 import h5py
 
 from fedmpi.errors import UserError
+from fedmpi.presets.reading import short
 
 
 @contextlib.contextmanager
@@ -20,7 +21,7 @@ def readable(path):
             _check_own(path, file, pathlib.Path(path).parent.resolve())
             yield file
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError) as error:
-        raise UserError(f"{path}: cannot be read as HDF5: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: cannot be read as HDF5: {short(error)}") from None
 
 
 def _check_own(path, group, folder, seen=()):

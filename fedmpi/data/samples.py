@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from fedmpi.errors import UserError
+from fedmpi.presets.reading import short
 
 EVALUATION_BATCH = 1000  # samples; larger batches need more memory and are not faster
 
@@ -140,4 +141,4 @@ def check_normalisation(mean, std, shape, prefix):
         if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
             count = "1" if channels == 1 else f"1 or {channels}"
             kind = "numbers > 0" if name == "std" else "numbers"
-            raise UserError(f"{prefix}{name} = {list(values)}: expected {count} {kind}")
+            raise UserError(f"{prefix}{name} = {short(list(values))}: expected {count} {kind}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
+from fedmpi.presets.reading import short
 
 # name -> (mean, std) of pixel/255 per channel: from the public FAFED code; for Tiny-ImageNet the usual values; for
 # digits measured.
@@ -227,15 +228,15 @@ class HDF5Source(Source):
         from_labels = max(int(labels.max()) for labels in self.labels.values()) + 1
         self.num_classes = self._whole(declared) if self.classes_declared else max(from_labels, 1)
         mean, std = NORMALISATION.get(self.name, ((0.0,), (1.0,)))
-        self.mean = tuple(np.atleast_1d(file.attrs.get("mean", mean)).astype(float).tolist())
-        self.std = tuple(np.atleast_1d(file.attrs.get("std", std)).astype(float).tolist())
+        self.mean = tuple(np.ravel(file.attrs.get("mean", mean)).astype(float).tolist())
+        self.std = tuple(np.ravel(file.attrs.get("std", std)).astype(float).tolist())
 
     def _whole(self, declared):
         """The attribute num_classes as an int."""
         number = np.asarray(declared)
         if number.size == 1 and number.dtype.kind in "iuf" and number.item() >= 1 and number.item() % 1 == 0:
             return int(number.item())
-        raise UserError(f"{self.path}: attribute num_classes = {declared}: expected a whole number >= 1")
+        raise UserError(f"{self.path}: attribute num_classes = {short(declared, 100)}: expected a whole number >= 1")
 
     def column(self, name, split="train"):
         if name == "labels":
