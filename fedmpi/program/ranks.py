@@ -40,6 +40,7 @@ def run_program(program, arguments):
         with _no_leaving(link):
             program(arguments, link)
         link.close()
+        _leave_after_losses(link, 0)
     except AgreedUserError as error:
         _end_in_order(link, str(error), error if wants_traceback else None, code=2)
     except Diverged as error:
@@ -84,9 +85,19 @@ def _end_in_order(link, text, error, code):
         print(f"fedmpi: error: {short(text, LONGEST)}", file=sys.stderr, flush=True)
     link.barrier()  # so that no launcher kills a rank before it has printed
     link.close()
+    _leave_after_losses(link, code)
     if "mpi4py.run" in sys.modules:  # `python -m mpi4py` would abort the job at an exit code that is not 0
         link.leave()
     sys.exit(code)
+
+
+def _leave_after_losses(link, code):
+    """End this process without MPI_Finalize if ranks are lost: it may wait for them for ever."""
+    if link.lost:
+        link.barrier()  # until then the others that are left may need this rank
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def end_at_once(link, error, wants_traceback):
