@@ -14,7 +14,7 @@ ALGORITHM_METHODS = ("start", "server_start", "client_start", "download", "local
 ORACLE_PARTS = {
     "draw": "data", "draw_first": "data", "whole": "data", "gradient": "gradient", "gradient_pair": "gradient",
 }  # fmt: skip
-LINK_PARTS = {"average": "communication", "allgather": "waiting"}
+LINK_PARTS, STORE_PARTS = {"allgather": "waiting"}, {"average": "communication"}
 
 
 def break_down(rounds, seconds):
@@ -25,14 +25,15 @@ def break_down(rounds, seconds):
 
     Returns:
         dict: "gradient", "update" (of rows, by the algorithm), "data" (making minibatches),
-        "communication", "waiting" (for the slowest rank, when the losses are gathered), "overhead"
-        (the rest); means over the ranks.
+        "communication" (sums over the rank's clients and over the ranks), "waiting" (for the slowest
+        rank, when the losses are gathered), "overhead" (the rest); means over the ranks.
     """
     clock = _Clock()
     federation = rounds.federation
-    algorithm, link = federation.algorithm, federation.link
+    algorithm, link, store = federation.algorithm, federation.link, federation.store
     oracles = [client.oracle for client in federation.clients]
     federation.algorithm, federation.link = _TimedAlgorithm(algorithm, clock), _Timed(link, clock, LINK_PARTS)
+    federation.store = _Timed(store, clock, STORE_PARTS)
     for client, oracle in zip(federation.clients, oracles):
         client.oracle = _Timed(oracle, clock, ORACLE_PARTS)
     try:
@@ -44,7 +45,7 @@ def break_down(rounds, seconds):
             rounds.run()
         total = time.perf_counter() - begin
     finally:
-        federation.algorithm, federation.link = algorithm, link
+        federation.algorithm, federation.link, federation.store = algorithm, link, store
         for client, oracle in zip(federation.clients, oracles):
             client.oracle = oracle
     parts = {part: spent / number for part, spent in clock.seconds.items()}

@@ -167,7 +167,7 @@ class LoadedAttack(LoadedTask):
     def __init__(self, settings, context, partition, classifier, source):
         self._settings, self._context, self._partition = settings, context, partition
         self._classifier, self._shape = classifier, input_shape(source.shape)
-        self._data = str(getattr(source, "path", source.name))
+        self._data = str(getattr(source, "path", None) or source.name)
         y = settings.target_class
         others = [j for j in range(source.num_classes) if j != y]
         self._others = torch.tensor(others, device=context.device)

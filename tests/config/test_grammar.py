@@ -87,12 +87,12 @@ def test_a_former_name_works_in_files_and_is_mentioned_once(tmp_path, suffix):
 
 
 def test_rank_0_mentions_a_former_name(tmp_path):
-    words = ("--output", "best", "--rounds", 1, "--local-steps", 1, "--name", "it")
+    words = ("--output", "uniform", "--rounds", 1, "--local-steps", 1, "--name", "it")
     ended = train(2, tmp_path, *words)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.splitlines() == ["fedmpi: setting 'output' is now called 'result'; the former name still works"]
     settings = yaml.safe_load((tmp_path / "it" / "settings.yaml").read_text())
-    assert settings["result"] == "best" and "output" not in settings
+    assert settings["result"] == "uniform" and "output" not in settings
 
 
 def test_a_run_folder_with_a_former_name_is_read_as_one_with_the_name(tmp_path):

@@ -1,5 +1,7 @@
 """Reading, normalising and augmenting samples; the split in the run folder; the order of minibatches."""
 
+import re
+
 import h5py
 import numpy as np
 import pytest
@@ -188,7 +190,7 @@ def test_silo_files_train(tmp_path):
     assert ended.returncode == 0, ended.stderr
     (folder,) = tmp_path.glob("*-silo-001")  # no braces, which a shell would expand
     assert not (folder / "partition.h5").exists()
-    assert float(ended.stdout.split("accuracy ")[-1].split()[0]) > 0.6
+    assert float(re.search(r"^  accuracy +(\S+)$", ended.stdout, re.MULTILINE)[1]) > 0.6
 
 
 def test_without_a_hold_out_no_row_is_copied(tmp_path):

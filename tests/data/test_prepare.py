@@ -382,7 +382,7 @@ def test_image_folders(tmp_path, capsys, is_split):
         ("x.csv", b"a,b\nx,2\ny,3\n" * 9, "expected at least one column of numbers besides b"),
         ("x.csv", b"\xff\xfe\x00", "cannot be read as CSV"),
         ("x.csv", b"", "is empty: expected CSV with a header"),
-        ("x.txt", b"text", "expected a folder of images or texts, or a file ending in .npz or .csv"),
+        ("x.txt", b"text", "expected a folder of images or texts, or a file ending in .npz, .csv or .parquet"),
         ("none.npz", None, "no such file or folder"),
     ],
     ids=str,

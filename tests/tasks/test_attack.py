@@ -12,6 +12,7 @@ import yaml
 from conftest import train
 from safetensors.torch import load_file
 
+from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.partitions import Even
 from fedmpi.data.source import DigitsSource
@@ -25,16 +26,6 @@ from fedmpi.tasks.attack import BlackBoxAttack, load_classifier
 from fedmpi.tasks.base import RankContext
 
 Y = 4
-
-
-class Alone:
-    """The link of one process."""
-
-    def allgather(self, values):
-        return np.array(values, dtype=float)[None]
-
-    def allgatherv(self, values):
-        return np.array(values, dtype=float)
 
 
 PLACE = RankContext(3, range(3), 0, 1, 0, None, torch.device("cpu"), torch.float64)
@@ -53,7 +44,7 @@ def classifier(tmp_path_factory):
 @pytest.fixture(scope="module")
 def task(classifier):
     loaded = BlackBoxAttack(classifier=str(classifier), distortion_weight=0.3).load(PLACE, Even())
-    loaded.synchronise(Alone())
+    loaded.synchronise(SoloLink())
     return loaded
 
 
@@ -123,7 +114,7 @@ def test_loss_and_metrics_are_eq_8(classifier, task, size):
     margin, distortion, _ = written_out(classifier, images, xi, 0.3)
     with torch.no_grad():
         assert task.loss(module, batch).item() == pytest.approx(margin + 0.3 * distortion, abs=1e-10)
-        metrics = task.evaluate(module, Alone())
+        metrics = task.evaluate(module, SoloLink())
     tests = digits("test")
     tests = tests[network(classifier)(tests).argmax(1) == Y]
     assert metrics["attack_accuracy"] == pytest.approx(written_out(classifier, tests, xi, 0.3)[2])
@@ -197,7 +188,7 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
         shutil.copytree(classifier, folder := tmp_path / name)
         settings = yaml.safe_load((folder / "settings.yaml").read_text())
         (folder / "settings.yaml").write_text(yaml.safe_dump({**settings, **change}))
-        with pytest.raises(UserError, match="expected classification|does not fit mlp"):
+        with pytest.raises(UserError, match="expected classification|does not fit MLP"):
             loading(folder)
     shutil.copytree(classifier, folder := tmp_path / "of-silos")
     settings = yaml.safe_load((folder / "settings.yaml").read_text())
@@ -214,7 +205,7 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
         for value in file["model"].values():
             value[...] = 0
     with pytest.raises(UserError, match="recognises no image of class 4"):
-        loading(folder).synchronise(Alone())
+        loading(folder).synchronise(SoloLink())
 
 
 def test_an_attack_under_mpirun(classifier, tmp_path):

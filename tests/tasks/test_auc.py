@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 from fedmpi.algorithms import FAFED, FMGDA
+from fedmpi.comm.link import SoloLink
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.partitions import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
@@ -26,18 +27,6 @@ from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.saddle_toys import TwoParameterAUC
 
 
-class Alone:
-    """The link of one process."""
-
-    rank, size = 0, 1
-
-    def allgather(self, values):
-        return np.array(values, dtype=float)[None]
-
-    def allgatherv(self, values):
-        return np.array(values, dtype=float)
-
-
 def place(num_clients=4, clients=None, dtype=torch.float64):
     clients = range(num_clients) if clients is None else clients
     return RankContext(num_clients, clients, 0, 1, 3, None, torch.device("cpu"), dtype)
@@ -45,7 +34,7 @@ def place(num_clients=4, clients=None, dtype=torch.float64):
 
 def loaded(num_clients=4, partition=None, dtype=torch.float64, **fields):
     task = DeepAUC(**fields).load(place(num_clients, dtype=dtype), partition or Stride())
-    task.synchronise(Alone())
+    task.synchronise(SoloLink())
     return task
 
 
@@ -135,7 +124,7 @@ def test_28_the_two_parameter_network_has_the_known_values(m):
     if m == (0, 0):
         torch.testing.assert_close(slope, torch.zeros(5, dtype=torch.float64))
     with torch.no_grad():
-        metrics = task.evaluate(module, Alone())
+        metrics = task.evaluate(module, SoloLink())
     assert metrics["train_loss"] == pytest.approx(phi, abs=1e-12)
     assert metrics["gap"] == pytest.approx(phi + 0.25, abs=1e-12)
     assert metrics["distance"] == pytest.approx(0, abs=1e-12)
