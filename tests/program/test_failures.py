@@ -138,5 +138,5 @@ def test_a_full_disk_ends_all_ranks_with_one_line(small_disk):
         assert sum(value.numel() for value in read_state(pathlib.Path(where)).values()) == 65 * 200 + 201 * 10
     finally:
         shutil.rmtree(where)
-    assert sorted(path.name for path in (small_disk / "it").iterdir())[0] == "metrics.jsonl"
+    assert (small_disk / "it" / "metrics.jsonl").exists()
     assert not list((small_disk / "it").glob("model*"))
