@@ -128,9 +128,9 @@ def _read_settings(path):
     """(flat settings under their current names, what a preset says about the paper's result)."""
     content, paper = split_paper(read_file(path), path)
     names = former_names(Run)
-    settings = {short(names.get(key, key), LONGEST_NAME): _plain(value) for key, value in flatten(content).items()}
+    settings = {short(names.get(key, key), LONGEST_NAME): value for key, value in flatten(content).items()}
     _check_settings(path, settings)
-    return settings, paper
+    return {key: _plain(value) for key, value in settings.items()}, paper
 
 
 def _plain(value):
@@ -147,7 +147,7 @@ def _check_settings(path, settings):
     for keys, kind, words in ((("algorithm", "task"), str, "a name"), (("rounds", "seed"), int, "a whole number")):
         for key in keys:
             if key in settings and type(settings[key]) is not kind:
-                raise UserError(f"{path}: {key} = {settings[key]!r}: expected {words}")
+                raise UserError(f"{path}: {key} = {short(repr(settings[key]), LONGEST_VALUE)}: expected {words}")
 
 
 def read_records(path):
