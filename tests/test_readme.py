@@ -29,6 +29,7 @@ SMALLER = {
 ONLY_PRINTS = re.compile(r"--(list|help|print_config|table)\b")
 # Stands in for SLURM: it runs the job script here, with two ranks, or as the first task of an array.
 SBATCH = """#!/bin/sh
+export SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=n1
 export SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_ARRAY_TASK_ID=0 FEDMPI_VENV=$PWD/environment
 mkdir -p environment/bin && : > environment/bin/activate
 exec bash "$@"

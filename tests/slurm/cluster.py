@@ -279,7 +279,10 @@ class Cluster:
 
     def let_run_again(self, number):
         """Let a requeued job start now: SLURM itself waits for two minutes."""
-        while (state := self.fields(number)["JobState"]) not in ("RUNNING", "COMPLETED", "FAILED"):
+        runs = 0  # how often the job was seen running, or ended, in a row: a job that is being requeued looks so, too
+        while runs < 15:
+            state = self.fields(number)["JobState"]
+            runs = runs + 1 if state in ("RUNNING", "COMPLETED", "FAILED") else 0
             if state == "PENDING":
                 self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
             time.sleep(0.1)

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -135,6 +136,7 @@ def test_again_it_makes_only_what_is_not_there(swept):
         last(broken),
     )
     (broken / "model.safetensors").unlink()
+    shutil.rmtree(broken / "checkpoints")
     (broken / "metrics.jsonl").write_text('{"round": 1}\n')
     ended = sweep(*GRID, *TINY, "--out", out)
     assert ended.returncode == 0, ended.stderr
