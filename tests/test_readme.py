@@ -128,7 +128,10 @@ def test_the_readme_runs_in_order_from_an_empty_folder(tmp_path):
     assert names == re.findall(r"^  (\w[\w ]+?)  ", default, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", PAGES)
+LONG = ("objectives", "papers", "reports", "speed")  # two minutes together
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) if one in LONG else one for one in PAGES])
 def test_a_page_runs_in_order_from_an_empty_folder(name, tmp_path):
     in_empty_folder(PAGES[name].read_text(encoding="utf-8"), tmp_path)
 

@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from conftest import start
 
 
+@pytest.mark.slow
 def test_the_part_measures_both_against_a_loop_by_hand(tmp_path):
     out = tmp_path / "times.json"
     ended = start(2, "-m", "fedmpi.bench", "own_loop", "--quick", "--seconds", 0.1, "--json", out)

@@ -21,7 +21,14 @@ def content(name):
     return yaml.safe_load(preset_path(name).read_text())
 
 
-@pytest.mark.parametrize("paper", sorted({name.partition("/")[0] for name in preset_names()}))
+LONG = ("auc", "lamb", "mom")  # a minute together
+PAPERS = [
+    pytest.param(paper, marks=pytest.mark.slow) if paper in LONG else paper
+    for paper in sorted({name.partition("/")[0] for name in preset_names()})
+]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_preset_starts_and_runs_two_rounds(tmp_path, paper):
     """On small stand-ins of the data sets, a paper's presets in one process."""
     for folder in ("data", "runs"):

@@ -81,6 +81,7 @@ def test_each_is_read_or_left_out_in_one_line(tmp_path, name):
     assert all(line.isprintable() and len(line) < 400 for line in complaints)
 
 
+@pytest.mark.slow
 def test_500_runs_are_reported_in_time(tmp_path):
     lines = [with_values(round=number, seconds=number, bytes=80 * number) for number in range(1, 101)]
     for number in range(500):

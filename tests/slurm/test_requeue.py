@@ -64,6 +64,7 @@ def test_no_more_requeues_than_allowed(slurm, tmp_path):
     assert "ended with exit code 75 after 0 requeues, of 0 that are allowed" in job.log
 
 
+@pytest.mark.slow
 def test_a_lost_node(slurm, tmp_path):
     """The job goes on from its newest checkpoint when it runs again."""
     words = (*LONG, "--checkpoint-every", 2, "--out", tmp_path / "out")

@@ -128,7 +128,7 @@ def test_toy_tasks_find_their_minimum_only_with_fafed(tmp_path, task):
         assert naive > 40  # ten to begin with
 
 
-@pytest.mark.parametrize("data", ["fashion_mnist", "mnist"])
+@pytest.mark.parametrize("data", ["fashion_mnist", pytest.param("mnist", marks=pytest.mark.slow)])
 def test_real_images(tmp_path, data_dir, data):
     ended = train(
         2, tmp_path, "--task.data", data, "--rounds", 20, "--clients", 4, "--eval-every", 20, "--name", data,
