@@ -466,7 +466,7 @@ class _Losses:
         Args:
             block: the client's rows that are exchanged now, contiguous. names: of these rows.
         """
-        # One pass over the memory, less than a hundredth of a round. Finite values may have an infinite sum.
+        # One pass over the memory. Finite values may have an infinite sum.
         if self.bad_client >= 0 or block.sum().isfinite():
             return
         rows = [client.rows[name] for name in names]
