@@ -56,7 +56,13 @@ def check_against_plan(tmp_path, *settings):
     ("ranks", "deaths", "absent", "settings"),
     [
         (4, "0@record:3 2@turn:5", ["2@2", "0@3"], ()),
-        (4, "1@losses:4 2@losses:4", ["1@3", "2@3"], ("--algorithm", "scaffold", "--participation", 0.8)),
+        pytest.param(
+            4,
+            "1@losses:4 2@losses:4",
+            ["1@3", "2@3"],
+            ("--algorithm", "scaffold", "--participation", 0.8),
+            marks=pytest.mark.slow,
+        ),
         (
             4,
             "2@sum:3 1@shrink:1 0@agree:15",
