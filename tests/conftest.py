@@ -139,6 +139,19 @@ def hear_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@contextlib.contextmanager
+def disk_of(folder, size):
+    """A context in which a new folder is a disk of its own of `size`, like "40k"; skips without the right to mount."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+    if subprocess.run(words, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
 @pytest.fixture(scope="session")
 def data_dir():
     """The folder with fashion_mnist.h5 and the others; skips where there is none."""

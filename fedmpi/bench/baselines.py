@@ -12,6 +12,8 @@ import torch
 from mpi4py import MPI
 from torch.nn import functional
 
+from fedmpi.streams import derive
+
 STEP_SIZE = 0.01
 
 
@@ -47,6 +49,20 @@ class Loop:
             self._positions[client] = begin + self._batch_size if begin + 2 * self._batch_size <= len(labels) else 0
             batch = self._orders[client][begin : begin + self._batch_size]
             yield inputs[batch], labels[batch]
+
+
+def loops_by_hand(rounds):
+    """A function without arguments that makes a new `Loop` on the model and the data of `rounds`, a `Rounds`."""
+    training, config = rounds.training, rounds.config
+    samples = [training.task.samples[client] for client in training.context.clients]
+    data = [one.at(torch.arange(one.num)) for one in samples]
+
+    def make():
+        torch.manual_seed(derive(config.run.seed, "model"))
+        module = training.task.build_model(config.model_class, config.model_settings)
+        return Loop(module, data, rounds.num_clients, config.run.local_steps, config.run.batch_size)
+
+    return make
 
 
 def flat_loop(comm, loop):

@@ -16,6 +16,7 @@ from fedmpi.algorithms.base import Exchange
 from fedmpi.comm.link import RanksLost
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import Client, Server
+from fedmpi.federation.losses import Losses
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
 from fedmpi.federation.sums import make_sums
@@ -291,7 +292,7 @@ class Federation:
         where = "the start" if current.index < 0 else f"round {current.index + 1}"
         self.link.phase = f"the local steps of {where}"
         store.begin_exchange(exchange.rows, first_in_round, weights)
-        losses = _Losses()
+        losses = Losses()
         for position, client in enumerate(self.clients):
             if client.index in weights:
                 store.begin_turn(position)
@@ -315,7 +316,7 @@ class Federation:
         """Average the participants' rows; if ranks are lost meanwhile, do it again without their clients.
 
         Args:
-            losses: `_Losses` of this rank. weights: client -> weight, of all participants. where: the round in words.
+            losses: `Losses` of this rank. weights: client -> weight, of all participants. where: the round in words.
 
         Returns:
             (mean loss, the weights of those whose rows were averaged).
@@ -446,38 +447,3 @@ def _under(prefix, state):
 
 _HINT = "try a smaller step size or more clipping"
 _INITIAL_HINT = "no step was made yet: check the values of the data and of the model's initial parameters"
-
-
-class _Losses:
-    """The losses of a rank's clients in one exchange.
-
-    Attributes:
-        total: their sum; totals: of each client. number: of losses.
-        bad_client: the first client with what is not finite, or -1; bad_row: the position of its row that is not,
-            -1 if it is the sum of its losses.
-    """
-
-    def __init__(self):
-        self.total, self.totals, self.number, self.bad_client, self.bad_row = 0.0, [], 0, -1, -1
-
-    def check_rows(self, client, block, names):
-        """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
-
-        Args:
-            block: the client's rows that are exchanged now, contiguous. names: of these rows.
-        """
-        # One pass over the memory. Finite values may have an infinite sum.
-        if self.bad_client >= 0 or block.sum().isfinite():
-            return
-        rows = [client.rows[name] for name in names]
-        bad = next((n for n, row in enumerate(rows) if not row.isfinite().all()), None)
-        if bad is not None:
-            self.bad_client, self.bad_row = client.index, bad
-
-    def add(self, client):
-        """Take the losses that a client's oracle has collected."""
-        total, number = client.oracle.take_losses()
-        self.total, self.number = self.total + total, self.number + number
-        self.totals.append(total)
-        if not math.isfinite(total) and self.bad_client in (-1, client.index):
-            self.bad_client, self.bad_row = client.index, -1

@@ -3,11 +3,10 @@
 import pathlib
 import re
 import shutil
-import subprocess
 import time
 
 import pytest
-from conftest import train
+from conftest import disk_of, train
 
 from fedmpi.runs.model_files import read_state
 
@@ -118,13 +117,8 @@ def test_run_folder_that_exists(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder with room for the records of a run but not for its model."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("needs the right to mount a small disk")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with disk_of(tmp_path / "small", "40k") as folder:
+        yield folder
 
 
 def test_a_full_disk_ends_all_ranks_with_one_line(small_disk):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, execute, train, wait_for
+from conftest import ROOT, disk_of, execute, train, wait_for
 
 from fedmpi.comm.host import core_quota
 from fedmpi.runs.folder import outcome, read_run
@@ -49,13 +49,8 @@ def test_any_alphabet_will_do(alphabet):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("needs the right to mount a small disk")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with disk_of(tmp_path / "small", "16k") as folder:
+        yield folder
 
 
 def test_records_wait_for_room(small_disk, capsys):

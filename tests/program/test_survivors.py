@@ -63,12 +63,8 @@ def check_against_plan(tmp_path, *settings):
             ("--algorithm", "scaffold", "--participation", 0.8),
             marks=pytest.mark.slow,
         ),
-        (
-            4,
-            "2@sum:3 1@shrink:1 0@agree:15",
-            ["1@1", "2@1", r"0@\d"],
-            (),
-        ),  # how many agreements a round has depends on who notices first
+        # Only before a first loss is the number of agreements the same in every run.
+        (4, "2@agree:15 1@shrink:1 0@turn:5", ["1@1", "2@1", "0@3"], ()),
         (3, "0@save:1", [], ()),
     ],
     ids=["rank_0", "two_at_once", "all_but_one", "at_the_end"],
@@ -79,7 +75,7 @@ def test_the_survivors_go_on_as_if_it_had_been_planned(tmp_path, openmpi, ranks,
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"fedmpi: rank \d on \S+ .* is lost in", done.stderr)) >= 1
     assert re.search(r"^  lost +rank \d", done.stdout, re.MULTILINE)
-    assert re.fullmatch(" ".join(absent), " ".join(check_against_plan(tmp_path, *settings)))
+    assert check_against_plan(tmp_path, *settings) == absent
 
 
 def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):

@@ -7,14 +7,13 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import time
 
 import final_rows
 import h5py
 import pytest
 import torch
-from conftest import PROGRAMS, launchers, ranks_of, running, start, train, wait_for
+from conftest import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
 from dies import outcome
 
 import fedmpi.algorithms
@@ -257,13 +256,8 @@ def test_checkpoints_by_time(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder on a disk with room for one checkpoint and a half."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("needs the right to mount a small disk")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with disk_of(tmp_path / "small", "400k") as folder:
+        yield folder
 
 
 def test_a_full_disk_keeps_the_older_checkpoint_and_training_goes_on(tmp_path, small_disk, capsys):

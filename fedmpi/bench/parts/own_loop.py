@@ -1,6 +1,5 @@
 """fedmpi.average and fedmpi.join in a person's loop against the same loop with one flat Allreduce by hand."""
 
-import torch
 from torch.nn import functional
 
 from fedmpi.bench import baselines
@@ -8,7 +7,6 @@ from fedmpi.bench.results import format_ms, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.own_loop.average import average
 from fedmpi.own_loop.join import join
-from fedmpi.streams import derive
 from fedmpi.text import format_table
 
 WORKLOADS = ("cnn", "mlp")
@@ -37,15 +35,7 @@ def measure(bench):
 
 def _cases(rounds):
     """(the loops as cases, a function that ends them)."""
-    training, run, comm = rounds.training, rounds.config.run, rounds.link.comm
-    samples = [training.task.samples[client] for client in training.context.clients]
-    data = [one.at(torch.arange(one.num)) for one in samples]
-
-    def loop():
-        torch.manual_seed(derive(run.seed, "model"))
-        module = training.task.build_model(rounds.config.model_class, rounds.config.model_settings)
-        return baselines.Loop(module, data, rounds.num_clients, run.local_steps, run.batch_size)
-
+    run, comm, loop = rounds.config.run, rounds.link.comm, baselines.loops_by_hand(rounds)
     averaged, joined = loop(), loop()
     fed = average(averaged.module, averaged.optimizer, every=run.local_steps, comm=comm)
     other = join(joined.module, "fedavg", run.local_steps, comm, step_size=baselines.STEP_SIZE)

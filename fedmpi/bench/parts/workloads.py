@@ -1,11 +1,8 @@
 """FedAvg on three fixed workloads against loops written without fedmpi."""
 
-import torch
-
 from fedmpi.bench import baselines
 from fedmpi.bench.results import format_ms, format_ratio
 from fedmpi.bench.timing import Case
-from fedmpi.streams import derive
 from fedmpi.text import format_table
 
 TARGETS = {"cnn": 0.9, "mlp": 0.6, "many_clients": 0.8}  # of the flat loop's time
@@ -42,15 +39,7 @@ def measure(bench):
 
 def _loops(rounds, has_gloo):
     """The baselines as cases, on the same model and data; the one with gloo if it can run."""
-    training, run = rounds.training, rounds.config.run
-    samples = [training.task.samples[client] for client in training.context.clients]
-    data = [one.at(torch.arange(one.num)) for one in samples]
-
-    def loop():
-        torch.manual_seed(derive(run.seed, "model"))
-        module = training.task.build_model(rounds.config.model_class, rounds.config.model_settings)
-        return baselines.Loop(module, data, rounds.num_clients, run.local_steps, run.batch_size)
-
+    run, loop = rounds.config.run, baselines.loops_by_hand(rounds)
     comm = rounds.link.comm
     loops = [baselines.flat_loop(comm, loop()), baselines.per_tensor_loop(comm, loop())]
     if has_gloo and rounds.num_clients == comm.size:
