@@ -64,7 +64,7 @@ def _read(file):
                 )
             )
         return {name: torch.as_tensor(value) for name, value in values.items()}
-    return torch.load(file, weights_only=True)
+    return torch.load(file, weights_only=True)  # a model of an earlier version or of plain PyTorch: tensors only
 
 
 def _of_checkpoint(folder, flat):
