@@ -66,6 +66,8 @@ setup(
             "ruff>=0.6",  # style
             "mypy>=1.11",  # types of the public face
             "matplotlib>=3.8",
+            "pandas>=2.0",  # Run.frame, tables
+            "pyarrow>=14",  # tables in parquet files
             "pillow>=10.0",
             "tensorboard>=2.16",  # what --track tensorboard wrote is read back
             "optuna>=4.0",
