@@ -121,8 +121,8 @@ class RollCall:
     def _report(self, who):
         phase, way_on = self._explain()
         print(
-            f"fedmpi: error: no sign of {who} for {self._limit:g} s, in {phase}: stopped, stuck or too slow "
-            f"(--timeout {self._limit:g}){way_on}",
+            f"fedmpi: error: no sign of {who} for {self._limit:g} s during {phase}: stopped, stuck, or slower than "
+            f"--timeout {self._limit:g} allows{way_on}",
             file=sys.stderr,
             flush=True,
         )

@@ -73,7 +73,7 @@ def test_the_survivors_go_on_as_if_it_had_been_planned(tmp_path, openmpi, ranks,
     words, variables = words_of(ranks, tmp_path / "lost", *settings)
     done = execute(words, env={**variables, "DIE": deaths})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"fedmpi: rank \d on \S+ .* is lost in", done.stderr)) >= 1
+    assert len(re.findall(r"fedmpi: rank \d on \S+ .* was lost during", done.stderr)) >= 1
     assert re.search(r"^  lost +rank \d", done.stdout, re.MULTILINE)
     assert check_against_plan(tmp_path, *settings) == absent
 

@@ -78,7 +78,7 @@ def test_a_lost_node(slurm, tmp_path):
     slurm.let_run_again(number)
     job = slurm.wait(number)
     assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "1"), job.log
-    assert "going on after round" in job.log
+    assert "continuing after round" in job.log
     assert [record["round"] for record in run_in(tmp_path / "out").records] == list(range(1, 41))
 
 
