@@ -99,7 +99,7 @@ def table():
             "sent). start: averaged once before the first round. gradients: evaluated per local step; in zeroth-order",
             "methods, b1 (b2 + 1) losses estimate one gradient. client: in a client's memory, with its gradients;",
             "server: the server's state, on every rank; keeps: those that stay with a client between rounds.",
-            "(+n drawn): further ones for the one client that is drawn in each round.",
+            "(+n drawn): further ones for the one client that a round draws (gradients: not in its last step).",
         ]
     )
 

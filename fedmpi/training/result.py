@@ -170,7 +170,7 @@ def closing_table(job, record, metrics, result, facts):
         record: of the last round. metrics: of the resulting model. result: in words, which iterate it is and where.
         facts: name -> text of further lines.
     """
-    context, link, seconds = job.context, job.link, record["seconds"]
+    context, link, seconds, num_threads = job.context, job.link, record["seconds"], torch.get_num_threads()
 
     def share(part):
         return f"{part:.2f} s ({100 * part / seconds:.0f} %)"
@@ -180,7 +180,7 @@ def closing_table(job, record, metrics, result, facts):
             ("algorithm", command_name(type(job.config.algorithm))),
             ("clients", f"{context.num_clients} on {link.size} ranks"),
             *_lost(job),
-            ("each rank", f"{torch.get_num_threads()} threads, {context.device}"),
+            ("each rank", f"{num_threads} thread{'s' if num_threads > 1 else ''}, {context.device}"),
             ("parameters", f"{job.flat.dim:,}"),
             (
                 "rounds",

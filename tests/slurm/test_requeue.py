@@ -61,7 +61,7 @@ def test_no_more_requeues_than_allowed(slurm, tmp_path):
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
     job = slurm.wait(number)
     assert (job.state, job.code) == ("FAILED", 75)
-    assert "ended with exit code 75 after 0 requeues, of 0 that are allowed" in job.log
+    assert "ended with exit code 75 after 0 of at most 0 requeues" in job.log
 
 
 @pytest.mark.slow

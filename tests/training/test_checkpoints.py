@@ -153,7 +153,7 @@ def test_a_finished_run_is_complete_and_takes_more_rounds(run, longer, capsys):
     [
         (
             "--algorithm.step_size 0.3 --seed 1",
-            "with other settings: algorithm.step_size was 0.1, now 0.3, seed was 0, now 1",
+            "the run has other settings: algorithm.step_size was 0.1, now 0.3, seed was 0, now 1",
         ),
         ("--clients 3", "clients was 2, now 3"),
         ("--rounds 4", "rounds = 4, but the run has already completed 6 rounds"),
@@ -224,7 +224,7 @@ def test_damage_is_named_and_the_older_checkpoint_used(run, longer, capsys, name
 def test_a_run_without_a_whole_checkpoint_says_so(run):
     for path in run.glob("checkpoints/*/server.h5"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match="no checkpoint there can be used"):
+    with pytest.raises(UserError, match="none of its checkpoints can be used"):
         go(None, f"--resume {run} --rounds 8")
     assert (run / "model.safetensors").exists()
 
@@ -266,7 +266,7 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_training_goes_on(tmp_path, s
     errors = capsys.readouterr().err
     assert re.search(
         rf"^fedmpi: the checkpoint of round 4 could not be written: {small_disk}/000004/client-000\d.h5: "
-        r"No space left on device; the last one is of round 2$", errors, re.MULTILINE,
+        r"No space left on device; the last one is that of round 2$", errors, re.MULTILINE,
     )  # fmt: skip
     assert find_checkpoints(tmp_path / "it") == [2]
     assert [path.name for path in small_disk.iterdir()] == ["000002"]

@@ -99,9 +99,8 @@ def _follow(parts, values, test_values, column):
         sizes = np.bincount(owners[owners >= 0], minlength=len(parts))
         if not len(like) or sizes[owners[like]].max() < 2:
             raise UserError(
-                f"the test set has no row for client {client}: none has a value of {column} that this client's "
-                "training rows have; "
-                "use fewer clients, another partition or a larger test set"
+                f"client {client} gets no test row: the test set has too few rows with this client's values of "
+                f"{column}: use fewer clients, another partition or a larger test set"
             )
         owners[like[sizes[owners[like]].argmax()]] = client
     return [np.flatnonzero(owners == client) for client in range(len(parts))]
