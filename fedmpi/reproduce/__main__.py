@@ -16,14 +16,15 @@ from fedmpi.reproduce.summary import cost, state, write_summary
 from fedmpi.text import table
 
 DESCRIPTION = """\
-Repeat tables and figures of the papers: every method, every seed, and a page that shows our numbers beside the printed ones.
+Repeat tables and figures of the papers: every method, every seed, and a page that shows our numbers beside the
+printed ones.
 
     python -m fedmpi.reproduce --list
     python -m fedmpi.reproduce fafed_theorem1
     python -m fedmpi.reproduce all --data-dir data
 
-WHAT is the name of a table or figure, a paper (fafed, lamb, mom, zo, auc), or all. The same command continues where it was
-interrupted: runs that ended are kept, unless their settings have changed."""
+WHAT is the name of a table or figure, a paper (fafed, lamb, mom, zo, auc), or all. The same command continues where
+it was interrupted: runs that ended are kept, unless their settings have changed."""
 
 
 def main(arguments=None):
@@ -94,7 +95,8 @@ def _run(arguments):
 
             tune(one, options.seeds, options.results, how)
             continue
-        planning = plan_runs(one, one.points(scale), options.seeds or [0, 1, 2], how.out / one.name / scale, how)
+        points, folder = one.points(scale), how.out / one.name / scale
+        planning = plan_runs(one.first_run(scale), points, options.seeds or [0, 1, 2], folder, how)
         if options.emit_slurm:
             emit_slurm(planning, how, options.emit_slurm)
             return
@@ -108,9 +110,8 @@ def _how(options, arguments):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     at_a_time = options.at_a_time or max(1, cores // (options.ranks * options.threads))
     places = ("--data-dir", "--out", "--results")
-    shown = [
-        word for word, before in zip(arguments, ["", *arguments]) if not (word.startswith(places) or before in places)
-    ]
+    pairs = zip(arguments, ["", *arguments])  # each word with the one before it
+    shown = [word for word, before in pairs if not word.startswith(places) and before not in places]
     command = shlex.join(["python", "-m", "fedmpi.reproduce", *shown])
     return How(options.ranks, at_a_time, options.threads, options.launch, options.data_dir, options.out, command)
 

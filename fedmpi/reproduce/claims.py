@@ -58,6 +58,7 @@ def outcomes(experiment, results):
 def _outcome(experiment, claim, panel, results):
     metric = claim.get("metric", experiment.metric)
     at = claim.get("at")
+    of_at = claim.get("of_at", at)
     ours = results.method(panel, claim["ahead"]) if results else None
     others = [one for name in claim["of"] if results and (one := results.method(panel, name))]
     if ours is None or not others:
@@ -65,7 +66,7 @@ def _outcome(experiment, claim, panel, results):
     mine = spread(ours, metric, at)
     if mine is None:
         return Outcome(claim["claim"], panel, NOT_CONFIRMED, f"{ours.label} diverged")
-    verdicts = [_against(ours, other, metric, at) for other in others]
+    verdicts = [_against(ours, other, metric, (at, of_at)) for other in others]
     holds = all(ahead for ahead, _ in verdicts) and not num_diverged(ours)
     words = f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
     words += f" at round {at}" if at else ""
@@ -76,13 +77,13 @@ def _words(verdicts):
     return [words for _, words in verdicts]
 
 
-def _against(ours, other, metric, at):
+def _against(ours, other, metric, rounds):
     """(whether a method is ahead of another by more than the spread of the lead over the seeds, in words)."""
-    theirs = spread(other, metric, at)
+    theirs = spread(other, metric, rounds[1])
     diverged = num_diverged(other)
     if theirs is None:
         return True, f"ahead of {other.label} (diverged)"
-    leads = _leads(ours, other, metric, at)
+    leads = _leads(ours, other, metric, rounds)
     if not leads:
         return diverged > 0, f"no seed in common with {other.label}"
     mean = statistics.fmean(leads)
@@ -91,12 +92,16 @@ def _against(ours, other, metric, at):
     if mean and not clear:
         how += " (less than the spread)" if len(leads) > 1 else " (one seed)"
     note = f", {diverged} diverged" if diverged else ""
+    note += f" at round {rounds[1]}" if rounds[1] else ""
     return mean > 0 and clear, f"{how} {other.label} {theirs}{note}"
 
 
-def _leads(ours, other, metric, at):
+def _leads(ours, other, metric, rounds):
     sign = -1 if less_is_better(metric) else 1
-    mine, theirs = ({run.settings["seed"]: value(run, metric, at) for run in usable_runs(one)} for one in (ours, other))
+    mine, theirs = (
+        {run.settings["seed"]: value(run, metric, at) for run in usable_runs(one)}
+        for one, at in zip((ours, other), rounds)
+    )
     pairs = [(mine[seed], theirs[seed]) for seed in mine if theirs.get(seed) is not None and mine[seed] is not None]
     return [sign * (one - two) for one, two in pairs if math.isfinite(one) and math.isfinite(two)]
 

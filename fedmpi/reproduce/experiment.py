@@ -9,11 +9,12 @@ reason. Every other one has
     panels:    name -> settings (a preset, and what differs from it). A paper's figure has a curve per method in each.
     methods:   name -> settings; the preset adds the tuned values of the algorithm that they choose.
     first:     settings of a run before all others; "{first}" in other settings is its folder.
-    scales:    small and full -> says (what is reduced), settings, and panels or methods where only some are run.
+    scales:    small and full -> says (what is reduced), settings, first, and panels or methods where only some are.
     metric:    by which methods are compared.
     printed:   metric, place, and values: panel -> method -> the number in the paper.
     figure:    place, axis and metrics of the paper's figure.
-    claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at: round}.
+    claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at: round,
+               of_at: round of the others}.
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
@@ -75,6 +76,10 @@ class Experiment:
             Point(panel, method, as_texts(self.settings, self.panels[panel], self.methods[method], reduction))
             for panel, method in itertools.product(panels, methods)
         ]
+
+    def first_run(self, scale):
+        """Settings of the run that must end before all others, or {}."""
+        return (self.scales[scale] or {}).get("first", self.first)
 
     def tuning_points(self):
         """The grid of every method: a list of `Point`; see `points`."""

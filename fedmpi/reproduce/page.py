@@ -105,8 +105,14 @@ def _claims(experiment, results):
     if not found:
         return []
     sentences = read_papers()[experiment.paper]["claims"]
-    rows = [[sentences[one.key], one.panel, one.state, one.words] for one in found]
-    return ["## The paper's claims", "", Table(["claim", "where", "outcome", "numbers"], rows).markdown()]
+    rows = [[as_markdown(sentences[one.key]), one.panel, f"**{one.state}**", as_markdown(one.words)] for one in found]
+    header = ["claim", "where", "outcome", "numbers"]
+    return ["## The paper's claims", "", plain_table(header, rows)]
+
+
+def plain_table(header, rows):
+    """A table of cells that are Markdown already."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]) + "\n"
 
 
 def _list(heading, sentences):
@@ -117,23 +123,18 @@ def _made(experiment, scale, results):
     cpu = [float(row["cpu_seconds"]) for row in results.runs if row["cpu_seconds"]]
     commits, machines, dates = (_distinct(results, key) for key in ("commit", "processor", "date"))
     cores = _distinct(results, "cores")
+    command = f"python -m fedmpi.reproduce {experiment.name} --scale {scale} --seeds {','.join(results.seeds)}"
+    spent = f"{format_seconds(sum(cpu))} of CPU time, {format_seconds(sum(cpu) / len(cpu))} a run" if cpu else "–"
     rows = [
-        [
-            "command",
-            f"`python -m fedmpi.reproduce {experiment.name} --scale {scale} --seeds {','.join(results.seeds)}`",
-        ],
+        ["command", f"`{command}`"],
         ["runs", str(len(results.runs))],
-        [
-            "cost",
-            f"{format_seconds(sum(cpu))} of CPU time, {format_seconds(sum(cpu) / len(cpu))} a run" if cpu else "–",
-        ],
+        ["cost", spent],
         ["machine", as_markdown(", ".join(machines)) + (f", {', '.join(cores)} cores" if cores else "")],
         ["commit", ", ".join(commits) or "–"],
         ["date", " to ".join(sorted({date[:10] for date in dates})) or "–"],
     ]
     files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale))
-    table = ["| | |", "| --- | --- |", *(f"| {name} | {words} |" for name, words in rows)]
-    return ["## How it was made", "", *table, "", f"Every number is from {files}."]
+    return ["## How it was made", "", plain_table(["", ""], rows), f"Every number is from {files}."]
 
 
 def _distinct(results, key):

@@ -10,7 +10,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 
 import yaml
 
@@ -18,7 +17,7 @@ import fedmpi
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
-from fedmpi.reproduce.experiment import FIRST, Point, as_texts
+from fedmpi.reproduce.experiment import FIRST, as_texts
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import Plan, Planned, names_of
@@ -67,24 +66,24 @@ class Planning:
     first: Plan | None
 
 
-def plan_runs(experiment, points, seeds, folder, how):
+def plan_runs(first, points, seeds, folder, how):
     """The `Planning` of some points and seeds.
 
     Args:
-        points: list of `Point`. seeds: list of int. folder: of the runs. how: a `How`.
+        first: settings of a run before all others, or {}. points: list of `Point`. seeds: list of int.
+        folder: of the runs. how: a `How`.
     """
     folder = folder.absolute()
     pairs = [(point, seed) for point in points for seed in seeds]
     settings = [_filled({**point.settings, "seed": str(seed)}, folder / FIRST_RUN) for point, seed in pairs]
     place = {"threads": str(how.threads)} | ({"data_dir": str(how.data_dir)} if how.data_dir else {})
-    same = {
-        key: text for key, text in settings[0].items() if key != "seed" and all(s.get(key) == text for s in settings)
-    }
+    first_one = {key: text for key, text in settings[0].items() if key != "seed"}
+    same = {key: text for key, text in first_one.items() if all(one.get(key) == text for one in settings)}
     varied = [{key: text for key, text in one.items() if key not in same} for one in settings]
     names = names_of(varied)
     plan = Plan(folder, same | place, [Planned(name, one) for name, one in zip(names, varied)])
-    first = Plan(folder, place, [Planned(FIRST_RUN, as_texts(experiment.first))]) if experiment.first else None
-    return Planning(plan, dict(zip(names, pairs)), first)
+    before = Plan(folder, place, [Planned(FIRST_RUN, as_texts(first))]) if first else None
+    return Planning(plan, dict(zip(names, pairs)), before)
 
 
 def _filled(settings, first):
@@ -127,9 +126,8 @@ def _is_other(plan, run):
     """Whether the run in a folder was made with other settings than the plan's: a preset may have changed."""
     from fedmpi.config.build import read_command_line  # imports torch
 
-    wanted = flatten(
-        {key: one for key, one in read_command_line(plan.arguments(run)).resolved.items() if key != "paper"}
-    )
+    resolved = read_command_line(plan.arguments(run)).resolved
+    wanted = flatten({key: one for key, one in resolved.items() if key != "paper"})
     made = read_run(plan.folder(run)).settings
     keys = [key for key in wanted if key in made and role(key) in ("learning", "problem", "seed")]
     return any(json.dumps(wanted[key], default=str) != json.dumps(made[key], default=str) for key in keys)
@@ -185,15 +183,14 @@ def facts():
 def _commit():
     """The commit of fedmpi's files, with "+" if they were changed; its version where they are in no repository."""
     root = pathlib.Path(fedmpi.__file__).parents[1]
+
+    def git(*words):
+        ended = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        return ended.stdout.strip()
+
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(root)]
-        tracked = subprocess.run([*git, "ls-files", "fedmpi/train.py"], capture_output=True, text=True, check=True)
-        if tracked.stdout:
-            head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
-            changed = subprocess.run(
-                [*git, "status", "--porcelain", "fedmpi"], capture_output=True, text=True, check=True
-            )
-            return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+        if git("ls-files", "fedmpi/train.py"):
+            return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "fedmpi") else "")
     return fedmpi.__version__
 
 

@@ -3,6 +3,7 @@
 from fedmpi.errors import UserError
 from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, outcomes
 from fedmpi.reproduce.experiment import SCALES, experiment_names, find_experiments, read_papers
+from fedmpi.reproduce.page import plain_table
 from fedmpi.reproduce.results import read_results, read_rows
 from fedmpi.text import as_markdown, format_seconds
 
@@ -14,7 +15,7 @@ Made by `python -m fedmpi.reproduce --pages` from the CSV files in this folder; 
 
 A claim is *confirmed* where the method named in it is ahead of every other one, and its mean lead over the seeds is
 larger than the standard deviation of the lead; *not confirmed* where it is not; *not tested* where nothing was run.
-`small` is a reduction of the paper's experiment that its page states; the claim is then one about the reduced experiment.
+`small` is a reduction of the paper's experiment, stated on its page; the outcome is one of the reduced experiment.
 """
 
 
@@ -39,21 +40,16 @@ def summary(folder):
     lines = [HEAD]
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
-        rows = [
-            row for claim, sentence in paper["claims"].items() for row in _claim_rows(folder, of_paper, claim, sentence)
-        ]
+        rows = []
+        for claim, sentence in paper["claims"].items():
+            rows += _claim_rows(folder, of_paper, claim, sentence)
         lines += [f"## {as_markdown(paper['title'])}", ""]
-        lines += [_table(["claim", "where", "outcome", "scale, seeds", "numbers"], rows)]
+        lines += [plain_table(["claim", "where", "outcome", "scale, seeds", "numbers"], rows)]
     lines += ["## Every table and figure", ""]
     rows = [[one.name, one.title, one.place, state(folder, one, ""), cost(one)] for one in experiments]
-    lines += [_table(["name", "what", "in the paper", "state", "CPU-hours of the full scale, one seed"], rows)]
+    lines += [plain_table(["name", "what", "in the paper", "state", "CPU-hours of the full scale, one seed"], rows)]
     lines += _tuned(folder)
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _table(header, rows):
-    """A table whose cells are Markdown already."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]) + "\n"
 
 
 def _claim_rows(folder, experiments, claim, sentence):
@@ -116,4 +112,4 @@ def _tuned(folder):
         chosen = [f"{row['method']}: {row['settings']}" for row in grid if row["chosen"]]
         rows.append([f"[{name}](tuning/{name}.csv)", str(len(grid)), as_markdown("; ".join(chosen))])
     head = ["## Tuned settings", "", "Chosen on held-out training data; each method had as many points.", ""]
-    return [*head, _table(["experiment", "points", "chosen"], rows)]
+    return [*head, plain_table(["experiment", "points", "chosen"], rows)]

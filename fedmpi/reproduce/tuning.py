@@ -30,7 +30,7 @@ def tune(experiment, seeds, results, how):
     for point in points:
         point.settings.setdefault("holdout", HOLDOUT if held_out else "0")
     seeds = seeds or experiment.tune.get("seeds", [0])
-    planning = plan_runs(experiment, points, seeds, how.out / experiment.name / "tuning", how)
+    planning = plan_runs({}, points, seeds, how.out / experiment.name / "tuning", how)
     make(planning, how)
     rows = _rows(planning, experiment, points, seeds, metric)
     path = results / "tuning" / f"{experiment.name}.csv"
