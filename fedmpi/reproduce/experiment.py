@@ -127,17 +127,24 @@ def _position(name):
 def find_experiments(names):
     """The `Experiment`s of some names; "all", or a paper's key, are those of all papers, or of one.
 
+    Args:
+        names: list of str; one that ends in .yaml is the path of an experiment's file.
+
     Raises:
         UserError: if a name is unknown.
     """
     known = experiment_names()
     found = {}
     for name in names:
+        if name.endswith(".yaml"):
+            found[name] = None
+            continue
         chosen = known if name == "all" else [one for one in known if name in (one, one.partition("_")[0])]
         if not chosen:
             raise UserError(f"unknown table or figure '{name}'{nearest(name, known)}; --list shows them")
         found |= dict.fromkeys(chosen)
-    return [read_experiment(FOLDER / f"{name}.yaml") for name in found]
+    paths = (pathlib.Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml" for name in found)
+    return [read_experiment(path) for path in paths]
 
 
 def read_papers():
