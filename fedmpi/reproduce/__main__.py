@@ -112,6 +112,7 @@ def _how(options, arguments):
     places = ("--data-dir", "--out", "--results")
     pairs = zip(arguments, ["", *arguments])  # each word with the one before it
     shown = [word for word, before in pairs if not word.startswith(places) and before not in places]
+    shown = [pathlib.Path(word).name if word.endswith(".yaml") else word for word in shown]
     command = shlex.join(["python", "-m", "fedmpi.reproduce", *shown])
     return How(options.ranks, at_a_time, options.threads, options.launch, options.data_dir, options.out, command)
 
