@@ -47,7 +47,8 @@ class MPILink(Link):
         self.members, self.lost_in = tuple(range(self.size)), {}
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
         classes = sorted(known(fedmpi.comm.transports, Transport).values(), key=lambda cls: -cls.preference)
-        self._transports = {cls: cls(self.topology, cuda_aware) for cls in classes}  # the one that owns all memory last
+        # In the order in which they are asked whether they own a block: Allreduce, which owns any, is the last.
+        self._transports = {cls: cls(self.topology, cuda_aware) for cls in classes}
 
     @property
     def oversubscribed(self):

@@ -1,7 +1,8 @@
 """Who is missing when ranks wait too long: those that wait say so to each other.
 
 Nothing is sent before the limit. Then a rank that waits sends HERE to all others, and every other rank that waits
-does the same when it sees one. Who has not after some seconds is not waiting: it is stopped, stuck, or slow.
+does the same when it receives one. A rank that sends nothing for some seconds is not waiting: it is stopped, stuck
+or slow.
 """
 
 import contextlib
@@ -13,9 +14,10 @@ import time
 import numpy as np
 from mpi4py import MPI
 
+from fedmpi.comm.launch import OUTPUT_SECONDS
+
 GRACE = 3.0  # seconds in which all ranks that wait are heard
 LISTEN_AFTER, LISTEN_EVERY = 0.5, 0.05  # seconds of waiting before a rank looks for messages, and between two looks
-OUTPUT_SECONDS = 1.0  # a launcher drops output that it has not yet passed on when the job aborts
 HERE, GONE = 1, 0
 TIMED_OUT = 75  # exit code: a temporary failure, worth another attempt (EX_TEMPFAIL of sysexits.h)
 
@@ -26,9 +28,8 @@ class RollCall:
     Args:
         comm: an mpi4py intracommunicator; duplicated.
         limit: seconds after which a wait is too long.
-        describe: started rank -> words about it, for the message.
-        explain: called for the message; returns what ranks do before they arrive where this one waits, and how
-            to go on.
+        describe: function(started rank) -> text about it, for the message.
+        explain: function without arguments -> (phase that the ranks are in, how to resume), texts for the message.
 
     Attributes:
         lost: ranks that are lost: nobody waits for them.
@@ -39,8 +40,9 @@ class RollCall:
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # calls that meet a lost rank raise exceptions
         self.lost = set()
         self._limit, self._describe, self._explain = limit, describe, explain
-        self._waiting, self._sent = set(), []
-        self._inside_since, self._is_open = None, threading.Event()
+        self._waiting = set()  # other ranks that have said HERE and not GONE
+        self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
+        self._inside_since, self._closed = None, threading.Event()
         threading.Thread(target=self._watch_mpi, name="timeout", daemon=True).start()
 
     def wait(self, request, pause):
@@ -72,19 +74,19 @@ class RollCall:
 
     @contextlib.contextmanager
     def inside_mpi(self):
-        """While a call of MPI waits by itself: if that takes too long, the process ends without knowing for whom."""
+        """A context for a call of MPI that waits by itself: if it takes too long, the process ends and names nobody."""
         self._inside_since = time.monotonic()
         yield
         self._inside_since = None
 
     def close(self):
         """Free the communicator."""
-        self._is_open.set()
+        self._closed.set()
         self._comm.Free()
 
     def _watch_mpi(self):
-        """In a thread of its own."""
-        while not self._is_open.wait(1):
+        """End the process if a call inside of `inside_mpi` takes too long; runs in a thread of its own."""
+        while not self._closed.wait(1):
             since = self._inside_since
             if since is not None and time.monotonic() - since > self._limit + GRACE:
                 self._report("one or more ranks")
@@ -109,7 +111,7 @@ class RollCall:
         return [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in self.lost]
 
     def _end(self, since_call):
-        """End the job; the lowest rank that waits names those that do not."""
+        """End the job; the lowest rank that waits names those that do not. The others give it time to do so."""
         waiting = sorted({self._comm.rank, *self._waiting})
         if waiting[0] != self._comm.rank and since_call < 3 * GRACE:
             return

@@ -7,7 +7,7 @@ import time
 import traceback
 
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.launch import check_launch
+from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
@@ -15,8 +15,6 @@ from fedmpi.presets.reading import short
 from fedmpi.program.output import make_output_last, write_past_launcher
 
 STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
-# A launcher drops output that it has not yet passed on when the job aborts (seen with MPICH's).
-OUTPUT_SECONDS = 1.0
 LONGEST = 3000  # letters of a message
 
 
