@@ -1,6 +1,6 @@
 """The device of a rank: which GPU it is bound to, and which ranks share one.
 
-What is here for GPUs has not run on one; its decisions are functions of facts, which tests state.
+The code for GPUs has not run on a GPU. Its decisions are plain functions, which tests call with made-up facts.
 """
 
 import hashlib

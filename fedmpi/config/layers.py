@@ -48,7 +48,7 @@ def read_layers(arguments):
     """The `Layers` of a command line.
 
     Args:
-        arguments: list of words, without the program's name.
+        arguments: list of str, without the program's name.
 
     Raises:
         UserError: one line: what was given, what is allowed.

@@ -125,7 +125,7 @@ class Federation:
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
-        self.lost, self._gradients = frozenset(), {}  # started rank -> gradients evaluated by its clients
+        self.lost, self._told = frozenset(), 0  # gradients of this rank that the others have added
         self._present = set(range(plan.num_clients))  # the clients that took part in the previous round
         self.round_index = 0
         self.num_gradients = 0
@@ -244,7 +244,8 @@ class Federation:
         """Go on where another federation of the same settings gave its `state`; takes the place of `start`.
 
         Args:
-            state: what `state` gave, with the clients of this rank; tensors are copied.
+            state: what `state` gave, with the clients of this rank; tensors are copied. A client without a state
+                begins like one that has been absent so far.
 
         Raises:
             KeyError: if something is missing.
@@ -267,7 +268,18 @@ class Federation:
             row.copy_(state[f"server/{name}"])
         self.store.buffers.copy_(state["server/buffers"])
         for client in self.clients:
-            client.restore(_under(f"clients/{client.index}/", state))
+            if own_state := _under(f"clients/{client.index}/", state):
+                client.restore(own_state)
+            else:
+                self._begin_anew(client)
+        self._told = sum(client.num_gradients for client in self.clients)
+
+    def _begin_anew(self, client):
+        """Give a client whose state is lost that of one that was absent in all rounds so far."""
+        self.store.begin_exchange((), first_in_round=True)
+        self.store.begin_turn(self.clients.index(client))
+        self._show_round(self.plan.start())
+        self.algorithm.client_start(client, self.server_seen_by_clients)
 
     def _set_round(self, current):
         """Begin a `Round`: for the server and for every client."""
@@ -405,13 +417,14 @@ class Federation:
         costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request(), losses.bad_row]
+        new = gradients - self._told
+        mine = [losses.total, losses.number, losses.bad_client, new, self.request(), losses.bad_row]
         everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
         self._check_ended(everywhere, here=False)
+        self._told = gradients
         everywhere = everywhere.tolist()
         totals, numbers, _, gradients, requests, bad_rows, *of_clients = zip(*everywhere)
-        self._gradients.update(zip(self.link.members, gradients))
-        self.num_gradients = int(sum(self._gradients.values()))
+        self.num_gradients += int(sum(gradients))
         for bits in requests:
             self.requests |= int(bits)
         for rank, (total, _, client, *_), row in zip(self.link.members, everywhere, bad_rows):

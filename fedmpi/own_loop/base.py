@@ -9,6 +9,7 @@ import zlib
 import torch
 
 from fedmpi.comm.agreement import agree
+from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.link import Traffic
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.config.elsewhere import HERE
@@ -16,8 +17,6 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation, Variables
 from fedmpi.settings import nearest
-
-OUTPUT_SECONDS = 1.0  # a launcher drops output that it has not passed on when the job aborts
 
 
 class OwnLoop:

@@ -288,7 +288,7 @@ class _Progress:
     def __init__(self, plan, number, metric):
         self._plan, self._number, self._metric, self._ended = plan, number, metric, 0
 
-    def __call__(self, run, code, seconds, last):
+    def __call__(self, run, code, seconds, last, cpu_seconds=None):
         self._ended += 1
         folder = self._plan.folder(run)
         how = "pruned" if code == "pruned" else f"failed, exit code {code}: {last}"

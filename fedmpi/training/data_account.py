@@ -3,9 +3,7 @@
 import json
 import sys
 
-import numpy as np
-
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.errors import UserError
 from fedmpi.runs.data_files import describe_file, difference, read_data_files, write_data_files
 
@@ -13,8 +11,7 @@ from fedmpi.runs.data_files import describe_file, difference, read_data_files, w
 def account_for_data(job, recorder):
     """Write which data the run is trained on, and say so if the settings came from a run on others. Collective."""
     mine = agree(job.link, lambda: [describe_file(path) for path in job.task.data_files()])
-    text = "".join(f"{json.dumps(one)}\n" for one in mine).encode()
-    lines = job.link.allgatherv(list(text)).astype(np.uint8).tobytes().decode().splitlines()
+    lines = allgather_lines(job.link, [json.dumps(one) for one in mine])
     if recorder is None:
         return
     files = [json.loads(line) for line in lines]

@@ -67,9 +67,10 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
     began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
         job = prepare(config, link)
-        recorder = agree(link, lambda: _make_recorder(job))
+        if config.run.resume in (None, AUTO):
+            _survive(job)
+        recorder, folder = _open(job)
         try:
-            folder = pathlib.Path(share(link, lambda: str(recorder.folder)))
             checkpoints = Checkpoints(job, folder, recorder)
             link.way_on = lambda: (
                 f"; --resume {folder} continues after round {checkpoints.done}" * bool(checkpoints.done)
@@ -79,6 +80,21 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
         finally:
             if recorder is not None:
                 recorder.close()
+
+
+def _survive(job):
+    """From now on, go on without ranks that are lost, if the settings say so. Collective."""
+    if job.config.run.on_loss == "continue":
+        job.link.survive()
+
+
+def _open(job):
+    """(the recorder on rank 0, None elsewhere; path of the run folder). Collective."""
+    recorder, folder = None, ""
+    while not folder:  # again, if rank 0 is lost before the others know its folder
+        recorder = agree(job.link, lambda: recorder or _make_recorder(job))  # noqa: B023
+        folder = share(job.link, lambda: str(recorder.folder) if recorder else "")  # noqa: B023
+    return recorder, pathlib.Path(folder)
 
 
 def _make_recorder(job):
@@ -92,7 +108,7 @@ def _make_recorder(job):
     data = getattr(config.task, "data", command_name(type(config.task)))
     stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
     stem = re.sub(r"[-_.]*{.*}", "", stem) or "silos"  # silo_{client}: silo
-    if run.resume == AUTO:
+    if run.name and (run.resume == AUTO or job.link.lost):
         clear_run_folder(pathlib.Path(run.out) / run.name)
     trackers = make_trackers(run.track)  # first: an error leaves no folder behind
     return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}"), job.num_rounds, trackers)
@@ -158,11 +174,13 @@ def _run(job, recorder, checkpoints, callbacks, began):
         if recorder:
             print(f"{folder}: continuing after round {manifest['round']}", flush=True)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
-    account_for_data(job, recorder)
+    _survive(job)  # a resumed run: the records end where they should
+    checkpoints.records = records = Records(job, checkpoints.folder, recorder)
+    account_for_data(job, records.recorder())
     _warn_of_choice(job)
     if recorder:
         _write_split(job, recorder)
-    evaluation, records = Evaluation(job), Records(job, checkpoints.folder, recorder)
+    evaluation = Evaluation(job)
     progress.start_seconds = time.perf_counter() - began
     try:
         _run_rounds(job, records, checkpoints, progress, rule, evaluation)
@@ -205,8 +223,6 @@ def _warn_of_choice(job):
 def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
     """The start, unless the run was resumed, and all rounds that are left."""
     federation, run, link = job.federation, job.config.run, job.link
-    if run.on_loss == "continue":
-        link.survive()
     every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
     if federation.round_index == 0:
         federation.start()
