@@ -99,7 +99,7 @@ def make(planning, how):
     for plan in filter(None, (planning.first, planning.plan)):
         todo = to_make(plan)
         _make_folder(plan.out)
-        print(f"{plan.out}: {len(plan.runs)} runs, {len(todo)} of them to be made", flush=True)
+        print(f"{plan.out}: {len(plan.runs)} runs, {len(todo)} of them still to do", flush=True)
         run_all(plan, todo, how.ranks, how.at_a_time, how.launcher, _Ended(plan, len(todo), how))
 
 
@@ -216,7 +216,9 @@ def emit_slurm(planning, how, path):
         UserError: if nothing is to be made, or something cannot be written.
     """
     if planning.first and to_make(planning.first):
-        raise UserError(f"{planning.first.out}: the run '{FIRST_RUN}' must end first: start once without --emit-slurm")
+        raise UserError(
+            f"{planning.first.out}: the run '{FIRST_RUN}' must end before the others: make it first, without --emit-slurm"
+        )
     plan = planning.plan
     todo = to_make(plan)
     if not todo:
