@@ -217,7 +217,7 @@ def emit_slurm(planning, how, path):
     """
     if planning.first and to_make(planning.first):
         raise UserError(
-            f"{planning.first.out}: the run '{FIRST_RUN}' must end before the others: make it first, without --emit-slurm"
+            f"{planning.first.out}: the other runs need the run '{FIRST_RUN}': make it first, without --emit-slurm"
         )
     plan = planning.plan
     todo = to_make(plan)
