@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
-from fedmpi.presets.reading import short
+from fedmpi.text import short
 
 # name -> (mean, std) of pixel/255 per channel, as in the public FAFED code; Tiny-ImageNet: the usual values; digits:
 # measured on the training set.

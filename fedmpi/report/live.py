@@ -5,10 +5,9 @@ import sys
 import time
 
 from fedmpi.config.resume import has_checkpoint
-from fedmpi.presets.reading import short
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import find_runs
-from fedmpi.text import Table, format_seconds
+from fedmpi.text import Table, format_seconds, short
 
 BARS = "▁▂▃▄▅▆▇█"
 RESTART = 3600  # seconds that a run with a checkpoint is waited for: a job that was put back into a queue may go on

@@ -3,11 +3,10 @@
 import csv
 import statistics
 
-from fedmpi.presets.reading import short
 from fedmpi.report.curves import clearly_best, clients_at_end, curve, final, metrics_of
 from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
-from fedmpi.text import Table, as_cell, format_count, format_quantity
+from fedmpi.text import Table, as_cell, format_count, format_quantity, short
 
 
 def final_table(problem):

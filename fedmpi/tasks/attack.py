@@ -13,11 +13,12 @@ from fedmpi.data.samples import Samples, input_shape
 from fedmpi.data.source import names_silos, open_source
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
-from fedmpi.presets.reading import read_settings_file, short
+from fedmpi.presets.reading import read_settings_file
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
+from fedmpi.text import short
 
 SHOWN = 8  # images in the picture
 
