@@ -1,4 +1,4 @@
-"""What the ranks find out together. All functions are collective on the link."""
+"""What the ranks find out together. All functions are collective on the link unless they say otherwise."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def gather_facts(link, facts):
 
 
 def try_sum(link, transport):
-    """(whether a sum over the ranks is right on all of them, how it was made in words)."""
+    """(whether a test sum over the ranks is right on all of them, how it was made, as text)."""
     link.transport = transport
     block = link.allocate(SUM_ELEMENTS, torch.float32)
     block.copy_(torch.arange(SUM_ELEMENTS) % 251 + link.rank)

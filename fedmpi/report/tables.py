@@ -10,7 +10,8 @@ from fedmpi.text import Table, as_cell, format_count, format_quantity, short
 
 
 def final_table(problem):
-    """What each method ended with: mean ± standard deviation over its seeds; settings that differ stand behind."""
+    """What each method ended with: mean ± standard deviation over its seeds; the last column has the settings that
+    differ, if any do."""
     methods, metrics = problem.methods, metrics_of(problem.methods)
     metrics = [name for name in metrics if name != "loss"] or metrics  # what was evaluated says more
     printed = [name for name in metrics if any(_printed(method, name) for method in methods)]

@@ -42,7 +42,7 @@ class Evaluation:
         return f"{number} training and test samples, drawn once; at the end {last}"
 
     def _task_at_end(self):
-        """The task on all test data; on all training data, too, if the gradients have passed over them `PASSES` times."""
+        """On all test data; on all training data, too, if the gradients of the run passed over them `PASSES` times."""
         is_long = self._job.federation.num_gradients >= PASSES * self._job.num_batches
         return self._job.task if is_long else self._all_tests
 
