@@ -44,8 +44,8 @@ def roc_curve(method):
 def varied_settings(problem):
     """[(key, metric, algorithm -> [(value, `Spread`)])] of the numbers that runs vary, as in a sweep.
 
-    A key is included if some algorithm was run with at least three values of it; if several have the same value and differ in other
-    settings, the best counts. The metric is one on held-out data, if there is one.
+    A key is included if some algorithm was run with at least three values of it. Of methods with the same value, which
+    differ in other settings, the best counts. The metric is one on held-out data, if there is one.
     """
     names = [name for name in metrics_of(problem.methods) if name != "loss"]
     names = [name for name in names if name.startswith(HELD_OUT)] or names

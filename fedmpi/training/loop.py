@@ -136,25 +136,15 @@ class _Progress:
 
 
 def _run(job, recorder, checkpoints, callbacks, began):
-    """Start or resume, rounds, evaluations, result."""
+    """The whole run, from its start or a checkpoint to its `Outcome`. Collective."""
     run, link = job.config.run, job.link
     progress = _Progress(Ending(run, job.task.goal, link, callbacks))
     rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
     position = 0
     if run.resume not in (None, AUTO):
-        folder, is_finished, rounds = share(link, lambda: _find_run(job, recorder))
-        state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
-        if is_finished:
-            if recorder:
-                print(
-                    f"{folder}: the run is complete after {job.num_rounds} rounds; --rounds asks for more", flush=True
-                )
-            return _outcome(job, checkpoints.folder, folder)
-        position = manifest["records"]
-        progress.restore(state)
-        agree(link, lambda: rule.check(job.federation))
-        if recorder:
-            print(f"{folder}: going on after round {manifest['round']}", flush=True)
+        position, complete_in = _resume(job, recorder, checkpoints, progress, rule)
+        if complete_in is not None:
+            return _outcome(job, checkpoints.folder, complete_in)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
     account_for_data(job, recorder)
     _warn_of_choice(job)
@@ -174,6 +164,25 @@ def _run(job, recorder, checkpoints, callbacks, began):
         notes = [f"{save_selected(job, recorder)} is the best model so far"] if job.federation.selected else []
         notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []
         raise Diverged("; ".join([str(error), *notes])) from None
+
+
+def _resume(job, recorder, checkpoints, progress, rule):
+    """Restore a run from its newest checkpoint. Collective.
+
+    Returns:
+        (where its records end in metrics.jsonl, its folder if the run is complete already or None).
+    """
+    folder, is_finished, rounds = share(job.link, lambda: _find_run(job, recorder))
+    state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
+    if is_finished:
+        if recorder:
+            print(f"{folder}: the run is complete after {job.num_rounds} rounds; --rounds asks for more", flush=True)
+        return 0, folder
+    progress.restore(state)
+    agree(job.link, lambda: rule.check(job.federation))
+    if recorder:
+        print(f"{folder}: going on after round {manifest['round']}", flush=True)
+    return manifest["records"], None
 
 
 def _write_split(job, recorder):
