@@ -20,9 +20,10 @@ def spread(num_clients, num_ranks):
         UserError: if there are fewer clients than ranks.
     """
     if num_clients < num_ranks:
+        fewer = f"at most {num_clients} ranks" if num_clients > 1 else "one rank (without mpirun, or mpirun -np 1)"
         raise UserError(
             f"clients = {num_clients}: expected at least one client per rank, and {num_ranks} ranks were started: "
-            f"start at most {num_clients} ranks or ask for more clients"
+            f"start {fewer}, or ask for more clients (--clients {num_ranks})"
         )
     edges = [num_clients * rank // num_ranks for rank in range(num_ranks + 1)]
     return [range(a, b) for a, b in zip(edges, edges[1:])]

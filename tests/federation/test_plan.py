@@ -58,8 +58,10 @@ def test_the_one_that_works_alone():
 
 def test_clients_are_spread_evenly():
     assert spread(7, 3) == [range(0, 2), range(2, 4), range(4, 7)]
-    with pytest.raises(UserError, match="clients = 2: expected at least one client per rank, and 3 ranks"):
+    with pytest.raises(UserError, match=r"and 3 ranks were started: start at most 2 ranks, or .*--clients 3"):
         spread(2, 3)
+    with pytest.raises(UserError, match=r"and 2 ranks were started: start one rank \(without mpirun.*--clients 2"):
+        spread(1, 2)
 
 
 def test_participants_are_drawn_without_replacement_and_by_round():
