@@ -11,7 +11,7 @@ length `dim`, and overrides some of these methods, which are called in this orde
     upload        after the last local step, on every participating client: complete the rows to be averaged
     server_step   after the average, on all ranks: every rank holds a copy of the server's state
 
-A method that averages more than once a round, or in another order, overrides `exchanges`, too.
+A method that does not average all its exchanged rows at once, after the local steps, also overrides `exchanges`.
 
 Rows:
 

@@ -14,7 +14,7 @@ from fedmpi.settings import setting
 class _FedOpt(FedAvg):
     """The common part of FedAdam, FedYogi and FedAdagrad: FedAvg's local steps, then one adaptive server step.
 
-    Subclasses define `update_v(server, square)`: the new server.v from square = Δ² [dim], which may be overwritten.
+    Subclasses define `update_v(server, square)`: it changes server.v by square = Δ² [dim], which it may overwrite.
     A server step reuses the row of the average: server.x is Δ, then Δ², then the denominator.
     """
 

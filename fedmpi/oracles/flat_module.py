@@ -200,7 +200,7 @@ class FlatModule:
 
     @torch.no_grad()
     def adopt(self):
-        """Bring back into the vectors what a pass has assigned to other memory.
+        """Copy into the vectors what a pass has assigned to other memory.
 
         A module may assign a new tensor to a buffer, ``self.ema = 0.9 * self.ema + ...``, or to the ``.data`` of a
         parameter. Its values are copied to the vectors that the module was pointed at, and it is pointed there again.

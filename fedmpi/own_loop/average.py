@@ -89,7 +89,7 @@ OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilo
 
 @dataclasses.dataclass(frozen=True)
 class _Local:
-    """Local steps that the user's own optimizer makes; with each outer optimizer below, it is a whole algorithm."""
+    """The local steps of an algorithm, made by the user's own optimizer; the classes below add the server's step."""
 
     names: tuple = ()  # of the optimizer's state that is exchanged
 

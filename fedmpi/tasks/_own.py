@@ -16,9 +16,7 @@ from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import LoadedTask, Metrics, constructor_of
 from fedmpi.tasks.base import Task as AnyTask
 
-EVALUATION_BATCH = (
-    100  # samples; fewer than for images in memory (`fedmpi.data.samples`), because their size is unknown
-)
+EVALUATION_BATCH = 100  # samples; fewer than in `fedmpi.data.samples`, because a user's samples may be large
 
 
 @dataclasses.dataclass(frozen=True)

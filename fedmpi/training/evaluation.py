@@ -9,7 +9,9 @@ from fedmpi.errors import Diverged
 from fedmpi.tasks.base import Metrics
 from fedmpi.text import format_count
 
-PASSES = 5  # over the training data, before another one for the evaluation at the end is a small part of the run
+PASSES = (
+    5  # of the gradients over the training data: the last evaluation, one more pass, is then a small part of the run
+)
 _MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the largest value stays the largest
 
 

@@ -90,7 +90,7 @@ def _follow(parts, values, test_values, column):
     counts = np.stack([np.bincount(codes[part], minlength=len(known)) for part in parts])  # [clients, values]
     test_codes = _nearest(known, test_values)
     owners = np.full(len(test_values), -1)  # client of each test row
-    owed = np.zeros(len(parts))  # rows that each client should have more than it has, a fraction
+    owed = np.zeros(len(parts))  # its share of the test rows so far, minus the rows that it has
     for code in np.unique(test_codes[test_codes >= 0]):
         rows, holders = np.flatnonzero(test_codes == code), np.flatnonzero(counts[:, code])
         if not len(holders):
