@@ -131,7 +131,7 @@ def _reason_to_skip(one, options):
 
 def _missing(one, data_dir):
     """Names of data files that are not in the folder, in words."""
-    folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or "data")
+    folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or ".")
     return ", ".join(name for name in one.data if not (folder / f"{name}.h5").is_file())
 
 
@@ -154,7 +154,7 @@ def _write_page(results, one, scale):
 
 def listing(results, data_dir):
     """The text of --list."""
-    rows = [["name", "what", "data", "methods", "CPU-hours, full, 1 seed", "GPU-hours", "state"]]
+    rows = [["name", "what", "data", "methods", "CPU time, full scale, 1 seed", "GPU time", "state"]]
     for one in find_experiments(["all"]):
         data, methods = ", ".join(one.data) or "–", ", ".join(one.methods) or "–"
         gpu = "not measured" if one.scales else "–"
