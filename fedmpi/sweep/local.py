@@ -28,7 +28,7 @@ def clear(folder):
         UserError: if the folder is not one of a run.
     """
     if folder.exists() and not is_run(folder):
-        raise UserError(f"{folder}: is in the way and not a run folder; move it elsewhere")
+        raise UserError(f"{folder}: exists and is not a run folder; move it, or choose another --out")
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -72,7 +72,9 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
         recorder, folder = _open(job)
         try:
             checkpoints = Checkpoints(job, folder, recorder)
-            link.way_on = lambda: f"; --resume {folder} goes on after round {checkpoints.done}" * bool(checkpoints.done)
+            link.way_on = lambda: (
+                f"; --resume {folder} continues after round {checkpoints.done}" * bool(checkpoints.done)
+            )
             job.federation.request = lambda: signals.bits | checkpoints.request()
             return _run(job, recorder, checkpoints, callbacks, began)
         finally:
@@ -162,14 +164,15 @@ def _run(job, recorder, checkpoints, callbacks, began):
         if is_finished:
             if recorder:
                 print(
-                    f"{folder}: the run is complete after {job.num_rounds} rounds; --rounds asks for more", flush=True
+                    f"{folder}: the run is complete after {job.num_rounds} rounds; a larger --rounds continues it",
+                    flush=True,
                 )
             return _outcome(job, checkpoints.folder, folder)
         position = manifest["records"]
         progress.restore(state)
         agree(link, lambda: rule.check(job.federation))
         if recorder:
-            print(f"{folder}: going on after round {manifest['round']}", flush=True)
+            print(f"{folder}: continuing after round {manifest['round']}", flush=True)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
     _survive(job)  # a resumed run: the records end where they should
     checkpoints.records = records = Records(job, checkpoints.folder, recorder)
@@ -198,7 +201,7 @@ def _write_split(job, recorder):
     try:
         job.task.write_split(recorder.folder)
     except (OSError, UserError) as error:
-        print(f"fedmpi: {error}; the run goes on without it", file=sys.stderr, flush=True)
+        print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)
 
 
 def _look(job, recorder):
@@ -212,8 +215,8 @@ def _warn_of_choice(job):
     run, task = job.config.run, job.config.task
     chooses = run.result == "best" or run.patience is not None
     if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
-        what = "the best result is selected" if run.result == "best" else "the end of the run is decided"
-        hint = "so that it is better there than on new data; --holdout 0.1 decides on held-out training data"
+        what = "the best model is chosen" if run.result == "best" else "the run ends early"
+        hint = "so the test results will be too optimistic; --holdout 0.1 uses held-out training data instead"
         print(f"fedmpi: {what} by {job.task.goal[0]} on the test set, {hint}", file=sys.stderr, flush=True)
 
 
@@ -278,9 +281,11 @@ def _stop(job, recorder, checkpoints, progress, signal):
     is_written = checkpoints.write_now(progress.state)
     where = f"--resume {recorder.folder}" if recorder else ""
     if not is_written:
-        last = f"the last checkpoint is of round {checkpoints.done}" if checkpoints.done else "there is no checkpoint"
+        last = (
+            f"the last checkpoint is that of round {checkpoints.done}" if checkpoints.done else "there is no checkpoint"
+        )
         raise AgreedUserError(f"stopped after round {number} by {signal}; {last}" if recorder else "")
-    raise Stopped(f"stopped after round {number} by {signal}; to go on: {where}")
+    raise Stopped(f"stopped after round {number} by {signal}; to continue: {where}")
 
 
 def _finish(job, records, checkpoints, progress, rule, evaluation):
