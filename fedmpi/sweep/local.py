@@ -128,7 +128,7 @@ class _Job(_Log):
         if not goes_on:
             clear(plan.folder(run))
         words = [f"--ranks={ranks}", *plan.arguments(run), *(["--resume=auto"] if goes_on else [])]
-        if ranks == 1 and not launcher and hasattr(os, "fork"):
+        if ranks == 1 and not launcher and sys.platform == "linux":
             self._process = _fork(words, log)
         else:
             self._process = _start(launcher.replace("{ranks}", str(ranks)), words, log)
