@@ -14,6 +14,7 @@ import subprocess
 import yaml
 
 import fedmpi
+from fedmpi.comm.host import processor_name
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
@@ -173,7 +174,7 @@ def facts():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "commit": _commit(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": cores,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -192,13 +193,6 @@ def _commit():
         if git("ls-files", "fedmpi/train.py"):
             return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "fedmpi") else "")
     return fedmpi.__version__
-
-
-def _processor():
-    with contextlib.suppress(OSError, StopIteration):
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
 
 
 def provenance(folder):
