@@ -179,7 +179,7 @@ def known_settings(owner, names, settings):
     """The settings, if `owner` has all of them.
 
     Args:
-        owner: in words, whose settings they are. names: of its settings. settings: name -> value.
+        owner: text, whose settings they are. names: of its settings. settings: name -> value.
 
     Raises:
         UserError: one line, for the first that it does not have.

@@ -116,6 +116,7 @@ def _reproduce(one, options, how):
 
 
 def _how(options, arguments):
+    """The `How` of the options; `arguments` are recorded without folders of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     at_a_time = options.at_a_time or max(1, cores // (options.ranks * options.threads))
     places = ("--data-dir", "--out", "--results")
@@ -139,12 +140,13 @@ def _reason_to_skip(one, options):
 
 
 def _missing(one, data_dir):
-    """Names of data files that are not in the folder, in words."""
+    """Names of the data files that are not in the folder, as text."""
     folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or ".")
     return ", ".join(name for name in one.data if not (folder / f"{name}.h5").is_file())
 
 
 def _pages(experiments, options):
+    """Write the pages of all experiments that have results, and the summary."""
     for one in experiments:
         for scale in SCALES:
             if read_results(options.results, one, scale):

@@ -294,7 +294,7 @@ class _Progress:
 
 
 def _result(record, metric):
-    """A complete run's value of the metric, in words; it may not have measured it."""
+    """A complete run's value of the metric, as text; it may not have measured it."""
     if metric is None and not any(name.startswith(HELD_OUT) for name in record.metrics):
         return "no held-out data"
     metric = metric or usual_metric([record])

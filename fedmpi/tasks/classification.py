@@ -107,7 +107,7 @@ class LoadedClassification(LoadedTask):
     Args:
         settings: a `Classification`. context: a `RankContext`.
         sources: client -> `Source` of each client of this rank.
-        parts: client -> indices, of all clients of the federation where they share a file.
+        parts: client -> indices: of all clients of the federation if they share a file, else of this rank's.
         rows: `rows.collect(link)` gives client -> [n, ...] array.
         tests: [(source, indices)] of this rank's share of the test set; of silo files one per client.
         names: of this rank's clients if they have files of their own, else of all clients, or None.
