@@ -78,6 +78,9 @@ class OwnLoop:
 
         Args:
             loader: has a length and can be iterated several times, like a `torch.utils.data.DataLoader`.
+
+        Raises:
+            UserError: if the loader of this rank has no batch.
         """
         number = int(self._link.allgather([len(loader)]).max())
         if len(loader) == 0:

@@ -91,7 +91,11 @@ def _text(value):
 
 
 def write_rows(path, columns, rows):
-    """Write dicts as a CSV file; what a row does not have is empty."""
+    """Write dicts as a CSV file; what a row does not have is empty.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", newline="", encoding="utf-8") as file:
