@@ -195,8 +195,8 @@ class MPILink(Link):
             self._roll_call.lost.update(lost)
         for rank in lost if self.rank == 0 else ():
             print(
-                f"fedmpi: {self._describe(rank)} is lost in {self.phase}; {self.size} of "
-                f"{self.size + len(self.lost)} ranks go on",
+                f"fedmpi: {self._describe(rank)} was lost during {self.phase}; {self.size} of "
+                f"{self.size + len(self.lost)} ranks continue",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
 

@@ -156,10 +156,10 @@ class RollCall:
 
     def _report(self, who, goes_on=False):
         phase, way_on = self._explain()
-        kind, way_on = ("", "; killed, so that the others go on") if goes_on else ("error: ", way_on)
+        kind, way_on = ("", "; killed, and the others continue") if goes_on else ("error: ", way_on)
         print(
-            f"fedmpi: {kind}no sign of {who} for {self._limit:g} s, in {phase}: stopped, stuck or too slow "
-            f"(--timeout {self._limit:g}){way_on}",
+            f"fedmpi: {kind}no sign of {who} for {self._limit:g} s during {phase}: stopped, stuck, or slower than "
+            f"--timeout {self._limit:g} allows{way_on}",
             file=sys.stderr,
             flush=True,
         )

@@ -19,9 +19,9 @@ def why_unavailable():
     """Why this job cannot go on after it has lost a rank, and what to do: one line; None if it can."""
     vendor, version = MPI.get_vendor()
     if vendor != "Open MPI" or version < (5, 0, 0):
-        return f"{vendor} {'.'.join(map(str, version))} does not go on without a rank: {HOW}"
+        return f"{vendor} {'.'.join(map(str, version))} cannot continue without a rank: {HOW}"
     if os.environ.get(_SWITCH, "0") in ("0", "false"):
-        return f"mpirun was started without it: {HOW}"
+        return f"mpirun was started without --with-ft ulfm: {HOW}"
     return None
 
 

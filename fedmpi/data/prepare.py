@@ -5,7 +5,7 @@ from fedmpi.data.formats import OFFICIAL_READERS, find_reader
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.writer import write_file
 from fedmpi.errors import UserError
-from fedmpi.presets.reading import short
+from fedmpi.text import short
 
 
 def prepare(name, folder, options, origin=None, mirror=None, force=False):
@@ -28,7 +28,7 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
         raise UserError(f"--size {options.size}: expected at least 1, pixels per side")
     path = folder / f"{name}.h5"
     if path.exists() and not force:
-        print(f"{path} exists already (--force makes it again)")
+        print(f"{path} exists already (--force replaces it)")
         return path
     if origin is None:
         if name not in OFFICIAL_READERS:

@@ -1,4 +1,7 @@
-"""What the ranks' facts say about the place. Not collective: every rank finds the same from the same facts."""
+"""What the ranks' facts say about machines and job. Not collective: every rank finds the same from the same facts.
+
+Each `check_*` function returns a `Check`; its argument `ranks` is the list of all `RankFacts`, in rank order.
+"""
 
 import collections
 import dataclasses
@@ -25,7 +28,7 @@ class Check:
 
 
 def where(facts):
-    """A rank and its node in words."""
+    """A rank and its node as text."""
     return f"rank {facts.rank} ({facts.node})"
 
 
@@ -38,7 +41,7 @@ def by_node(ranks):
 
 
 def check_ranks(ranks, sum_is_right, used):
-    """That the ranks found each other and can sum; `used` says how, in words."""
+    """Check that the ranks found each other and that their test sum is right; `used` says how it was made, as text."""
     nodes = by_node(ranks)
     sizes = sorted({len(node) for node in nodes})
     each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
@@ -53,7 +56,7 @@ def check_ranks(ranks, sum_is_right, used):
 
 
 def check_cores(ranks):
-    """That no two ranks are bound to the same core, and that no cores are left unused by binding."""
+    """Check that no two ranks are bound to the same core, and that binding leaves no cores unused."""
     for node in by_node(ranks):
         usable = sorted({core for facts in node for core in facts.cores})
         online = max(facts.cores_online for facts in node)
@@ -75,7 +78,9 @@ def check_cores(ranks):
             advice = "mpirun --bind-to none, or --map-by slot:PE=CORES; under SLURM --cpus-per-task"
             return Check("cores", WARNING, text, advice)
     threads = sorted({facts.threads for facts in ranks})
-    return Check("cores", OK, f"{' or '.join(map(str, threads))} for each rank, none of them shared")
+    return Check(
+        "cores", OK, f"{' or '.join(map(str, threads))} for each rank; no two ranks are bound to the same core"
+    )
 
 
 def _sharing_pair(node, num_usable, num_online):
@@ -95,7 +100,7 @@ def _sharing_pair(node, num_usable, num_online):
 
 
 def check_devices(ranks):
-    """That each rank has a device, and each GPU one rank."""
+    """Check that each rank has a device, and each GPU only one rank."""
     without = next((facts for facts in ranks if facts.device_error), None)
     if without is not None:
         return Check("device", FAILED, f"{where(without)}: {without.device_error}", "ask for GPUs: --gpus-per-node=N")
@@ -112,11 +117,11 @@ def check_devices(ranks):
     if len(kinds) > 1:
         text = ", ".join(f"{number} ranks on {kind}" for kind, number in kinds.items())
         return Check("device", WARNING, text, "all ranks wait for the slowest: --device cpu, or nodes of one kind")
-    return Check("device", OK, "one GPU for each rank" if owners else "the CPU")
+    return Check("device", OK, "one GPU for each rank" if owners else "all ranks use the CPU")
 
 
 def check_versions(ranks):
-    """That all ranks run the same software."""
+    """Check that all ranks run the same versions of the software."""
     first = ranks[0]
     for facts in ranks[1:]:
         for name, version in first.versions.items():
@@ -128,7 +133,7 @@ def check_versions(ranks):
 
 
 def check_clocks(ranks):
-    """That the nodes' clocks agree; the times were taken just after a barrier."""
+    """Check that the nodes' clocks agree; the times were taken just after a barrier."""
     times = [facts.time for facts in ranks]
     apart = max(times) - min(times)
     if apart <= MAX_CLOCK_SECONDS:
@@ -140,25 +145,25 @@ def check_clocks(ranks):
 
 
 def check_data(errors, described):
-    """That every rank read its data.
+    """Check that every rank read its data.
 
     Args:
-        errors: a text for each rank, "" where all went well. described: the data in words.
+        errors: a text for each rank, "" if it read its data. described: text that names the data.
     """
     failing = [(rank, text) for rank, text in enumerate(errors) if text]
     if not failing:
         return Check("data", OK, f"{described}: read by all ranks" if len(errors) > 1 else f"{described}: read")
     rank, text = failing[0]
-    more = f" (and {len(failing) - 1} more ranks)" if len(failing) > 1 else ""
+    more = f" and {len(failing) - 1} more" if len(failing) > 1 else ""
     advice = "copy it to every node or to a folder that all nodes share; --data-dir or FEDMPI_DATA names the folder"
     return Check("data", FAILED, f"rank {rank}{more}: {text}", advice)
 
 
 def check_memory(ranks, needed, left):
-    """That the rows fit into the memory of every node, beside the data that are in it already.
+    """Check that the rows fit into the memory of every node, besides the data that are already in it.
 
     Args:
-        needed: bytes of each rank. left: bytes that its node has, nan where the system does not tell.
+        needed: bytes of each rank. left: bytes that its node has, nan if the system does not say.
     """
     text = f"{format_bytes(max(needed))} for model and rows of a rank"
     for node in by_node(ranks):

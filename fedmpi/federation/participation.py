@@ -54,7 +54,7 @@ class Plan:
         seed: of the run; what all ranks draw comes from it.
 
     Raises:
-        UserError: if there is no client, a client has no local step, or the weights are not as they should be.
+        UserError: if there is no client, a client has no local step, or the weights are not one finite number > 0 each.
     """
 
     num_clients: int
@@ -71,7 +71,7 @@ class Plan:
             raise UserError(f"local_steps = {min(self._steps)}: expected at least 1 for every client")
         if len(self._all_weights) != self.num_clients:
             raise UserError(
-                f"weights: {len(self._all_weights)} of them: expected one for each of the {self.num_clients} clients"
+                f"weights: {len(self._all_weights)} given: expected one for each of the {self.num_clients} clients"
             )
         for client, weight in enumerate(self._all_weights):
             if not 0 < weight < math.inf:

@@ -404,9 +404,9 @@ class Federation:
         ended = everywhere[:, 2] == ENDED
         if ended.any() and not ended.all():
             others = np.flatnonzero(ended != here).tolist()
-            what = ("this rank has ended", "go on") if here else ("this rank goes on", "have ended")
+            what = ("this rank has ended", "continue") if here else ("this rank continues", "have ended")
             raise UserError(
-                f"after {self.round_index} rounds {what[0]} and ranks {others} {what[1]}: all ranks make the same "
+                f"after {self.round_index} rounds {what[0]} and ranks {others} {what[1]}: all ranks must make the same "
                 "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
             )
 
@@ -430,10 +430,12 @@ class Federation:
         for rank, (total, _, client, *_), row in zip(self.link.members, everywhere, bad_rows):
             if client >= 0:
                 initial = self.server.round_index < 0
-                when = "in the initial gradients" if initial else f"in round {self.round_index}"
+                when = "in the initial gradients" if initial else f"in round {self.round_index + 1}"
                 what = f"the loss of client {int(client)} on rank {rank} is {total}"
                 if row >= 0:
-                    what = f"row {names[int(row)]} of client {int(client)} on rank {rank} has values not finite"
+                    what = (
+                        f"row {names[int(row)]} of client {int(client)} on rank {rank} has values that are not finite"
+                    )
                 raise Diverged(f"{when}: {what}; {_INITIAL_HINT if initial else _HINT}")
         if of_clients:  # an exact sum does not depend on which rank has which client
             totals = [math.fsum(itertools.chain(*of_clients))]
@@ -458,5 +460,5 @@ def _under(prefix, state):
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-_HINT = "try a smaller step size or more clipping"
-_INITIAL_HINT = "no step was made yet: check the values of the data and of the model's initial parameters"
+_HINT = "try a smaller step_size, or a smaller clip_norm"
+_INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"

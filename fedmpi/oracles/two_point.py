@@ -13,7 +13,8 @@ from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
-NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")  # torch's messages about them
+# Parts of torch's messages about operations that vmap does not support.
+NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")
 
 
 def add_estimate(out, differences, directions, smoothing, num_directions):
@@ -45,7 +46,7 @@ class Workspace:
         self.points = x.new_zeros(self._at_once + 1, x.numel())
         self._directions = x.new_zeros(self._at_once, x.numel())
         self._generator = torch.Generator(x.device)
-        self._drawn = None
+        self._drawn = None  # (noise, number of the first direction) of what `_directions` contains
 
     def directions(self, noise):
         """The b2 directions of `noise`, a few at a time, each uniform on the unit sphere.
@@ -191,11 +192,13 @@ class TwoPoint(OracleKind):
 
     name = "two_point"
 
-    directions: int = setting(20, "b2, random directions per gradient; their cost is b2 + 1 forward passes", least=1)
+    directions: int = setting(
+        20, "b2, random directions per gradient estimate, which costs b2 + 1 forward passes", least=1
+    )
     smoothing: float = setting(1e-3, "μ, distance of the nearby points", above=0)
     evaluation: str = setting(
         "batched",
-        "all nearby points in one batched pass where the model can, or one_by_one (less memory)",
+        "batched: all nearby points in one pass, if the model supports it; one_by_one: slower, less memory",
         among=("batched", "one_by_one"),
     )
     at_once: int = setting(32, "largest number of directions in memory at a time", least=1)

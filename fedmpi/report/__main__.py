@@ -18,13 +18,13 @@ from fedmpi.runs.folder import find_runs, is_run, run_folders
 from fedmpi.text import as_markdown
 
 DESCRIPTION = """\
-Draw runs: loss and metrics against communication rounds, bytes, gradient evaluations and wall time.
+Plot loss and metrics of runs against communication rounds, bytes, gradient evaluations and wall time.
 
 Writes one self-contained HTML page and, into a folder of the same name, each figure as SVG and PNG,
 the curves and final values as CSV, and the tables in Markdown. Runs that differ only in their seed
 are drawn as one line with a band."""
 
-LONGEST_PREFIX = 48  # most letters of a problem's label in the names of its figures
+LONGEST_PREFIX = 48  # most characters of a problem's label in the names of its figures
 
 
 def main(arguments=None):
@@ -41,14 +41,14 @@ def _run(arguments):
         watch(options.runs, options.watch, lambda refresh: options.out and _page(options, targets, look, refresh))
         return
     options.out = options.out or pathlib.Path("report.html")
-    found = _usable(options.runs)
-    _check_metrics(found[0], "--target", [target.metric for target in targets])
+    runs, complaints = _usable(options.runs)
+    _check_metrics(runs, "--target", [target.metric for target in targets])
     scaled = look.style.scale if options.scale else ()
-    _check_metrics(found[0], "--metric", [*look.metrics, *scaled])
-    for line in found[1]:
+    _check_metrics(runs, "--metric", [*look.metrics, *scaled])
+    for line in complaints:
         print(f"fedmpi: left out: {line}", file=sys.stderr)
-    comparison = problems(found[0])
-    write(options.out, comparison, found[1], targets, look)
+    comparison = problems(runs)
+    write(options.out, comparison, complaints, targets, look)
     print(_text(comparison, targets))
     print(f"{options.out}; figures and tables in {_folder(options.out)}")
 
@@ -57,17 +57,18 @@ def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.report", description=DESCRIPTION)
     parser.add_argument(
-        "runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders that contain some"
+        "runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders that contain run folders"
     )
     parser.add_argument("--out", type=pathlib.Path, help="the page to write; default: report.html")
     parser.add_argument(
         "--target", action="append", default=[], metavar="METRIC=VALUE",
-        help="also show the cost of reaching this value, like accuracy=0.85; may be repeated",
+        help="also show what each method needed to reach this value, like accuracy=0.85; may be repeated",
     )  # fmt: skip
     add_options(parser)
     parser.add_argument(
         "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS",
-        help="follow running jobs until they end, looking every SECONDS (2); with --out the page is rewritten, too",
+        help="follow running jobs until they end; read their folders every SECONDS (default: 2); with --out, also "
+        "update the page",
     )  # fmt: skip
     return parser
 
@@ -83,6 +84,11 @@ def _seconds(text):
 
 
 def _usable(paths):
+    """What `find_runs` returns, if it found a run.
+
+    Raises:
+        UserError: if not.
+    """
     runs, complaints = find_runs(paths)
     if not runs:
         raise UserError("; ".join(complaints))
@@ -90,6 +96,11 @@ def _usable(paths):
 
 
 def _check_metrics(runs, option, metrics):
+    """Check that some run measured each of the metrics that an option names.
+
+    Raises:
+        UserError: for the first that none did.
+    """
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     for metric in metrics:
         if metric not in names:
@@ -182,7 +193,7 @@ def _folder(out):
 
 
 def _prefixes(comparison):
-    """How the names of each problem's figures begin: with its label, shortened, and numbered if two are equal."""
+    """What the file names of each problem's figures begin with: its label, shortened, and numbered if two are equal."""
     if len(comparison) == 1:
         return [""]
     prefixes = []
@@ -194,6 +205,7 @@ def _prefixes(comparison):
 
 
 def _plain(label):
+    """A label as part of a file name."""
     return re.sub(r"[^\w.+-]+", "-", label).strip("-")
 
 

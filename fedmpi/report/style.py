@@ -21,7 +21,7 @@ class Style:
         labels: a method's label or a metric's name -> what figures call it.
 
     Raises:
-        UserError: one line, if a size or a scale is none.
+        UserError: one line, if a size or a scale is not allowed.
     """
 
     width: float = 312  # small, so that text is readable on a phone
@@ -44,10 +44,10 @@ class Style:
         """The scale of a metric's axis."""
         return self.scale.get(metric, "auto") if isinstance(self.scale, dict) else self.scale
 
-    def label(self, words):
-        """What a method is called: its whole label's name, or with its first word's."""
-        first, comma, rest = words.partition(", ")
-        return self.labels.get(words) or self.labels.get(first, first) + comma + rest
+    def label(self, label):
+        """What figures call a method: what `labels` has for its label, or for the first part of it, the algorithm."""
+        first, comma, rest = label.partition(", ")
+        return self.labels.get(label) or self.labels.get(first, first) + comma + rest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,17 +67,17 @@ class Look:
 def add_options(parser):
     """Add the options that a `Look` is made of."""
     add = parser.add_argument
-    add("--metric", action="append", default=[], metavar="NAME", help="draw only this metric; may be repeated")
-    add("--axis", action="append", choices=AXES, help="draw only against this; may be repeated")
+    add("--metric", action="append", default=[], metavar="NAME", help="plot only this metric; may be repeated")
+    add("--axis", action="append", choices=AXES, help="plot only against this amount; may be repeated")
     words = f"scale of a metric's axis: {', '.join(SCALES)} (error: 1 minus the value, on a log axis); may be repeated"
     add("--scale", action="append", default=[], metavar="METRIC=SCALE", help=words)
-    words = 'what figures call a method or a metric, like "fafed=FAFED (ours)"; may be repeated'
+    words = 'name of a method or a metric in the figures, like "fafed=FAFED (ours)"; may be repeated'
     add("--label", action="append", default=[], metavar="NAME=TEXT", help=words)
-    add("--width", type=float, default=Style.width / 72, metavar="INCHES", help="of the figures; default: 4.33")
-    add("--height", type=float, default=Style.height / 72, metavar="INCHES", help="of the figures; default: 2.94")
-    add("--font", metavar="FAMILY", help='type of the figures, like "Times New Roman"; default: sans-serif')
-    add("--font-size", type=float, default=Style.size, metavar="POINTS", help="of the figures; default: 9.5")
-    words = "of the single figures; may be repeated; default: svg and png"
+    add("--width", type=float, default=Style.width / 72, metavar="INCHES", help="width of a figure; default: 4.33")
+    add("--height", type=float, default=Style.height / 72, metavar="INCHES", help="height of a figure; default: 2.94")
+    add("--font", metavar="FAMILY", help='font family of the figures, like "Times New Roman"; default: sans-serif')
+    add("--font-size", type=float, default=Style.size, metavar="POINTS", help="font size of the figures; default: 9.5")
+    words = "file format of the single figures; may be repeated; default: svg and png"
     add("--format", action="append", choices=FORMATS, help=words)
 
 
@@ -85,7 +85,7 @@ def look_of(options):
     """The `Look` that the options of a command line ask for.
 
     Raises:
-        UserError: one line, if one is none.
+        UserError: one line, if one is not allowed.
     """
     scales, labels = _pairs("--scale", options.scale), _pairs("--label", options.label)
     style = Style(72 * options.width, 72 * options.height, options.font_size, options.font, scales or "auto", labels)

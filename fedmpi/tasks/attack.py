@@ -7,16 +7,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, input_shape
-from fedmpi.data.source import data_sets, names_silos, open_source, readable
+from fedmpi.data.source import names_silos, open_source
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
-from fedmpi.presets.reading import read_settings_file, short
+from fedmpi.presets.reading import read_settings_file
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
+from fedmpi.text import short
 
 SHOWN = 8  # images in the picture
 
@@ -40,12 +42,14 @@ class BlackBoxAttack(Task):
     partition = "uneven"
     oracle = "two_point"
 
-    classifier: str = setting("", "run folder of the classifier, like runs/NAME, from --task classification")
+    classifier: str = setting(
+        "", "run folder of the classifier, like runs/NAME; train it first with --task classification"
+    )
     target_class: int = setting(4, "y, the class whose images are attacked", least=0)
     distortion_weight: float = setting(1.0, "c, weight of the squared change of an image", least=0)
     clip: float = setting(
         0.0,
-        "keep pixels this far from black and white; 0: such pixels cannot change (1e-6 lets them)",
+        "move black and white pixels this far inwards, so that they can change, like 1e-6; with 0 they cannot",
         least=0,
         most=0.1,
     )

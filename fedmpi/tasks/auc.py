@@ -33,11 +33,11 @@ class DeepAUC(Classification):
     removed_share: float = setting(0.8, "share of every negative class that is removed", least=0, below=1)
     p: str = setting(
         "global",
-        "share of positives in the loss: of all clients' samples, or each client's own",
+        "p in the loss, the share of positive samples: of all clients together (global), or of each client (local)",
         among=("global", "local"),
     )
     ascent_scale: float = setting(
-        1.0, "step size of w over that of the rest, in algorithms that have one step size for all", above=0
+        1.0, "step size of w divided by that of the other variables, for algorithms with a single step size", above=0
     )
 
     def load(self, context, partition):
@@ -46,12 +46,12 @@ class DeepAUC(Classification):
     def version(self, source, seed):
         """The imbalanced binary version of a data set; of silo files each has its own."""
         if names_silos(self.data) and not source.classes_declared:
-            raise UserError(f"{source.path}: lacks the attribute num_classes: it says which classes are positive")
+            raise UserError(f"{source.path}: lacks the attribute num_classes, which decides which classes are positive")
         return ImbalancedBinary(source, self.removed_share, seed)
 
 
 def auc_loss(h, positive, p, a, b, w):
-    """Mean of Eq. (4) over a batch: its saddle in (a, b, w) is p(1-p)(E[(1 - h⁺ + h⁻)²] - 1).
+    """Mean of Eq. (4) over a batch: its value at the saddle in (a, b, w) is p(1-p)(E[(1 - h⁺ + h⁻)²] - 1).
 
     Args:
         h: [n] scores. positive: [n] 1 for positive samples, 0 for negative ones.
@@ -133,8 +133,8 @@ class LoadedAUC(LoadedClassification):
             hint = ": use --task.p global or another partition" if self._settings.p == "local" else ""
             raise UserError(f"task.p = {self._settings.p}: client {one_sided[0]} counts only {kind} samples{hint}")
         for name, parts in self._scored().items():
-            held = [sum(int(samples.labels.sum()) for samples in parts), sum(samples.num for samples in parts)]
-            positives, number = link.allgather(held).sum(0)
+            counts = [sum(int(samples.labels.sum()) for samples in parts), sum(samples.num for samples in parts)]
+            positives, number = link.allgather(counts).sum(0)
             if not 0 < positives < number:
                 raise UserError(
                     f"task.data = {self._settings.data}: {name} needs both kinds of samples, and "
@@ -169,7 +169,7 @@ class LoadedAUC(LoadedClassification):
         metrics = {"train_loss": link.allgather([sum(losses)]).sum() / link.num_present(self._context.num_clients)}
         clients = {"train_loss": link.allgatherv(losses)}
         for name, samples in self._scored().items():
-            scored = [_scored(module, part) for part in samples]
+            scored = [_outputs_and_labels(module, part) for part in samples]
             here = [np.concatenate([np.empty(0), *values]) for values in zip(*scored)] or [np.empty(0)] * 2
             outputs, positive = map(link.allgatherv, here)
             metrics[name] = roc_auc(outputs, positive)
@@ -200,8 +200,8 @@ def _own_auc(outputs, positive):
     return roc_auc(outputs, positive) if 0 < positive.sum() < len(positive) else np.nan
 
 
-def _scored(module, samples):
-    """(outputs, labels) of `Samples`; the outputs are in the order of their scores."""
+def _outputs_and_labels(module, samples):
+    """([n] float64 outputs, [n] labels) of `Samples`; a larger output is a larger score."""
     outputs, labels = [np.empty(0)], [np.empty(0)]
     for inputs, positive in samples.all():
         outputs.append(module(inputs).double().cpu().numpy())

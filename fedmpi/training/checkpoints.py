@@ -180,7 +180,7 @@ class Checkpoints:
             try:
                 make_folders(folder)
             except OSError as error:
-                raise UserError(f"checkpoint_clients: {error.filename}: cannot be made: {error.strerror}") from None
+                raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
     def _client_folder(self, round_index, client):
         run = self._job.config.run
@@ -190,9 +190,9 @@ class Checkpoints:
         """Name the files that all ranks have written in a manifest, or remove them if one could not be written."""
         link, written, self._pending = self._job.link, self._pending, None
         if written.problem:
-            kept = f"the last one is of round {self.done}" if self._rounds else "there is none yet"
+            kept = f"the last one is that of round {self.done}" if self._rounds else "there is no other one yet"
             print(
-                f"fedmpi: checkpoint of round {written.number} is not written: {written.problem}; {kept}",
+                f"fedmpi: the checkpoint of round {written.number} could not be written: {written.problem}; {kept}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         checksums = {} if failed else self._gather_checksums(written)
@@ -235,7 +235,9 @@ class Checkpoints:
         except OSError as error:
             problem = f"{error.filename or folder}: cannot be written: {error.strerror}"
             print(
-                f"fedmpi: checkpoint of round {written.number} is not written: {problem}", file=sys.stderr, flush=True
+                f"fedmpi: the checkpoint of round {written.number} could not be written: {problem}",
+                file=sys.stderr,
+                flush=True,
             )
             return problem
         return None
@@ -300,7 +302,7 @@ class Checkpoints:
             if home is None:
                 continue  # lost before there was a checkpoint: it begins anew
             if name not in files:
-                raise Damaged(f"there is no state of client {client}: it was made with {manifest['clients']} clients")
+                raise Damaged(f"there is no state of client {client}: the run had {manifest['clients']} clients")
             state |= read_state(self._find_client_folder(manifest, client, home) / name, *files[name])
         if self._job.link.rank == 0:
             folder = checkpoint_folder(self._folder, number)
@@ -315,7 +317,9 @@ class Checkpoints:
         return there if not (here / client_file(client)).exists() else here
 
     def _refuse(self):
-        raise UserError(f"resume = {self._folder}: no checkpoint there can be used; begin again with another --name")
+        raise UserError(
+            f"resume = {self._folder}: none of its checkpoints can be used; begin a new run with another --name"
+        )
 
     def _check_settings(self, manifest):
         """Check that the settings agree with those of a checkpoint in what is learned. Not collective.
@@ -337,15 +341,21 @@ class Checkpoints:
         if not changes and manifest["layout"] != describe_layout(job.flat):
             changes.append("the model's parameters, or their order in memory (channels_last)")
         if changes:
-            raise UserError(f"resume = {self._folder}: it was made with other settings: {', '.join(changes)}")
+            raise UserError(
+                f"resume = {self._folder}: the run has other settings: {', '.join(changes)}; give the former values, "
+                "or begin a new run"
+            )
         if manifest["round"] > job.num_rounds:
             raise UserError(
-                f"resume = {self._folder}: it has made {manifest['round']} rounds, and rounds = {job.num_rounds}"
+                f"resume = {self._folder}: rounds = {job.num_rounds}, but the run has already completed "
+                f"{manifest['round']} rounds: expected at least as many"
             )
         other = [f"{name} {old}" for name, old in manifest["versions"].items() if versions().get(name) != old]
         if other and job.link.rank == 0:
             print(
-                f"fedmpi: the checkpoint was made with {', '.join(other)}: bits may differ", file=sys.stderr, flush=True
+                f"fedmpi: the checkpoint was written with {', '.join(other)}: results may differ in the last digits",
+                file=sys.stderr,
+                flush=True,
             )
 
     def _share_state(self, state):

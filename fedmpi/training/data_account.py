@@ -1,4 +1,4 @@
-"""Which data a run is trained on, in its folder, and whether they are those of the run that it repeats."""
+"""Which data a run is trained on: recorded in its folder, and compared with those of the run that it repeats."""
 
 import json
 import sys
@@ -18,8 +18,8 @@ def account_for_data(job, recorder):
     for folder in filter(None, dict.fromkeys([recorder.folder, job.config.origin])):
         what = difference(read_data_files(folder), files)
         if what:
-            print(f"fedmpi: the data are not those of {folder}: {what}", file=sys.stderr, flush=True)
+            print(f"fedmpi: the data differ from those of {folder}: {what}", file=sys.stderr, flush=True)
     try:
         write_data_files(recorder.folder, files)
     except UserError as error:
-        print(f"fedmpi: {error}; the run goes on without it", file=sys.stderr, flush=True)
+        print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)

@@ -11,14 +11,14 @@ BATCH_NORM = "bn"  # in a list of patterns: all batch-norm layers
 
 
 def matching(module, text, setting):
-    """The names of a module's parameters and buffers that some patterns mean.
+    """The names of a module's parameters and buffers that match some patterns.
 
     Args:
         module: a `torch.nn.Module`. text: patterns separated by commas, each of names of parameters, buffers or
             modules; or "bn". setting: how the user gave it, for the message.
 
     Raises:
-        UserError: if a pattern means nothing.
+        UserError: if a pattern matches nothing.
     """
     names, found = list(module.state_dict()), set()
     norms = [prefix for prefix, part in module.named_modules() if isinstance(part, _BatchNorm)]
@@ -29,16 +29,18 @@ def matching(module, text, setting):
         meant = {name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
         if not meant:
             known = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise UserError(f"{setting} = {text}: {pattern} is in no name of {known}{nearest(pattern, names)}")
+            raise UserError(
+                f"{setting} = {text}: no layer is called {pattern}; the model has {known}{nearest(pattern, names)}"
+            )
         found |= meant
     return found
 
 
 def freeze(module, text):
-    """Exclude the parameters that `--freeze` means from training; None: none.
+    """Exclude the parameters that `--freeze` names from training; None: none.
 
     Raises:
-        UserError: if a pattern means nothing, or nothing would be left to train.
+        UserError: if a pattern matches nothing, or nothing would be left to train.
     """
     if text is None:
         return
@@ -50,10 +52,10 @@ def freeze(module, text):
 
 
 def private_parts(run, task, flat):
-    """(slices of x, slices of the float buffers) that `--private` means.
+    """(slices of x, slices of the float buffers) that `--private` names.
 
     Raises:
-        UserError: if a pattern means nothing, or the run has something that private layers do not go with.
+        UserError: if a pattern matches nothing, or the run cannot have private layers.
     """
     if run.private is None:
         return (), ()
@@ -61,10 +63,14 @@ def private_parts(run, task, flat):
         raise UserError(f"private = {run.private}: this task cannot evaluate a model per client; classification can")
     for name, value, needed in (("result", run.result, "last"), ("fused_update", run.fused_update, False)):
         if value != needed:
-            raise UserError(f"private = {run.private}: expected {name} = {needed}, because clients have own models")
+            raise UserError(
+                f"private = {run.private}: expected {name} = {needed}, because each client has its own model"
+            )
     names = matching(flat.module, run.private, "private")
     private = tuple(part for name, part in zip(flat.names, flat.segments) if name in names)
     buffers = tuple(part for name, part in flat.buffer_slices.items() if name in names)
     if not private and not buffers:
-        raise UserError(f"private = {run.private}: means only layers that are frozen or counters")
+        raise UserError(
+            f"private = {run.private}: selects only frozen layers or counters, which are not averaged anyway"
+        )
     return private, buffers

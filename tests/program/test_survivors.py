@@ -83,7 +83,7 @@ def test_the_survivors_go_on_as_if_it_had_been_planned(tmp_path, openmpi, ranks,
     words, variables = words_of(ranks, tmp_path / "lost", *settings)
     done = execute(words, env={**variables, "DIE": deaths})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"fedmpi: rank \d on \S+ .* is lost in", done.stderr)) >= 1
+    assert len(re.findall(r"fedmpi: rank \d on \S+ .* was lost during", done.stderr)) >= 1
     assert re.search(r"^  lost +rank \d", done.stdout, re.MULTILINE)
     assert check_against_plan(tmp_path, *settings) == absent
 
@@ -122,7 +122,7 @@ def test_a_rank_that_is_stuck_is_lost(tmp_path, openmpi, stuck, absent):
     done = execute(words, env={**variables, "STOP": stuck})
     assert done.returncode == 0, done.stderr
     who = f"rank {stuck[0]} on [^ ]+ [(]client {stuck[0]}[)]"
-    assert re.search(rf"fedmpi: no sign of {who} for 3 s, .*; killed, so that the others go on", done.stderr)
+    assert re.search(rf"fedmpi: no sign of {who} for 3 s during .*; killed, and the others continue", done.stderr)
     assert check_against_plan(tmp_path, "--clients", 3) == absent or absent is None
     assert not processes(tmp_path)
 
