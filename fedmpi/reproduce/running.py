@@ -75,7 +75,7 @@ def plan_runs(first, points, seeds, folder, how):
         folder: of the runs. how: a `How`.
     """
     folder = folder.absolute()
-    pairs = [(point, seed) for point in points for seed in seeds]
+    pairs = [(point, seed) for seed in seeds for point in points]  # all methods can be compared after each seed
     settings = [_filled({**point.settings, "seed": str(seed)}, folder / FIRST_RUN) for point, seed in pairs]
     place = {"threads": str(how.threads)} | ({"data_dir": str(how.data_dir)} if how.data_dir else {})
     first_one = {key: text for key, text in settings[0].items() if key != "seed"}
@@ -101,7 +101,7 @@ def make(planning, how):
     for plan in filter(None, (planning.first, planning.plan)):
         todo = to_make(plan)
         _make_folder(plan.out)
-        print(f"{plan.out}: {len(plan.runs)} runs, {len(todo)} of them to be made", flush=True)
+        print(f"{len(plan.runs)} runs in {plan.out}, {len(todo)} of them still to do", flush=True)
         run_all(plan, todo, how.ranks, how.at_a_time, how.launcher, _Ended(plan, len(todo), how))
 
 
