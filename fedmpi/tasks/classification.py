@@ -35,6 +35,7 @@ class Classification(Task):
     """Train a classifier on a labelled data set that is split over the clients."""
 
     can_hold_out = True
+    can_redeal = True
 
     data: str = setting(
         "digits",
@@ -47,6 +48,10 @@ class Classification(Task):
     flip: bool = setting(False, "mirror training images left to right at random")
 
     def load(self, context, partition):
+        if partition.redeal:
+            from fedmpi.tasks.dealt import DealtClassification  # which is made from this file's
+
+            return DealtClassification(self, context, partition, *self.open(context, partition))
         return LoadedClassification(self, context, *self.open(context, partition))
 
     def open(self, context, partition):
@@ -79,7 +84,10 @@ def _open_silos(task, context, partition):
     """One file per client, of which a rank opens those of its own clients only."""
     name = command_name(type(partition))
     if name != (task.partition or "even") or partition != type(partition)():  # the user chose one
-        raise UserError(f"partition {name}: silo files {task.data} are split already: leave --partition out")
+        raise UserError(
+            f"partition {name}: silo files {task.data} are split already and stay with their clients: "
+            "leave --partition and its settings out"
+        )
     files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
     names = [words([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
