@@ -96,7 +96,7 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
     if broken is not None:
         return _import(kind, broken.value.replace(":", "."), base)
     own = next((own for other, own in also_called.items() if plain(other) == plain(name)), None)
-    hint = nearest(name, classes) if own is None else f": here it is called '{own}'"
+    hint = nearest(name, classes) if own is None else f": its name in fedmpi is '{own}'"
     raise UserError(
         f"unknown {kind} '{name}'{hint}; known: {', '.join(classes)}, "
         f"or the dotted path of your own class, like mypackage.MyClass"

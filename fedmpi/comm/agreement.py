@@ -13,14 +13,24 @@ def share(link, action):
     Args:
         action: a function without arguments, called on rank 0 only; it returns what JSON can hold.
 
+    If rank 0 is lost meanwhile, the next one calls `action`.
+
     Raises:
         AgreedUserError: on every rank, if `action` raises a `UserError`; its text is empty except on rank 0.
     """
+    members, text = None, b""
+    while members != link.members:
+        members, text = link.members, _share_once(link, action)
+    return json.loads(text)
+
+
+def _share_once(link, action):
+    """What rank 0 finds as text, on all ranks; anything, if it is lost."""
     found = json.dumps(agree(link, action if link.rank == 0 else lambda: None)).encode()
     size = int(link.allgather([len(found)])[0, 0])
     text = np.frombuffer(found, np.uint8).copy() if link.rank == 0 else np.empty(size, np.uint8)
     link.broadcast(text)
-    return json.loads(text.tobytes())
+    return text.tobytes()
 
 
 def agree(link, action):

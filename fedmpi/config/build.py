@@ -169,7 +169,7 @@ def _unknown(key, settings, classes):
     """Raise the `UserError` for a key that no setting has."""
     key = short(key, 100)
     if hint := name_here(key):
-        raise UserError(f"unknown setting {key}{hint} (docs/coming_from.md has more)")
+        raise UserError(f"unknown setting {key}{hint} (more such names: docs/coming_from.md)")
     group, _, name = key.partition(".")
     if group not in CHOICES or not name:
         every = [*settings, *CHOICES, *FLAGS, *SWITCHES, *SHORT]
@@ -210,7 +210,7 @@ def _parsed(parser, settings, texts):
         except (Exception, SystemExit):  # noqa: BLE001  the parser raises errors of many kinds
             raise UserError(f"{expected} (see --help)") from None
         if isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
-            raise UserError(f"{expected} of less than 19 digits")
+            raise UserError(f"{expected} of fewer than 19 digits")
     namespace = parser.parse_args([f"--{key}={text}" for key, text in texts.items()])
     return {key: namespace[key] for key in texts}
 
@@ -228,7 +228,7 @@ def _check_objects(objects, assignments):
     for key, _ in assignments:
         if key.partition(".")[0] in objects:
             group = key.partition(".")[0]
-            raise UserError(f"{key}: {group} is given as an object, which has its settings: leave it out")
+            raise UserError(f"{key}: {group} is given as an object: set this on the object")
 
 
 def _build(classes, values, paper, objects):
@@ -291,7 +291,7 @@ def _check_task(task, run, classes):
     """Check that the task supports what was chosen with it."""
     name = command_name(classes["task"])
     if not task.has_model and classes["model"]:
-        raise UserError(f"task {name} has no choice of model: leave --model out")
+        raise UserError(f"task {name} does not take a model: leave --model out")
     if run.holdout and not task.can_hold_out:
         raise UserError(f"holdout = {run.holdout}: task {name} has no data to hold out; leave --holdout out")
 

@@ -42,4 +42,4 @@ def name_here(key):
     """
     group, _, name = key.rpartition(".")
     ours = HERE.get(name)
-    return f": here it is --{ours}" if ours and ours.startswith(group) else ""
+    return f": its name in fedmpi is --{ours}" if ours and ours.startswith(group) else ""

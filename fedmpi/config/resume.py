@@ -30,7 +30,7 @@ def read_resumed(assignments):
     out, name = (last_text(assignments, key) for key in ("out", "name"))
     if text.lower() == AUTO:
         if name in (None, "null"):
-            raise UserError("resume = auto: expected a --name, by which the run is found again")
+            raise UserError("resume = auto: expected --name, which says which run to continue")
         folder = pathlib.Path(out or Run.out) / name
         if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
             return None
@@ -39,10 +39,10 @@ def read_resumed(assignments):
         if not (folder / SETTINGS).is_file():
             raise UserError(f"resume = {folder}: not a run folder (it contains no {SETTINGS})")
         if not _is_resumable(folder):
-            raise UserError(f"resume = {folder}: there is no checkpoint in it")
+            raise UserError(f"resume = {folder}: it contains no checkpoint")
         given = pathlib.Path(out or folder.parent) / (name or folder.name)
         if given.resolve() != folder.resolve():
-            raise UserError(f"resume = {folder}: the run goes on in that folder; leave --out and --name out")
+            raise UserError(f"resume = {folder}: the run continues in that folder; leave --out and --name out")
     settings, paper = split_paper(read_file(folder / SETTINGS), folder / SETTINGS)
     return {"folder": str(folder), "settings": settings, "paper": paper}
 

@@ -74,7 +74,7 @@ class Plan:
             raise UserError(f"local_steps = {min(self._steps)}: expected at least 1 for every client")
         if len(self._all_weights) != self.num_clients:
             raise UserError(
-                f"weights: {len(self._all_weights)} of them: expected one for each of the {self.num_clients} clients"
+                f"weights: {len(self._all_weights)} given: expected one for each of the {self.num_clients} clients"
             )
         for client, weight in enumerate(self._all_weights):
             if not 0 < weight < math.inf:

@@ -125,7 +125,7 @@ class Federation:
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
-        self.lost, self._gradients = frozenset(), {}  # started rank -> gradients evaluated by its clients
+        self.lost, self._told = frozenset(), 0  # gradients of this rank that the others have added
         self._present = set(range(plan.num_clients))  # the clients that took part in the previous round
         self.round_index = 0
         self.num_gradients = 0
@@ -244,7 +244,8 @@ class Federation:
         """Go on where another federation of the same settings gave its `state`; takes the place of `start`.
 
         Args:
-            state: what `state` gave, with the clients of this rank; tensors are copied.
+            state: what `state` gave, with the clients of this rank; tensors are copied. A client without a state
+                begins like one that has been absent so far.
 
         Raises:
             KeyError: if something is missing.
@@ -267,7 +268,18 @@ class Federation:
             row.copy_(state[f"server/{name}"])
         self.store.buffers.copy_(state["server/buffers"])
         for client in self.clients:
-            client.restore(_under(f"clients/{client.index}/", state))
+            if own_state := _under(f"clients/{client.index}/", state):
+                client.restore(own_state)
+            else:
+                self._begin_anew(client)
+        self._told = sum(client.num_gradients for client in self.clients)
+
+    def _begin_anew(self, client):
+        """Give a client whose state is lost that of one that was absent in all rounds so far."""
+        self.store.begin_exchange((), first_in_round=True)
+        self.store.begin_turn(self.clients.index(client))
+        self._show_round(self.plan.start())
+        self.algorithm.client_start(client, self.server_seen_by_clients)
 
     def _set_round(self, current):
         """Begin a `Round`: for the server and for every client."""
@@ -392,9 +404,9 @@ class Federation:
         ended = everywhere[:, 2] == ENDED
         if ended.any() and not ended.all():
             others = np.flatnonzero(ended != here).tolist()
-            what = ("this rank has ended", "go on") if here else ("this rank goes on", "have ended")
+            what = ("this rank has ended", "continue") if here else ("this rank continues", "have ended")
             raise UserError(
-                f"after {self.round_index} rounds {what[0]} and ranks {others} {what[1]}: all ranks make the same "
+                f"after {self.round_index} rounds {what[0]} and ranks {others} {what[1]}: all ranks must make the same "
                 "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
             )
 
@@ -405,22 +417,25 @@ class Federation:
         costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        mine = [losses.total, losses.number, losses.bad_client, gradients, self.request(), losses.bad_row]
+        new = gradients - self._told
+        mine = [losses.total, losses.number, losses.bad_client, new, self.request(), losses.bad_row]
         everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
         self._check_ended(everywhere, here=False)
+        self._told = gradients
         everywhere = everywhere.tolist()
         totals, numbers, _, gradients, requests, bad_rows, *of_clients = zip(*everywhere)
-        self._gradients.update(zip(self.link.members, gradients))
-        self.num_gradients = int(sum(self._gradients.values()))
+        self.num_gradients += int(sum(gradients))
         for bits in requests:
             self.requests |= int(bits)
         for rank, (total, _, client, *_), row in zip(self.link.members, everywhere, bad_rows):
             if client >= 0:
                 initial = self.server.round_index < 0
-                when = "in the initial gradients" if initial else f"in round {self.round_index}"
+                when = "in the initial gradients" if initial else f"in round {self.round_index + 1}"
                 what = f"the loss of client {int(client)} on rank {rank} is {total}"
                 if row >= 0:
-                    what = f"row {names[int(row)]} of client {int(client)} on rank {rank} has values not finite"
+                    what = (
+                        f"row {names[int(row)]} of client {int(client)} on rank {rank} has values that are not finite"
+                    )
                 raise Diverged(f"{when}: {what}; {_INITIAL_HINT if initial else _HINT}")
         if of_clients:  # an exact sum does not depend on which rank has which client
             totals = [math.fsum(itertools.chain(*of_clients))]
@@ -445,5 +460,5 @@ def _under(prefix, state):
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-_HINT = "try a smaller step size or more clipping"
-_INITIAL_HINT = "no step was made yet: check the values of the data and of the model's initial parameters"
+_HINT = "try a smaller step_size, or a smaller clip_norm"
+_INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"

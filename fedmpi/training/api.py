@@ -134,7 +134,8 @@ def _read(settings):
             settings.setdefault("clients", len(data))
         if settings.pop("task", None) is not None or settings.pop("partition", None) is not None:
             raise UserError(
-                "data = [one Dataset per client]: is split and to be classified: leave task and partition out"
+                "data = [one Dataset per client]: these are for classification and need no partition: leave task and "
+                "partition out"
             )
     for name, value in settings.items():
         if name in CHOICES and value is not None and not isinstance(value, str | dict):

@@ -48,14 +48,18 @@ class Checkpoints:
 
     Attributes:
         done: number of rounds after which the newest checkpoint was made; None if there is none.
+        records: of the run, a `Records`, once there is one.
 
     Raises:
         AgreedUserError: on every rank, if the folder of the clients' state cannot be made.
     """
 
     def __init__(self, job, folder, recorder):
-        self._job, self._folder, self._recorder = job, folder, recorder
-        self._rounds = []  # after which there are complete checkpoints, the newest last
+        self._job, self._folder, self._first_recorder, self.records = job, folder, recorder, None
+        # Rounds after which there are complete checkpoints, the newest last -> client -> the round after which its
+        # state was written: of lost clients an earlier one, or none.
+        self._rounds = {}
+        self._sizes = {}  # client -> (size, checksum) of its newest file that belongs to a checkpoint
         self._pending, self._began = None, time.monotonic()
         agree(job.link, self._check_client_folders)
 
@@ -66,7 +70,12 @@ class Checkpoints:
 
     @property
     def done(self):
-        return self._rounds[-1] if self._rounds else None
+        return max(self._rounds, default=None)
+
+    @property
+    def _recorder(self):
+        """On the rank that is 0 now, None elsewhere."""
+        return self.records.recorder() if self.records else self._first_recorder
 
     def request(self):
         """The bits that this rank tells the others: rank 0's clock decides when one is due. Not collective."""
@@ -83,9 +92,6 @@ class Checkpoints:
             own: function without arguments -> name -> number, what the training loop itself goes on with.
         """
         federation, every = self._job.federation, self._job.config.run.checkpoint_every
-        if self._job.link.lost:  # the state of their clients is missing: the last checkpoint stays
-            self._pending = None
-            return
         if self._pending is not None and not federation.requests & WRITING:
             self._complete(federation.requests & FAILED)
         if federation.requests & DUE or (every and federation.round_index % every == 0):
@@ -107,25 +113,25 @@ class Checkpoints:
         position = self._recorder.position() if self._recorder else None
         nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
         if nbytes <= max(SMALL, SHARE_OF_MEMORY * _available_memory() / link.local_size):
-            self._pending = _Writing(number, _copied(files), position)
+            self._pending = _Writing(number, _copied(files), position, link.members)
             self._pending.start()
         else:
-            self._pending = _Writing(number, files, position)
+            self._pending = _Writing(number, files, position, link.members)
             self._pending.run()
 
     def write_now(self, own):
         """Write a checkpoint of this moment, unless there is one, and wait for it; whether there is one then."""
-        if self._job.link.lost:
-            return False
         self.finish()
-        if self.done != self._job.federation.round_index:
+        members = None
+        while self.done != self._job.federation.round_index and members != self._job.link.members:
+            members = self._job.link.members  # again, if a rank is lost meanwhile
             self.begin(own)
             self.finish()
         return self.done == self._job.federation.round_index
 
     def finish(self):
         """Wait for what is being written, and complete it."""
-        if self._pending is not None and not self._job.link.lost:
+        if self._pending is not None:
             self._pending.wait()
             self._complete(self._job.link.allgather([self._pending.bits & FAILED]).any())
 
@@ -161,7 +167,10 @@ class Checkpoints:
             agree(link, self._refuse)
         shared = self._share_state(state)
         job.federation.restore({**shared, **state})
-        self._rounds = sorted(one["round"] for one in manifests if one["round"] <= manifest["round"])
+        self._adopt(manifests, manifest)
+        for client, home in manifest.get("lost", {}).items() if link.rank == 0 else ():
+            since = "without a state" if home is None else f"with its state after round {home}"
+            print(f"fedmpi: client {client} was lost and takes part again, {since}", file=sys.stderr, flush=True)
         return {name[len("loop/") :]: value for name, value in shared.items() if name.startswith("loop/")}, manifest
 
     def _check_client_folders(self):
@@ -171,7 +180,7 @@ class Checkpoints:
             try:
                 make_folders(folder)
             except OSError as error:
-                raise UserError(f"checkpoint_clients: {error.filename}: cannot be made: {error.strerror}") from None
+                raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
     def _client_folder(self, round_index, client):
         run = self._job.config.run
@@ -181,16 +190,17 @@ class Checkpoints:
         """Name the files that all ranks have written in a manifest, or remove them if one could not be written."""
         link, written, self._pending = self._job.link, self._pending, None
         if written.problem:
-            kept = f"the last one is of round {self.done}" if self._rounds else "there is none yet"
+            kept = f"the last one is that of round {self.done}" if self._rounds else "there is no other one yet"
             print(
-                f"fedmpi: checkpoint of round {written.number} is not written: {written.problem}; {kept}",
+                f"fedmpi: the checkpoint of round {written.number} could not be written: {written.problem}; {kept}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         checksums = {} if failed else self._gather_checksums(written)
-        failed = failed or bool(link.lost)
+        failed = failed or link.members != written.members  # a file of a lost rank may be missing
         problem = self._write_manifest(written, checksums) if link.rank == 0 and not failed else None
-        if not failed and link.first_failing(problem is not None) is None:
-            self._rounds.append(written.number)
+        if not failed and link.first_failing(problem is not None) is None and link.members == written.members:
+            self._rounds[written.number] = self._homes(written.number, checksums)
+            self._sizes |= checksums
         else:
             self._remove_clients(written.number)
         self._prune()
@@ -204,7 +214,8 @@ class Checkpoints:
     def _write_manifest(self, written, checksums):
         """Complete the checkpoint on rank 0; returns what went wrong, or None. Not collective."""
         job, folder = self._job, checkpoint_folder(self._folder, written.number)
-        files = {client_file(client): sizes for client, sizes in sorted(checksums.items())}
+        homes = self._homes(written.number, checksums)
+        files = {client_file(client): sizes for client, sizes in sorted({**self._sizes, **checksums}.items())}
         settings = {**job.config.resolved, "clients": job.context.num_clients}
         try:
             self._recorder.sync()
@@ -217,25 +228,50 @@ class Checkpoints:
                 "layout": describe_layout(job.flat),
                 "records": written.position,
                 "files": {SERVER_STATE: written.sizes[SERVER_STATE], **files},
+                "lost": {str(client): home for client, home in homes.items() if home != written.number},
                 "settings": settings,
             }
             write_manifest(folder, content)
         except OSError as error:
             problem = f"{error.filename or folder}: cannot be written: {error.strerror}"
             print(
-                f"fedmpi: checkpoint of round {written.number} is not written: {problem}", file=sys.stderr, flush=True
+                f"fedmpi: the checkpoint of round {written.number} could not be written: {problem}",
+                file=sys.stderr,
+                flush=True,
             )
             return problem
         return None
 
+    def _homes(self, number, present):
+        """Client -> the round after which its state was written, of the checkpoint after round `number`.
+
+        Args:
+            present: the clients that are not lost.
+        """
+        before = self._rounds[self.done] if self._rounds else {}
+        return {c: number if c in present else before.get(c) for c in range(self._job.context.num_clients)}
+
     def _prune(self):
-        """Remove what is not among the newest checkpoints."""
-        run = self._job.config.run
-        dropped, self._rounds = self._rounds[: -run.checkpoint_keep], self._rounds[-run.checkpoint_keep :]
-        for number in dropped:
-            self._remove_clients(number)
+        """Remove what does not belong to the newest checkpoints."""
+        kept = sorted(self._rounds)[-self._job.config.run.checkpoint_keep :]
+        dropped = {(c, home) for homes in self._rounds.values() for c, home in homes.items() if home is not None}
+        self._rounds = {number: self._rounds[number] for number in kept}
+        needed = {(client, home) for homes in self._rounds.values() for client, home in homes.items()}
+        for client, home in dropped - needed:
+            if client in self._job.context.clients:
+                remove_client_file(self._client_folder(home, client), client)
         if self._job.link.rank == 0:
-            remove_checkpoints(self._folder, self._rounds)
+            remove_checkpoints(self._folder, kept, needed)
+
+    def _adopt(self, manifests, newest):
+        """Remember the checkpoints that there are, up to the one that the run goes on from."""
+        for manifest in manifests:
+            if manifest["round"] <= newest["round"]:
+                homes = dict.fromkeys(range(manifest["clients"]), manifest["round"])
+                homes |= {int(client): home for client, home in manifest.get("lost", {}).items()}
+                self._rounds[manifest["round"]] = homes
+        sizes = newest["files"]
+        self._sizes = {c: tuple(sizes[client_file(c)]) for c in range(newest["clients"]) if client_file(c) in sizes}
 
     def _remove_clients(self, number):
         """Remove this rank's files of a checkpoint. Not collective."""
@@ -262,24 +298,28 @@ class Checkpoints:
         """
         number, files, state = manifest["round"], manifest["files"], {}
         for client in self._job.context.clients:
-            name = client_file(client)
+            name, home = client_file(client), manifest.get("lost", {}).get(str(client), number)
+            if home is None:
+                continue  # lost before there was a checkpoint: it begins anew
             if name not in files:
-                raise Damaged(f"there is no state of client {client}: it was made with {manifest['clients']} clients")
-            state |= read_state(self._find_client_folder(manifest, client) / name, *files[name])
+                raise Damaged(f"there is no state of client {client}: the run had {manifest['clients']} clients")
+            state |= read_state(self._find_client_folder(manifest, client, home) / name, *files[name])
         if self._job.link.rank == 0:
             folder = checkpoint_folder(self._folder, number)
             state |= read_state(folder / SERVER_STATE, *files[SERVER_STATE])
         return state
 
-    def _find_client_folder(self, manifest, client):
-        """The folder with a client's file: where it would be written now, or where it was written then."""
-        here = self._client_folder(manifest["round"], client)
+    def _find_client_folder(self, manifest, client, home):
+        """The folder with a client's file after round `home`: where it would be written now, or was written then."""
+        here = self._client_folder(home, client)
         pattern, rank = manifest["settings"].get("checkpoint_clients"), self._job.link.rank
-        there = client_folder(pattern, self._folder, manifest["round"], client, rank)
+        there = client_folder(pattern, self._folder, home, client, rank)
         return there if not (here / client_file(client)).exists() else here
 
     def _refuse(self):
-        raise UserError(f"resume = {self._folder}: no checkpoint there can be used; begin again with another --name")
+        raise UserError(
+            f"resume = {self._folder}: none of its checkpoints can be used; begin a new run with another --name"
+        )
 
     def _check_settings(self, manifest):
         """Check that the settings agree with those of a checkpoint in what is learned. Not collective.
@@ -301,15 +341,21 @@ class Checkpoints:
         if not changes and manifest["layout"] != describe_layout(job.flat):
             changes.append("the model's parameters, or their order in memory (channels_last)")
         if changes:
-            raise UserError(f"resume = {self._folder}: it was made with other settings: {', '.join(changes)}")
+            raise UserError(
+                f"resume = {self._folder}: the run has other settings: {', '.join(changes)}; give the former values, "
+                "or begin a new run"
+            )
         if manifest["round"] > job.num_rounds:
             raise UserError(
-                f"resume = {self._folder}: it has made {manifest['round']} rounds, and rounds = {job.num_rounds}"
+                f"resume = {self._folder}: rounds = {job.num_rounds}, but the run has already completed "
+                f"{manifest['round']} rounds: expected at least as many"
             )
         other = [f"{name} {old}" for name, old in manifest["versions"].items() if versions().get(name) != old]
         if other and job.link.rank == 0:
             print(
-                f"fedmpi: the checkpoint was made with {', '.join(other)}: bits may differ", file=sys.stderr, flush=True
+                f"fedmpi: the checkpoint was written with {', '.join(other)}: results may differ in the last digits",
+                file=sys.stderr,
+                flush=True,
             )
 
     def _share_state(self, state):
@@ -333,14 +379,14 @@ class _Writing:
     """The files of one checkpoint on their way to the disk.
 
     Args:
-        number: of rounds. files: [(path, state)]. position: of the records.
+        number: of rounds. files: [(path, state)]. position: of the records. members: the ranks that write.
 
     Attributes:
         sizes: name -> (size, checksum) of what is written. problem: what went wrong, in one line, or None.
     """
 
-    def __init__(self, number, files, position):
-        self.number, self._files, self.position = number, files, position
+    def __init__(self, number, files, position, members):
+        self.number, self._files, self.position, self.members = number, files, position, members
         self.sizes, self.problem, self._thread = {}, None, None
 
     @property

@@ -18,8 +18,8 @@ def account_for_data(job, recorder):
     for folder in filter(None, dict.fromkeys([recorder.folder, job.config.origin])):
         what = difference(read_data_files(folder), files)
         if what:
-            print(f"fedmpi: the data are not those of {folder}: {what}", file=sys.stderr, flush=True)
+            print(f"fedmpi: the data differ from those of {folder}: {what}", file=sys.stderr, flush=True)
     try:
         write_data_files(recorder.folder, files)
     except UserError as error:
-        print(f"fedmpi: {error}; the run goes on without it", file=sys.stderr, flush=True)
+        print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ def test_a_round_of_all_and_of_some():
         ({"num_clients": 0}, "num_clients = 0: expected at least 1"),
         ({"local_steps": 0}, "local_steps = 0: expected at least 1"),
         ({"local_steps": lambda client: 2 - client}, "local_steps = 0: expected at least 1"),
-        ({"weights": [1, 2]}, "weights: 2 of them: expected one for each of the 3 clients"),
+        ({"weights": [1, 2]}, "weights: 2 given: expected one for each of the 3 clients"),
         ({"weights": [1, 0, 2]}, "weights: client 1 has 0: expected a finite number > 0"),
         ({"weights": [1, 2, float("nan")]}, "weights: client 2 has nan"),
         ({"weights": [-1, 2, 3]}, "weights: client 0 has -1"),

@@ -20,7 +20,7 @@ class Similarity(Partition):
 
     by_class = True
 
-    percent: float = setting(95.0, "s, percentage of the samples that is dealt at random", least=0, most=100)
+    percent: float = setting(95.0, "s, percentage of the samples that is distributed at random", least=0, most=100)
 
     def split(self, labels, num_clients, rng):
         order = rng.permutation(len(labels))
