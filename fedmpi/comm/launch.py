@@ -13,9 +13,8 @@ LAUNCHERS = {
     "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 }
 PATIENCE = 1.0  # seconds by which the other processes end later than the first: srun -K kills all when one ends
-OUTPUT_SECONDS = (
-    1.0  # to wait before an abort: a launcher drops output that it has not yet passed on (seen with MPICH's)
-)
+# Seconds to wait before an abort: a launcher drops output that it has not yet passed on (seen with MPICH's).
+OUTPUT_SECONDS = 1.0
 
 
 def check_launch(link, expected=None):

@@ -32,10 +32,10 @@ from fedmpi.config.run import Run
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
-from fedmpi.presets.reading import short
 from fedmpi.registry import command_name, find, known
 from fedmpi.settings import former_names, nearest
 from fedmpi.tasks.base import Task
+from fedmpi.text import short
 
 # Texts that YAML 1.1 reads as other numbers than a person does: 010 as 8 (octal), and 1:30 as 90 (base 60).
 AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")

@@ -6,7 +6,7 @@ import pathlib
 import h5py
 
 from fedmpi.errors import UserError
-from fedmpi.presets.reading import short
+from fedmpi.text import short
 
 
 @contextlib.contextmanager

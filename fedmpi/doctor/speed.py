@@ -40,7 +40,7 @@ def _measure_pair(link, a, b):
 
 
 def _ping(link, a, b, nbytes, most, seconds):
-    """Times of one way of a message there and back, on both ranks; rank a decides when it is enough."""
+    """Seconds of one way of each message that goes there and back, on both ranks; rank a decides when to stop."""
     comm, other = link.comm, b if link.rank == a else a
     message, goes_on, times = np.zeros(nbytes, np.uint8), np.ones(1, np.uint8), []
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The losses of a round, and what of it is not finite."""
+"""The losses of a round, and which of its values are not finite."""
 
 import math
 
@@ -8,8 +8,8 @@ class Losses:
 
     Attributes:
         total: their sum; totals: of each client. number: of losses.
-        bad_client: the first client with what is not finite, or -1; bad_row: the position of its row that is not,
-            -1 if it is the sum of its losses.
+        bad_client: the first client with a value that is not finite, or -1; bad_row: the position of its row with
+            that value, -1 if it is the sum of its losses.
     """
 
     def __init__(self):

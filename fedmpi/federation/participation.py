@@ -56,7 +56,7 @@ class Plan:
         seed: of the run; what all ranks draw comes from it.
 
     Raises:
-        UserError: if there is no client, a client has no local step, or the weights are not as they should be.
+        UserError: if there is no client, a client has no local step, or the weights are not one finite number > 0 each.
     """
 
     num_clients: int

@@ -13,7 +13,8 @@ from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
-NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")  # torch's messages about them
+# Parts of torch's messages about operations that vmap does not support.
+NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")
 
 
 def add_estimate(out, differences, directions, smoothing, num_directions):
@@ -45,7 +46,7 @@ class Workspace:
         self.points = x.new_zeros(self._at_once + 1, x.numel())
         self._directions = x.new_zeros(self._at_once, x.numel())
         self._generator = torch.Generator(x.device)
-        self._drawn = None
+        self._drawn = None  # (noise, number of the first direction) of what `_directions` contains
 
     def directions(self, noise):
         """The b2 directions of `noise`, a few at a time, each uniform on the unit sphere.

@@ -1,4 +1,4 @@
-"""The argument parser of the programs with options of their own: data, report, sweep and bench."""
+"""The argument parser of all programs but fedmpi.train, whose options are the settings of a run."""
 
 import argparse
 

@@ -3,15 +3,15 @@
 import csv
 import statistics
 
-from fedmpi.presets.reading import short
 from fedmpi.report.curves import clearly_best, clients_at_end, curve, final, metrics_of
 from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
-from fedmpi.text import Table, as_cell, format_count, format_quantity
+from fedmpi.text import Table, as_cell, format_count, format_quantity, short
 
 
 def final_table(problem):
-    """What each method ended with: mean ± standard deviation over its seeds; settings that differ stand behind."""
+    """What each method ended with: mean ± standard deviation over its seeds; the last column has the settings that
+    differ, if any do."""
     methods, metrics = problem.methods, metrics_of(problem.methods)
     metrics = [name for name in metrics if name != "loss"] or metrics  # what was evaluated says more
     printed = [name for name in metrics if any(_printed(method, name) for method in methods)]

@@ -82,28 +82,43 @@ def _run(arguments):
     how = _how(options, arguments)
     if options.emit_slurm and not is_named:
         raise UserError("--emit-slurm: expected one table or figure: each has a job array of its own")
+    failed = []
     for one in experiments:
-        scale = options.scale
         reason = _reason_to_skip(one, options)
         if reason and is_named:
             raise UserError(f"{one.name}: {reason}")
         if reason:
             print(f"{one.name}: left out: {reason}", flush=True)
             continue
-        if options.tune:
-            from fedmpi.reproduce.tuning import tune
+        try:
+            _reproduce(one, options, how)
+        except UserError as error:
+            if is_named:
+                raise
+            failed.append(f"{one.name}: {error}")
+            print(failed[-1], file=sys.stderr, flush=True)
+    if not options.emit_slurm:
+        print(write_summary(options.results))
+    if failed:
+        raise UserError(f"{len(failed)} of {len(experiments)} failed; the first is {failed[0]}")
 
-            tune(one, options.seeds, options.results, how)
-            continue
-        points, folder = one.points(scale), how.out / one.name / scale
-        planning = plan_runs(one.first_run(scale), points, options.seeds or [0, 1, 2], folder, how)
-        if options.emit_slurm:
-            emit_slurm(planning, how, options.emit_slurm)
-            return
-        make(planning, how)
-        write_results(options.results, one, scale, planning)
-        print(_write_page(options.results, one, scale), flush=True)
-    print(write_summary(options.results))
+
+def _reproduce(one, options, how):
+    """Tune, or plan a job array, or make the runs and the page of an experiment."""
+    if options.tune:
+        from fedmpi.reproduce.tuning import tune
+
+        tune(one, options.seeds, options.results, how)
+        return
+    scale = options.scale
+    points, folder = one.points(scale), how.out / one.name / scale
+    planning = plan_runs(one.first_run(scale), points, options.seeds or [0, 1, 2], folder, how)
+    if options.emit_slurm:
+        emit_slurm(planning, how, options.emit_slurm)
+        return
+    make(planning, how)
+    write_results(options.results, one, scale, planning)
+    print(_write_page(options.results, one, scale), flush=True)
 
 
 def _how(options, arguments):
@@ -121,8 +136,8 @@ def _reason_to_skip(one, options):
     """Why an experiment is not run with these options, or ""."""
     if not one.scales:
         return one.not_run
-    if options.tune:
-        return "" if one.tune else "its file has no grids"
+    if options.tune and not one.tune:
+        return "its file has no grids"
     if options.scale not in one.scales:
         return f"not run at scale {options.scale}: {one.not_run or 'its file has none'}"
     missing = _missing(one, options.data_dir)
@@ -131,7 +146,7 @@ def _reason_to_skip(one, options):
 
 def _missing(one, data_dir):
     """Names of data files that are not in the folder, in words."""
-    folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or "data")
+    folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or ".")
     return ", ".join(name for name in one.data if not (folder / f"{name}.h5").is_file())
 
 
@@ -154,7 +169,7 @@ def _write_page(results, one, scale):
 
 def listing(results, data_dir):
     """The text of --list."""
-    rows = [["name", "what", "data", "methods", "CPU-hours, full, 1 seed", "GPU-hours", "state"]]
+    rows = [["name", "what", "data", "methods", "CPU time, full scale, 1 seed", "GPU time", "state"]]
     for one in find_experiments(["all"]):
         data, methods = ", ".join(one.data) or "–", ", ".join(one.methods) or "–"
         gpu = "not measured" if one.scales else "–"

@@ -47,7 +47,7 @@ def summary(folder):
         lines += [plain_table(["claim", "where", "outcome", "scale, seeds", "numbers"], rows)]
     lines += ["## Every table and figure", ""]
     rows = [[one.name, one.title, one.place, state(folder, one, ""), cost(one)] for one in experiments]
-    lines += [plain_table(["name", "what", "in the paper", "state", "CPU-hours of the full scale, one seed"], rows)]
+    lines += [plain_table(["name", "what", "in the paper", "state", "CPU time of the full scale, one seed"], rows)]
     lines += _tuned(folder)
     return "\n".join(lines).rstrip() + "\n"
 

@@ -160,7 +160,7 @@ def _run(arguments):
     if options.range or options.prune:
         raise UserError("--range and --prune: expected only with --search random or --search tpe")
     plan = make_plan(options.out.absolute(), options.plan, options.grid, common)
-    added = _complete(plan.common, options)
+    added = _add_settings(plan.common, options)
     if options.words is not None:
         _print_words(plan, options.words)
         return
@@ -179,12 +179,12 @@ def _run(arguments):
         _emit(options, plan, todo, common)
         return
     if not options.table:
-        run_all(plan, todo, *_how(options), _Progress(plan, len(todo), options.metric))
+        run_all(plan, todo, *_launch_options(options), _Progress(plan, len(todo), options.metric))
     _choose(plan, options)
 
 
-def _how(options):
-    """(ranks of each run, runs at once, words that start ranks)."""
+def _launch_options(options):
+    """(ranks of each run, runs at once, command that starts the ranks) from the options."""
     ranks = options.ranks or 1
     launcher = ("mpirun -np {ranks}" if ranks > 1 else "") if options.launch is None else options.launch
     return ranks, options.at_a_time or 1, launcher
@@ -198,7 +198,7 @@ def _search(options, common):
         )
     space = make_space(options.range, options.grid)
     plan = plan_of_search(options.out.absolute(), options.plan, list(space), common)
-    added = _complete(plan.common, options)
+    added = _add_settings(plan.common, options)
     search = Search(plan, space, options.search, options.search_seed, options.metric, options.prune)
     if not options.table:
         lowest = Planned("first", {key: str(getattr(one, "low", None) or one.choices[0]) for key, one in space.items()})
@@ -208,11 +208,11 @@ def _search(options, common):
     if not options.table:
         todo = max(0, options.trials - known)
         print(f"{options.trials} trials in {options.out}, {todo} of them still to do", flush=True)
-        search.run(options.trials, *_how(options), _Progress(plan, todo, options.metric))
+        search.run(options.trials, *_launch_options(options), _Progress(plan, todo, options.metric))
     _choose(plan, options)
 
 
-def _complete(common, options):
+def _add_settings(common, options):
     """Add the settings that follow from the sweep's options to those of all runs.
 
     Returns:
@@ -233,7 +233,7 @@ def _check_runs(plan, runs, added):
     """Check the settings of all runs before any work starts.
 
     Args:
-        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that `_complete` added.
+        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that `_add_settings` added.
 
     Raises:
         UserError: if those of a run are wrong.

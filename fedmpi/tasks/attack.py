@@ -7,17 +7,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, input_shape
-from fedmpi.data.source import data_sets, names_silos, open_source, readable
+from fedmpi.data.source import names_silos, open_source
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
-from fedmpi.presets.reading import read_settings_file, short
+from fedmpi.presets.reading import read_settings_file
 from fedmpi.registry import command_name
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
+from fedmpi.text import short
 
 SHOWN = 8  # images in the picture
 

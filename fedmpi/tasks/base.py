@@ -40,12 +40,12 @@ class RankContext:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Base of all tasks; the settings of a task are its fields, the rest of it comes with `load`.
+    """Base of all tasks: the fields are its settings; `load` returns the task with its data.
 
     Attributes:
         has_model: whether the user chooses the model. has_partition: whether there are data to split;
             None: if there is a model.
-        partition, oracle: the names of those that it uses if the user names none; None: the default ones.
+        partition, oracle: names of those that are used unless the user names others; None: the default ones.
         can_hold_out: whether it can hold out a part of the training data (`RankContext.holdout`).
         can_redeal: whether it can deal its training data anew in every round (`Partition.redeal`).
     """
@@ -70,7 +70,7 @@ class Task:
             the loaded task: an object with the methods of `LoadedTask`.
 
         Raises:
-            UserError: if the data are not there or not as they should be.
+            UserError: if the data are missing, damaged or have another layout.
         """
         raise NotImplementedError
 
@@ -98,7 +98,8 @@ class LoadedTask:
         goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
         random_batches: whether `batch` draws from torch's generator (augmentation), which is then seeded before it.
-        random_loss: whether `loss` itself draws from it, besides what the module draws; it is then seeded, too.
+        random_loss: whether `loss` itself draws from torch's generator, besides what the module draws; it is then
+            seeded before every `loss`.
         dealer: the `fedmpi.data.dealing.Dealer` of samples that are dealt anew in every round, or None.
         carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.

@@ -72,10 +72,12 @@ def _open_shared(task, context, partition):
     parts = partition.split_source(source, context.num_clients, context.seed)
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
     num_test, tests = len(source.labels["test"]), []
-    # A rank's share of the test set in one part, or in one part per client if each has a model of its own.
-    number, of = (context.num_clients, context.clients) if context.is_personal else (context.num_ranks, [context.rank])
-    for part in of:
-        tests.append((source, np.arange(num_test * part // number, num_test * (part + 1) // number)))
+    # The test set is cut into one part per rank, or into one per client if each client has a model of its own.
+    num_parts, mine = context.num_ranks, [context.rank]
+    if context.is_personal:
+        num_parts, mine = context.num_clients, context.clients
+    for part in mine:
+        tests.append((source, np.arange(num_test * part // num_parts, num_test * (part + 1) // num_parts)))
     names = partition.names(source, parts)
     return dict.fromkeys(context.clients, source), parts, rows, tests, names
 
@@ -89,7 +91,7 @@ def _open_silos(task, context, partition):
             "leave --partition and its settings out"
         )
     files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
-    names = [words([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
+    names = [as_texts([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
@@ -148,7 +150,8 @@ class LoadedClassification(LoadedTask):
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
         self._tests = [self._read_test(own, at) for own, at in tests]
-        # for each of them: whose it is, among how many test sets the samples are divided, their number, which are here
+        # For each of these test parts: number of its test set (0 if there is only one, else the client), how many test
+        # sets there are, how many samples its set has, and which of them the part contains; `subset` draws by it.
         divisor = 1 if self._is_shared else context.num_clients
         owners = [0] if self._is_shared else context.clients
         self._test_parts = [(k, divisor, len(own.labels["test"]), at) for k, (own, at) in zip(owners, tests)]
@@ -239,7 +242,7 @@ class LoadedClassification(LoadedTask):
 
     def describe_inputs(self):
         mean, std = map(list, self._normalisation)
-        names = {key: words(self._attributes[key]) for key in NAMES if key in self._attributes}
+        names = {key: as_texts(self._attributes[key]) for key in NAMES if key in self._attributes}
         per_value = 255 if self._dtype == np.uint8 else 1
         return {"input": {"shape": list(self.shape), "divide_by": per_value, "mean": mean, "std": std}, **names}
 
@@ -260,19 +263,23 @@ class LoadedClassification(LoadedTask):
 
 
 def _drawn(samples, number, *key):
-    """At most `number` of some `Samples`, see `draw`."""
+    """A random subset of at most `number` of some `Samples`; see `draw`."""
     chosen = draw(samples.num, number, *key)
     return samples if chosen is None else samples.take(chosen)
 
 
 def draw(num_samples, number, seed, kind, owner):
-    """`number` of the first `num_samples` whole numbers, sorted: [number] int64; None: there are no more than that."""
+    """A random subset of 0 ... num_samples - 1: [number] int64, sorted; None if that would be all of them.
+
+    Args:
+        seed: of the run. kind, owner: name the stream, see `fedmpi.streams`.
+    """
     if num_samples <= number:
         return None
     return np.sort(generator(seed, "evaluation", kind, owner).permutation(num_samples)[:number])
 
 
-def words(values):
+def as_texts(values):
     """A list of str from an attribute of an HDF5 file, which may be bytes."""
     return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).tolist()]
 

@@ -236,6 +236,18 @@ def test_committed_pages_are_made_from_the_committed_numbers(one, scale):
     assert page(one, scale, read_results(RESULTS, one, scale), figures) == text
 
 
+@pytest.mark.parametrize("one", [one for one in RUN if (RESULTS / "tuning" / f"{one.name}.csv").is_file()])
+def test_presets_contain_what_tuning_chose(one):
+    chosen = [row for row in rows(RESULTS / "tuning" / f"{one.name}.csv") if row["chosen"]]
+    assert {row["method"] for row in chosen} == set(one.tune["grids"])
+    for row in chosen:
+        (point,) = [p for p in one.points("full") if (p.panel, p.method) == (row["panel"], row["method"])]
+        used = read_command_line([f"--{key}={text}" for key, text in point.settings.items()]).resolved["algorithm"]
+        for setting in row["settings"].split(", "):
+            name, value = setting.split()
+            assert float(value) == pytest.approx(used[name], rel=1e-3), (row["method"], name)
+
+
 def _stem(panel, metric):
     return "-".join(re.sub(r"[^\w.+-]+", "-", word).strip("-") for word in (panel, metric))
 

@@ -92,7 +92,7 @@ class Partition:
         return _follow(parts, source.column(self.column), source.column(self.column, "test"), self.column)
 
     def names(self, source, parts):
-        """One name per client, by what its samples have in common; None if the partition has no names."""
+        """One name per client, by what its samples have in common; None if this partition gives clients no names."""
         return None
 
     def for_data_set(self, name):
@@ -109,11 +109,16 @@ class Partition:
 
 
 def _follow(parts, values, test_values, column):
-    """See `Partition.split_test_set`; `values` and `test_values` are the column's in the two sets."""
+    """See `Partition.split_test_set`; `values` and `test_values` are those of the column in the two sets.
+
+    The test rows of each value are dealt one by one, each to the client to which most is owed by then. A client that
+    got no row takes one of its values from the client that has most.
+    """
     known, codes = np.unique(values, return_inverse=True)
     counts = np.stack([np.bincount(codes[part], minlength=len(known)) for part in parts])  # [clients, values]
     test_codes = _nearest(known, test_values)
-    owners, owed = np.full(len(test_values), -1), np.zeros(len(parts))
+    owners = np.full(len(test_values), -1)  # client of each test row
+    owed = np.zeros(len(parts))  # its share of the test rows so far, minus the rows that it has
     for code in np.unique(test_codes[test_codes >= 0]):
         rows, holders = np.flatnonzero(test_codes == code), np.flatnonzero(counts[:, code])
         if not len(holders):
@@ -135,7 +140,7 @@ def _follow(parts, values, test_values, column):
 
 
 def _nearest(known, values):
-    """[n] position in sorted `known` of each value, of numbers the nearest one; -1 for a word that is not there."""
+    """[n] position in the sorted array `known` of each value: of the nearest number; of the same word, or -1."""
     right = np.searchsorted(known, values).clip(0, len(known) - 1)
     if known.dtype.kind in "SUO":
         return np.where(known[right] == values, right, -1)
