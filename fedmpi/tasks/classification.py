@@ -20,6 +20,7 @@ from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.base import LoadedTask, Metrics, Task
+from fedmpi.tasks.dealt import Dealt
 
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
@@ -49,9 +50,7 @@ class Classification(Task):
 
     def load(self, context, partition):
         if partition.redeal:
-            from fedmpi.tasks.dealt import DealtClassification  # which is made from this file's
-
-            return DealtClassification(self, context, partition, *self.open(context, partition))
+            return _DealtClassification(self, context, partition, *self.open(context, partition))
         return LoadedClassification(self, context, *self.open(context, partition))
 
     def open(self, context, partition):
@@ -260,6 +259,10 @@ class LoadedClassification(LoadedTask):
             names = names if any(names) else None
         samples = link.allgatherv([self._train[client].num for client in self._train])
         return {"names": names, "samples": samples.astype(int).tolist()}
+
+
+class _DealtClassification(Dealt, LoadedClassification):
+    """Classification with samples that are dealt anew in every round (`Partition.redeal`)."""
 
 
 def _drawn(samples, number, *key):

@@ -1,4 +1,4 @@
-"""Classification whose training samples are dealt anew in every round."""
+"""What a task does whose training samples are dealt anew in every round."""
 
 import functools
 
@@ -7,11 +7,10 @@ import numpy as np
 from fedmpi.data.dealing import Dealer, DealtSampler
 from fedmpi.data.holdout import hold_out
 from fedmpi.federation.participation import draw_participants
-from fedmpi.tasks.classification import LoadedClassification
 
 
-class DealtClassification(LoadedClassification):
-    """See `LoadedClassification`. Every rank has all training samples, and a client those of the current round.
+class Dealt:
+    """Stands before `LoadedClassification`: every rank has all training samples, and a client those of the round.
 
     The clients' own objectives, whose mean is train_loss, are those of the split before round 0, which contains
     every sample; held out is a share of each part of that split, which is never dealt.
