@@ -44,16 +44,16 @@ def test_every_round_deals_every_sample_to_one_of_its_clients(partition):
 
 
 def test_25_clients_with_one_class_each_five_random_classes_have_three():
-    crowded, of_client_0 = [], []
+    with_three, of_client_0 = [], []
     for parts in dealt(Classes()):
         classes = [set(LABELS[part].tolist()) for part in parts.values()]
         assert all(len(one) == 1 for one in classes)
         numbers = np.bincount([min(one) for one in classes], minlength=10)
         assert sorted(numbers.tolist()) == [2] * 5 + [3] * 5
         assert all(len(part) == 60 / numbers[LABELS[part[0]]] for part in parts.values())
-        crowded.append(tuple(np.flatnonzero(numbers == 3)))
+        with_three.append(tuple(np.flatnonzero(numbers == 3)))
         of_client_0.append(min(classes[0]))
-    assert len(set(crowded)) > 15 and len(set(of_client_0)) > 5
+    assert len(set(with_three)) > 15 and len(set(of_client_0)) > 5
 
 
 def test_too_few_clients_for_the_classes_are_an_error_before_training():
