@@ -47,11 +47,11 @@ class Plan:
 
     Args:
         num_clients: N over all ranks.
-        local_steps: q, or `local_steps(client) -> int` where clients differ.
-        dealt_steps: `dealt_steps(round_index, client) -> int` where they differ from round to round; the clock that
+        local_steps: q, or `local_steps(client) -> int` if clients differ.
+        dealt_steps: `dealt_steps(round_index, client) -> int` if they differ from round to round; the clock that
             clients share then advances by the largest of `local_steps`, and a client's own may run ahead of it.
         participants: `participants(round_index) -> clients` of a round; None: all.
-        chosen: `chosen(round_index) -> client` that works where only one does; None: drawn uniformly.
+        chosen: `chosen(round_index) -> client` that works if only one does; None: drawn uniformly.
         weights: a number > 0 per client, its weight in every average; None: all equal.
         seed: of the run; what all ranks draw comes from it.
 

@@ -45,7 +45,11 @@ class DeepAUC(Classification):
         return LoadedAUC(self, context, *self.open(context, partition))
 
     def version(self, source, seed):
-        """The imbalanced binary version of a data set; of silo files each has its own."""
+        """The imbalanced binary version of a data set; of silo files each has its own.
+
+        Raises:
+            UserError: if a silo file does not declare its number of classes.
+        """
         if names_silos(self.data) and not source.classes_declared:
             raise UserError(f"{source.path}: lacks the attribute num_classes, which decides which classes are positive")
         return ImbalancedBinary(source, self.removed_share, seed)

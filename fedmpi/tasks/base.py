@@ -79,7 +79,7 @@ class Metrics(dict):
     """What an evaluation measured: name -> float, and of each client.
 
     Attributes:
-        clients: name -> [N] values, client by client; nan where a client has nothing to measure it on.
+        clients: name -> [N] values, client by client; nan if a client has nothing to measure it on.
     """
 
     def __init__(self, values, clients=()):
@@ -95,7 +95,7 @@ class LoadedTask:
         is_personal: whether `evaluate` calls `visit(client)` before it evaluates on a client's data, which gives the
             module that client's own layers.
         client_names: one per client of the federation, or None; from `synchronise` on.
-        goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
+        goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
         random_batches: whether `batch` draws from torch's generator (augmentation), which is then seeded before it.
         random_loss: whether `loss` itself draws from torch's generator, besides what the module draws; it is then

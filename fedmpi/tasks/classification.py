@@ -90,7 +90,7 @@ def _open_silos(task, context, partition):
             "leave --partition and its settings out"
         )
     files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
-    names = [as_texts([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
+    names = [as_strings([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
@@ -114,7 +114,7 @@ class LoadedClassification(LoadedTask):
     Args:
         settings: a `Classification`. context: a `RankContext`.
         sources: client -> `Source` of each client of this rank.
-        parts: client -> indices, of all clients of the federation where they share a file.
+        parts: client -> indices: of all clients of the federation if they share a file, else of this rank's.
         rows: `rows.collect(link)` gives client -> [n, ...] array.
         tests: [(source, indices)] of this rank's share of the test set; of silo files one per client.
         names: of this rank's clients if they have files of their own, else of all clients, or None.
@@ -241,7 +241,7 @@ class LoadedClassification(LoadedTask):
 
     def describe_inputs(self):
         mean, std = map(list, self._normalisation)
-        names = {key: as_texts(self._attributes[key]) for key in NAMES if key in self._attributes}
+        names = {key: as_strings(self._attributes[key]) for key in NAMES if key in self._attributes}
         per_value = 255 if self._dtype == np.uint8 else 1
         return {"input": {"shape": list(self.shape), "divide_by": per_value, "mean": mean, "std": std}, **names}
 
@@ -282,7 +282,7 @@ def draw(num_samples, number, seed, kind, owner):
     return np.sort(generator(seed, "evaluation", kind, owner).permutation(num_samples)[:number])
 
 
-def as_texts(values):
+def as_strings(values):
     """A list of str from an attribute of an HDF5 file, which may be bytes."""
     return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).tolist()]
 
