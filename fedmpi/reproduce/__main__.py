@@ -4,9 +4,10 @@ import argparse
 import os
 import pathlib
 import shlex
+import signal
 import sys
 
-from fedmpi.errors import UserError
+from fedmpi.errors import Stopped, UserError
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.reproduce.experiment import SCALES, find_experiments
@@ -29,7 +30,14 @@ it was interrupted: it keeps runs that have ended, unless their settings have ch
 
 def main(arguments=None):
     """Entry point; `arguments` default to those of the process."""
+    for number in (signal.SIGUSR1, signal.SIGTERM):  # the first is SLURM's warning of the time limit
+        signal.signal(number, _stop)
     run_single(_run, sys.argv[1:] if arguments is None else arguments)
+
+
+def _stop(number, _):
+    signal.signal(number, signal.SIG_IGN)  # until the runs have stopped
+    raise Stopped(f"stopped by {signal.Signals(number).name}; to continue: the same command")
 
 
 def make_parser():

@@ -29,6 +29,7 @@ class DeepAUC(Classification):
 
     name = "auc"
     partition = "stride"
+    can_redeal = False
 
     removed_share: float = setting(0.8, "share of every negative class that is removed", least=0, below=1)
     p: str = setting(

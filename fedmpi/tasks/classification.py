@@ -20,6 +20,7 @@ from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.base import LoadedTask, Metrics, Task
+from fedmpi.tasks.dealt import Dealt
 
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
@@ -35,6 +36,7 @@ class Classification(Task):
     """Train a classifier on a labelled data set that is split over the clients."""
 
     can_hold_out = True
+    can_redeal = True
 
     data: str = setting(
         "digits",
@@ -47,6 +49,8 @@ class Classification(Task):
     flip: bool = setting(False, "mirror training images left to right at random")
 
     def load(self, context, partition):
+        if partition.redeal:
+            return _DealtClassification(self, context, partition, *self.open(context, partition))
         return LoadedClassification(self, context, *self.open(context, partition))
 
     def open(self, context, partition):
@@ -81,7 +85,10 @@ def _open_silos(task, context, partition):
     """One file per client, of which a rank opens those of its own clients only."""
     name = command_name(type(partition))
     if name != (task.partition or "even") or partition != type(partition)():  # the user chose one
-        raise UserError(f"partition {name}: silo files {task.data} are split already: leave --partition out")
+        raise UserError(
+            f"partition {name}: silo files {task.data} are split already and stay with their clients: "
+            "leave --partition and its settings out"
+        )
     files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
     names = [as_strings([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
@@ -252,6 +259,10 @@ class LoadedClassification(LoadedTask):
             names = names if any(names) else None
         samples = link.allgatherv([self._train[client].num for client in self._train])
         return {"names": names, "samples": samples.astype(int).tolist()}
+
+
+class _DealtClassification(Dealt, LoadedClassification):
+    """Classification with samples that are dealt anew in every round (`Partition.redeal`)."""
 
 
 def _drawn(samples, number, *key):
