@@ -155,7 +155,7 @@ def test_a_resumed_run_deals_the_same(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--task auc", "task auc cannot deal its data anew in every round"),
+        ("--task auc", "task auc cannot distribute its data again in every round"),
         ("--weighting samples", "--weighting samples needs clients that keep their samples"),
         ("--on-loss continue", "leave out --on-loss continue"),
     ],
