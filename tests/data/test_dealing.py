@@ -157,7 +157,7 @@ def test_a_resumed_run_deals_the_same(tmp_path, monkeypatch):
     [
         ("--task auc", "task auc cannot distribute its data again in every round"),
         ("--weighting samples", "--weighting samples needs clients that keep their samples"),
-        ("--on-loss continue", "leave out --on-loss continue"),
+        ("--on-loss continue", "leave --on-loss continue out"),
     ],
 )
 def test_what_cannot_be_dealt_anew_is_refused(words, message):
