@@ -75,7 +75,7 @@ def write_manifest(folder, content):
     Raises:
         OSError: if it cannot be written; the checkpoint is not complete then.
     """
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     content = {"format": FORMAT, "written": now, "versions": versions(), **content}
     part = folder / f"{MANIFEST}.part"
     with open(part, "wb") as file:

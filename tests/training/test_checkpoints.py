@@ -238,7 +238,7 @@ def test_records_that_are_too_short_are_named(run, capsys):
 
 def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch, longer):
     monkeypatch.setattr(fedmpi.training.checkpoints, "SMALL", 0)
-    monkeypatch.setattr(fedmpi.training.checkpoints, "_available_memory", lambda: 0)
+    monkeypatch.setattr(fedmpi.training.checkpoints, "available_memory", lambda: 0)
     stop(monkeypatch, tmp_path, f"{TOY} --rounds 8 --eval-every 1 --checkpoint-every 2 --name it", 5)
     assert find_checkpoints(tmp_path / "it") == [5, 4]
     go(None, f"--resume {tmp_path / 'it'}")
