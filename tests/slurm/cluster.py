@@ -46,7 +46,7 @@ SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=2
-KillWait=10
+KillWait=30
 SlurmdTimeout=15
 ReturnToService=2
 MinJobAge=3600
@@ -254,12 +254,21 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def until(self, condition, seconds=120):
-        """Return when `condition()` is true; a failing test if it never is."""
+    def until(self, number, condition, seconds=240):
+        """Return when `condition()` is true; a failing test if it is not before the job has ended, or for too long."""
         end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it never came"
+        while True:
+            fields = self.fields(number)
+            if condition():  # asked after the state: what a job does last is seen
+                return
+            if fields.get("JobState") in ENDED or time.monotonic() > end:
+                self._give_up(number, fields)
             time.sleep(0.1)
+
+    def _give_up(self, number, fields):
+        self.run("scancel", number)
+        text = f"restarts {fields.get('Restarts')}, reason {fields.get('Reason')}, exit code {fields.get('ExitCode')}"
+        raise AssertionError(f"job {number} is {fields.get('JobState')} ({text}):\n{_read(fields)}")
 
     def fields(self, number):
         """What scontrol says of a job: name -> text."""
@@ -270,22 +279,21 @@ class Cluster:
         until = time.monotonic() + seconds
         while (fields := self.fields(number)).get("JobState") not in states:
             if time.monotonic() > until:
-                self.run("scancel", number)
-                raise AssertionError(f"job {number} is still {fields.get('JobState')}:\n{_read(fields)}")
+                self._give_up(number, fields)
             time.sleep(0.1)
         code, _, by_signal = fields["ExitCode"].partition(":")
         return Job(number, fields["JobState"], int(code) or (128 + int(by_signal) if by_signal != "0" else 0),
                    _read(fields), fields)  # fmt: skip
 
-    def let_run_again(self, number):
-        """Let a requeued job start now: SLURM itself waits for two minutes."""
-        runs = 0  # how often the job was seen running, or ended, in a row: a job that is being requeued looks so, too
-        while runs < 15:
-            state = self.fields(number)["JobState"]
-            runs = runs + 1 if state in ("RUNNING", "COMPLETED", "FAILED") else 0
-            if state == "PENDING":
-                self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
-            time.sleep(0.1)
+    def let_run_again(self, number, restarts):
+        """Return when a requeued job runs for the time after `restarts` requeues: SLURM alone waits two minutes."""
+        self.until(number, lambda: self._starts(number, restarts))
+
+    def _starts(self, number, restarts):
+        fields = self.fields(number)
+        if fields.get("JobState") == "PENDING":
+            self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+        return fields.get("JobState") == "RUNNING" and int(fields["Restarts"]) >= restarts
 
     def processes(self, word):
         """Ids of the nodes' processes that have a word in their command line."""

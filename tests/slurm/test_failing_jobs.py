@@ -65,7 +65,7 @@ def test_a_launcher_that_starts_the_wrong_number(slurm, tmp_path):
 @pytest.mark.parametrize("kind", ["exception", "kill"])
 def test_a_rank_that_dies(slurm, tmp_path, kind):
     words = ("--rounds", 50, "--model", "faulty.Faulty", "--model.kind", kind, "--out", tmp_path / "out")
-    job = slurm.wait(slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, **QUICK), seconds=60)
+    job = slurm.wait(slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, **QUICK))
     assert job.state == "FAILED" and job.code != 0
     if kind == "exception":
         assert re.search(r"error on rank 1, client 1: RuntimeError: the silo is on fire", job.log), job.log
@@ -76,7 +76,7 @@ def test_a_rank_that_dies(slurm, tmp_path, kind):
 def test_a_cancelled_job(slurm, tmp_path):
     words = ("--rounds", 100000, "--out", tmp_path / "out", "--threads", 1)
     number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, **QUICK)
-    slurm.until(lambda: list(tmp_path.glob("out/*/metrics.jsonl")))
+    slurm.until(number, lambda: list(tmp_path.glob("out/*/metrics.jsonl")))
     slurm.run("scancel", number, check=True)
     job = slurm.wait(number)
     assert job.state == "CANCELLED"

@@ -12,7 +12,27 @@ from fedmpi.runs.folder import find_runs
 
 TWO = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
 QUICK = {"FEDMPI_DOCTOR": "0", "FEDMPI_LAUNCH": "mpirun -np 2"}
-LONG = ("--rounds", 40, "--local-steps", 20, "--threads", 1, "--eval-every", 20)
+LONG = ("--rounds", 40, "--local-steps", 4, "--threads", 1, "--eval-every", 20, "--model", "slow.Slow")
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A file: while it exists, a round of the jobs takes 0.4 s at least, so that no signal comes after the last one."""
+    path = tmp_path / "slow"
+    path.touch()
+    return path
+
+
+def submit(slurm, folder, slow, *words, options=TWO, **variables):
+    """(id of a training job whose runs are in `folder`/out, path of its records)."""
+    words = (SLURM / "train.sbatch", *LONG, *words, "--out", folder / "out")
+    number = slurm.submit(folder, *words, options=options, SLOW_WHILE=str(slow), **QUICK, **variables)
+    return number, folder / "out" / f"fedmpi-{number}" / "metrics.jsonl"
+
+
+def rounds(records):
+    """How many rounds are recorded."""
+    return records.read_bytes().count(b"\n") if records.is_file() else 0
 
 
 def run_in(folder):
@@ -26,20 +46,21 @@ def result(run):
         return {name: row[:] for name, row in file["rows"].items()}
 
 
-def interrupt(slurm, number, records, least):
-    """Warn a job as SLURM does before the time limit, once it has recorded so many rounds, and let it start again."""
-    slurm.until(lambda: records.is_file() and records.read_bytes().count(b"\n") >= least)
+def interrupt(slurm, number, records, restarts):
+    """Warn a job as SLURM does before the time limit, once it has made rounds, and let it start again."""
+    before = rounds(records)
+    slurm.until(number, lambda: rounds(records) >= before + 2)
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
     job = slurm.wait(number, ["PENDING", "COMPLETED"])
     assert job.state == "PENDING", job.log
-    slurm.let_run_again(number)
+    slurm.let_run_again(number, restarts)
 
 
-def test_three_time_limits_end_with_the_bits_of_one(slurm, tmp_path):
-    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *LONG, "--out", tmp_path / "out", options=TWO, **QUICK)
-    records = tmp_path / "out" / f"fedmpi-{number}" / "metrics.jsonl"
-    interrupt(slurm, number, records, 3)
-    interrupt(slurm, number, records, records.read_bytes().count(b"\n") + 3)
+def test_three_time_limits_end_with_the_bits_of_one(slurm, tmp_path, slow):
+    number, records = submit(slurm, tmp_path, slow)
+    interrupt(slurm, number, records, 1)
+    interrupt(slurm, number, records, 2)
+    slow.unlink()
     job = slurm.wait(number)
     assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "2"), job.log
     assert job.log.count("is not finished (exit code 75): it is requeued") == 2
@@ -53,11 +74,9 @@ def test_three_time_limits_end_with_the_bits_of_one(slurm, tmp_path):
         np.testing.assert_array_equal(row, rows[name], err_msg=name)
 
 
-def test_no_more_requeues_than_allowed(slurm, tmp_path):
-    words = (*LONG, "--rounds", 100000, "--out", tmp_path / "out")
-    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, FEDMPI_MAX_REQUEUES="0", **QUICK)
-    records = tmp_path / "out" / f"fedmpi-{number}" / "metrics.jsonl"
-    slurm.until(lambda: records.is_file() and records.stat().st_size)
+def test_no_more_requeues_than_allowed(slurm, tmp_path, slow):
+    number, records = submit(slurm, tmp_path, slow, FEDMPI_MAX_REQUEUES="0")
+    slurm.until(number, lambda: rounds(records))
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
     job = slurm.wait(number)
     assert (job.state, job.code) == ("FAILED", 75)
@@ -65,17 +84,16 @@ def test_no_more_requeues_than_allowed(slurm, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_lost_node(slurm, tmp_path):
+def test_a_lost_node(slurm, tmp_path, slow):
     """The job goes on from its newest checkpoint when it runs again."""
-    words = (*LONG, "--checkpoint-every", 2, "--out", tmp_path / "out")
-    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, FEDMPI_RESTARTS="1", **QUICK)
-    records = tmp_path / "out" / f"fedmpi-{number}" / "metrics.jsonl"
-    slurm.until(lambda: records.is_file() and records.read_bytes().count(b"\n") >= 5)
+    number, records = submit(slurm, tmp_path, slow, "--checkpoint-every", 2, FEDMPI_RESTARTS="1")
+    slurm.until(number, lambda: rounds(records) >= 5)
     slurm.lose("n2")
     log = tmp_path / f"{number}.out"
-    slurm.until(lambda: "was ended by SLURM" in log.read_text() or "it is requeued" in log.read_text())
+    slurm.until(number, lambda: "was ended by SLURM" in log.read_text() or "it is requeued" in log.read_text())
     slurm.start_node("n2")
-    slurm.let_run_again(number)
+    slurm.let_run_again(number, 1)
+    slow.unlink()
     job = slurm.wait(number)
     assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "1"), job.log
     assert "going on after round" in job.log
@@ -84,12 +102,11 @@ def test_a_lost_node(slurm, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("warning", "heard"), [("USR1@20", "SIGUSR1"), ("URG@1", "SIGTERM")])
-def test_a_real_time_limit(slurm, tmp_path, warning, heard):
+def test_a_real_time_limit(slurm, tmp_path, slow, warning, heard):
     """SLURM itself warns; and a job that it did not warn has the seconds between its first and its last signal."""
-    words = (*LONG, "--rounds", 100000, "--out", tmp_path / "out")
     chosen = [*TWO, "--time=1", f"--signal=B:{warning}"]
-    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=chosen, **QUICK)
-    slurm.until(lambda: slurm.fields(number)["Restarts"] == "1", seconds=240)
+    number, _ = submit(slurm, tmp_path, slow, "--rounds", 100000, options=chosen)
+    slurm.until(number, lambda: slurm.fields(number)["Restarts"] == "1")
     log = (tmp_path / f"{number}.out").read_text()
     slurm.run("scancel", number, check=True)
     assert re.search(rf"stopped after round \d+ by {heard}", log) and "it is requeued" in log, log
