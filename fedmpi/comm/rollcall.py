@@ -13,6 +13,8 @@ import time
 import numpy as np
 from mpi4py import MPI
 
+from fedmpi.comm.abort import abort
+
 GRACE = 3.0  # seconds in which all ranks that wait are heard
 LISTEN_AFTER, LISTEN_EVERY = 0.5, 0.05  # seconds of waiting before a rank looks for messages, and between two looks
 OUTPUT_SECONDS = 1.0  # a launcher drops output that it has not yet passed on when the job aborts
@@ -116,7 +118,7 @@ class RollCall:
         missing = [self._describe(rank) for rank in self._others() if rank not in waiting]
         self._report(", ".join(missing) or "any message, though all ranks wait")
         time.sleep(OUTPUT_SECONDS)
-        self._comm.Abort(TIMED_OUT)
+        abort(self._comm, TIMED_OUT)
 
     def _report(self, who):
         phase, way_on = self._explain()
