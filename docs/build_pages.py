@@ -13,7 +13,8 @@ AT_THE_ROOT = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING
 # The order of the pages; those that are not listed follow, those that are not there are left out.
 ORDER = (
     "index", "coming_from", "data", "personal", "own_task", "own_loop", "python", "algorithms", "objectives",
-    "settings", "sweeps", "reports", "papers", "cluster", "checkpoints", "failures", "gpu", "speed", "how_it_works",
+    "settings", "sweeps", "reports", "papers", "reproduce", "cluster", "checkpoints", "failures", "gpu", "speed",
+    "how_it_works",
 )  # fmt: skip
 LAST = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a way that the user can mend: one line each, no traceback."""
+"""Exceptions that end a program with one line and an exit code of their own instead of a traceback."""
 
 
 class UserError(Exception):
@@ -12,7 +12,7 @@ class UserError(Exception):
 
 
 class AgreedUserError(UserError):
-    """A user's error that all ranks have, so that all can end in order; empty on ranks that need not print it."""
+    """A `UserError` that is raised on all ranks; its text is empty on ranks that need not print it (exit code 2)."""
 
 
 class Stopped(Exception):

@@ -1,8 +1,8 @@
 """Finding a class by its name on the command line or by its dotted path; there is no table to edit.
 
-A package of others adds its classes by entry points: the group is the package here in which fedmpi's own classes of
-the kind are ("fedmpi.algorithms", "fedmpi.tasks", "fedmpi.models", "fedmpi.oracles", "fedmpi.data.partitions"), the
-name is the class's name on the command line.
+Other packages (plug-ins) add classes by entry points. The group of an entry point is the package that contains fedmpi's
+own classes of that kind ("fedmpi.algorithms", "fedmpi.tasks", "fedmpi.models", "fedmpi.oracles" or
+"fedmpi.data.partitions"); its name is the class's name on the command line.
 """
 
 import functools
@@ -32,7 +32,8 @@ def plain(name: str) -> str:
 def known(package: types.ModuleType, base: type) -> dict[str, Any]:
     """Name -> class of every subclass of `base` defined in the modules of `package`, and of the plug-ins.
 
-    fedmpi's own classes keep their names. Plug-ins that cannot be imported are left out; `find` says why.
+    If a plug-in has the name of one of fedmpi's classes, it is ignored. Plug-ins that cannot be imported are left out;
+    `find` says why.
 
     Args:
         package: an imported package, for example `fedmpi.algorithms`.
@@ -41,7 +42,7 @@ def known(package: types.ModuleType, base: type) -> dict[str, Any]:
     found = {}
     for info in pkgutil.iter_modules(package.__path__):
         if info.name.startswith("_"):
-            continue  # an entry point
+            continue  # a program (__main__), or base classes for users (tasks/_own)
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         for cls in vars(module).values():
             is_ours = inspect.isclass(cls) and cls.__module__ == module.__name__
@@ -63,7 +64,7 @@ def _plug_ins(group: str) -> dict[str, importlib.metadata.EntryPoint]:
 
 @functools.cache
 def _all_entry_points() -> Any:
-    """Of all installed packages; finding them takes some hundredths of a second."""
+    """The entry points of all installed packages; finding them takes some hundredths of a second."""
     return importlib.metadata.entry_points()
 
 
@@ -83,8 +84,9 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
     if "." in name:
         return _import(kind, name, base)
     also_called = {other: own for own, cls in classes.items() for other in vars(cls).get("also_called", ())}
-    # fed_ams is another paper's name for local_amsgrad, while FedAMS is a class here: an exact other name is refused.
-    # In the same way FedAvgM is fedavgm, although "FedAvg-M", fedavg_m, would be the same without its hyphen.
+    # Names that differ only in "-" and "_" may be different methods. fed_ams is another paper's name for local_amsgrad,
+    # while fedams is a class of its own: a name in `also_called`, written exactly so, is refused with a hint. In the
+    # same way fedavgm and fedavg_m are two classes: an exact name comes before a similar one.
     exact = name.lower().replace("-", "_")
     is_refused = exact in also_called
     meant = classes.get(exact) or next((cls for own, cls in classes.items() if plain(own) == plain(name)), None)
@@ -94,7 +96,7 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
     if broken is not None:
         return _import(kind, broken.value.replace(":", "."), base)
     own = next((own for other, own in also_called.items() if plain(other) == plain(name)), None)
-    hint = nearest(name, classes) if own is None else f": here it is called '{own}'"
+    hint = nearest(name, classes) if own is None else f": its name in fedmpi is '{own}'"
     raise UserError(
         f"unknown {kind} '{name}'{hint}; known: {', '.join(classes)}, "
         f"or the dotted path of your own class, like mypackage.MyClass"
@@ -102,6 +104,7 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
 
 
 def _import(kind: str, path: str, base: type) -> Any:
+    """The class with this dotted path; the current folder is searched too. See `find` for the arguments and errors."""
     module_name, _, class_name = path.rpartition(".")
     here = os.getcwd()
     if not getattr(sys.flags, "safe_path", False) and not {"", here} & set(sys.path):

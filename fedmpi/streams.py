@@ -8,8 +8,9 @@ import hashlib
 
 import numpy as np
 
-FIRST = -1  # the number of the initial, larger batch among a client's samples
-WHOLE = -2  # and of the batch that is all its data
+# A client's minibatches are numbered 0, 1, 2, ... in the order of its draws. Two further batches have these numbers:
+FIRST = -1  # the initial batch, which may be larger
+WHOLE = -2  # all data of the client
 
 
 def derive(seed: int, *purpose: object) -> int:

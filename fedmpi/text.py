@@ -32,7 +32,7 @@ def format_seconds(seconds):
 
 
 def format_count(count):
-    """A whole number with its thousands apart, like "15,010"."""
+    """A whole number with thousands separators, like "15,010"."""
     return f"{count:,.0f}"
 
 
@@ -71,7 +71,7 @@ def spread_in_words(values, names=(), less_is_better=False):
     """Values of several clients in a line: "0.9100 on average, 0.8500 at worst (client 2, Bonn), spread 0.0300".
 
     Args:
-        values: one per client; nan where there is none. names: one per client, or none.
+        values: one per client; nan where there is none. names: one per client, or () if clients have no names.
         less_is_better: decides which is the worst. The spread is the standard deviation over the clients.
     """
     known = {client: value for client, value in enumerate(values) if value == value}
@@ -98,11 +98,11 @@ def table(rows, right_from=None, indent="  "):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Words in rows and columns, of which the first names the row.
+    """A table of texts; the first cell of each row names the row.
 
     Attributes:
-        header: list of str. rows: lists of as many.
-        best: (row, column) of the cells that contain the best value of their column.
+        header: list of str. rows: list of rows, each a list of as many str.
+        best: (row, column) of each cell that contains the best value of its column, both from 0.
     """
 
     header: list

@@ -33,12 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: the words of the command line; None: those of this process.
 
-    An error of the user ends the process with one line and exit code 2; see `run_program`.
+    Wrong input ends the process with one line and exit code 2; see `fedmpi.program.ranks.run_program`.
     """
     run_program(_run, sys.argv[1:] if arguments is None else list(arguments))
 
 
 def _run(arguments, link):
+    """The program: train, or print what a flag asked for. Collective on the link."""
     from fedmpi.comm.host import seconds_since_start
     from fedmpi.training.build import read_config
     from fedmpi.training.loop import train

@@ -11,7 +11,7 @@ say() { printf 'fedmpi: %s\n' "$*" >&2; }
 set_up() {
     local python=${PYTHON:-python3} extras=$1 stamp=$venv/.fedmpi-installed-$1 state
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
-        say "$python is missing or older than Python 3.10; name a newer one: PYTHON=/path/to/python3.11 $0"
+        say "$python is missing or older than Python 3.10; name another one: PYTHON=/path/to/python3.11 $0"
         exit 1
     }
     if [ ! -x "$venv/bin/pip" ]; then
@@ -30,10 +30,10 @@ set_up() {
         install -r "$here/launch/constraints.txt"
         install -e "$here${extras:+[$extras]}"
         if ! mpi_works; then
-            say "found no MPI that works with mpi4py: installing MPICH from a wheel"
+            say "no MPI works with mpi4py: installing MPICH from a wheel"
             install -e "$here[mpich]"
             hash -r
-            mpi_works || { say "mpirun -np 2 does not start two ranks of one job"; exit 1; }
+            mpi_works || { say "mpirun -np 2 does not start two ranks that belong to one MPI job"; exit 1; }
         fi
         printf '%s' "$state" >"$stamp"
     fi

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# mpirun with what fedmpi needs, for any MPI: finds the launcher of the MPI that mpi4py uses, sets threads, binding,
-# oversubscription and malloc, takes hosts from a file or from PBS or LSF, and restarts a job that was killed.
+# Starts MPI ranks with the options that fedmpi needs, for any MPI: finds the launcher of the MPI that mpi4py uses, sets
+# threads, binding, oversubscription and malloc, takes hosts from a file or from PBS or LSF, and restarts a killed job.
 #
 #   launch/mpirun.sh -np 4 python -m fedmpi.train --name mine --resume auto
 #   launch/mpirun.sh --hosts launch/hosts.example --max-restarts 5 python -m fedmpi.train --name mine --resume auto
 #
 #   -np N             number of ranks; default: the slots of all hosts, or the cores of this machine
-#   --hosts FILE      a line per host: NAME or NAME:SLOTS or NAME slots=SLOTS; the program must be on all of them
-#   --max-restarts N  start again, at most N times, after a rank, a host or mpirun itself was killed and after a run
-#                     that stopped in order (exit code 75), but not after an error that would come again; default 0
+#   --hosts FILE      a line per host: NAME or NAME:SLOTS or NAME slots=SLOTS; the program must be installed on each
+#   --max-restarts N  start the job again, at most N times, if it was stopped (exit code 75) or if a rank, a host or
+#                     mpirun itself was killed; not after an error that would occur again; default: 0
 # MPIRUN=PATH names another launcher.  Exit code: that of the last attempt.
 set -euo pipefail
 
@@ -132,6 +132,6 @@ while :; do
     if [ -n "$asked" ] || [ $attempt -ge "$max_restarts" ] || ! may_go_better $code; then exit $code; fi
     attempt=$((attempt + 1))
     say "the job ended with exit code $code; restart $attempt of $max_restarts"
-    case " $* " in *" --resume"*) ;; *) say "without --resume auto and --name it begins anew" ;; esac
+    case " $* " in *" --resume"*) ;; *) say "without --resume auto and --name it starts a new run" ;; esac
     sleep 2 # until what is left of the killed job has ended
 done

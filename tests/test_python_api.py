@@ -190,7 +190,7 @@ def test_the_best_is_selected_on_held_out_data(capfd):
     assert f"iterate of round {best['round']} (best by holdout_accuracy)" in ended.out and "warn" not in ended.err
     assert run.final["accuracy"] == best["accuracy"]
     fedmpi.train(**USUAL, rounds=2, result="best")
-    assert "the best result is selected by accuracy on the test set" in capfd.readouterr().err
+    assert "the best model is chosen by accuracy on the test set" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_spellings_of_papers(spelling, name):
 @pytest.mark.parametrize(
     ("spelling", "hint"),
     [
-        ("fed_ams", "here it is called 'local_amsgrad'"),  # of another paper than FedAMS
-        ("LocalSGD", "here it is called 'fedavg'"),
+        ("fed_ams", "its name in fedmpi is 'local_amsgrad'"),  # of another paper than FedAMS
+        ("LocalSGD", "its name in fedmpi is 'fedavg'"),
         ("scafold", "did you mean 'scaffold'?"),
     ],
 )

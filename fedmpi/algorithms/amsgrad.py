@@ -36,7 +36,9 @@ class LocalAMSGrad(Algorithm):
         None, "v̂ and v_i at the start; default: mean of the clients' squared initial gradients, at least 1e-8", above=0
     )
     refresh: str = setting(
-        "before", "v̂ is updated before (the paper) or after the last step of a round", among=("before", "after")
+        "before",
+        "whether v̂ is updated before the last step of a round (the paper) or after it",
+        among=("before", "after"),
     )
 
     exchanged = ("v_mean", "x")

@@ -110,15 +110,22 @@ class Algorithm:
 
     schedule: str = setting(
         "constant",
-        "how the step size falls with t: cube_root (η / (w_t + σ² t)^(1/3)), step, cosine",
+        "how the step size η falls with the time t (see schedule_every): constant; cube_root, η / (w_t + σ² t)^(1/3); "
+        "step, multiplied by schedule_factor after every schedule_period; cosine, along half a cosine",
         among=("constant", "cube_root", "step", "cosine"),
     )
-    schedule_every: int = setting(1, "t grows by 1 after so many local steps (or rounds, in round methods)", least=1)
-    schedule_offset: float = setting(1.0, "w of cube_root", above=0)
-    schedule_rate: float = setting(1.0, "σ² of cube_root", least=0)
-    schedule_plateau: float = setting(0.0, "W of cube_root: w_t = max(w, W - σ² t); 0: w_t = w", least=0)
-    schedule_period: int = setting(100, "step: t between two drops; cosine: t at its end", least=1)
-    schedule_factor: float = setting(0.1, "step: of every drop; cosine: last step size / first", least=0, most=1)
+    schedule_every: int = setting(
+        1, "t grows by 1 after so many local steps, or rounds if the step size is the server's", least=1
+    )
+    schedule_offset: float = setting(1.0, "cube_root: w", above=0)
+    schedule_rate: float = setting(1.0, "cube_root: σ²", least=0)
+    schedule_plateau: float = setting(0.0, "cube_root: W in w_t = max(w, W - σ² t); with 0, w_t = w", least=0)
+    schedule_period: int = setting(
+        100, "step: t between two drops; cosine: t at which the step size stops falling", least=1
+    )
+    schedule_factor: float = setting(
+        0.1, "step: factor at each drop; cosine: last step size divided by the first", least=0, most=1
+    )
 
     if TYPE_CHECKING:
         step_size: float  # every algorithm declares it, with its own default

@@ -33,24 +33,26 @@ class FAFED(Algorithm):
 
     step_size: float = setting(0.003, "η_t, step size of every move", above=0)
     fresh_weight: float = setting(0.1, "α_t, weight of the fresh gradient in m", least=0, most=1)
-    fresh_weight_scale: float | None = setting(None, "c: α_{t+1} = min(1, c η_t²) instead", above=0)
+    fresh_weight_scale: float | None = setting(None, "c: replaces fresh_weight by α_{t+1} = min(1, c η_t²)", above=0)
     second_moment_decay: float = setting(0.9, "β, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(0.01, "ρ, added to the root of the averaged second moment", above=0)
     adaptive_matrix: str = setting(
         "diagonal",
-        "v is the second moment of each coordinate (diagonal), of ‖g‖² (global), or the sum of ‖g‖² (adagrad_norm)",
+        "v is a decaying mean of g² per coordinate (diagonal), or of ‖g‖² (global), or the sum of ‖g‖² (adagrad_norm)",
         among=("diagonal", "global", "adagrad_norm"),
     )
     first_step: str = setting(
-        "plain", "the move of line 3: plain (as printed) or divided by A_0", among=("plain", "adaptive")
+        "plain",
+        "first move (line 3 of Algorithm 1): plain, as in the paper, or adaptive, divided by A_0",
+        among=("plain", "adaptive"),
     )
     sync_order: str = setting(
         "paper",
-        "paper: average, then move with the new A; code: move with the old A, then average (the public code)",
+        "at an average: move afterwards, with the new A (paper), or before, with the old A (the authors' code)",
         among=("paper", "code"),
     )
     prev_grad_scale: float = setting(
-        1.0, "factor of the gradient at x_{t-1}; the public image script has 0.95", least=0
+        1.0, "factor of the gradient at x_{t-1}; 0.95 in the authors' script for images", least=0
     )
 
     clock = "iteration"

@@ -26,7 +26,9 @@ class FedLAMB(Algorithm):
 
     name = "fed_lamb"
 
-    step_size: float = setting(0.01, "α_r, step size: length of a layer's step over the layer's norm", above=0)
+    step_size: float = setting(
+        0.01, "α_r, step size: length of a layer's step divided by the norm of the layer's parameters", above=0
+    )
     momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
     second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(1e-8, "ε, added to the root of v̂; also v̂ before the first round", above=0)

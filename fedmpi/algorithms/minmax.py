@@ -80,7 +80,7 @@ class MomentumLocalSGDA(_MinMax):
 
     fresh_weight: float = setting(0.1, "β_θ, weight of the fresh gradient in the descent direction", least=0, most=1)
     dual_fresh_weight: float | None = setting(
-        None, "β_w, the same of the ascent direction; default: fresh_weight", least=0, most=1
+        None, "β_w, weight of the fresh gradient in the ascent direction; default: fresh_weight", least=0, most=1
     )
     time_step: float = setting(1.0, "κ, factor of both step sizes and both weights", above=0, most=1)
 
@@ -123,10 +123,12 @@ class FMGDA(_MinMax):
 
     fresh_weight: float = setting(0.1, "α, weight of the fresh gradient in the descent direction", least=0, most=1)
     dual_fresh_weight: float | None = setting(
-        None, "β, the same of the ascent direction; default: as of the descent", least=0, most=1
+        None, "β, weight of the fresh gradient in the ascent direction; default: fresh_weight", least=0, most=1
     )
-    fresh_weight_scale: float | None = setting(None, "c_1: α_t = min(1, c_1 η_t²) instead", above=0)
-    dual_fresh_weight_scale: float | None = setting(None, "c_2: β_t = min(1, c_2 η_t²) instead", above=0)
+    fresh_weight_scale: float | None = setting(None, "c_1: replaces fresh_weight by α_t = min(1, c_1 η_t²)", above=0)
+    dual_fresh_weight_scale: float | None = setting(
+        None, "c_2: replaces dual_fresh_weight by β_t = min(1, c_2 η_t²)", above=0
+    )
 
     exchanged = ("x", "D")
     client_rows = ("x_prev",)
@@ -160,11 +162,11 @@ class _Staged(_MinMax):
 
     prox_weight: float = setting(0.002, "1/γ, weight of ½ ‖θ - θ_ref‖² in the clients' objective", least=0)
     stage_rounds: int | None = setting(None, "T_s / I, rounds in a stage; default: a single stage", least=1)
-    step_decay: float = setting(3.0, "η_s / η_{s+1}, fall of the step sizes from stage to stage", least=1)
+    step_decay: float = setting(3.0, "η_s / η_{s+1}, by which the step sizes are divided from stage to stage", least=1)
     stage_output: str = setting(
         "last",
-        "θ that the next stage starts from: the last, as in the public codes, or the average over the stage's "
-        "local steps, as in the paper (which sends one more vector per round)",
+        "θ from which the next stage starts: the last one, as in the authors' code, or the average over the stage's "
+        "local steps, as in the paper (this sends one more vector per round)",
         among=("last", "average"),
     )
 
@@ -247,7 +249,8 @@ class CODA(_Staged):
         among=("explicit", "closed"),
     )
     dual_restart: bool = setting(
-        False, "deep AUC: each next stage starts from w = mean score of negatives - mean score of positives (paper)"
+        False,
+        "task auc: each further stage starts from w = mean score of negatives - that of positives, as in the paper",
     )
 
     def __post_init__(self):

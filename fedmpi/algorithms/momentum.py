@@ -32,14 +32,17 @@ class _Momentum(Algorithm):
 def _form():
     return setting(
         "original",
-        "original, or reparameterised: g / β, βη and βγ replace g, η and γ; step sizes are then set in that form",
+        "original; or reparameterised: g / β, βη and βγ take the place of g, η and γ, and the two step sizes that you "
+        "set are βη and βγ",
         among=("original", "reparameterised"),
     )
 
 
 def _c0():
     return setting(
-        "gradient", "c_i before the first round: the initial batch's gradient, or zero", among=("gradient", "zero")
+        "gradient",
+        "c_i before the first round: the gradient of the initial minibatch, or zero",
+        among=("gradient", "zero"),
     )
 
 

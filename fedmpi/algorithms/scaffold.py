@@ -29,7 +29,7 @@ class SCAFFOLD(Algorithm):
         among=("I", "II"),
     )
     c0: str = setting(
-        "zero", "c_i before the first round: zero, or the initial batch's gradient", among=("zero", "gradient")
+        "zero", "c_i before the first round: zero, or the gradient of the initial minibatch", among=("zero", "gradient")
     )
 
     exchanged = ("x", "delta_c")

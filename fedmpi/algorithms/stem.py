@@ -25,7 +25,7 @@ class STEM(Algorithm):
 
     step_size: float = setting(0.05, "η_t, step size of every move", above=0)
     fresh_weight: float = setting(0.1, "a_t, weight of the fresh gradient in d", least=0, most=1)
-    fresh_weight_scale: float | None = setting(None, "c: a_{t+1} = min(1, c η_t²) instead", above=0)
+    fresh_weight_scale: float | None = setting(None, "c: replaces fresh_weight by a_{t+1} = min(1, c η_t²)", above=0)
 
     clock = "iteration"
     exchanged = ("x", "d")

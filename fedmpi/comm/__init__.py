@@ -1,3 +1,5 @@
+"""How ranks communicate: the only room that imports MPI, besides what measures and checks it (bench, doctor)."""
+
 from fedmpi.comm.shared_memory import check_shared_memory
 
 check_shared_memory()  # before any module of this room begins MPI

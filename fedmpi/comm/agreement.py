@@ -1,4 +1,4 @@
-"""How all ranks agree on an error that only some of them met."""
+"""What all ranks exchange besides sums: errors that only some of them met, values of rank 0, lines of text."""
 
 import json
 
@@ -8,36 +8,48 @@ from fedmpi.errors import AgreedUserError, UserError
 
 
 def share(link, action):
-    """What rank 0 finds, on all ranks; the others call nothing. Collective on the link.
+    """What `action` returns on rank 0, on all ranks. Collective on the link.
 
     Args:
-        action: called on rank 0; returns nested dicts and lists of text, numbers and None.
+        action: a function without arguments, called on rank 0 only; it returns what JSON can hold.
+
+    If rank 0 is lost meanwhile, the next one calls `action`.
 
     Raises:
         AgreedUserError: on every rank, if `action` raises a `UserError`; its text is empty except on rank 0.
     """
+    members, text = None, b""
+    while members != link.members:
+        members, text = link.members, _share_once(link, action)
+    return json.loads(text)
+
+
+def _share_once(link, action):
+    """What rank 0 finds as text, on all ranks; anything, if it is lost."""
     found = json.dumps(agree(link, action if link.rank == 0 else lambda: None)).encode()
     size = int(link.allgather([len(found)])[0, 0])
     text = np.frombuffer(found, np.uint8).copy() if link.rank == 0 else np.empty(size, np.uint8)
     link.broadcast(text)
-    return json.loads(text.tobytes())
+    return text.tobytes()
 
 
 def agree(link, action):
-    """Do something that may meet a user's error on some ranks only; all ranks raise, or none. Collective on the link.
+    """Call `action`, and if it raises a `UserError` on some ranks, raise an error on all. Collective on the link.
 
-    If `action` itself is collective, it must fail on all ranks or on none.
+    Args:
+        action: a function without arguments. If it is collective itself, it must fail on all ranks or on none.
 
     Returns:
         what `action()` returns.
 
     Raises:
-        AgreedUserError: on every rank if on any; its text is empty except on the lowest rank that met an error.
+        AgreedUserError: on every rank, if `action` fails on any; the text is that of the lowest such rank, and empty
+            on the others.
     """
     result, error = None, None
     try:
         result = action()
-    except AgreedUserError:  # met and agreed on inside of the action
+    except AgreedUserError:  # the action has agreed on it itself
         raise
     except UserError as met:
         error = met
@@ -46,3 +58,13 @@ def agree(link, action):
         return result
     where = f"on rank {failing}: " if failing > 0 else ""
     raise AgreedUserError(f"{where}{error}" if failing == link.rank else "") from error
+
+
+def allgather_lines(link, lines):
+    """All ranks' lines of text in one list, in rank order. Collective on the link.
+
+    Args:
+        lines: list of str without line breaks; the ranks may have different numbers of them.
+    """
+    mine = "".join(f"{line}\n" for line in lines).encode()
+    return link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().split("\n")[:-1]

@@ -1,6 +1,6 @@
 """The device of a rank: which GPU it is bound to, and which ranks share one.
 
-What is here for GPUs has not run on one; its decisions are functions of facts, which tests state.
+The code for GPUs has not run on a GPU. Its decisions are plain functions, which tests call with made-up facts.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def device_name(device, local_number, num_gpus, visible=None):
     if chosen.type != "cuda" or num_gpus == 0 or (chosen.index or 0) >= num_gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
         limited = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
-        raise UserError(f"device = {device}: this rank sees {num_gpus} CUDA devices{limited}; use --device cpu or auto")
+        raise UserError(f"device = {device}: this rank sees {num_gpus} GPUs{limited}; use --device cpu or auto")
     return f"cuda:{local_number % num_gpus if chosen.index is None else chosen.index}"
 
 
@@ -93,7 +93,7 @@ def warn_if_shared(link, device):
         ranks = ", ".join(map(str, sharing))
         print(
             f"fedmpi: {len(sharing)} ranks share {device} on {platform.node()} (ranks {ranks}), and take turns there: "
-            "start one rank per GPU, and --clients N for more clients",
+            "start one rank per GPU, and use --clients N for more clients",
             file=sys.stderr,
             flush=True,
         )

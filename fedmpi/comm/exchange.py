@@ -9,7 +9,9 @@ PIECE = 4 << 20  # bytes of each vector that are exchanged at once, which bounds
 
 
 def combine(comm, vectors, partials, divisor, out):
-    """out = (sum of all ranks' partial sums) / divisor, with the same bits whoever holds them. Collective on `comm`.
+    """out = (sum of all ranks' partial sums) / divisor; the bits do not depend on which rank holds which partial sum.
+
+    Collective on `comm`.
 
     Args:
         comm: a `Communicator`.
@@ -17,6 +19,7 @@ def combine(comm, vectors, partials, divisor, out):
         partials: a `Partials` whose ranks are those of `comm`. divisor: a number.
         out: [n], contiguous, on the CPU; may be one of the vectors.
     """
+    # For each rank, the names of the partial sums that it holds. They are exchanged layer by layer: one of each rank.
     held = [[name for name, (owner, _) in partials.places.items() if owner == rank] for rank in range(comm.size)]
     step = PIECE // out.element_size()
     for begin in range(0, out.numel(), step):

@@ -15,8 +15,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 def keep_freed_memory():
     """Make malloc keep what was freed instead of returning it to the system.
 
-    Training allocates and frees the same activations and gradients at every step; by default each
-    large one is mapped and page-faulted anew.
+    Training allocates and frees the same activations and gradients at every step. By default malloc takes the memory of
+    each large tensor from the system anew, which costs a page fault per page.
     """
     _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 << 20})
 
@@ -46,6 +46,17 @@ def seconds_since_start():
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, IndexError, ValueError):
         return 0.0
+
+
+def ancestors():
+    """Yield (number, name) of the processes above this one, its parent first; nothing where /proc does not say it."""
+    process = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while process > 1:
+            stat = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+            name, _, rest = stat.partition("(")[2].rpartition(")")
+            yield process, name
+            process = int(rest.split()[1])
 
 
 def usable_cores():

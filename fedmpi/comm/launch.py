@@ -5,21 +5,24 @@ import time
 
 from fedmpi.errors import UserError
 
-# Who started the process -> (number of processes started, number of this one), as its environment tells. The innermost
-# launcher comes first: ranks of an mpirun inside a SLURM job also inherit what SLURM told mpirun's daemon.
+# Who started the process -> (variable with the number of processes started, variable with the number of this one). The
+# innermost launcher comes first: ranks of an mpirun inside a SLURM job also inherit SLURM's variables from its daemon.
 LAUNCHERS = {
     "the launcher": ("PMI_SIZE", "PMI_RANK"),  # MPICH and its relatives, srun --mpi=pmi2
     "mpirun of Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 }
-PATIENCE = 1.0  # seconds in which the first process prints before the others end: srun -K then kills all
+PATIENCE = 1.0  # seconds by which the other processes end later than the first: srun -K kills all when one ends
+OUTPUT_SECONDS = (
+    1.0  # to wait before an abort: a launcher drops output that it has not yet passed on (seen with MPICH's)
+)
 
 
 def check_launch(link, expected=None):
     """Check that all processes of the job found each other.
 
-    A launcher of another MPI than mpi4py's starts N jobs of one rank each, and all of them would train and end
-    well. Of N such processes one says so; the others raise an error without a text.
+    A launcher of another MPI than mpi4py's starts N jobs of one rank each, and each of them would train alone without
+    an error. The first of such processes raises an error that says so, the others one without a text.
 
     Args:
         link: a `Link`.

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import types
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from fedmpi.comm.host import usable_cores
 
 @dataclasses.dataclass
 class Traffic:
-    """The account of what a rank handed to collectives.
+    """How much a rank has given to collectives so far.
 
     Attributes:
         collectives: number of Allreduces of model vectors.
@@ -44,18 +45,19 @@ class Link(abc.ABC):
         local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
         num_nodes: that the ranks are on. oversubscribed: whether this node has more ranks than cores.
         traffic: the `Traffic` of this rank.
-        summed_by: in words, how the last block was summed.
+        summed_by: how the last block was summed, as text for the closing table.
         reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
         members: of the ranks that are left, the numbers with which they were started; lost: those of the others.
         lost_in: lost rank -> the phase in which it was lost.
         survives: whether `survive` was called. clients: the numbers of each started rank's clients, after `watch`.
-        way_on: called for such a message, too; returns how to go on, or nothing.
-        phase: what the ranks do currently, in words, for messages about those that do not arrive.
+        phase: what the ranks do currently, as text, for the message about ranks that do not arrive.
+        way_on: function without arguments -> how the user can resume the run, or "", for the same message.
     """
 
     reduction = "plain"
     phase = "the preparation"
     members, lost, clients, survives = (0,), (), (), False
+    lost_in = types.MappingProxyType({})
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     num_nodes, usable_cores, oversubscribed = 1, 1, False
@@ -127,8 +129,8 @@ class Link(abc.ABC):
     def survive(self):  # noqa: B027  one process is never left
         """From now on, the ranks that are left go on when others are lost.
 
-        A sum raises `RanksLost` then, and everything else is done again among those that are left. Blocks that
-        are summed must come from MPI's own Allreduce, and `alltoallv` must not be called any more.
+        A sum then raises `RanksLost`; any other collective is repeated among the ranks that are left. Blocks must be
+        allocated by the transport "allreduce", and `alltoallv` must not be called any more.
         """
 
     def lost_clients(self):
@@ -204,7 +206,7 @@ def describe_clients(clients):
 
 
 def combine_alone(vectors, partials, divisor, out):
-    """See `Link.combine`, where one rank has all partial sums."""
+    """`Link.combine` on the only rank, which has all partial sums."""
     sums = {name: vectors[slot] for name, (_, slot) in partials.places.items()}
     for a, b in partials.steps:
         sums[a].add_(sums[b])

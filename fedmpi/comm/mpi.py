@@ -1,5 +1,6 @@
 """The link over MPI, on buffers only (nothing is pickled)."""
 
+import contextlib
 import math
 import os
 import platform
@@ -48,7 +49,8 @@ class MPILink(Link):
         self.members, self.lost_in = tuple(range(self.size)), {}
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
         classes = sorted(known(fedmpi.comm.transports, Transport).values(), key=lambda cls: -cls.preference)
-        self._transports = {cls: cls(self.topology, cuda_aware) for cls in classes}  # the one that owns all memory last
+        # In the order in which they are asked whether they own a block: Allreduce, which owns any, is the last.
+        self._transports = {cls: cls(self.topology, cuda_aware) for cls in classes}
 
     @property
     def oversubscribed(self):
@@ -156,8 +158,12 @@ class MPILink(Link):
         self.topology.waiter.roll_call = self._roll_call
 
     def survive(self):
-        if self.size > 1:
-            self._survivors, self.survives = Survivors(self.comm), True
+        if self.size > 1 and not self.survives:
+            waiter = self.topology.waiter
+            self._survivors, self.survives = Survivors(self.comm, waiter), True
+            waiter.may_block = False  # in a call that blocks, nobody notices who is stuck
+            if self._roll_call is not None:
+                self._roll_call.goes_on = True
             self._adopt()
 
     def _attempt(self, action):
@@ -190,10 +196,15 @@ class MPILink(Link):
             self._roll_call.lost.update(lost)
         for rank in lost if self.rank == 0 else ():
             print(
-                f"fedmpi: {self._describe(rank)} is lost in {self.phase}; {self.size} of "
-                f"{self.size + len(self.lost)} ranks go on",
+                f"fedmpi: {self._describe(rank)} was lost during {self.phase}; {self.size} of "
+                f"{self.size + len(self.lost)} ranks continue",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
+
+    def part(self):
+        """Wait until all ranks that are left are here; some may have gone on from here already. Collective."""
+        with contextlib.suppress(RanksLost):
+            self._survivors.attempt(self.topology.world.barrier)
 
     def close(self):
         if self.lost:

@@ -3,16 +3,17 @@
 import contextlib
 import ctypes
 import os
-import pathlib
 import select
 import signal
 import sys
 import threading
 import time
 
+from fedmpi.comm.host import ancestors
+
 # Processes that start ranks on a node: of MPICH and its relatives, of Open MPI, of SLURM.
 LAUNCHERS = ("hydra_pmi_proxy", "prted", "prterun", "orted", "mpirun", "mpiexec", "slurmstepd")
-OUTLIVES = 4.0  # seconds by which a rank may outlive its launcher, so that one that is ending can end
+OUTLIVES = 4.0  # seconds by which a rank may outlive its launcher, so that a rank that is about to end can do so
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 
@@ -35,15 +36,7 @@ def end_with_launcher():
 
 def _launcher():
     """The process that started this one as a rank, directly or through scripts; None if there is none."""
-    process = os.getppid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        while process > 1:
-            stat = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-            name, _, rest = stat.partition("(")[2].rpartition(")")
-            if name in LAUNCHERS:
-                return process
-            process = int(rest.split()[1])
-    return None
+    return next((process for process, name in ancestors() if name in LAUNCHERS), None)
 
 
 def _end_after(watched):

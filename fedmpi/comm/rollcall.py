@@ -1,7 +1,8 @@
 """Who is missing when ranks wait too long: those that wait say so to each other.
 
 Nothing is sent before the limit. Then a rank that waits sends HERE to all others, and every other rank that waits
-does the same when it sees one. Who has not after some seconds is not waiting: it is stopped, stuck, or slow.
+does the same when it receives one. A rank that sends nothing for some seconds is not waiting: it is stopped, stuck
+or slow. The job ends then, or goes on without that rank: a rank of its machine kills its process.
 """
 
 import contextlib
@@ -14,10 +15,11 @@ import numpy as np
 from mpi4py import MPI
 
 from fedmpi.comm.abort import abort
+from fedmpi.comm.launch import OUTPUT_SECONDS
+from fedmpi.comm.process import describe_process, is_stopped, kill_process
 
 GRACE = 3.0  # seconds in which all ranks that wait are heard
 LISTEN_AFTER, LISTEN_EVERY = 0.5, 0.05  # seconds of waiting before a rank looks for messages, and between two looks
-OUTPUT_SECONDS = 1.0  # a launcher drops output that it has not yet passed on when the job aborts
 HERE, GONE = 1, 0
 TIMED_OUT = 75  # exit code: a temporary failure, worth another attempt (EX_TEMPFAIL of sysexits.h)
 
@@ -28,21 +30,24 @@ class RollCall:
     Args:
         comm: an mpi4py intracommunicator; duplicated.
         limit: seconds after which a wait is too long.
-        describe: started rank -> words about it, for the message.
-        explain: called for the message; returns what ranks do before they arrive where this one waits, and how
-            to go on.
+        describe: function(started rank) -> text about it, for the message.
+        explain: function without arguments -> (phase that the ranks are in, how to resume), texts for the message.
 
     Attributes:
         lost: ranks that are lost: nobody waits for them.
+        goes_on: whether ranks that do not answer are killed, where they can be, instead of ending the job.
     """
 
     def __init__(self, comm, limit, describe, explain):
         self._comm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # calls that meet a lost rank raise exceptions
-        self.lost = set()
+        self.lost, self.goes_on = set(), False
+        self._processes = np.empty((comm.size, 3), np.int64)
+        comm.Allgather(np.array(describe_process(), np.int64), self._processes)
         self._limit, self._describe, self._explain = limit, describe, explain
-        self._waiting, self._sent = set(), []
-        self._inside_since, self._is_open = None, threading.Event()
+        self._waiting = set()  # other ranks that have said HERE and not GONE
+        self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
+        self._inside_since, self._closed = None, threading.Event()
         threading.Thread(target=self._watch_mpi, name="timeout", daemon=True).start()
 
     def wait(self, request, pause):
@@ -54,7 +59,7 @@ class RollCall:
         if request.Test():
             return
         began = time.monotonic()
-        listened, called = began + LISTEN_AFTER, None
+        listened, called, has_killed = began + LISTEN_AFTER, None, False
         try:
             while not request.Test():
                 pause()
@@ -67,30 +72,41 @@ class RollCall:
                     called = now
                     self._say(HERE)
                 elif called is not None and now - called > GRACE:
-                    self._end(now - called)
+                    if self.goes_on and not has_killed and self._can_kill(self._missing()):
+                        self._kill(self._missing())
+                        has_killed, called = True, now + self._limit  # MPI reports it; if not, the job ends
+                    else:
+                        self._end(now - called)
         finally:
             if called is not None:
                 self._say(GONE)
 
     @contextlib.contextmanager
     def inside_mpi(self):
-        """While a call of MPI waits by itself: if that takes too long, the process ends without knowing for whom."""
+        """A context for a call of MPI that waits by itself: if it takes too long, the process ends and names nobody."""
         self._inside_since = time.monotonic()
         yield
         self._inside_since = None
 
     def close(self):
         """Free the communicator."""
-        self._is_open.set()
+        self._closed.set()
         self._comm.Free()
 
     def _watch_mpi(self):
-        """In a thread of its own."""
-        while not self._is_open.wait(1):
+        """End the process if a call inside of `inside_mpi` takes too long; runs in a thread of its own."""
+        call, patience = None, 0.0
+        while not self._closed.wait(1):
             since = self._inside_since
-            if since is not None and time.monotonic() - since > self._limit + GRACE:
+            if since != call:
+                call, patience = since, self._limit + GRACE
+            if since is None or time.monotonic() - since <= patience:
+                continue
+            if not self.goes_on or patience > self._limit + GRACE:
                 self._report("one or more ranks")
                 os._exit(TIMED_OUT)
+            self._kill([rank for rank in self._others() if is_stopped(*self._processes[rank].tolist())])
+            patience *= 2  # another rank may have killed them before this one looked
 
     def _listen(self):
         message = np.empty(1, np.int8)
@@ -111,20 +127,40 @@ class RollCall:
         return [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in self.lost]
 
     def _end(self, since_call):
-        """End the job; the lowest rank that waits names those that do not."""
-        waiting = sorted({self._comm.rank, *self._waiting})
-        if waiting[0] != self._comm.rank and since_call < 3 * GRACE:
+        """End the job; the lowest rank that waits names those that do not. The others give it time to do so."""
+        if not self._is_lowest() and since_call < 3 * GRACE:
             return
-        missing = [self._describe(rank) for rank in self._others() if rank not in waiting]
+        missing = [self._describe(rank) for rank in self._missing()]
         self._report(", ".join(missing) or "any message, though all ranks wait")
         time.sleep(OUTPUT_SECONDS)
         abort(self._comm, TIMED_OUT)
 
-    def _report(self, who):
+    def _missing(self):
+        """Ranks that do not wait."""
+        return [rank for rank in self._others() if rank not in self._waiting]
+
+    def _is_lowest(self):
+        """Whether this rank is the lowest of those that wait, which is the one that prints."""
+        return all(rank > self._comm.rank for rank in self._waiting)
+
+    def _can_kill(self, ranks):
+        """Whether each of the ranks has a machine on which another one waits, and there are any."""
+        machines = {self._processes[rank, 0] for rank in (self._comm.rank, *self._waiting)} - {0}
+        return bool(ranks) and all(self._processes[rank, 0] in machines for rank in ranks)
+
+    def _kill(self, ranks):
+        """Kill ranks of this machine, which are lost then, also if they are stopped and would go on later."""
+        if ranks and self._is_lowest():
+            self._report(", ".join(map(self._describe, ranks)), goes_on=True)
+        for rank in ranks:
+            kill_process(*self._processes[rank].tolist())
+
+    def _report(self, who, goes_on=False):
         phase, way_on = self._explain()
+        kind, way_on = ("", "; killed, and the others continue") if goes_on else ("error: ", way_on)
         print(
-            f"fedmpi: error: no sign of {who} for {self._limit:g} s, in {phase}: stopped, stuck or too slow "
-            f"(--timeout {self._limit:g}){way_on}",
+            f"fedmpi: {kind}no sign of {who} for {self._limit:g} s during {phase}: stopped, stuck, or slower than "
+            f"--timeout {self._limit:g} allows{way_on}",
             file=sys.stderr,
             flush=True,
         )

@@ -1,10 +1,10 @@
-"""Whether MPI finds the shared memory that it needs to begin; looked at before it does, because it dies without."""
+"""A check that there is enough shared memory for MPI, made before MPI begins: without it MPICH dies of a bus error."""
 
 import os
 import sys
 
 SHARED_FOLDER = "/dev/shm"
-NEEDED = 4 << 20  # bytes; MPICH takes 2 MB for 2 ranks, and a bus error ends it where they are missing
+NEEDED = 4 << 20  # bytes; MPICH takes 2 MB for 2 ranks
 
 
 def check_shared_memory():

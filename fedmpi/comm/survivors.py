@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 from mpi4py import MPI
 
 from fedmpi.comm.link import RanksLost
@@ -18,9 +19,9 @@ def why_unavailable():
     """Why this job cannot go on after it has lost a rank, and what to do: one line; None if it can."""
     vendor, version = MPI.get_vendor()
     if vendor != "Open MPI" or version < (5, 0, 0):
-        return f"{vendor} {'.'.join(map(str, version))} does not go on without a rank: {HOW}"
+        return f"{vendor} {'.'.join(map(str, version))} cannot continue without a rank: {HOW}"
     if os.environ.get(_SWITCH, "0") in ("0", "false"):
-        return f"mpirun was started without it: {HOW}"
+        return f"mpirun was started without --with-ft ulfm: {HOW}"
     return None
 
 
@@ -29,13 +30,14 @@ class Survivors:
 
     Args:
         comm: an mpi4py intracommunicator; duplicated.
+        waiter: a `Waiter`: the ranks may wait long for one that is stuck.
 
     Attributes:
         comm: of the ranks that are left. members: their numbers in the communicator that was given.
     """
 
-    def __init__(self, comm):
-        self.comm = comm.Dup()
+    def __init__(self, comm, waiter):
+        self.comm, self._waiter = comm.Dup(), waiter
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.members = list(range(comm.size))
 
@@ -63,12 +65,15 @@ class Survivors:
 
     def _agree(self, succeeded):
         """Whether all ranks have succeeded and none is lost; the same on every rank that is left."""
+        flag = np.array([succeeded], np.int32)
         try:
-            return self.comm.Agree(int(succeeded)) == 1
+            self._waiter(self.comm.Iagree(flag))
+            return flag[0] == 1
         except MPI.Exception:  # on every rank that is left, if one is lost that they had not all noticed
             return False
 
     def _shrink(self):
-        comm = self.comm.Shrink()
+        with self._waiter.inside_mpi():
+            comm = self.comm.Shrink()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         return comm

@@ -40,7 +40,8 @@ def split(steps, owner):
     Args:
         owner: name -> who holds it: a rank or a node.
     """
-    inner, outer, mixed = {}, [], set()
+    inner, outer = {}, []
+    mixed = set()  # names of sums that by then contain a sum of another owner
     for a, b in steps:
         if owner[a] == owner[b] and not mixed & {a, b}:
             inner.setdefault(owner[a], []).append((a, b))
@@ -141,6 +142,7 @@ def _turns(clients, steps):
         after[clients[done[a]]].append((a, b))
     slots, free = {}, list(range(len(clients)))
     for client in clients:
+        # A client whose rows are at once added to another sum, by the first step after its turn, needs no slot.
         if not any(b == client for _, b in after[client][:1]):
             slots[client] = heapq.heappop(free)
         for _, b in after[client]:

@@ -50,7 +50,7 @@ class NodeWindow:
             torch.frombuffer(window.Shared_query(rank)[0], dtype=dtype, count=numel) for rank in range(node.size)
         ]
         self.mine = self.vectors[node.rank]
-        self.mine.zero_()  # by its owner: the first touch decides in which memory bank a page is
+        self.mine.zero_()  # by its owner: a page lies in the memory (NUMA node) of the core that first touches it
 
     def offset(self, vector):
         """Where a contiguous vector begins in `mine`, in elements; None if it is not part of it."""
@@ -102,7 +102,7 @@ class NodeWindow:
                 then(strip)
 
     def sync(self):
-        """Make this rank's writes visible, and those of the others here; needs a barrier on the node between two."""
+        """Make writes visible: call it, then a barrier of the node, then call it again; see `SharedMemory`."""
         self._window.Sync()
 
     def free(self):

@@ -26,7 +26,7 @@ def main(arguments=None):
 def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.completion", description=__doc__)
-    parser.add_argument("shell", choices=SHELLS, help="for which shell")
+    parser.add_argument("shell", choices=SHELLS, help="the shell that the script is for")
     return parser
 
 

@@ -23,11 +23,11 @@ import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.config.elsewhere import answer
+from fedmpi.config.elsewhere import name_here
 from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, find_key, last_text, plain_value, rename
 from fedmpi.config.help import declared_settings, list_text, make_parser
 from fedmpi.config.layers import read_layers
-from fedmpi.config.resume import place, read_resumed, under
+from fedmpi.config.resume import assignments_above, read_resumed, resumed_folder
 from fedmpi.config.run import Run
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
@@ -37,7 +37,8 @@ from fedmpi.registry import command_name, find, known
 from fedmpi.settings import former_names, nearest
 from fedmpi.tasks.base import Task
 
-AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")  # 8 or 10? 90 or a time?
+# Texts that YAML 1.1 reads as other numbers than a person does: 010 as 8 (octal), and 1:30 as 90 (base 60).
+AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")
 LARGEST_INTEGER = 10**18  # what the libraries below compute with
 
 
@@ -113,7 +114,7 @@ def resolve(layers, resumed, objects=None):
     flags, paper, notes = layers.flags, layers.paper, layers.notes
     if "list" in flags:
         return list_text(flags["list"], CHOICES)
-    assignments = under(layers, resumed)
+    assignments = assignments_above(resumed, layers)
     classes, objects = {}, objects or {}
     for group in CHOICES:
         given = objects.get(group)
@@ -124,9 +125,9 @@ def resolve(layers, resumed, objects=None):
     settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
     if "help" in flags:
         return make_parser(classes, settings).format_help()
-    values = _typed(classes, settings, _chosen(assignments, settings, classes))
+    values = _typed(classes, settings, _texts(assignments, settings, classes))
     paper = paper or (resumed or {}).get("paper") or {}
-    config = _build(classes, values | place(resumed), paper, objects)
+    config = _build(classes, values | resumed_folder(resumed), paper, objects)
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
     origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
@@ -150,8 +151,12 @@ def _former(cls):
     return former_names(cls).items() if cls else ()
 
 
-def _chosen(assignments, settings, classes):
-    """Key -> text of some assignments, without the choices of classes; every key is one of `settings`."""
+def _texts(assignments, settings, classes):
+    """Key -> text of the assignments that are not choices of a class.
+
+    Raises:
+        UserError: one line, for the first key that is not one of `settings`.
+    """
     texts = {}
     for key, text in assignments:
         if key not in CHOICES:
@@ -162,8 +167,8 @@ def _chosen(assignments, settings, classes):
 def _unknown(key, settings, classes):
     """Raise the `UserError` for a key that no setting has."""
     key = short(key, 100)
-    if answer(key):
-        raise UserError(f"unknown setting {key}{answer(key)} (docs/coming_from.md has more)")
+    if hint := name_here(key):
+        raise UserError(f"unknown setting {key}{hint} (more such names: docs/coming_from.md)")
     group, _, name = key.partition(".")
     if group not in CHOICES or not name:
         every = [*settings, *CHOICES, *FLAGS, *SWITCHES, *SHORT]
@@ -201,18 +206,16 @@ def _parsed(parser, settings, texts):
             raise UserError(f"{expected}, without leading zeros and colons (see --help)")
         try:
             value = parser.parse_args([f"--{key}={text}"])[key]
-        except Exception:  # noqa: BLE001  the parser raises errors of many kinds
-            raise UserError(f"{expected} (see --help)") from None
-        except SystemExit:
+        except (Exception, SystemExit):  # noqa: BLE001  the parser raises errors of many kinds
             raise UserError(f"{expected} (see --help)") from None
         if isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
-            raise UserError(f"{expected} of less than 19 digits")
+            raise UserError(f"{expected} of fewer than 19 digits")
     namespace = parser.parse_args([f"--{key}={text}" for key, text in texts.items()])
     return {key: namespace[key] for key in texts}
 
 
 def _type_in_words(hint):
-    """What a setting of some type may be."""
+    """A type as users read it, like "a whole number or null"."""
     words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
     if isinstance(hint, types.UnionType):
         return " or ".join(map(_type_in_words, typing.get_args(hint)))
@@ -224,11 +227,11 @@ def _check_objects(objects, assignments):
     for key, _ in assignments:
         if key.partition(".")[0] in objects:
             group = key.partition(".")[0]
-            raise UserError(f"{key}: {group} is given as an object, which has its settings: leave it out")
+            raise UserError(f"{key}: {group} is given as an object: set this on the object")
 
 
 def _build(classes, values, paper, objects):
-    """The `Config` of typed values; see `read_command_line` for `objects`."""
+    """The `Config` of typed values; see `resolve` for `objects`."""
 
     def make(group):
         return objects[group] if group in objects else classes[group](**of(group))
@@ -258,7 +261,7 @@ def _build(classes, values, paper, objects):
 
 
 def _maker(model):
-    """A function that makes the model which a program gave: a module is copied, so that its own stays as it is."""
+    """A function that makes the model from what a program gave: of a module, a copy, which training may change."""
     if not isinstance(model, nn.Module):
         return model
 
@@ -284,7 +287,7 @@ def _check_task(task, run, classes):
     """Check that the task supports what was chosen with it."""
     name = command_name(classes["task"])
     if not task.has_model and classes["model"]:
-        raise UserError(f"task {name} has no choice of model: leave --model out")
+        raise UserError(f"task {name} does not take a model: leave --model out")
     if run.holdout and not task.can_hold_out:
         raise UserError(f"holdout = {run.holdout}: task {name} has no data to hold out; leave --holdout out")
 

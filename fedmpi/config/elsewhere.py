@@ -34,12 +34,12 @@ _HERE = {  # ours -> theirs, in the spelling of `fedmpi.config.grammar`
 HERE = {theirs: ours for ours, names in _HERE.items() for theirs in names.split()}
 
 
-def answer(key):
-    """The end of a message about the unknown setting `key`: what it is called here; "" if it is not known.
+def name_here(key):
+    """The end of a message about the unknown setting `key`, like ": here it is --seed"; "" if there is no such name.
 
     Args:
         key: like "lr", or "algorithm.lr".
     """
     group, _, name = key.rpartition(".")
     ours = HERE.get(name)
-    return f": here it is --{ours}" if ours and ours.startswith(group) else ""
+    return f": its name in fedmpi is --{ours}" if ours and ours.startswith(group) else ""

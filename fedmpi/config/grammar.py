@@ -1,8 +1,8 @@
 """The one grammar of settings: how values are written on the command line, in settings files, presets and sweep plans.
 
 All of them are read as assignments, pairs of a setting's key and the text of its value: ("rounds", "100"),
-("algorithm", "fafed"), ("algorithm.step_size", "0.01"). In a key, hyphens stand for underscores, and upper for lower
-case. The text `null` is the default of a setting whose default is "none". Types are checked afterwards
+("algorithm", "fafed"), ("algorithm.step_size", "0.01"). Keys may be written with hyphens for underscores and in
+upper case. The text `null` is the default of a setting whose default is "none". Types are checked afterwards
 (`fedmpi.config.build`). Needs neither torch nor MPI.
 """
 
@@ -162,20 +162,20 @@ def merge(layers, methods):
 
 
 def plain_value(text, hint):
-    """The value of a text that is as plain as most: a number, true or false, a word, null.
+    """The value of a text that needs no parser: a number, true or false, a word, null.
 
     Args:
-        hint: the type: int, float, bool or str, or one of these or None.
+        hint: the type: int, float, bool or str, or one of these "| None".
 
     Raises:
-        ValueError: if the text or the type is not plain; `jsonargparse` may still read it.
+        ValueError: if the text is something else, or does not have the type; `jsonargparse` may still read it.
     """
     kinds = set(typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,))
     if type(None) in kinds:
         kinds.remove(type(None))
         if text == "null":
             return None
-        if not re.fullmatch(r"[\w./-][\w./{}:<>=,-]*", text, re.ASCII):  # of which none is null in YAML
+        if not re.fullmatch(r"[\w./-][\w./{}:<>=,-]*", text, re.ASCII):  # no quotes, blanks, [, ] or ~
             raise ValueError
     (kind,) = kinds or (None,)
     if kind is bool and text in ("true", "false"):

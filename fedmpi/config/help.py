@@ -1,5 +1,6 @@
 """The text of ``--help`` and ``--list``, and the parser that gives settings their types."""
 
+import argparse
 import dataclasses
 import inspect
 import typing
@@ -12,13 +13,13 @@ from fedmpi.registry import command_name, known
 from fedmpi.settings import nearest
 from fedmpi.text import table
 
-USAGE = "mpirun -np RANKS python -m fedmpi.train [--SETTING VALUE ...] (hyphens may be written for underscores)"
+USAGE = "mpirun -np RANKS python -m fedmpi.train [--SETTING VALUE ...] (hyphens and underscores are the same)"
 FLAG_HELP = {
-    "preset": "NAME: settings of an experiment of a paper (--list presets); --config and the command line override it",
+    "preset": "NAME: settings of a paper's experiment (--list presets); --config and the command line override it",
     "config": "PATH: settings from a YAML or TOML file; the command line overrides it",
-    "print_config": "print the resolved settings, as a settings file, and exit",
-    "list": "WHAT: print the known algorithms, tasks, oracles, models, partitions or presets, and exit",
-    "traceback": "print where an error was raised",
+    "print_config": "print all settings of the run as a settings file, and exit",
+    "list": "WHAT: list the algorithms, tasks, oracles, models, partitions or presets, and exit",
+    "traceback": "if there is an error, also print its traceback",
     "help": "print this text for the chosen algorithm, task, oracle, model and partition, and exit",
 }
 
@@ -62,10 +63,11 @@ def make_parser(classes, settings):
         section = parser.add_argument_group(title)
         for one in settings.values():
             if one.key.rpartition(".")[0] == group:
-                section.add_argument(f"--{one.key}", type=one.type, default=one.default, help=one.help, metavar="VALUE")
-    section = parser.add_argument_group("and")
+                text = one.help or "argument of the class"  # without a text, type and default are not shown either
+                section.add_argument(f"--{one.key}", type=one.type, default=one.default, help=text, metavar="VALUE")
+    section = parser.add_argument_group("other options")
     for flag, text in FLAG_HELP.items():
-        section.add_argument(f"--{flag}", action="store_true", help=text)
+        section.add_argument(f"--{flag}", action="store_true", default=argparse.SUPPRESS, help=text)
     return parser
 
 
@@ -99,7 +101,7 @@ def settings_reference(choices):
     """
     parts = [
         "# Settings",
-        "On the command line `--rounds 50`, in a file `rounds: 50`. Made from the fields of the classes.",
+        "Write `--rounds 50` on the command line and `rounds: 50` in a file. This page is generated from the code.",
     ]
     parts += [
         "## The run",

@@ -48,7 +48,7 @@ def read_layers(arguments):
     """The `Layers` of a command line.
 
     Args:
-        arguments: list of words, without the program's name.
+        arguments: list of str, without the program's name.
 
     Raises:
         UserError: one line: what was given, what is allowed.
@@ -60,7 +60,7 @@ def read_layers(arguments):
     for flag, path in files:
         settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
         if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
-            taken.append(f"the run folder is numbered, because {path.parent} has its name: --name chooses another")
+            taken.append(f"{path.parent} exists: the new run folder gets a number (--name chooses another name)")
             del settings["name"]
         layers.append(assignments_of(settings))
         paper = its_paper or paper

@@ -1,4 +1,4 @@
-"""Which run a command line goes on with, and its settings as the lowest layer; needs neither torch nor MPI."""
+"""Which run a command line resumes, and the settings of that run; needs neither torch nor MPI."""
 
 import pathlib
 
@@ -13,16 +13,16 @@ NOT_TAKEN = ("out", "name", "ranks", "resume")  # settings that a resumed run do
 
 
 def read_resumed(assignments):
-    """The run that a command line goes on with.
+    """The run that a command line resumes.
 
     Args:
         assignments: list of assignments, see `fedmpi.config.grammar`.
 
     Returns:
-        None if a new run begins, else a dict for JSON: "folder", its "settings" and "paper".
+        None if a new run begins, else a dict that JSON can hold: "folder", and the "settings" and "paper" of that run.
 
     Raises:
-        UserError: one line, if the folder is not one of a run, or has no checkpoint.
+        UserError: one line, if the folder is not a run folder, or contains no checkpoint.
     """
     text = last_text(assignments, "resume")
     if text in (None, "null"):
@@ -30,19 +30,19 @@ def read_resumed(assignments):
     out, name = (last_text(assignments, key) for key in ("out", "name"))
     if text.lower() == AUTO:
         if name in (None, "null"):
-            raise UserError("resume = auto: expected a --name, by which the run is found again")
+            raise UserError("resume = auto: expected --name, which says which run to continue")
         folder = pathlib.Path(out or Run.out) / name
-        if not (folder / SETTINGS).is_file() or not _may_go_on(folder):
+        if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
             return None
     else:
         folder = pathlib.Path(text)
         if not (folder / SETTINGS).is_file():
             raise UserError(f"resume = {folder}: not a run folder (it contains no {SETTINGS})")
-        if not _may_go_on(folder):
-            raise UserError(f"resume = {folder}: there is no checkpoint in it")
+        if not _is_resumable(folder):
+            raise UserError(f"resume = {folder}: it contains no checkpoint")
         given = pathlib.Path(out or folder.parent) / (name or folder.name)
         if given.resolve() != folder.resolve():
-            raise UserError(f"resume = {folder}: the run goes on in that folder; leave --out and --name out")
+            raise UserError(f"resume = {folder}: the run continues in that folder; leave --out and --name out")
     settings, paper = split_paper(read_file(folder / SETTINGS), folder / SETTINGS)
     return {"folder": str(folder), "settings": settings, "paper": paper}
 
@@ -52,20 +52,21 @@ def has_checkpoint(folder):
     return any((folder / CHECKPOINTS).glob(f"*/{MANIFEST}"))
 
 
-def _may_go_on(folder):
+def _is_resumable(folder):
+    """Whether a run can be resumed: it has a checkpoint; or it is complete, which training then says."""
     return has_checkpoint(folder) or any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
 
 
-def under(layers, resumed):
-    """The assignments of a command line's `Layers`, with the settings of the resumed run below them."""
+def assignments_above(resumed, layers):
+    """The assignments of a command line's `Layers`, which override the settings of the resumed run, if there is one."""
     if resumed is None:
         return layers.assignments
     assignments, _ = rename(assignments_of(resumed["settings"]), former_names(Run))
     return layers.above([(key, text) for key, text in assignments if key not in NOT_TAKEN])
 
 
-def place(resumed):
-    """The settings that say where a resumed run goes on; {} for a new one."""
+def resumed_folder(resumed):
+    """The settings `resume`, `out` and `name` that name a resumed run's folder; {} for a new run."""
     if resumed is None:
         return {}
     folder = pathlib.Path(resumed["folder"])

@@ -28,7 +28,7 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
         raise UserError(f"--size {options.size}: expected at least 1, pixels per side")
     path = folder / f"{name}.h5"
     if path.exists() and not force:
-        print(f"{path} exists already (--force makes it again)")
+        print(f"{path} exists already (--force replaces it)")
         return path
     if origin is None:
         if name not in OFFICIAL_READERS:

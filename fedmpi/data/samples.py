@@ -118,8 +118,9 @@ def _check_size(rows, scale, shift):
     most = math.sqrt(torch.finfo(scale.dtype).max)
     if not largest <= most:
         raise UserError(
-            f"the samples: values from {float(values.min()):.4g} to {float(values.max()):.4g} become inputs as large "
-            f"as {largest:.4g} by mean and std: expected at most {most:.2g}, numbers whose square {scale.dtype} holds"
+            f"the samples: values from {float(values.min()):.4g} to {float(values.max()):.4g} are as large as "
+            f"{largest:.4g} after normalisation with mean and std: expected at most {most:.2g}, so that their squares "
+            f"fit into {scale.dtype}"
         )
 
 

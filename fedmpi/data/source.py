@@ -133,10 +133,11 @@ def find_file(name, data_dir, given="task.data = "):
     if not path.is_file():
         folder = path.parent
         if folder.is_dir():
-            names = ", ".join(sorted(file.stem for file in folder.glob("*.h5"))) or "no .h5 file"
+            names = ", ".join(sorted(file.stem for file in folder.glob("*.h5"))) or "none"
+            there = f"data sets in {folder}: {names}"
         else:
-            names = "no such folder"
-        raise UserError(f"{given}{name}: no file {path} (in {folder}: {names}; the data set digits needs no file)")
+            there = f"{folder}: no such folder"
+        raise UserError(f"{given}{name}: no file {path} ({there}; the data set digits needs no file)")
     return path
 
 

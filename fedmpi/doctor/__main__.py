@@ -1,6 +1,6 @@
-"""Check a place before a run: ``mpirun -np 4 python -m fedmpi.doctor``, in the same way under srun and in a job.
+"""Check machines and settings before a run: ``mpirun -np 4 python -m fedmpi.doctor``; also under srun and in a job.
 
-It takes the settings of fedmpi.train, so that a job can check what its run will need:
+It takes the settings of fedmpi.train, and checks what a run with these settings needs:
 
     mpirun -np 4 python -m fedmpi.doctor --task.data fashion_mnist --data-dir data
 """

@@ -75,7 +75,9 @@ def check_cores(ranks):
             advice = "mpirun --bind-to none, or --map-by slot:PE=CORES; under SLURM --cpus-per-task"
             return Check("cores", WARNING, text, advice)
     threads = sorted({facts.threads for facts in ranks})
-    return Check("cores", OK, f"{' or '.join(map(str, threads))} for each rank, none of them shared")
+    return Check(
+        "cores", OK, f"{' or '.join(map(str, threads))} for each rank; no two ranks are bound to the same core"
+    )
 
 
 def _sharing_pair(node, num_usable, num_online):
@@ -112,7 +114,7 @@ def check_devices(ranks):
     if len(kinds) > 1:
         text = ", ".join(f"{number} ranks on {kind}" for kind, number in kinds.items())
         return Check("device", WARNING, text, "all ranks wait for the slowest: --device cpu, or nodes of one kind")
-    return Check("device", OK, "one GPU for each rank" if owners else "the CPU")
+    return Check("device", OK, "one GPU for each rank" if owners else "all ranks use the CPU")
 
 
 def check_versions(ranks):
@@ -149,7 +151,7 @@ def check_data(errors, described):
     if not failing:
         return Check("data", OK, f"{described}: read by all ranks" if len(errors) > 1 else f"{described}: read")
     rank, text = failing[0]
-    more = f" (and {len(failing) - 1} more ranks)" if len(failing) > 1 else ""
+    more = f" and {len(failing) - 1} more" if len(failing) > 1 else ""
     advice = "copy it to every node or to a folder that all nodes share; --data-dir or FEDMPI_DATA names the folder"
     return Check("data", FAILED, f"rank {rank}{more}: {text}", advice)
 

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import torch
 
+from fedmpi.comm.agreement import allgather_lines
 from fedmpi.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
 from fedmpi.doctor.facts import RankFacts, node_memory
 from fedmpi.errors import UserError
@@ -22,12 +23,8 @@ LOOK_SECONDS = 5.0  # that another node may need to see a new file: network file
 
 
 def gather_texts(link, text):
-    """Every rank's text, in rank order."""
-    mine = np.frombuffer(text.encode(), np.uint8)
-    counts = link.allgather([mine.size])[:, 0].astype(int)
-    everyone = link.allgatherv(mine).astype(np.uint8).tobytes()
-    ends = np.cumsum(counts)
-    return [everyone[end - count : end].decode() for end, count in zip(ends, counts)]
+    """Every rank's text, in rank order; line breaks become blanks."""
+    return allgather_lines(link, [" ".join(text.splitlines())])
 
 
 def gather_facts(link, facts):

@@ -154,6 +154,6 @@ def blocks(dim, ascent):
         return (slice(0, dim),), ()
     start, stop, step = ascent.indices(dim)
     if step != 1 or start >= stop:
-        raise UserError(f"ascent = {ascent}: expected a slice without a step that holds some of the {dim} variables")
+        raise UserError(f"ascent = {ascent}: expected a slice without a step that contains some of the {dim} variables")
     around = (slice(0, start), slice(stop, dim))
     return tuple(block for block in around if block.start < block.stop), (slice(start, stop),)

@@ -95,12 +95,12 @@ def table():
         [
             format_rows([header, *(_line(c) for c in costs)], indent=""),
             "",
-            "Per client and round, in vectors of the model's length d. up, down: to and from a server (fedmpi's",
-            "is replicated: what moves is the Allreduce). start: vectors averaged once before the first round.",
-            "gradients: per local step; b1 (b2 + 1) losses are an estimate of one. client: vectors that a client",
-            "works with, its gradients included; server: further ones of which every rank has a copy; keeps: a",
-            "client's private vectors. drawn: further costs of the one client that is drawn (its further",
-            "gradients: in all local steps but the last).",
+            "All numbers count vectors of the model's length d, per client and round. up, down: sent to and received",
+            "from a server, if there were one (in fedmpi every rank has the server's state, and only the Allreduce is",
+            "sent). start: averaged once before the first round. gradients: evaluated per local step; in zeroth-order",
+            "methods, b1 (b2 + 1) losses estimate one gradient. client: in a client's memory, with its gradients;",
+            "server: the server's state, on every rank; keeps: those that stay with a client between rounds.",
+            "(+n drawn): further ones for the one client that a round draws (gradients: not in its last step).",
         ]
     )
 

@@ -9,8 +9,8 @@ import numpy as np
 from fedmpi.errors import Diverged, UserError
 
 ENDED = -2  # what a rank that makes no more rounds says in the place of the client whose loss is not finite
-_HINT = "try a smaller step size or more clipping"
-_INITIAL_HINT = "no step was made yet: check the values of the data and of the model's initial parameters"
+_HINT = "try a smaller step_size, or a smaller clip_norm"
+_INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
 
 
 class Losses:
@@ -54,13 +54,13 @@ class Gathered:
 
     Attributes:
         mean: loss over all clients; nan if no client has one, or one is not finite.
-        gradients: started rank -> number of gradients that its clients have evaluated so far.
+        num_gradients: that the clients of all ranks have evaluated since the last such message.
         requests: the bits of all ranks.
         bad: [(rank, client, position of its row or -1, sum of its losses)] of what is not finite.
     """
 
     mean: float
-    gradients: dict
+    num_gradients: int
     requests: int
     bad: list
 
@@ -74,10 +74,10 @@ class Gathered:
             Diverged: with the first rank and client whose loss or row is not finite.
         """
         for rank, client, row, total in self.bad:
-            when = "in the initial gradients" if round_index < 0 else f"in round {round_index}"
+            when = "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
             what = f"the loss of client {client} on rank {rank} is {total}"
             if row >= 0:
-                what = f"row {names[row]} of client {client} on rank {rank} has values not finite"
+                what = f"row {names[row]} of client {client} on rank {rank} has values that are not finite"
             raise Diverged(f"{when}: {what}; {_INITIAL_HINT if round_index < 0 else _HINT}")
 
 
@@ -85,7 +85,8 @@ def gather(link, losses, num_gradients, request, most, rounds_done):
     """Tell all ranks this one's `Losses`, and be told theirs, in one message. Collective on the link.
 
     Args:
-        num_gradients: evaluated so far by this rank's clients. request: a whole number, whose bits all ranks are told.
+        num_gradients: evaluated by this rank's clients since the last message.
+        request: a whole number, whose bits all ranks are told.
         most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits however the
             clients are spread over ranks. rounds_done: for the message of the error.
 
@@ -111,7 +112,7 @@ def gather(link, losses, num_gradients, request, most, rounds_done):
     mean = math.nan
     if any(numbers) and not found:
         mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
-    return Gathered(mean, dict(zip(link.members, gradients)), bits, found)
+    return Gathered(mean, int(sum(gradients)), bits, found)
 
 
 def tell_end(link, most, rounds_done):
@@ -128,8 +129,8 @@ def _check_ended(everywhere, rounds_done, here):
     ended = everywhere[:, 2] == ENDED
     if ended.any() and not ended.all():
         others = np.flatnonzero(ended != here).tolist()
-        what = ("this rank has ended", "go on") if here else ("this rank goes on", "have ended")
+        what = ("this rank has ended", "continue") if here else ("this rank continues", "have ended")
         raise UserError(
-            f"after {rounds_done} rounds {what[0]} and ranks {others} {what[1]}: all ranks make the same "
+            f"after {rounds_done} rounds {what[0]} and ranks {others} {what[1]}: all ranks must make the same "
             "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
         )

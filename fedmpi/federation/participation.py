@@ -20,9 +20,10 @@ def spread(num_clients, num_ranks):
         UserError: if there are fewer clients than ranks.
     """
     if num_clients < num_ranks:
+        fewer = f"at most {num_clients} ranks" if num_clients > 1 else "one rank (without mpirun, or mpirun -np 1)"
         raise UserError(
             f"clients = {num_clients}: expected at least one client per rank, and {num_ranks} ranks were started: "
-            f"start at most {num_clients} ranks or ask for more clients"
+            f"start {fewer}, or ask for more clients (--clients {num_ranks})"
         )
     edges = [num_clients * rank // num_ranks for rank in range(num_ranks + 1)]
     return [range(a, b) for a, b in zip(edges, edges[1:])]
@@ -70,7 +71,7 @@ class Plan:
             raise UserError(f"local_steps = {min(self._steps)}: expected at least 1 for every client")
         if len(self._all_weights) != self.num_clients:
             raise UserError(
-                f"weights: {len(self._all_weights)} of them: expected one for each of the {self.num_clients} clients"
+                f"weights: {len(self._all_weights)} given: expected one for each of the {self.num_clients} clients"
             )
         for client, weight in enumerate(self._all_weights):
             if not 0 < weight < math.inf:

@@ -85,7 +85,7 @@ class Federation:
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
-        self.lost, self._gradients = frozenset(), {}  # started rank -> gradients evaluated by its clients
+        self.lost, self._told = frozenset(), 0  # gradients of this rank that the others have added
         self.present = set(range(plan.num_clients))
         self.round_index = 0
         self.num_gradients = 0
@@ -190,12 +190,22 @@ class Federation:
         """Go on where another federation of the same settings gave its `state`; takes the place of `start`.
 
         Args:
-            state: what `state` gave, with the clients of this rank; tensors are copied.
+            state: what `state` gave, with the clients of this rank; tensors are copied. A client without a state
+                begins like one that has been absent so far.
 
         Raises:
             KeyError: if something is missing.
         """
-        give(self, state)
+        for client in give(self, state):
+            self._begin_anew(client)
+        self._told = sum(client.num_gradients for client in self.clients)
+
+    def _begin_anew(self, client):
+        """Give a client whose state is lost that of one that was absent in all rounds so far."""
+        self.store.begin_exchange((), first_in_round=True)
+        self.store.begin_turn(self.clients.index(client))
+        self._show_round(self.plan.start())
+        self.algorithm.client_start(client, self.server_seen_by_clients)
 
     def _set_round(self, current):
         """Begin a `Round`: for the server and for every client."""
@@ -322,9 +332,9 @@ class Federation:
         costs no message of its own.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        told = gather(self.link, losses, gradients, self.request(), self._most, self.round_index)
-        self._gradients.update(told.gradients)
-        self.num_gradients = int(sum(self._gradients.values()))
+        told = gather(self.link, losses, gradients - self._told, self.request(), self._most, self.round_index)
+        self._told = gradients
+        self.num_gradients += told.num_gradients
         self.requests |= told.requests
         told.check_finite(self.server.round_index, names)
         return told.mean

@@ -30,6 +30,9 @@ def take(federation):
 def give(federation, state):
     """Let a federation go on from a state that `take` gave; tensors are copied.
 
+    Returns:
+        the clients that the state knows nothing of.
+
     Raises:
         KeyError: if something is missing.
     """
@@ -46,8 +49,13 @@ def give(federation, state):
         federation.selected = Iterate(int(own["selected/round"]), x, buffers, float(own["selected/value"]))
     for name, row in _server_rows(federation).items():
         row.copy_(state[f"server/{name}"])
+    unknown = []
     for client in federation.clients:
-        client.restore(_under(f"clients/{client.index}/", state))
+        if its := _under(f"clients/{client.index}/", state):
+            client.restore(its)
+        else:
+            unknown.append(client)
+    return unknown
 
 
 def _server_rows(federation):

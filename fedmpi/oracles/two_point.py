@@ -191,11 +191,13 @@ class TwoPoint(OracleKind):
 
     name = "two_point"
 
-    directions: int = setting(20, "b2, random directions per gradient; their cost is b2 + 1 forward passes", least=1)
+    directions: int = setting(
+        20, "b2, random directions per gradient estimate, which costs b2 + 1 forward passes", least=1
+    )
     smoothing: float = setting(1e-3, "μ, distance of the nearby points", above=0)
     evaluation: str = setting(
         "batched",
-        "all nearby points in one batched pass where the model can, or one_by_one (less memory)",
+        "batched: all nearby points in one pass, if the model supports it; one_by_one: slower, less memory",
         among=("batched", "one_by_one"),
     )
     at_once: int = setting(32, "largest number of directions in memory at a time", least=1)

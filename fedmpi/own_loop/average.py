@@ -70,7 +70,7 @@ def average(
     names = (exchange,) if isinstance(exchange, str) else tuple(exchange)
     optimizers = [] if optimizer is None else [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)
     if names and not optimizers:
-        raise UserError(f"exchange = {names}: expected the optimizer whose state these are")
+        raise UserError(f"exchange = {names}: expected the optimizer that has this state, too")
     cls = OUTER[outer]
     offered = [name for name in OUTER_SETTINGS if name in cls.__dataclass_fields__]
     algorithm = cls(**known_settings(f"outer {outer}", offered, settings), names=names)

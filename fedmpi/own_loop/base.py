@@ -9,6 +9,7 @@ import zlib
 import torch
 
 from fedmpi.comm.agreement import agree
+from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.link import Traffic
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.config.elsewhere import HERE
@@ -17,8 +18,6 @@ from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
 from fedmpi.settings import nearest
-
-OUTPUT_SECONDS = 1.0  # a launcher drops output that it has not passed on when the job aborts
 
 
 class OwnLoop:
@@ -77,7 +76,7 @@ class OwnLoop:
         """
         number = int(self._link.allgather([len(loader)]).max())
         if len(loader) == 0:
-            raise UserError("batches: the loader has none")
+            raise UserError("batches: the loader has no batch")
         while number > 0:
             for batch in loader:
                 yield batch
@@ -120,7 +119,7 @@ class OwnLoop:
             for name in self.federation.algorithm.scratch:
                 self._client.rows[name].copy_(state[f"loop/rows/{name}"])
         except (KeyError, RuntimeError) as error:
-            raise UserError(f"the state is not of this rank, model and algorithm: {error}") from None
+            raise UserError(f"the state does not belong to this rank, model and algorithm: {error}") from None
         self._done, self._steps = int(state["loop/step"]), None
         self.averaged = self._done == 0
         if self._done:
@@ -183,7 +182,7 @@ def known_settings(owner, names, settings):
     for name in settings:
         if name not in names:
             ours = HERE.get(name, "").removeprefix("algorithm.")
-            hint = f"; here it is {ours}" if ours in names else nearest(name, names)
+            hint = f"; its name in fedmpi is {ours}" if ours in names else nearest(name, names)
             raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
     return settings
 
@@ -212,7 +211,7 @@ def _check_same_model(model, flat, local_steps, link):
         if len({*numbers}) > 1:
             other = int((numbers != numbers[0]).argmax())
             raise UserError(
-                f"rank {other} has other {what} than rank 0: expected the same model and settings everywhere"
+                f"rank {other} has other {what} than rank 0: expected the same model and settings on all ranks"
             )
 
 

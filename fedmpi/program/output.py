@@ -1,4 +1,4 @@
-"""Output that never ends a program: whatever its encoding, and also when nobody reads it any more."""
+"""Output that cannot end a program: neither by a character that cannot be encoded, nor because nobody reads it."""
 
 import contextlib
 import os
@@ -7,15 +7,18 @@ import re
 import stat
 import sys
 
+from fedmpi.comm.host import ancestors
+
+# Programs that pass on the output of the ranks which they start.
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
 # Options of launchers that label the output or write it elsewhere: it must pass through them.
 OUTPUT_OPTIONS = re.compile(r"-+(l|prepend\S*|outfile\S*|errfile\S*|output\S*|tag\S*|timestamp\S*|xml)")
 
 
 def make_output_last():
-    """Let standard output and standard error swallow what cannot be written.
+    """Make writing to standard output and standard error never fail.
 
-    Letters that the locale's encoding does not have are escaped. What goes to a closed pipe, a closed terminal or a
+    Characters that the locale's encoding lacks are escaped. What is written to a closed pipe, a closed terminal or a
     full disk is dropped.
     """
     for name in ("stdout", "stderr"):
@@ -23,7 +26,7 @@ def make_output_last():
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  until the process ends
         elif not isinstance(stream, _Lasting):
-            with contextlib.suppress(AttributeError, ValueError, OSError):  # a stream of somebody else's
+            with contextlib.suppress(AttributeError, ValueError, OSError):  # another library's stream
                 stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _Lasting(stream))
 
@@ -82,15 +85,11 @@ def _dropping(stream):
 
 
 def _launcher():
-    """The number of the process that passes on this one's output, the outermost launcher of this node; or None."""
-    process, found = os.getppid(), None
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        while process > 1:
-            text = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-            name, _, rest = text.partition("(")[2].rpartition(")")
-            if name in LAUNCHERS:
-                found = process
-            process = int(rest.split()[1])
-        words = pathlib.Path(f"/proc/{found}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
-        return None if any(map(OUTPUT_OPTIONS.fullmatch, words)) else found
+    """The number of the process that passes on this one's output: the outermost launcher on this node; or None."""
+    found = [process for process, name in ancestors() if name in LAUNCHERS]
+    if not found:
+        return None
+    with contextlib.suppress(OSError):
+        command = pathlib.Path(f"/proc/{found[-1]}/cmdline").read_text(encoding="utf-8", errors="replace")
+        return None if any(map(OUTPUT_OPTIONS.fullmatch, command.split("\0"))) else found[-1]
     return None

@@ -7,7 +7,7 @@ import time
 import traceback
 
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.launch import check_launch
+from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
@@ -15,8 +15,6 @@ from fedmpi.presets.reading import short
 from fedmpi.program.output import make_output_last, write_past_launcher
 
 STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
-# A launcher drops output that it has not yet passed on when the job aborts (seen with MPICH's).
-OUTPUT_SECONDS = 1.0
 LONGEST = 3000  # letters of a message
 
 
@@ -39,8 +37,8 @@ def run_program(program, arguments):
         agree(link, lambda: check_launch(link))
         with _no_leaving(link):
             program(arguments, link)
+        _leave_as_survivor(link, 0)
         link.close()
-        _leave_after_losses(link, 0)
     except AgreedUserError as error:
         _end_in_order(link, str(error), error if wants_traceback else None, code=2)
     except Diverged as error:
@@ -84,17 +82,17 @@ def _end_in_order(link, text, error, code):
             traceback.print_exception(error)
         print(f"fedmpi: error: {short(text, LONGEST)}", file=sys.stderr, flush=True)
     link.barrier()  # so that no launcher kills a rank before it has printed
+    _leave_as_survivor(link, code)
     link.close()
-    _leave_after_losses(link, code)
     if "mpi4py.run" in sys.modules:  # `python -m mpi4py` would abort the job at an exit code that is not 0
         link.leave()
     sys.exit(code)
 
 
-def _leave_after_losses(link, code):
-    """End this process without MPI_Finalize if ranks are lost: it may wait for them for ever."""
-    if link.lost:
-        link.barrier()  # until then the others that are left may need this rank
+def _leave_as_survivor(link, code):
+    """End this process without MPI_Finalize if ranks may be lost: it may wait for them for ever."""
+    if link.survives:
+        link.part()  # until then the others that are left may need this rank
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

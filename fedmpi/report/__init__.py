@@ -35,7 +35,9 @@ def figure(runs, metric, axis="round", *, target=None, path=None, **style):
         raise UserError("; ".join(complaints))
     comparison = problems(found)
     if len(comparison) > 1:
-        raise UserError(f"runs of several problems: {'; '.join(one.label for one in comparison)}: expected one")
+        raise UserError(
+            f"the runs solve different problems: {'; '.join(one.label for one in comparison)}: expected runs of one"
+        )
     if axis not in AXES:
         raise UserError(f"axis = {axis}: expected one of {', '.join(AXES)}")
     goal = None if target is None else Target(metric, target, less_is_better(metric))

@@ -18,7 +18,7 @@ from fedmpi.runs.folder import find_runs, is_run, run_folders
 from fedmpi.text import as_markdown
 
 DESCRIPTION = """\
-Draw runs: loss and metrics against communication rounds, bytes, gradient evaluations and wall time.
+Plot loss and metrics of runs against communication rounds, bytes, gradient evaluations and wall time.
 
 Writes one self-contained HTML page and, into a folder of the same name, each figure as SVG and PNG,
 the curves and final values as CSV, and the tables in Markdown. Runs that differ only in their seed
@@ -57,17 +57,18 @@ def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.report", description=DESCRIPTION)
     parser.add_argument(
-        "runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders that contain some"
+        "runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders that contain run folders"
     )
     parser.add_argument("--out", type=pathlib.Path, help="the page to write; default: report.html")
     parser.add_argument(
         "--target", action="append", default=[], metavar="METRIC=VALUE",
-        help="also show the cost of reaching this value, like accuracy=0.85; may be repeated",
+        help="also show what each method needed to reach this value, like accuracy=0.85; may be repeated",
     )  # fmt: skip
     add_options(parser)
     parser.add_argument(
         "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS",
-        help="follow running jobs until they end, looking every SECONDS (2); with --out the page is rewritten, too",
+        help="follow running jobs until they end; read their folders every SECONDS (default: 2); with --out, also "
+        "update the page",
     )  # fmt: skip
     return parser
 

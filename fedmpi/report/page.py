@@ -58,13 +58,13 @@ footer { margin-top: 3.5rem; border-top: 1px solid var(--line); padding-top: .8r
 """
 READING = (
     "A line is the mean over the runs of a method, which differ only in their seed or in settings of speed; "
-    "the shaded band goes from the lowest to the highest of them. "
-    "If some runs of a method are complete, its other runs are left out. "
-    "Tables show the mean ± the sample's standard deviation over the runs, whose number they say. "
-    "A value is marked as best if, over at least two seeds, its lead over every other method is larger than the "
-    "standard deviation of that lead from seed to seed. The spread of clients is the standard deviation over them. "
-    "A dotted line leads from the end of a shorter curve to its name. Bytes are those that one client passes to "
-    "Allreduce; gradient evaluations are those of all clients together. Wall time includes evaluation."
+    "the shaded band reaches from the lowest to the highest of them. "
+    "If some runs of a method are complete, its unfinished runs are left out. "
+    "Tables show the mean ± the sample standard deviation over the runs, and their number. "
+    "A value is marked as best if its lead over each other method is larger than the standard deviation of that lead "
+    "over at least two common seeds. The spread of clients is the standard deviation over the clients. "
+    "A dotted line connects the end of a shorter curve with its name. Bytes are those that one client passes to "
+    "Allreduce; gradient evaluations are summed over all clients. Wall time includes evaluation."
 )
 
 
@@ -164,16 +164,16 @@ def _conclusion(problem):
     others = {n: mean for n, mean in means.items() if n != best and math.isfinite(mean)}
     second = (min if less_is_better(metric) else max)(others, key=others.get)
     leads = lead(methods[best], methods[second], metric)
-    who = f"By {title(metric)}: {methods[best].label} before {methods[second].label}"
+    who = f"{title(metric).capitalize()}: {methods[best].label} is better than {methods[second].label}"
     if len(leads) < 2:
         return (
-            f"{who}, by {abs(means[best] - means[second]):.4f}. Without two seeds in common nothing says how much of "
+            f"{who}, by {abs(means[best] - means[second]):.4f}. Without two common seeds it is unknown how much of "
             "that is chance: no value is marked as best."
         )
     lead_in_words = format_metric(statistics.fmean(leads), statistics.stdev(leads))
-    found = f"{who}, by {lead_in_words} from seed to seed ({len(leads)} seeds)"
+    found = f"{who}, by {lead_in_words} over {len(leads)} seeds"
     if clearly_best(methods, metric) is None:
-        return f"{found}. A lead is not larger than its spread: no value is marked as best."
+        return f"{found}. A lead is not larger than its standard deviation: no value is marked as best."
     return f"{found}."
 
 

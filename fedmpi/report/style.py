@@ -67,17 +67,17 @@ class Look:
 def add_options(parser):
     """Add the options that a `Look` is made of."""
     add = parser.add_argument
-    add("--metric", action="append", default=[], metavar="NAME", help="draw only this metric; may be repeated")
-    add("--axis", action="append", choices=AXES, help="draw only against this; may be repeated")
+    add("--metric", action="append", default=[], metavar="NAME", help="plot only this metric; may be repeated")
+    add("--axis", action="append", choices=AXES, help="plot only against this amount; may be repeated")
     words = f"scale of a metric's axis: {', '.join(SCALES)} (error: 1 minus the value, on a log axis); may be repeated"
     add("--scale", action="append", default=[], metavar="METRIC=SCALE", help=words)
-    words = 'what figures call a method or a metric, like "fafed=FAFED (ours)"; may be repeated'
+    words = 'name of a method or a metric in the figures, like "fafed=FAFED (ours)"; may be repeated'
     add("--label", action="append", default=[], metavar="NAME=TEXT", help=words)
-    add("--width", type=float, default=Style.width / 72, metavar="INCHES", help="of the figures; default: 4.33")
-    add("--height", type=float, default=Style.height / 72, metavar="INCHES", help="of the figures; default: 2.94")
-    add("--font", metavar="FAMILY", help='type of the figures, like "Times New Roman"; default: sans-serif')
-    add("--font-size", type=float, default=Style.size, metavar="POINTS", help="of the figures; default: 9.5")
-    words = "of the single figures; may be repeated; default: svg and png"
+    add("--width", type=float, default=Style.width / 72, metavar="INCHES", help="width of a figure; default: 4.33")
+    add("--height", type=float, default=Style.height / 72, metavar="INCHES", help="height of a figure; default: 2.94")
+    add("--font", metavar="FAMILY", help='font family of the figures, like "Times New Roman"; default: sans-serif')
+    add("--font-size", type=float, default=Style.size, metavar="POINTS", help="font size of the figures; default: 9.5")
+    words = "file format of the single figures; may be repeated; default: svg and png"
     add("--format", action="append", choices=FORMATS, help=words)
 
 

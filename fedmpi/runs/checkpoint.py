@@ -122,12 +122,24 @@ def find_checkpoints(run_folder):
     return sorted((int(path.parent.name) for path in folders if path.parent.name.isdecimal()), reverse=True)
 
 
-def remove_checkpoints(run_folder, keep):
-    """Remove all checkpoints but those after the rounds in `keep`, and what incomplete ones left."""
+def remove_checkpoints(run_folder, keep, needed=()):
+    """Remove all checkpoints but those after the rounds in `keep`, and what incomplete ones left.
+
+    Args:
+        needed: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
+    """
+    names = {(home, client_file(client)) for client, home in needed if home is not None}
     with contextlib.suppress(FileNotFoundError):
         for folder in (pathlib.Path(run_folder) / CHECKPOINTS).iterdir():
-            if folder.name.isdecimal() and int(folder.name) not in keep:
-                (folder / MANIFEST).unlink(missing_ok=True)  # before its files: it is incomplete from now on
+            if not folder.name.isdecimal() or int(folder.name) in keep:
+                continue
+            number = int(folder.name)
+            (folder / MANIFEST).unlink(missing_ok=True)  # before its files: it is incomplete from now on
+            if any(home == number for home, _ in names):
+                for path in folder.iterdir():
+                    if (number, path.name) not in names:
+                        path.unlink(missing_ok=True)
+            else:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -63,7 +63,8 @@ def difference(before, now):
     if len(before) != len(now):
         return f"{len(now)} data files instead of {len(before)}"
     old, new = next(pair for pair in zip(before, now) if pair[0]["sha256"] != pair[1]["sha256"])
-    return f"{new['path']}, {new['bytes']:,} bytes, sha256 {new['sha256'][:12]}, has not the content of {old['path']}"
+    size = f"{new['bytes']:,} bytes, sha256 {new['sha256'][:12]}"
+    return f"the content of {new['path']} ({size}) is not that of {old['path']}"
 
 
 def _checksum(path):

@@ -93,4 +93,4 @@ def _check(path, values, flat):
     ]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise UserError(f"init = {path}: it is of another model: {', '.join(wrong[:4])}{more}")
+        raise UserError(f"init = {path}: does not fit the model: {', '.join(wrong[:4])}{more}")

@@ -84,7 +84,7 @@ def save_client_model(path, named_values):
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:
-        raise UserError(f"{path.parent}: cannot be made: {error.strerror}") from None
+        raise UserError(f"{path.parent}: cannot be created: {error.strerror}") from None
     _write(path, safetensors.torch.save(plain, metadata={"format": "pt"}))
 
 

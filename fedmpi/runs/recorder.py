@@ -161,7 +161,9 @@ class Recorder:
                     self._lines.truncate(begin)  # no half line
             if had_room:
                 why = f"{self.folder / RECORDS}: cannot be written: {error.strerror}"
-                print(f"fedmpi: {why}; the run goes on, and its records wait for room", file=sys.stderr, flush=True)
+                print(
+                    f"fedmpi: {why}; the run continues, and tries again after every round", file=sys.stderr, flush=True
+                )
 
     def _read(self, begin, end):
         self._lines.seek(begin)
@@ -175,7 +177,7 @@ class Recorder:
         self._lines.close()
         self._lines, self._pending = again, records + self._pending
         self._write_settings()
-        print(f"fedmpi: {self.folder} was removed and is made again", file=sys.stderr, flush=True)
+        print(f"fedmpi: {self.folder} was removed; it is created again", file=sys.stderr, flush=True)
 
     def diverged(self, why):
         """Write into the run folder that the run ended without a result, and why: one line."""
@@ -189,7 +191,9 @@ class Recorder:
         if self._pending and not self._lines.closed:
             self._append(b"")
         if self._pending:
-            print(f"fedmpi: {self.folder / RECORDS}: the last records found no room", file=sys.stderr, flush=True)
+            print(
+                f"fedmpi: {self.folder / RECORDS}: the last records could not be written", file=sys.stderr, flush=True
+            )
             self._pending = b""
         while self._told:
             self._told.pop().close()
@@ -244,9 +248,9 @@ def make_run_folder(out, name, prefix):
     except FileExistsError as error:
         what = "is a file" if pathlib.Path(error.filename).is_file() else "exists already"
         raise UserError(
-            f"run folder {error.filename}: {what}; choose another --name or --out, or go on with --resume"
+            f"run folder {error.filename}: {what}; choose another --name or --out, or continue that run with --resume"
         ) from None
     except OSError as error:
         raise UserError(
-            f"run folder {error.filename}: cannot be made: {error.strerror}; choose another --out"
+            f"run folder {error.filename}: cannot be created: {error.strerror}; choose another --out"
         ) from None

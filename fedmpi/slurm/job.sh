@@ -1,9 +1,9 @@
 # Sourced by the job scripts beside it, which need bash and a Python with fedmpi.  Variables that change what it does:
-#   FEDMPI_LAUNCH="srun --mpi=pmix"  words that start the ranks; default: the first of the usual ones that works
+#   FEDMPI_LAUNCH="srun --mpi=pmix"  command that starts the ranks; default: several are tried, see choose_launch below
 #   FEDMPI_RANK_LOGS=FOLDER          also write what rank N prints to FOLDER/JOBID-rank-N.log
-#   FEDMPI_DOCTOR=0                  leave out the checks before the start (python -m fedmpi.doctor)
-#   FEDMPI_MAX_REQUEUES=100          how often a job that is not finished requeues itself
-#   FEDMPI_RESTARTS=0                how often it also does so after a rank was killed or a node was lost
+#   FEDMPI_DOCTOR=0                  start without the checks (python -m fedmpi.doctor)
+#   FEDMPI_MAX_REQUEUES=100          how often a job requeues itself if its run ended with exit code 75
+#   FEDMPI_RESTARTS=0                how often a job requeues itself after a rank was killed or a node was lost
 
 here=$(dirname "${BASH_SOURCE[0]}")
 python=$(command -v python) # Open MPI's mpirun finds another one beside itself
@@ -85,7 +85,7 @@ check_place() {
     say "$ranks ranks on $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), started by: $FEDMPI_LAUNCH"
     [ "${FEDMPI_DOCTOR:-1}" != 0 ] || return 0
     $FEDMPI_LAUNCH "$python" -m mpi4py -m fedmpi.doctor --ranks "$ranks" "$@" || {
-        say "the checks failed: nothing was started (FEDMPI_DOCTOR=0 leaves them out)"
+        say "the checks failed: nothing was started (FEDMPI_DOCTOR=0 starts without checks)"
         exit 2
     }
 }
@@ -170,12 +170,12 @@ finish() {
     *) exit "$code" ;;
     esac
     if [ "${SLURM_RESTART_COUNT:-0}" -ge "$most" ]; then
-        say "job $SLURM_JOB_ID ended with exit code $code after ${SLURM_RESTART_COUNT:-0} requeues, of $most that are allowed"
+        say "job $SLURM_JOB_ID ended with exit code $code after ${SLURM_RESTART_COUNT:-0} of at most $most requeues"
     else
-        say "job $SLURM_JOB_ID is not finished (exit code $code): it is requeued and goes on later"
+        say "job $SLURM_JOB_ID is not finished (exit code $code): it is requeued, and continues later"
         ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
         say "job $SLURM_JOB_ID cannot be requeued"
     fi
-    say "to go on, submit it again with the same --name"
+    say "to continue, submit it again with the same --name"
     exit "$code"
 }

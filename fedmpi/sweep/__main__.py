@@ -35,12 +35,12 @@ from fedmpi.text import format_ranges, format_seconds
 COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
 TEMPLATE = pathlib.Path(__file__).parents[1] / "slurm" / "sweep.sbatch"
 DESCRIPTION = """\
-Train with every combination of some settings, and choose the best by a metric on held-out training data.
+Train with every combination of some settings, and choose the best one by a metric on held-out training data.
 
     python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.003,0.01 --grid seed=0,1,2 --rounds 50
 
-Options that are not listed below are settings of every run, as in fedmpi.train. The same command
-continues an interrupted sweep: runs that ended are skipped, broken ones are made again. A plan is
+Options that are not listed below are settings of fedmpi.train and apply to every run. The same command
+continues an interrupted sweep: it skips runs that have ended and repeats those that failed. A plan is
 a YAML or TOML file like
 
     settings: {rounds: 50, clients: 4}
@@ -59,51 +59,88 @@ def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.sweep", description=DESCRIPTION)
     parser.add_argument(
-        "--grid", action="append", default=[], metavar="SETTING=VALUE,VALUE", help="values to try; may be repeated"
+        "--grid",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUE,VALUE",
+        help="values of a setting to try; may be repeated",
     )
     parser.add_argument(
         "--plan",
         type=pathlib.Path,
         metavar="FILE",
-        help="the same from a YAML or TOML file; the command line overrides it",
+        help="read settings and grid from a YAML or TOML file; the command line overrides it",
     )
     parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("sweep"), help="folder of the run folders; default: sweep"
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("sweep"),
+        help="folder in which the run folders are created; default: sweep",
     )
     parser.add_argument(
-        "--ranks", type=_count, metavar="N", help="ranks of each run; default: 1, in a job array the template's"
+        "--ranks",
+        type=_count,
+        metavar="N",
+        help="ranks of each run; default: 1, or in a job array what the job script asks for",
     )
     parser.add_argument(
-        "--at-a-time", type=_count, metavar="N", help="runs at once; default: 1, in a job array no limit"
+        "--at-a-time",
+        type=_count,
+        metavar="N",
+        help="how many runs to start at the same time; default: 1, or in a job array no limit",
     )
     parser.add_argument(
-        "--launch", metavar="WORDS", help='how ranks are started, like "mpirun --oversubscribe -np {ranks}"'
+        "--launch", metavar="WORDS", help='command that starts the ranks, like "mpirun --oversubscribe -np {ranks}"'
     )
     parser.add_argument(
-        "--metric", help="metric to choose by; default: one on held-out data, not the loss if there is another"
+        "--metric",
+        help="metric that decides which settings are best; default: one on held-out data, the loss only if there is "
+        "no other",
     )
     parser.add_argument(
-        "--search", choices=SAMPLERS, help="draw settings from --range and --grid instead: Optuna's sampler"
+        "--search",
+        choices=SAMPLERS,
+        help="let a sampler of Optuna draw the settings from --range and --grid, instead of trying all",
     )
     parser.add_argument(
-        "--range", action="append", default=[], metavar="SETTING=LOW:HIGH[:log]", help="of --search; may be repeated"
-    )
-    parser.add_argument("--trials", type=_count, default=20, metavar="N", help="runs of --search; default: 20")
-    parser.add_argument("--search-seed", type=int, default=0, metavar="N", help="of its sampler; default: 0")
-    parser.add_argument(
-        "--prune", action="store_true", help="end runs of --search that are worse than the median of the others so far"
-    )
-    parser.add_argument("--emit-slurm", type=pathlib.Path, metavar="FILE", help="write a job array instead of running")
-    parser.add_argument(
-        "--template", type=pathlib.Path, metavar="FILE", help="job script to start from; default: slurm/sweep.sbatch"
+        "--range",
+        action="append",
+        default=[],
+        metavar="SETTING=LOW:HIGH[:log]",
+        help="with --search: smallest and largest value of a setting; may be repeated",
     )
     parser.add_argument(
-        "--todo", action="store_true", help="only print the numbers of the runs that are to be made, for sbatch --array"
+        "--trials", type=_count, default=20, metavar="N", help="with --search: number of runs; default: 20"
     )
     parser.add_argument(
-        "--words", type=int, metavar="N", help="only print the arguments of fedmpi.train that make run number N"
+        "--search-seed", type=int, default=0, metavar="N", help="with --search: seed of the sampler; default: 0"
     )
-    parser.add_argument("--table", action="store_true", help="start nothing, only show the results so far")
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="with --search: end a run early if it is worse than the median of the others",
+    )
+    parser.add_argument(
+        "--emit-slurm",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write a job script (an array with one task per run) and start nothing",
+    )
+    parser.add_argument(
+        "--template",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="job script on which --emit-slurm is based; default: slurm/sweep.sbatch",
+    )
+    parser.add_argument(
+        "--todo",
+        action="store_true",
+        help="only print the numbers of the runs that are still to do, for sbatch --array",
+    )
+    parser.add_argument(
+        "--words", type=int, metavar="N", help="only print the arguments of fedmpi.train for run number N"
+    )
+    parser.add_argument("--table", action="store_true", help="start nothing, only print the results so far")
     return parser
 
 
@@ -137,7 +174,7 @@ def _run(arguments):
         print(format_ranges(_numbers(plan, todo)))
         return
     if not options.table:
-        print(f"{len(plan.runs)} runs, {len(todo)} of them to be made, in {options.out}", flush=True)
+        print(f"{len(plan.runs)} runs in {options.out}, {len(todo)} of them still to do", flush=True)
     if options.emit_slurm:
         _emit(options, plan, todo, common)
         return
@@ -156,7 +193,9 @@ def _how(options):
 def _search(options, common):
     """Draw settings, one run after the other, and choose the best."""
     if options.emit_slurm or options.words is not None or options.todo:
-        raise UserError("--search: chooses each run by the ones before it: not with --emit-slurm, --todo or --words")
+        raise UserError(
+            "--search chooses each run from the results of earlier ones: leave --emit-slurm, --todo and --words out"
+        )
     space = make_space(options.range, options.grid)
     plan = plan_of_search(options.out.absolute(), options.plan, list(space), common)
     added = _complete(plan.common, options)
@@ -168,7 +207,7 @@ def _search(options, common):
     known = search.recall()
     if not options.table:
         todo = max(0, options.trials - known)
-        print(f"{options.trials} trials, {todo} of them to be made, in {options.out}", flush=True)
+        print(f"{options.trials} trials in {options.out}, {todo} of them still to do", flush=True)
         search.run(options.trials, *_how(options), _Progress(plan, todo, options.metric))
     _choose(plan, options)
 
@@ -231,7 +270,7 @@ def _claim_folder(plan):
         if before != settings and any(map(is_run, plan.out.iterdir())):
             keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             changes = ", ".join(f"{key} was {before.get(key, 'not set')}" for key in keys)
-            raise UserError(f"{plan.out}: contains runs with other common settings ({changes}); choose another --out")
+            raise UserError(f"{plan.out}: contains runs with other settings ({changes}); choose another --out")
         note.write_text(yaml.safe_dump(settings), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out {plan.out}: cannot be written: {error.strerror}") from None
@@ -249,10 +288,10 @@ class _Progress:
     def __init__(self, plan, number, metric):
         self._plan, self._number, self._metric, self._ended = plan, number, metric, 0
 
-    def __call__(self, run, code, seconds, last):
+    def __call__(self, run, code, seconds, last, cpu_seconds=None):
         self._ended += 1
         folder = self._plan.folder(run)
-        how = "pruned" if code == "pruned" else f"broken, exit code {code}: {last}"
+        how = "pruned" if code == "pruned" else f"failed, exit code {code}: {last}"
         if outcome(folder) == "complete":
             record = read_run(folder)
             how = _result(record, self._metric)
@@ -264,17 +303,17 @@ class _Progress:
 def _result(record, metric):
     """A complete run's value of the metric, in words; it may not have measured it."""
     if metric is None and not any(name.startswith(HELD_OUT) for name in record.metrics):
-        return "nothing held out"
+        return "no held-out data"
     metric = metric or usual_metric([record])
     value = record.final(metric)
-    return f"no {metric}" if value is None else f"{metric} {value:.4f}"
+    return f"{metric} was not measured" if value is None else f"{metric} {value:.4f}"
 
 
 def _choose(plan, options):
     """Print and write which settings are the best."""
     ended = ended_runs(plan)
     if not ended:
-        raise UserError(f"{options.out}: no run is complete; its .log files contain what the runs printed")
+        raise UserError(f"{options.out}: no run is complete; the .log files there contain what the runs printed")
     metric = options.metric or usual_metric(ended.values())
     candidates = rank(plan, metric, ended)
     if candidates[0].spread is None:

@@ -74,7 +74,7 @@ def usual_metric(runs):
     """
     names = [name for run in runs for name in run.metrics if name.startswith(HELD_OUT)]
     if not names:
-        raise UserError("no run measured held-out data: sweep with --holdout 0.1, or choose by --metric train_loss")
+        raise UserError("no run measured held-out data: sweep with --holdout 0.1, or choose with --metric train_loss")
     return next((name for name in names if name != "holdout_loss"), names[0])
 
 

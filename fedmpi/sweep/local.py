@@ -5,12 +5,14 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import resource
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import traceback
 
 from fedmpi.config.resume import has_checkpoint
 from fedmpi.errors import UserError
@@ -26,7 +28,7 @@ def clear(folder):
         UserError: if the folder is not one of a run.
     """
     if folder.exists() and not is_run(folder):
-        raise UserError(f"{folder}: is in the way and not a run folder; move it elsewhere")
+        raise UserError(f"{folder}: exists and is not a run folder; move it, or choose another --out")
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -37,7 +39,7 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
         plan: a `Plan`. runs: list of `Planned`.
         ranks: of each run. at_a_time: how many runs at once.
         launcher: words that start ranks, with "{ranks}"; "" starts one process as it is.
-        ended: called as `ended(run, exit code, seconds, last line that it printed)`.
+        ended: called as `ended(run, exit code, seconds, last line that it printed, CPU seconds of its processes)`.
 
     Raises:
         UserError: if a run's settings are wrong; the runs that have ended are kept.
@@ -55,7 +57,7 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
                     continue
                 if code == 2:
                     raise UserError(f"run {job.run.name}: {last.removeprefix('fedmpi: error: ')}")
-                ended(job.run, code, time.monotonic() - job.begun, last)
+                ended(job.run, code, time.monotonic() - job.begun, last, job.cpu_seconds)
             time.sleep(0.05)
     finally:
         for job in running:
@@ -101,7 +103,7 @@ class _ForeignJob(_Log):
 
     def __init__(self, run, log):
         self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
-        self._file = log
+        self._file, self.cpu_seconds = log, 0.0
 
     def poll(self):
         """0 when the job has ended, however it did; None until then."""
@@ -125,22 +127,23 @@ class _Job(_Log):
 
     def __init__(self, plan, run, ranks, launcher, log):
         self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
+        self.cpu_seconds, self._code = 0.0, None
         goes_on = has_checkpoint(plan.folder(run))
         if not goes_on:
             clear(plan.folder(run))
-        words = shlex.split(launcher.replace("{ranks}", str(ranks)))
-        words += [sys.executable, "-m", "fedmpi.train", f"--ranks={ranks}", *plan.arguments(run)]
-        words += ["--resume=auto"] if goes_on else []
-        try:
-            self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        except OSError as error:
-            raise UserError(f"{words[0]}: cannot be started: {error.strerror}; --launch says how to start") from None
+        words = [f"--ranks={ranks}", *plan.arguments(run), *(["--resume=auto"] if goes_on else [])]
+        if ranks == 1 and not launcher and hasattr(os, "fork"):
+            self._process = _fork(words, log)
+        else:
+            self._process = _start(launcher.replace("{ranks}", str(ranks)), words, log)
 
     def poll(self):
         """The exit code; None until there is one."""
-        return self._process.poll()
+        if self._code is None:
+            before = _cpu_seconds_of_children()
+            self._code = self._process.poll()
+            self.cpu_seconds = _cpu_seconds_of_children() - before  # of those that `poll` has just reaped
+        return self._code
 
     def end(self):
         """Ask the job to end, and end it by force if it does not."""
@@ -150,3 +153,78 @@ class _Job(_Log):
                 self._process.wait(PATIENCE)
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def _cpu_seconds_of_children():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _start(launcher, words, log):
+    """A job as a new program."""
+    words = [*shlex.split(launcher), sys.executable, "-m", "fedmpi.train", *words]
+    try:
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    except OSError as error:
+        raise UserError(f"{words[0]}: cannot be started: {error.strerror}; --launch says how to start") from None
+
+
+def _fork(words, log):
+    """A job of one rank as a copy of this process, which has loaded torch for all jobs, once.
+
+    This process has neither initialised MPI nor computed with torch: both do not survive a fork.
+    """
+    import fedmpi.config.build  # noqa: F401  loads torch
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        return _Forked(process)
+    code = 1
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, file in enumerate((nothing, log.fileno(), log.fileno())):
+            os.dup2(file, number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from fedmpi.train import main
+
+        main(words)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001  what a program of its own would print at its end
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # not through the parent's `finally` clauses, which end its jobs
+
+
+class _Forked:
+    """A forked process with the methods of `subprocess.Popen` that a job needs."""
+
+    def __init__(self, pid):
+        self.pid, self._code = pid, None
+
+    def poll(self):
+        """The exit code, negative after a signal; None until there is one."""
+        if self._code is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if done else None
+        return self._code
+
+    def wait(self, timeout=None):
+        """Wait for the end, at most `timeout` seconds.
+
+        Raises:
+            subprocess.TimeoutExpired: if it did not end in time.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.02)

@@ -44,8 +44,10 @@ class Task(AnyTask):
         goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
     """
 
-    workers: int = setting(0, "processes per client that load samples; 0: the rank itself loads", least=0, role="speed")
-    prefetch: int = setting(2, "minibatches that each worker has ready", least=1, role="speed")
+    workers: int = setting(
+        0, "processes per client that load samples; 0: the rank loads them itself", least=0, role="speed"
+    )
+    prefetch: int = setting(2, "minibatches that each worker loads in advance", least=1, role="speed")
     measured_samples: int = setting(
         2000, "samples of each client, drawn once, on which train_loss is measured; 0: all", least=0
     )

@@ -40,12 +40,14 @@ class BlackBoxAttack(Task):
     partition = "uneven"
     oracle = "two_point"
 
-    classifier: str = setting("", "run folder of the classifier, like runs/NAME, from --task classification")
+    classifier: str = setting(
+        "", "run folder of the classifier, like runs/NAME; train it first with --task classification"
+    )
     target_class: int = setting(4, "y, the class whose images are attacked", least=0)
     distortion_weight: float = setting(1.0, "c, weight of the squared change of an image", least=0)
     clip: float = setting(
         0.0,
-        "keep pixels this far from black and white; 0: such pixels cannot change (1e-6 lets them)",
+        "move black and white pixels this far inwards, so that they can change, like 1e-6; with 0 they cannot",
         least=0,
         most=0.1,
     )

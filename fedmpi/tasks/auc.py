@@ -33,11 +33,11 @@ class DeepAUC(Classification):
     removed_share: float = setting(0.8, "share of every negative class that is removed", least=0, below=1)
     p: str = setting(
         "global",
-        "share of positives in the loss: of all clients' samples, or each client's own",
+        "p in the loss, the share of positive samples: of all clients together (global), or of each client (local)",
         among=("global", "local"),
     )
     ascent_scale: float = setting(
-        1.0, "step size of w over that of the rest, in algorithms that have one step size for all", above=0
+        1.0, "step size of w divided by that of the other variables, for algorithms with a single step size", above=0
     )
 
     def load(self, context, partition):
@@ -46,7 +46,7 @@ class DeepAUC(Classification):
     def version(self, source, seed):
         """The imbalanced binary version of a data set; of silo files each has its own."""
         if names_silos(self.data) and not source.classes_declared:
-            raise UserError(f"{source.path}: lacks the attribute num_classes: it says which classes are positive")
+            raise UserError(f"{source.path}: lacks the attribute num_classes, which decides which classes are positive")
         return ImbalancedBinary(source, self.removed_share, seed)
 
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 from torch.nn import functional
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
@@ -245,7 +245,7 @@ class LoadedClassification(LoadedTask):
         """{"names": a list of str, or None, "samples": numbers of training samples} of all clients. Collective."""
         names = self._names
         if not self._is_shared:  # a rank knows those of its own clients
-            names = gather_lines(link, names)
+            names = allgather_lines(link, names)
             names = names if any(names) else None
         samples = link.allgatherv([self._train[client].num for client in self._train])
         return {"names": names, "samples": samples.astype(int).tolist()}
@@ -281,16 +281,10 @@ def _check_equal(link, facts, data):
     Raises:
         UserError: on every rank, with the first client that differs from client 0.
     """
-    lines = gather_lines(link, facts)
+    lines = allgather_lines(link, facts)
     for client, line in enumerate(lines):
         if line != lines[0]:
             raise UserError(f"{data}: client {client} has {line}; client 0 has {lines[0]}: expected the same")
-
-
-def gather_lines(link, lines):
-    """All ranks' lines of text in one list, in rank order. Collective on the link."""
-    mine = "".join(f"{line}\n" for line in lines).encode()
-    return link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().split("\n")[:-1]
 
 
 def _per_sample(loss, accuracy, totals):

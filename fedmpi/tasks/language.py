@@ -41,7 +41,9 @@ class Language(Task):
     )
     bptt: int = setting(35, "steps of back-propagation through time", least=1)
     evaluation_words: int | None = setting(
-        None, "evaluate on the first so many words of each client's part and of the test text; default: all", least=40
+        None,
+        "number of words, from the beginning of each client's part and of the test text, to evaluate on; default: all",
+        least=40,
     )
 
     has_partition = False

@@ -12,14 +12,13 @@ import typing
 
 import torch
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.comm.host import return_freed_memory
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.ranks import end_at_once
-from fedmpi.tasks.classification import gather_lines
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.training import loop
 from fedmpi.training.build import read_config
@@ -75,7 +74,7 @@ def run(settings):
             model = outcome.make_model()
         return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)
     except AgreedUserError as error:  # its text is on one rank, and a program may want it on all
-        text = next(filter(None, gather_lines(link, [str(error)])), "")
+        text = next(filter(None, allgather_lines(link, [str(error)])), "")
         raise UserError(text) from None
     except (Diverged, Stopped):
         raise
@@ -135,7 +134,8 @@ def _read(settings):
             settings.setdefault("clients", len(data))
         if settings.pop("task", None) is not None or settings.pop("partition", None) is not None:
             raise UserError(
-                "data = [one Dataset per client]: is split and to be classified: leave task and partition out"
+                "data = [one Dataset per client]: these are for classification and need no partition: leave task and "
+                "partition out"
             )
     for name, value in settings.items():
         if name in CHOICES and value is not None and not isinstance(value, str | dict):

@@ -40,14 +40,18 @@ class Checkpoints:
 
     Attributes:
         done: number of rounds after which the newest checkpoint was made; None if there is none.
+        records: of the run, a `Records`, once there is one.
 
     Raises:
         AgreedUserError: on every rank, if the folder of the clients' state cannot be made.
     """
 
     def __init__(self, job, folder, recorder):
-        self._job, self._folder, self._recorder = job, folder, recorder
-        self._rounds = []  # after which there are complete checkpoints, the newest last
+        self._job, self._folder, self._first_recorder, self.records = job, folder, recorder, None
+        # Rounds after which there are complete checkpoints, the newest last -> client -> the round after which its
+        # state was written: of lost clients an earlier one, or none.
+        self._rounds = {}
+        self._sizes = {}  # client -> (size, checksum) of its newest file that belongs to a checkpoint
         self._pending, self._began = None, time.monotonic()
         agree(job.link, self._check_client_folders)
 
@@ -58,7 +62,12 @@ class Checkpoints:
 
     @property
     def done(self):
-        return self._rounds[-1] if self._rounds else None
+        return max(self._rounds, default=None)
+
+    @property
+    def _recorder(self):
+        """On the rank that is 0 now, None elsewhere."""
+        return self.records.recorder() if self.records else self._first_recorder
 
     def request(self):
         """The bits that this rank tells the others: rank 0's clock decides when one is due. Not collective."""
@@ -75,9 +84,6 @@ class Checkpoints:
             own: function without arguments -> name -> number, what the training loop itself goes on with.
         """
         federation, every = self._job.federation, self._job.config.run.checkpoint_every
-        if self._job.link.lost:  # the state of their clients is missing: the last checkpoint stays
-            self._pending = None
-            return
         if self._pending is not None and not federation.requests & WRITING:
             self._complete(federation.requests & FAILED)
         if federation.requests & DUE or (every and federation.round_index % every == 0):
@@ -99,25 +105,25 @@ class Checkpoints:
         position = self._recorder.position() if self._recorder else None
         nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
         if nbytes <= max(SMALL, SHARE_OF_MEMORY * available_memory() / link.local_size):
-            self._pending = Writing(number, copied(files), position)
+            self._pending = Writing(number, copied(files), position, link.members)
             self._pending.start()
         else:
-            self._pending = Writing(number, files, position)
+            self._pending = Writing(number, files, position, link.members)
             self._pending.run()
 
     def write_now(self, own):
         """Write a checkpoint of this moment, unless there is one, and wait for it; whether there is one then."""
-        if self._job.link.lost:
-            return False
         self.finish()
-        if self.done != self._job.federation.round_index:
+        members = None
+        while self.done != self._job.federation.round_index and members != self._job.link.members:
+            members = self._job.link.members  # again, if a rank is lost meanwhile
             self.begin(own)
             self.finish()
         return self.done == self._job.federation.round_index
 
     def finish(self):
         """Wait for what is being written, and complete it."""
-        if self._pending is not None and not self._job.link.lost:
+        if self._pending is not None:
             self._pending.wait()
             self._complete(self._job.link.allgather([self._pending.bits & FAILED]).any())
 
@@ -130,7 +136,8 @@ class Checkpoints:
         Raises:
             AgreedUserError: on every rank, if there is none, or its settings differ in what is learned.
         """
-        loop, manifest, self._rounds = resume(self._job, self._folder, self._recorder)
+        loop, manifest, manifests = resume(self._job, self._folder, self._recorder)
+        self._adopt(manifests)
         return loop, manifest
 
     def _check_client_folders(self):
@@ -140,7 +147,7 @@ class Checkpoints:
             try:
                 make_folders(folder)
             except OSError as error:
-                raise UserError(f"checkpoint_clients: {error.filename}: cannot be made: {error.strerror}") from None
+                raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
     def _client_folder(self, round_index, client):
         run = self._job.config.run
@@ -150,16 +157,17 @@ class Checkpoints:
         """Name the files that all ranks have written in a manifest, or remove them if one could not be written."""
         link, written, self._pending = self._job.link, self._pending, None
         if written.problem:
-            kept = f"the last one is of round {self.done}" if self._rounds else "there is none yet"
+            kept = f"the last one is that of round {self.done}" if self._rounds else "there is no other one yet"
             print(
-                f"fedmpi: checkpoint of round {written.number} is not written: {written.problem}; {kept}",
+                f"fedmpi: the checkpoint of round {written.number} could not be written: {written.problem}; {kept}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         checksums = {} if failed else self._gather_checksums(written)
-        failed = failed or bool(link.lost)
+        failed = failed or link.members != written.members  # a file of a lost rank may be missing
         problem = self._write_manifest(written, checksums) if link.rank == 0 and not failed else None
-        if not failed and link.first_failing(problem is not None) is None:
-            self._rounds.append(written.number)
+        if not failed and link.first_failing(problem is not None) is None and link.members == written.members:
+            self._rounds[written.number] = self._homes(written.number, checksums)
+            self._sizes |= checksums
         else:
             self._remove_clients(written.number)
         self._prune()
@@ -173,7 +181,8 @@ class Checkpoints:
     def _write_manifest(self, written, checksums):
         """Complete the checkpoint on rank 0; returns what went wrong, or None. Not collective."""
         job, folder = self._job, checkpoint_folder(self._folder, written.number)
-        files = {client_file(client): sizes for client, sizes in sorted(checksums.items())}
+        homes = self._homes(written.number, checksums)
+        files = {client_file(client): sizes for client, sizes in sorted({**self._sizes, **checksums}.items())}
         settings = {**job.config.resolved, "clients": job.context.num_clients}
         try:
             self._recorder.sync()
@@ -186,25 +195,49 @@ class Checkpoints:
                 "layout": describe_layout(job.flat),
                 "records": written.position,
                 "files": {SERVER_STATE: written.sizes[SERVER_STATE], **files},
+                "lost": {str(client): home for client, home in homes.items() if home != written.number},
                 "settings": settings,
             }
             write_manifest(folder, content)
         except OSError as error:
             problem = f"{error.filename or folder}: cannot be written: {error.strerror}"
             print(
-                f"fedmpi: checkpoint of round {written.number} is not written: {problem}", file=sys.stderr, flush=True
+                f"fedmpi: the checkpoint of round {written.number} could not be written: {problem}",
+                file=sys.stderr,
+                flush=True,
             )
             return problem
         return None
 
+    def _homes(self, number, present):
+        """Client -> the round after which its state was written, of the checkpoint after round `number`.
+
+        Args:
+            present: the clients that are not lost.
+        """
+        before = self._rounds[self.done] if self._rounds else {}
+        return {c: number if c in present else before.get(c) for c in range(self._job.context.num_clients)}
+
     def _prune(self):
-        """Remove what is not among the newest checkpoints."""
-        run = self._job.config.run
-        dropped, self._rounds = self._rounds[: -run.checkpoint_keep], self._rounds[-run.checkpoint_keep :]
-        for number in dropped:
-            self._remove_clients(number)
+        """Remove what does not belong to the newest checkpoints."""
+        kept = sorted(self._rounds)[-self._job.config.run.checkpoint_keep :]
+        dropped = {(c, home) for homes in self._rounds.values() for c, home in homes.items() if home is not None}
+        self._rounds = {number: self._rounds[number] for number in kept}
+        needed = {(client, home) for homes in self._rounds.values() for client, home in homes.items()}
+        for client, home in dropped - needed:
+            if client in self._job.context.clients:
+                remove_client_file(self._client_folder(home, client), client)
         if self._job.link.rank == 0:
-            remove_checkpoints(self._folder, self._rounds)
+            remove_checkpoints(self._folder, kept, needed)
+
+    def _adopt(self, manifests):
+        """Remember the checkpoints that there are, the newest first, up to the one that the run goes on from."""
+        for manifest in manifests:
+            homes = dict.fromkeys(range(manifest["clients"]), manifest["round"])
+            homes |= {int(client): home for client, home in manifest.get("lost", {}).items()}
+            self._rounds[manifest["round"]] = homes
+        clients, sizes = range(manifests[0]["clients"]), manifests[0]["files"]
+        self._sizes = {c: tuple(sizes[client_file(c)]) for c in clients if client_file(c) in sizes}
 
     def _remove_clients(self, number):
         """Remove this rank's files of a checkpoint. Not collective."""

@@ -3,9 +3,7 @@
 import json
 import sys
 
-import numpy as np
-
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.errors import UserError
 from fedmpi.runs.data_files import describe_file, difference, read_data_files, write_data_files
 
@@ -13,16 +11,15 @@ from fedmpi.runs.data_files import describe_file, difference, read_data_files, w
 def account_for_data(job, recorder):
     """Write which data the run is trained on, and say so if the settings came from a run on others. Collective."""
     mine = agree(job.link, lambda: [describe_file(path) for path in job.task.data_files()])
-    text = "".join(f"{json.dumps(one)}\n" for one in mine).encode()
-    lines = job.link.allgatherv(list(text)).astype(np.uint8).tobytes().decode().splitlines()
+    lines = allgather_lines(job.link, [json.dumps(one) for one in mine])
     if recorder is None:
         return
     files = [json.loads(line) for line in lines]
     for folder in filter(None, dict.fromkeys([recorder.folder, job.config.origin])):
         what = difference(read_data_files(folder), files)
         if what:
-            print(f"fedmpi: the data are not those of {folder}: {what}", file=sys.stderr, flush=True)
+            print(f"fedmpi: the data differ from those of {folder}: {what}", file=sys.stderr, flush=True)
     try:
         write_data_files(recorder.folder, files)
     except UserError as error:
-        print(f"fedmpi: {error}; the run goes on without it", file=sys.stderr, flush=True)
+        print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)

@@ -102,7 +102,9 @@ class Ending:
         if self._condition is not None:
             metric, comparison, bound = self._condition
             if metric not in record:
-                raise UserError(f"stop: there is no metric {metric}; the record of a round has {', '.join(record)}")
+                raise UserError(
+                    f"stop: there is no metric {metric}; the record of a round contains {', '.join(record)}"
+                )
             if _COMPARISONS[comparison](record[metric], bound):
                 self.reason = f"{metric} {comparison} {bound:g}"
         if self._patience is not None:

@@ -70,7 +70,7 @@ class Evaluation:
         metrics = task.evaluate(self._fast, job.link)
         if not math.isfinite(metrics["train_loss"]):
             loss = metrics["train_loss"]
-            raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step size")
+            raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step_size")
         clients = {name: _by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
         return Metrics({name: float(value) for name, value in metrics.items()}, clients)
 

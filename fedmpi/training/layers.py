@@ -29,7 +29,9 @@ def matching(module, text, setting):
         meant = {name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
         if not meant:
             known = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise UserError(f"{setting} = {text}: {pattern} is in no name of {known}{nearest(pattern, names)}")
+            raise UserError(
+                f"{setting} = {text}: no layer is called {pattern}; the model has {known}{nearest(pattern, names)}"
+            )
         found |= meant
     return found
 
@@ -61,10 +63,14 @@ def private_parts(run, task, flat):
         raise UserError(f"private = {run.private}: this task cannot evaluate a model per client; classification can")
     for name, value, needed in (("result", run.result, "last"), ("fused_update", run.fused_update, False)):
         if value != needed:
-            raise UserError(f"private = {run.private}: expected {name} = {needed}, because clients have own models")
+            raise UserError(
+                f"private = {run.private}: expected {name} = {needed}, because each client has its own model"
+            )
     names = matching(flat.module, run.private, "private")
     private = tuple(part for name, part in zip(flat.names, flat.segments) if name in names)
     buffers = tuple(part for name, part in flat.buffer_slices.items() if name in names)
     if not private and not buffers:
-        raise UserError(f"private = {run.private}: means only layers that are frozen or counters")
+        raise UserError(
+            f"private = {run.private}: selects only frozen layers or counters, which are not averaged anyway"
+        )
     return private, buffers

@@ -67,16 +67,34 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
     began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
         job = prepare(config, link)
-        recorder = agree(link, lambda: _make_recorder(job))
+        if config.run.resume in (None, AUTO):
+            _survive(job)
+        recorder, folder = _open(job)
         try:
-            folder = pathlib.Path(share(link, lambda: str(recorder.folder)))
             checkpoints = Checkpoints(job, folder, recorder)
-            link.way_on = lambda: f"; --resume {folder} goes on after round {checkpoints.done}" * bool(checkpoints.done)
+            link.way_on = lambda: (
+                f"; --resume {folder} continues after round {checkpoints.done}" * bool(checkpoints.done)
+            )
             job.federation.request = lambda: signals.bits | checkpoints.request()
             return _run(job, recorder, checkpoints, callbacks, began)
         finally:
             if recorder is not None:
                 recorder.close()
+
+
+def _survive(job):
+    """From now on, go on without ranks that are lost, if the settings say so. Collective."""
+    if job.config.run.on_loss == "continue":
+        job.link.survive()
+
+
+def _open(job):
+    """(the recorder on rank 0, None elsewhere; path of the run folder). Collective."""
+    recorder, folder = None, ""
+    while not folder:  # again, if rank 0 is lost before the others know its folder
+        recorder = agree(job.link, lambda: recorder or _make_recorder(job))  # noqa: B023
+        folder = share(job.link, lambda: str(recorder.folder) if recorder else "")  # noqa: B023
+    return recorder, pathlib.Path(folder)
 
 
 def _make_recorder(job):
@@ -90,7 +108,7 @@ def _make_recorder(job):
     data = getattr(config.task, "data", command_name(type(config.task)))
     stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
     stem = re.sub(r"[-_.]*{.*}", "", stem) or "silos"  # silo_{client}: silo
-    if run.resume == AUTO:
+    if run.name and (run.resume == AUTO or job.link.lost):
         clear_run_folder(pathlib.Path(run.out) / run.name)
     trackers = make_trackers(run.track)  # first: an error leaves no folder behind
     return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}"), job.num_rounds, trackers)
@@ -146,20 +164,23 @@ def _run(job, recorder, checkpoints, callbacks, began):
         if is_finished:
             if recorder:
                 print(
-                    f"{folder}: the run is complete after {job.num_rounds} rounds; --rounds asks for more", flush=True
+                    f"{folder}: the run is complete after {job.num_rounds} rounds; a larger --rounds continues it",
+                    flush=True,
                 )
             return _outcome(job, checkpoints.folder, folder)
         position = manifest["records"]
         progress.restore(state)
         agree(link, lambda: rule.check(job.federation))
         if recorder:
-            print(f"{folder}: going on after round {manifest['round']}", flush=True)
+            print(f"{folder}: continuing after round {manifest['round']}", flush=True)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
-    account_for_data(job, recorder)
+    _survive(job)  # a resumed run: the records end where they should
+    checkpoints.records = records = Records(job, checkpoints.folder, recorder)
+    account_for_data(job, records.recorder())
     _warn_of_choice(job)
     if recorder:
         _write_split(job, recorder)
-    evaluation, records = Evaluation(job), Records(job, checkpoints.folder, recorder)
+    evaluation = Evaluation(job)
     progress.start_seconds = time.perf_counter() - began
     try:
         _run_rounds(job, records, checkpoints, progress, rule, evaluation)
@@ -180,7 +201,7 @@ def _write_split(job, recorder):
     try:
         job.task.write_split(recorder.folder)
     except (OSError, UserError) as error:
-        print(f"fedmpi: {error}; the run goes on without it", file=sys.stderr, flush=True)
+        print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)
 
 
 def _look(job, recorder):
@@ -194,16 +215,14 @@ def _warn_of_choice(job):
     run, task = job.config.run, job.config.task
     chooses = run.result == "best" or run.patience is not None
     if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
-        what = "the best result is selected" if run.result == "best" else "the end of the run is decided"
-        hint = "so that it is better there than on new data; --holdout 0.1 decides on held-out training data"
+        what = "the best model is chosen" if run.result == "best" else "the run ends early"
+        hint = "so the test results will be too optimistic; --holdout 0.1 uses held-out training data instead"
         print(f"fedmpi: {what} by {job.task.goal[0]} on the test set, {hint}", file=sys.stderr, flush=True)
 
 
 def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
     """The start, unless the run was resumed, and all rounds that are left."""
     federation, run, link = job.federation, job.config.run, job.link
-    if run.on_loss == "continue":
-        link.survive()
     every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
     if federation.round_index == 0:
         federation.start()
@@ -262,9 +281,11 @@ def _stop(job, recorder, checkpoints, progress, signal):
     is_written = checkpoints.write_now(progress.state)
     where = f"--resume {recorder.folder}" if recorder else ""
     if not is_written:
-        last = f"the last checkpoint is of round {checkpoints.done}" if checkpoints.done else "there is no checkpoint"
+        last = (
+            f"the last checkpoint is that of round {checkpoints.done}" if checkpoints.done else "there is no checkpoint"
+        )
         raise AgreedUserError(f"stopped after round {number} by {signal}; {last}" if recorder else "")
-    raise Stopped(f"stopped after round {number} by {signal}; to go on: {where}")
+    raise Stopped(f"stopped after round {number} by {signal}; to continue: {where}")
 
 
 def _finish(job, records, checkpoints, progress, rule, evaluation):

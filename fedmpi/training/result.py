@@ -56,8 +56,8 @@ class ResultRule:
             federation.selected = None  # of a round that was drawn among fewer
         elif federation.selected is None or federation.selected.round != self._drawn:
             raise UserError(
-                f"result = uniform: among so many rounds, round {self._drawn} is drawn, which has passed and was not "
-                "kept; begin a new run to ask for more rounds"
+                f"result = uniform: for this number of rounds the result is round {self._drawn}, which has passed "
+                "and was not saved; begin a new run, or resume with the former number of rounds"
             )
 
     def describe(self, kept):
@@ -170,7 +170,7 @@ def closing_table(job, record, metrics, result, facts):
         record: of the last round. metrics: of the resulting model. result: in words, which iterate it is and where.
         facts: name -> text of further lines.
     """
-    context, link, seconds = job.context, job.link, record["seconds"]
+    context, link, seconds, num_threads = job.context, job.link, record["seconds"], torch.get_num_threads()
 
     def share(part):
         return f"{part:.2f} s ({100 * part / seconds:.0f} %)"
@@ -180,18 +180,18 @@ def closing_table(job, record, metrics, result, facts):
             ("algorithm", command_name(type(job.config.algorithm))),
             ("clients", f"{context.num_clients} on {link.size} ranks"),
             *_lost(job),
-            ("each rank", f"{torch.get_num_threads()} threads, {context.device}"),
+            ("each rank", f"{num_threads} thread{'s' if num_threads > 1 else ''}, {context.device}"),
             ("parameters", f"{job.flat.dim:,}"),
             (
                 "rounds",
-                f"{record['round']} ({record['iteration']} local steps, {record['gradients']:,} gradients in all)",
+                f"{record['round']} ({record['iteration']} local steps, {record['gradients']:,} gradients in total)",
             ),
             *((name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()),
             *_client_lines(job, metrics),
             ("local steps", share(record["local_seconds"])),
             ("communication", f"{share(record['communication_seconds'])}, {link.summed_by}"),
             ("evaluation", share(record["evaluation_seconds"])),
-            ("in all", f"{seconds:.2f} s"),
+            ("total", f"{seconds:.2f} s"),
             ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
             *facts.items(),
             ("result", result),

@@ -30,7 +30,7 @@ def resume(job, folder, recorder):
         job: the `Job`. folder: path of the run folder. recorder: on rank 0, None elsewhere.
 
     Returns:
-        (the state of the training loop, name -> number; the manifest; the rounds of the checkpoints up to it).
+        (the state of the training loop, name -> number; the manifest; the manifests up to it, the newest first).
 
     Raises:
         AgreedUserError: on every rank, if there is none, or its settings differ in what is learned.
@@ -54,17 +54,22 @@ def resume(job, folder, recorder):
         agree(link, lambda: _refuse(folder))
     shared = _share_state(link, state)
     job.federation.restore({**shared, **state})
-    rounds = sorted(one["round"] for one in manifests if one["round"] <= manifest["round"])
+    for client, home in manifest.get("lost", {}).items() if link.rank == 0 else ():
+        _say(f"client {client} was lost and takes part again, {_since(home)}")
     loop = {name.removeprefix("loop/"): value for name, value in shared.items() if name.startswith("loop/")}
-    return loop, manifest, rounds
+    return loop, manifest, [one for one in manifests if one["round"] <= manifest["round"]]
 
 
 def _say(text):
     print(f"fedmpi: {text}", file=sys.stderr, flush=True)
 
 
+def _since(home):
+    return "without a state" if home is None else f"with its state after round {home}"
+
+
 def _refuse(folder):
-    raise UserError(f"resume = {folder}: no checkpoint there can be used; begin again with another --name")
+    raise UserError(f"resume = {folder}: none of its checkpoints can be used; begin a new run with another --name")
 
 
 def _read_manifests(folder, recorder):
@@ -88,19 +93,21 @@ def _read_files(job, folder, manifest):
     """
     files, state = manifest["files"], {}
     for client in job.context.clients:
-        name = client_file(client)
+        name, home = client_file(client), manifest.get("lost", {}).get(str(client), manifest["round"])
+        if home is None:
+            continue  # lost before there was a checkpoint: it begins anew
         if name not in files:
-            raise Damaged(f"there is no state of client {client}: it was made with {manifest['clients']} clients")
-        state |= read_state(_find_client_folder(job, folder, manifest, client) / name, *files[name])
+            raise Damaged(f"there is no state of client {client}: the run had {manifest['clients']} clients")
+        state |= read_state(_find_client_folder(job, folder, manifest, client, home) / name, *files[name])
     if job.link.rank == 0:
         state |= read_state(checkpoint_folder(folder, manifest["round"]) / SERVER_STATE, *files[SERVER_STATE])
     return state
 
 
-def _find_client_folder(job, folder, manifest, client):
-    """The folder with a client's file: where it would be written now, or where it was written then."""
+def _find_client_folder(job, folder, manifest, client, home):
+    """The folder with a client's file after round `home`: where it would be written now, or was written then."""
     patterns = (job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients"))
-    here, there = (client_folder(one, folder, manifest["round"], client, job.link.rank) for one in patterns)
+    here, there = (client_folder(one, folder, home, client, job.link.rank) for one in patterns)
     return here if (here / client_file(client)).exists() else there
 
 
@@ -123,12 +130,18 @@ def _check_settings(job, folder, manifest):
     if not changes and manifest["layout"] != describe_layout(job.flat):
         changes.append("the model's parameters, or their order in memory (channels_last)")
     if changes:
-        raise UserError(f"resume = {folder}: it was made with other settings: {', '.join(changes)}")
+        raise UserError(
+            f"resume = {folder}: the run has other settings: {', '.join(changes)}; give the former values, or begin a "
+            "new run"
+        )
     if manifest["round"] > job.num_rounds:
-        raise UserError(f"resume = {folder}: it has made {manifest['round']} rounds, and rounds = {job.num_rounds}")
+        raise UserError(
+            f"resume = {folder}: rounds = {job.num_rounds}, but the run has already completed {manifest['round']} "
+            "rounds: expected at least as many"
+        )
     other = [f"{name} {old}" for name, old in manifest["versions"].items() if versions().get(name) != old]
     if other and job.link.rank == 0:
-        _say(f"the checkpoint was made with {', '.join(other)}: bits may differ")
+        _say(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
 
 
 def _share_state(link, state):

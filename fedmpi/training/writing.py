@@ -16,14 +16,14 @@ class Writing:
     """The files of one checkpoint on their way to the disk.
 
     Args:
-        number: of rounds. files: [(path, state)]. position: of the records.
+        number: of rounds. files: [(path, state)]. position: of the records. members: the ranks that write.
 
     Attributes:
         sizes: name -> (size, checksum) of what is written. problem: what went wrong, in one line, or None.
     """
 
-    def __init__(self, number, files, position):
-        self.number, self._files, self.position = number, files, position
+    def __init__(self, number, files, position, members):
+        self.number, self._files, self.position, self.members = number, files, position, members
         self.sizes, self.problem, self._thread = {}, None, None
 
     @property

@@ -33,9 +33,9 @@ def test_devices_that_are_not_there(device, gpus):
 
 
 def test_the_message_says_what_hides_the_gpus():
-    with pytest.raises(UserError, match=r"0 CUDA devices \(CUDA_VISIBLE_DEVICES is ''\); use --device cpu"):
+    with pytest.raises(UserError, match=r"0 GPUs \(CUDA_VISIBLE_DEVICES is ''\); use --device cpu"):
         device_name("cuda", 0, 0, visible="")
-    with pytest.raises(UserError, match="sees 1 CUDA devices; use"):
+    with pytest.raises(UserError, match="sees 1 GPUs; use"):
         device_name("cuda:1", 0, 1)
 
 

@@ -91,9 +91,9 @@ def test_a_class_by_its_dotted_path():
         (["rounds", "5"], "'rounds': expected an option"),
         (["--rounds"], "--rounds: expected a value after it"),
         (["--list", "nothing"], "expected one of algorithms"),
-        (["--task", "quadratic", "--model", "mlp"], "task quadratic has no choice of model"),
-        (["--algorithm", "fed-ams"], "unknown algorithm 'fed-ams': here it is called 'local_amsgrad'"),
-        (["--algorithm", "local_sgd"], "here it is called 'fedavg'"),
+        (["--task", "quadratic", "--model", "mlp"], "task quadratic does not take a model"),
+        (["--algorithm", "fed-ams"], "unknown algorithm 'fed-ams': its name in fedmpi is 'local_amsgrad'"),
+        (["--algorithm", "local_sgd"], "its name in fedmpi is 'fedavg'"),
         (["--algorithm", "breaks.Mine"], "algorithm 'breaks.Mine': cannot be imported: ZeroDivisionError"),
         (["--rounds", "2.5"], "rounds = 2.5: expected a whole number"),
         (["--clip-norm", "inf"], "clip_norm = inf: expected a finite number or null"),
@@ -148,7 +148,7 @@ def test_help_and_lists():
     ],
 )
 def test_settings_of_other_systems_get_an_answer(theirs, ours):
-    with pytest.raises(UserError, match=f"here it is --{ours} ") as error:
+    with pytest.raises(UserError, match=f"its name in fedmpi is --{ours} ") as error:
         read_command_line([f"--{theirs}", "0.1"])
     assert "\n" not in str(error.value)
 

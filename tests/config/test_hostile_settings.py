@@ -67,7 +67,7 @@ def test_only_regular_files_are_read(tmp_path):
         ("algorithm: {name: fafed, step_size: 1:30.5}", "algorithm.step_size = 1:30.5: expected a finite number"),
         ("rounds: 1e999", "rounds = 1e999: expected a whole number"),
         ("algorithm: {name: fedavg, step_size: 1.0e+999}", "algorithm.step_size = "),
-        ("seed: " + "9" * 30, "of less than 19 digits"),
+        ("seed: " + "9" * 30, "of fewer than 19 digits"),
         ("rounds: {}", "rounds = {}: expected a whole number"),
         ("rounds: [1, 2]", "rounds = "),
         ("clients: 10000000", "clients = 10000000: expected a number >= 1 and <= 1000000"),

@@ -228,7 +228,7 @@ def test_values_too_large_to_compute_with_are_blamed_on_the_data(tmp_path, value
     images = with_value(IMAGES, value)
     path = write(tmp_path / "data.h5", attributes, train__images=images, test__images=IMAGES[:20].astype(np.float32))
     loaded = load(path) if attributes == {} else None
-    with pytest.raises(UserError, match="the samples: values from .* become inputs as large as .*: expected at most"):
+    with pytest.raises(UserError, match="the samples: values from .* are as large as .*: expected at most"):
         (loaded or load(path)).synchronise(SoloLink())
 
 
@@ -305,4 +305,4 @@ def test_a_rerun_on_other_data_says_so(tmp_path):
     again = ("--config", tmp_path / "one" / "settings.yaml", "--name", "two")
     ended = train(2, tmp_path, *again, env=cache)
     assert ended.returncode == 0
-    assert f"fedmpi: the data are not those of {tmp_path}/one: {path}, " in ended.stderr
+    assert f"fedmpi: the data differ from those of {tmp_path}/one: the content of {path} (" in ended.stderr

@@ -377,7 +377,7 @@ def test_image_folders(tmp_path, capsys, is_split):
             {"x_train": IMAGES, "y_train": LABELS[1:], "x_test": IMAGES, "y_test": LABELS},
             "mine.h5: train/labels is uint8[49]: expected integers [50], one per image",
         ),
-        ("x.h5", b"anything", "is an HDF5 file already: train with --data "),
+        ("x.h5", b"anything", "is already an HDF5 file: train with --data "),
         ("x.csv", b"a,b\n1,2\n3\n", "line 3 has 1 fields: expected 2"),
         ("x.csv", b"a,b\nx,2\ny,3\n" * 9, "expected at least one column of numbers besides b"),
         ("x.csv", b"\xff\xfe\x00", "cannot be read as CSV"),
@@ -575,7 +575,7 @@ def test_the_split_of_a_task_is_of_what_it_trains_on(tmp_path, capsys):
     words = ["partition", "digits", "--task", "auc", "--seed", 3, "--clients", 3]
     code, output, errors = run(capsys, *words, "--write", pattern)
     assert code == 0, errors
-    assert "850 of 850 in total" in output and "train with --task auc --task.removed_share 0" in output
+    assert "850 of 850 in total" in output and "train on them with --task auc --task.removed_share 0" in output
     place = RankContext(3, range(3), 0, 1, 3, None, torch.device("cpu"), torch.float64)
     whole = DeepAUC().load(place, Stride())
     silos = DeepAUC(data=str(pattern), removed_share=0).load(place, Stride())

@@ -29,7 +29,7 @@ def test_a_round_of_all_and_of_some():
         ({"num_clients": 0}, "num_clients = 0: expected at least 1"),
         ({"local_steps": 0}, "local_steps = 0: expected at least 1"),
         ({"local_steps": lambda client: 2 - client}, "local_steps = 0: expected at least 1"),
-        ({"weights": [1, 2]}, "weights: 2 of them: expected one for each of the 3 clients"),
+        ({"weights": [1, 2]}, "weights: 2 given: expected one for each of the 3 clients"),
         ({"weights": [1, 0, 2]}, "weights: client 1 has 0: expected a finite number > 0"),
         ({"weights": [1, 2, float("nan")]}, "weights: client 2 has nan"),
         ({"weights": [-1, 2, 3]}, "weights: client 0 has -1"),
@@ -58,8 +58,10 @@ def test_the_one_that_works_alone():
 
 def test_clients_are_spread_evenly():
     assert spread(7, 3) == [range(0, 2), range(2, 4), range(4, 7)]
-    with pytest.raises(UserError, match="clients = 2: expected at least one client per rank, and 3 ranks"):
+    with pytest.raises(UserError, match=r"and 3 ranks were started: start at most 2 ranks, or .*--clients 3"):
         spread(2, 3)
+    with pytest.raises(UserError, match=r"and 2 ranks were started: start one rank \(without mpirun.*--clients 2"):
+        spread(1, 2)
 
 
 def test_participants_are_drawn_without_replacement_and_by_round():

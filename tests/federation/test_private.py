@@ -107,7 +107,7 @@ def test_patterns_of_names():
     assert matching(net, "bn", "private") == {name for name in net.state_dict() if name.startswith("norm.")}
     assert matching(net, "head", "private") == matching(net, "head.*", "private") == {"head.weight", "head.bias"}
     assert matching(net, "*.bias", "private") == {"conv.bias", "norm.bias", "head.bias"}
-    with pytest.raises(UserError, match="private = heat: heat is in no name"):
+    with pytest.raises(UserError, match="private = heat: no layer is called heat"):
         matching(net, "heat", "private")
     freeze(net, "conv,bn")
     assert [name for name, p in net.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]

@@ -28,7 +28,7 @@ def test_on_two_ranks(checked, check):
 @pytest.mark.parametrize(
     "check, code, message",
     [
-        ("uneven", 2, "all ranks make the same number of local steps"),
+        ("uneven", 2, "all ranks must make the same number of local steps"),
         ("error", 1, "ValueError: there is no such batch"),
         ("different", 2, "rank 1 has other trainable parameters than rank 0"),
     ],
@@ -120,7 +120,7 @@ def test_algorithms_that_draw_between_steps_are_refused():
 
 def test_a_state_of_another_algorithm_is_refused():
     state = fedmpi.join(nn.Linear(1, 1), "fedavg").state_dict()
-    with pytest.raises(fedmpi.UserError, match="not of this rank, model and algorithm"):
+    with pytest.raises(fedmpi.UserError, match="does not belong to this rank, model and algorithm"):
         fedmpi.join(nn.Linear(1, 1), "fafed").load_state_dict(state)
 
 

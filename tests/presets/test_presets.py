@@ -7,6 +7,7 @@ import pathlib
 import pytest
 import yaml
 from conftest import PROGRAMS, start, train
+from torch import nn
 
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
@@ -19,6 +20,12 @@ HIGH = "fafed/fashion_mnist_high"
 
 def content(name):
     return yaml.safe_load(preset_path(name).read_text())
+
+
+def head_of(name):
+    """The comment at a preset's top, in one line."""
+    lines = preset_path(name).read_text().partition("\npaper:")[0].splitlines()
+    return " ".join(line.removeprefix("#").strip() for line in lines)
 
 
 LONG = ("auc", "lamb", "mom")  # a minute together
@@ -122,10 +129,61 @@ def test_wrong_names(words, message):
         read_command_line(words)
 
 
-@pytest.mark.parametrize("algorithm", [None, "fafed", "fedavg"])
-def test_the_counterexample_ends_where_the_paper_says(tmp_path, algorithm):
+@pytest.mark.parametrize(("algorithm", "expected"), [(None, 12.023417), ("fafed", 8.891588), ("fedavg", 6.0)])
+def test_the_counterexample_ends_where_the_closed_forms_of_its_head_say(tmp_path, algorithm, expected):
+    """The paper prints x after the first step only, so that nothing of this is said to be in the paper."""
     words = ["--algorithm", algorithm] if algorithm else []
     ended = train(1, tmp_path, "--preset", "fafed/counterexample", "--name", "it", *words)
     assert ended.returncode == 0, ended.stderr
-    expected = content("fafed/counterexample")["paper"]["printed"]["distance"][algorithm or "naive_adaptive_fedavg"]
     assert read_run(tmp_path / "it").final("distance") == pytest.approx(expected, abs=1e-6)
+    assert "in the paper" not in ended.stdout and str(expected) in head_of("fafed/counterexample")
+
+
+def test_fedams_has_the_square_of_the_papers_epsilon():
+    """Its option 1 compares epsilon with v; FedAdam adds the paper's 0.01 to the root of v."""
+    for name in (name for name in preset_names() if "fedams" in content(name)["paper"].get("methods", {})):
+        methods = content(name)["paper"]["methods"]
+        assert methods["fedams"]["epsilon"] == pytest.approx(methods["fedadam"]["epsilon"] ** 2), name
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("fafed/")])
+def test_values_of_fafed_are_on_the_grid_or_the_head_says_that_they_are_not(name):
+    if name in ("fafed/counterexample", "fafed/wikitext2"):
+        return
+    settings, methods, head = content(name), content(name)["paper"]["methods"], head_of(name)
+    off = {one["step_size"] for one in (settings["algorithm"], *methods.values())} - {0.001, 0.01, 0.02, 0.05, 0.1}
+    assert all(f"{value:g} is not on the grid" in head for value in off) or "not chosen anew" in head
+    assert settings["algorithm"]["fresh_weight"] in (0.1, 0.9)
+    assert all(methods[one]["server_step_size"] == pytest.approx(10**-1.5, rel=1e-4) for one in ("fedadam", "fedams"))
+    assert "starting points" in head or "not chosen anew" in head
+    assert "enlarges the batch and reduces q" in head and "public code" in head
+
+
+def test_the_batch_grows_and_q_falls_with_the_heterogeneity():
+    for data in ("mnist", "fashion_mnist", "cifar10"):
+        low, middle, high = (content(f"fafed/{data}_{at}") for at in ("low_b5_q20", "medium", "high_b100_q5"))
+        assert [one["batch_size"] for one in (low, middle, high)] == [5, 50, 100]
+        assert [one["local_steps"] for one in (low, middle, high)] == [20, 10, 5]
+
+
+def test_the_cnn_of_the_lamb_paper_has_two_fully_connected_layers():
+    for name, parameters in (("cifar10_cnn_iid", 89_834), ("fashion_mnist_cnn_noniid", 60_874)):
+        config = read_command_line(["--preset", f"lamb/{name}"])
+        shape = (3, 32, 32) if "cifar" in name else (1, 28, 28)
+        net = config.model_class(shape=shape, num_classes=10, **config.model_settings)
+        assert sum(isinstance(layer, nn.Linear) for layer in net.modules()) == 2
+        assert sum(values.numel() for values in net.parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("mom/")])
+def test_all_methods_of_the_momentum_papers_figures_have_settings(name):
+    methods = content(name)["paper"]["methods"]
+    assert {*methods} == {*("fedavg", "scaffold", "fedavg_m", "fedavg_m_vr", "scaffold_m_vr", "mb_storm", "ce_lsgd")}
+    if "resnet18" in name:  # β times the step size of the other form
+        assert methods["fedavg_m"]["step_size"] == pytest.approx(0.1 * methods["fedavg_m_vr"]["step_size"])
+
+
+def test_data_that_no_package_brings_are_named_with_the_command_that_gets_them():
+    for name in preset_names():
+        if "tiny_imagenet" in name:
+            assert "python -m fedmpi.data prepare tiny_imagenet" in head_of(name)

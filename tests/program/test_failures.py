@@ -19,7 +19,7 @@ SHORT = ("--rounds", 50, "--model", "faulty.Faulty")
         ("exception", r"error on rank 1, client 1: RuntimeError: the silo is on fire"),
         ("exit", r"error on rank 1, client 1: sys.exit\(3\) was called"),
         ("exit0", r"error on rank 1, client 1: sys.exit\(0\) was called"),
-        ("nan", r"in round 0: the loss of client 1 on rank 1 is nan"),
+        ("nan", r"in round 1: the loss of client 1 on rank 1 is nan"),
     ],
 )
 def test_a_failing_rank_ends_the_job(tmp_path, any_mpi, kind, message):

@@ -71,7 +71,7 @@ def test_records_wait_for_room(small_disk, capsys):
     text = (small_disk / "it" / "metrics.jsonl").read_text()
     assert [json.loads(line)["round"] for line in text.splitlines()] == list(range(1, len(text.splitlines()) + 1))
     said = capsys.readouterr().err
-    assert said.count("metrics.jsonl: cannot be written: No space left on device; the run goes on") >= 1
+    assert said.count("metrics.jsonl: cannot be written: No space left on device; the run continues") >= 1
 
 
 def test_a_removed_run_folder_is_made_again(tmp_path):
@@ -84,7 +84,7 @@ def test_a_removed_run_folder_is_made_again(tmp_path):
     os.kill(job.pid, signal.SIGCONT)
     errors = job.communicate(timeout=300)[1].decode()
     assert job.returncode == 0, errors
-    assert f"fedmpi: {tmp_path}/it was removed and is made again" in errors
+    assert f"fedmpi: {tmp_path}/it was removed; it is created again" in errors
     run = read_run(tmp_path / "it")
     assert run.is_complete and [record["round"] for record in run.records] == list(range(1, 2001))
 

@@ -44,12 +44,15 @@ def check_against_plan(tmp_path, *settings):
     rows, losses, records = found(tmp_path / "lost")
     assert [record["round"] for record in records] == list(range(1, len(records) + 1))  # none is lost, none is twice
     absent = [f"{client}@{record['round'] - 1}" for record in records for client in record.get("left", ())]
+    assert (rows, losses) == planned(tmp_path, [f"{one}:{len(records)}" for one in absent], *settings)
+    return absent
+
+
+def planned(tmp_path, absent, *settings):
+    """(rows, losses) of a run in which clients are absent by plan."""
     done = start(1, "-m", "loses", "--out", tmp_path / "plan", *SETTINGS, *settings, env={"ABSENT": " ".join(absent)})
     assert done.returncode == 0, done.stderr
-    planned_rows, planned_losses, _ = found(tmp_path / "plan")
-    assert rows == planned_rows
-    assert losses == planned_losses
-    return absent
+    return found(tmp_path / "plan")[:2]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def check_against_plan(tmp_path, *settings):
             marks=pytest.mark.slow,
         ),
         # Only before a first loss is the number of agreements the same in every run.
-        (4, "2@agree:6 1@shrink:1 0@turn:5", ["1@1", "2@1", "0@2"], ()),
+        (4, "2@agree:15 1@shrink:1 0@turn:5", ["1@1", "2@1", "0@2"], ()),
         (3, "0@save:1", [], ()),
     ],
     ids=["rank_0", "two_at_once", "all_but_one", "at_the_end"],
@@ -73,7 +76,7 @@ def test_the_survivors_go_on_as_if_it_had_been_planned(tmp_path, openmpi, ranks,
     words, variables = words_of(ranks, tmp_path / "lost", *settings)
     done = execute(words, env={**variables, "DIE": deaths})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"fedmpi: rank \d on \S+ .* is lost in", done.stderr)) >= 1
+    assert len(re.findall(r"fedmpi: rank \d on \S+ .* was lost during", done.stderr)) >= 1
     assert re.search(r"^  lost +rank \d", done.stdout, re.MULTILINE)
     assert check_against_plan(tmp_path, *settings) == absent
 
@@ -85,6 +88,36 @@ def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
     _, losses, records = found(tmp_path / "lost")
     assert [record.get("left") for record in records] == [None, None, [1, 2], None, None, None]
     assert losses[-1] < losses[0]
+
+
+def test_the_survivors_checkpoints_bring_lost_silos_back(tmp_path, openmpi):
+    """One is lost before there was a checkpoint, one after a checkpoint that has its state."""
+    scaffold = ("--algorithm", "scaffold", "--name", "it")
+    for rounds, dying in ((2, "2@losses:1"), (4, "1@losses:1")):
+        resumed = ("--resume", "auto", "--rounds", rounds)
+        words, variables = words_of(3, tmp_path / "lost", *scaffold, *resumed)
+        done = execute(words, env={**variables, "DIE": dying})
+        assert done.returncode == 0, done.stderr
+    assert "fedmpi: client 4 was lost and takes part again, without a state" in done.stderr
+    folder = tmp_path / "lost" / "it"
+    done = start(1, "-m", "loses", "--resume", folder, "--on_loss", "end", "--rounds", 6)
+    assert done.returncode == 0, done.stderr
+    assert "fedmpi: client 2 was lost and takes part again, with its state after round 2" in done.stderr
+    absent = ["3@0:2", "4@0:2", "1@2:4", "2@2:4"]
+    assert found(tmp_path / "lost")[:2] == planned(tmp_path, absent, "--algorithm", "scaffold")
+    left = sorted(path.name for path in (folder / "checkpoints" / "000002").iterdir())
+    assert left == ["client-0001.h5", "client-0002.h5"]  # the checkpoint after round 4 needs them
+
+
+@pytest.mark.parametrize(("stuck", "absent"), [("1@turn:4", ["1@1"]), ("0@agree:20", None)])
+def test_a_rank_that_is_stuck_is_lost(tmp_path, openmpi, stuck, absent):
+    words, variables = words_of(3, tmp_path / "lost", "--clients", 3, "--timeout", 3)
+    done = execute(words, env={**variables, "STOP": stuck})
+    assert done.returncode == 0, done.stderr
+    who = f"rank {stuck[0]} on [^ ]+ [(]client {stuck[0]}[)]"
+    assert re.search(rf"fedmpi: no sign of {who} for 3 s during .*; killed, and the others continue", done.stderr)
+    assert check_against_plan(tmp_path, "--clients", 3) == absent or absent is None
+    assert not processes(tmp_path)
 
 
 @pytest.mark.slow

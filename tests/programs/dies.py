@@ -110,7 +110,7 @@ def kill_at_steps(out, stride, settings):
         newest = find_checkpoints(out / name)[0]
         status = os.waitpid(child(out, name, [*settings, "--resume", "auto"]), 0)[1]
         assert status == 0, (out / f"{name}.txt").read_text()
-        assert f"going on after round {newest}\n" in (out / f"{name}.txt").read_text()
+        assert f"continuing after round {newest}\n" in (out / f"{name}.txt").read_text()
         assert outcome(out / name) == expected, name
         if newest > 2:
             break

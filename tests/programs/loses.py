@@ -1,8 +1,9 @@
-"""fedmpi.train whose ranks kill themselves, or whose clients are absent by plan, as the variables DIE and ABSENT say.
+"""fedmpi.train whose ranks die or stop, or whose clients are absent by plan: the variables DIE, STOP and ABSENT.
 
 DIE: "RANK@EVENT:NUMBER ...": the rank dies when it meets the event for that time, counted from 1. Events: "turn" (a
 client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save".
-ABSENT: "CLIENT@ROUND ...": the client takes part in no round from that one on, counted from 0.
+STOP: the same for ranks that stop (SIGSTOP).
+ABSENT: "CLIENT@ROUND:END ...": the client takes part in no round from that one on, counted from 0, up to END.
 """
 
 import collections
@@ -21,19 +22,23 @@ from fedmpi.training import loop
 from fedmpi.training.evaluation import Evaluation
 
 RANK = MPI.COMM_WORLD.rank
-DEATHS = {tuple(word.split("@")) for word in os.environ.get("DIE", "").split()}
-ABSENT = [tuple(map(int, word.split("@"))) for word in os.environ.get("ABSENT", "").split()]
+SIGNALS = {
+    tuple(word.split("@")): number
+    for name, number in (("DIE", signal.SIGKILL), ("STOP", signal.SIGSTOP))
+    for word in os.environ.get(name, "").split()
+}
+ABSENT = [tuple(map(int, word.replace("@", ":").split(":"))) for word in os.environ.get("ABSENT", "").split()]
 met = collections.Counter()
 
 
 def dies_at(owner, name, event):
-    """Let this rank die before it calls a function for the time that DIE says."""
+    """Let this rank die or stop before it calls a function for the time that DIE says."""
     function = getattr(owner, name)
 
     def call(*args, **options):
         met[event] += 1
-        if (str(RANK), f"{event}:{met[event]}") in DEATHS:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if number := SIGNALS.get((str(RANK), f"{event}:{met[event]}")):
+            os.kill(os.getpid(), number)
         return function(*args, **options)
 
     setattr(owner, name, call)
@@ -43,7 +48,7 @@ def present(draw):
     """Participants as drawn, without those that are absent by plan."""
 
     def participants(*args):
-        absent = {client for client, since in ABSENT if args[-1] >= since}
+        absent = {client for client, since, end in ABSENT if since <= args[-1] < end}
         return [client for client in draw(*args) if client not in absent]
 
     return participants

@@ -57,7 +57,7 @@ def test_settings_that_differ_stand_beside_the_name(tmp_path):
     assert ended.returncode == 0, ended.stderr
     text = (tmp_path / "page.html").read_text()
     assert "fafed<small>step_size 0.003</small>" in text
-    assert "Without two seeds in common" in text
+    assert "Without two common seeds" in text
 
 
 def test_a_figure_for_a_paper(tmp_path):

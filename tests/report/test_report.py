@@ -517,4 +517,4 @@ def test_a_run_that_diverges_says_so_in_its_folder(tmp_path):
     assert train(1, tmp_path, *words).returncode == 1
     assert "client 0" in (tmp_path / "it" / "diverged.txt").read_text()
     ended = report(tmp_path / "it")
-    assert ended.returncode == 2 and "try a smaller step size" in ended.stderr
+    assert ended.returncode == 2 and "try a smaller step_size" in ended.stderr

@@ -82,7 +82,7 @@ def test_frozen_layers_stay_as_they_were(start):
 def test_what_private_layers_do_not_go_with_is_refused(tmp_path):
     ended = train(1, tmp_path, "--private", "heat", "--rounds", 1)
     assert ended.returncode == 2
-    assert "private = heat: heat is in no name" in ended.stderr
+    assert "private = heat: no layer is called heat" in ended.stderr
     ended = train(1, tmp_path, "--private", "layers", "--result", "best")
     assert ended.returncode == 2
     assert "expected result = last" in ended.stderr

@@ -103,7 +103,7 @@ def test_a_client_without_test_rows_is_named(hospitals):
     source = HDF5Source(hospitals / "patients.h5")
     only = Column(by="hospital")
     parts = only.split_source(source, 3, seed=0)
-    with pytest.raises(UserError, match="no row for client 2"):
+    with pytest.raises(UserError, match="client 2 gets no test row"):
         only.split_test_set(_WithoutCelle(source), parts)
 
 

@@ -191,8 +191,7 @@ class Cluster:
     def start_node(self, node):
         """Start a node again after `lose`."""
         self._start_slurmd(node)
-        self.run("scontrol", "update", f"nodename={node}", "state=resume")
-        self._wait_for_node(node)
+        self._wait_for_node(node)  # it is down until its slurmd has said that it is there
 
     def lose(self, node):
         """End a node at once with everything that runs on it, as a power failure does."""
@@ -287,13 +286,11 @@ class Cluster:
 
     def let_run_again(self, number, restarts):
         """Return when a requeued job runs for the time after `restarts` requeues: SLURM alone waits two minutes."""
-        self.until(number, lambda: self._starts(number, restarts))
-
-    def _starts(self, number, restarts):
-        fields = self.fields(number)
-        if fields.get("JobState") == "PENDING":
-            self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
-        return fields.get("JobState") == "RUNNING" and int(fields["Restarts"]) >= restarts
+        self.until(number, lambda: self.fields(number).get("JobState") == "PENDING")
+        # Not at once: a node takes no credential of the second in which it was told to end this job.
+        self.run("scontrol", "update", f"JobId={number}", "StartTime=now+2", check=True)
+        self.until(number, lambda: self.fields(number).get("JobState") == "RUNNING")
+        assert self.fields(number)["Restarts"] == str(restarts)
 
     def processes(self, word):
         """Ids of the nodes' processes that have a word in their command line."""

@@ -80,7 +80,7 @@ def test_no_more_requeues_than_allowed(slurm, tmp_path, slow):
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
     job = slurm.wait(number)
     assert (job.state, job.code) == ("FAILED", 75)
-    assert "ended with exit code 75 after 0 requeues, of 0 that are allowed" in job.log
+    assert "ended with exit code 75 after 0 of at most 0 requeues" in job.log
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_lost_node(slurm, tmp_path, slow):
     slow.unlink()
     job = slurm.wait(number)
     assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "1"), job.log
-    assert "going on after round" in job.log
+    assert "continuing after round" in job.log
     assert [record["round"] for record in run_in(tmp_path / "out").records] == list(range(1, 41))
 
 

@@ -140,7 +140,7 @@ def test_again_it_makes_only_what_is_not_there(swept):
     (broken / "metrics.jsonl").write_text('{"round": 1}\n')
     ended = sweep(*GRID, *TINY, "--out", out)
     assert ended.returncode == 0, ended.stderr
-    assert "4 runs, 1 of them to be made" in ended.stdout
+    assert "1 of them still to do" in ended.stdout
     changed = [run for run, then in before.items() if (run / "model.safetensors").stat().st_mtime_ns != then]
     assert changed == [broken]
     assert last(broken)["holdout_accuracy"] == expected["holdout_accuracy"]
@@ -164,7 +164,7 @@ def test_a_wrong_setting_ends_the_sweep_with_one_line(tmp_path):
             "no holdout_nope",
             "expected one of loss, train_loss, holdout_loss, holdout_accuracy",
         ),
-        (("--holdout", 0), "nothing held out", "no run measured held-out data"),
+        (("--holdout", 0), "no held-out data", "no run measured held-out data"),
     ],
 )
 def test_without_the_metric_all_runs_are_made_and_one_line_says_so(tmp_path, words, progress, message):
@@ -219,8 +219,8 @@ def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path):
     assert execute(words, env={"PYTHONPATH": str(ROOT)}).returncode == 0
     (tmp_path / "seed=0" / "model.safetensors").unlink()  # as if it had been killed at its end
     ended = execute(words, env={"PYTHONPATH": str(ROOT)})
-    assert ended.returncode == 0 and "1 runs, 1 of them to be made" in ended.stdout, ended.stderr
-    assert "going on after round 6" in (tmp_path / "seed=0.log").read_text()
+    assert ended.returncode == 0 and "1 of them still to do" in ended.stdout, ended.stderr
+    assert "continuing after round 6" in (tmp_path / "seed=0.log").read_text()
     assert (tmp_path / "seed=0" / "model.safetensors").exists()
 
 
@@ -238,7 +238,7 @@ def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
     inode = records.stat().st_ino
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
         try:
-            assert "2 runs, 2 of them to be made" in job.stdout.readline()
+            assert "2 of them still to do" in job.stdout.readline()
             signal_all(tmp_path, signal.SIGCONT)
             printed, _ = job.communicate(timeout=LIMIT)
         finally:

@@ -167,7 +167,7 @@ def test_the_oracle_asks_about_all_directions_in_one_pass(task):
 def test_the_attack_brings_its_oracle_and_partition(classifier):
     config = read_command_line(["--task", "attack", "--task.classifier", str(classifier), "--algorithm", "fafed"])
     assert isinstance(config.oracle, TwoPoint) and type(config.partition).__name__ == "Uneven"
-    with pytest.raises(UserError, match="no choice of model"):
+    with pytest.raises(UserError, match="does not take a model"):
         read_command_line(["--task", "attack", "--model", "mlp"])
 
 

@@ -206,7 +206,7 @@ def test_every_silo_has_its_own_imbalanced_version(tmp_path):
 def test_silos_that_do_not_fit_are_one_line(tmp_path):
     silo(tmp_path / "silo_0.h5", {"num_classes": 10})
     silo(tmp_path / "silo_1.h5")
-    with pytest.raises(UserError, match="silo_1.h5: lacks the attribute num_classes: it says which"):
+    with pytest.raises(UserError, match="silo_1.h5: lacks the attribute num_classes, which decides which"):
         load_silos(tmp_path)
     silo(tmp_path / "silo_1.h5", {"num_classes": 12})
     with pytest.raises(UserError, match="client 1 has .*, of 12; client 0 has .*, of 10"):

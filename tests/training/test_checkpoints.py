@@ -59,7 +59,7 @@ def stop(monkeypatch, out, words, number):
 
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "round", with_signal)
-        with pytest.raises(Stopped, match=rf"^stopped after round {number} by SIGUSR1; to go on: --resume \S+$"):
+        with pytest.raises(Stopped, match=rf"^stopped after round {number} by SIGUSR1; to continue: --resume \S+$"):
             go(out, words)
 
 
@@ -137,7 +137,7 @@ def test_what_a_checkpoint_consists_of(toy):
 def test_a_finished_run_is_complete_and_takes_more_rounds(run, longer, capsys):
     before = (run / "metrics.jsonl").read_bytes()
     go(None, f"--resume {run}")
-    assert capsys.readouterr().out == f"{run}: the run is complete after 6 rounds; --rounds asks for more\n"
+    assert capsys.readouterr().out == f"{run}: the run is complete after 6 rounds; a larger --rounds continues it\n"
     assert (run / "metrics.jsonl").read_bytes() == before
     go(None, f"--resume {run} --rounds 8 --eval-every 1")
     rows, records = outcome(run)
@@ -153,11 +153,11 @@ def test_a_finished_run_is_complete_and_takes_more_rounds(run, longer, capsys):
     [
         (
             "--algorithm.step_size 0.3 --seed 1",
-            "with other settings: algorithm.step_size was 0.1, now 0.3, seed was 0, now 1",
+            "the run has other settings: algorithm.step_size was 0.1, now 0.3, seed was 0, now 1",
         ),
         ("--clients 3", "clients was 2, now 3"),
-        ("--rounds 4", "it has made 6 rounds, and rounds = 4"),
-        ("--name other", "the run goes on in that folder; leave --out and --name out"),
+        ("--rounds 4", "rounds = 4, but the run has already completed 6 rounds"),
+        ("--name other", "the run continues in that folder; leave --out and --name out"),
     ],
 )
 def test_settings_that_do_not_fit_give_one_line(run, words, message):
@@ -178,7 +178,7 @@ def test_settings_of_speed_and_place_may_change(run, longer):
     ("words", "message"),
     [
         ("--resume {0}/nothing", "resume = {0}/nothing: not a run folder"),
-        ("--resume auto", "resume = auto: expected a --name"),
+        ("--resume auto", "resume = auto: expected --name"),
     ],
 )
 def test_folders_that_cannot_be_resumed(tmp_path, words, message):
@@ -216,7 +216,7 @@ def test_damage_is_named_and_the_older_checkpoint_used(run, longer, capsys, name
         path.write_bytes(content)
     go(None, f"--resume {run} --rounds 8 --eval-every 1")
     output, errors = capsys.readouterr()
-    assert "going on after round 4" in output
+    assert "continuing after round 4" in output
     assert f"checkpoint of round 6 is damaged: {path}: " in errors or (name, harm) == ("manifest.json", "gone")
     assert outcome(run)[0] == longer[0]
 
@@ -224,7 +224,7 @@ def test_damage_is_named_and_the_older_checkpoint_used(run, longer, capsys, name
 def test_a_run_without_a_whole_checkpoint_says_so(run):
     for path in run.glob("checkpoints/*/server.h5"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match="no checkpoint there can be used"):
+    with pytest.raises(UserError, match="none of its checkpoints can be used"):
         go(None, f"--resume {run} --rounds 8")
     assert (run / "model.safetensors").exists()
 
@@ -233,7 +233,7 @@ def test_records_that_are_too_short_are_named(run, capsys):
     os.truncate(run / "metrics.jsonl", (run / "metrics.jsonl").stat().st_size - 5)
     go(None, f"--resume {run} --rounds 8")
     output, errors = capsys.readouterr()
-    assert "going on after round 4" in output and "metrics.jsonl: the record of round 6 does not end at" in errors
+    assert "continuing after round 4" in output and "metrics.jsonl: the record of round 6 does not end at" in errors
 
 
 def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch, longer):
@@ -265,14 +265,14 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_training_goes_on(tmp_path, s
     go(tmp_path, f"{settings} --name it --checkpoint-clients {small_disk}")
     errors = capsys.readouterr().err
     assert re.search(
-        rf"^fedmpi: checkpoint of round 4 is not written: {small_disk}/000004/client-000\d.h5: "
-        r"No space left on device; the last one is of round 2$", errors, re.MULTILINE,
+        rf"^fedmpi: the checkpoint of round 4 could not be written: {small_disk}/000004/client-000\d.h5: "
+        r"No space left on device; the last one is that of round 2$", errors, re.MULTILINE,
     )  # fmt: skip
     assert find_checkpoints(tmp_path / "it") == [2]
     assert [path.name for path in small_disk.iterdir()] == ["000002"]
     (tmp_path / "it" / "model.safetensors").unlink()  # as if the run had been killed at its end
     go(None, f"--resume {tmp_path / 'it'} --checkpoint-keep 1")
-    assert "going on after round 2" in capsys.readouterr().out
+    assert "continuing after round 2" in capsys.readouterr().out
     go(tmp_path, f"{settings} --name whole")
     assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
 
@@ -286,7 +286,7 @@ def test_a_stop_without_room_says_which_checkpoint_there_is(tmp_path, small_disk
 
 def test_a_folder_for_clients_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"^checkpoint_clients: \S+/file: cannot be made: File exists$"):
+    with pytest.raises(UserError, match=r"^checkpoint_clients: \S+/file: cannot be created: File exists$"):
         go(tmp_path, f"{TOY} --checkpoint-clients {tmp_path}/file/{{client}}")
 
 
@@ -397,7 +397,7 @@ def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
             os.kill(draw.choice(ranks_of(job)), signal.SIGKILL)
             assert job.wait(60) != 0
     ended = start(2, *words, "--name", "it", "--resume", "auto")
-    assert ended.returncode == 0 and "going on after round" in ended.stdout, ended.stderr
+    assert ended.returncode == 0 and "continuing after round" in ended.stdout, ended.stderr
     assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
 
 
@@ -413,10 +413,12 @@ def test_a_signal_to_one_rank_stops_all_in_order(tmp_path, mpi, name):
         os.kill(max(ranks_of(job)), getattr(signal, name))
         output, _ = job.communicate(timeout=100)
     assert job.returncode == 75, output
-    assert re.search(rf"^fedmpi: stopped after round \d+ by {name}; to go on: --resume \S+/it$", output, re.MULTILINE)
+    assert re.search(
+        rf"^fedmpi: stopped after round \d+ by {name}; to continue: --resume \S+/it$", output, re.MULTILINE
+    )
     number = find_checkpoints(tmp_path / "it")[0]
     assert (tmp_path / "it" / "metrics.jsonl").read_text().count("\n") == number
     if name != "SIGTERM":
         return
     ended = train(1, tmp_path, "--name", "it", "--resume", "auto", "--rounds", number + 1)
-    assert ended.returncode == 0 and f"going on after round {number}" in ended.stdout, ended.stderr
+    assert ended.returncode == 0 and f"continuing after round {number}" in ended.stdout, ended.stderr

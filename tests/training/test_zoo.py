@@ -117,7 +117,7 @@ def test_the_last_gradient_of_a_round_has_its_client_named(tmp_path, clients):
     ended = train(2, tmp_path, "--model", "odd_modules.LastGradient", *words)
     assert ended.returncode == 1
     client = {2: 1, 4: 2}[clients]
-    assert f"in round 0: row x of client {client} on rank 1 has values not finite" in ended.stderr
+    assert f"in round 1: row x of client {client} on rank 1 has values that are not finite" in ended.stderr
     assert (tmp_path / "it" / "diverged.txt").is_file()
 
 

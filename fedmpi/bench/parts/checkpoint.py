@@ -1,4 +1,4 @@
-"""What a checkpoint costs: rounds with one written beside them or at once, and its speed as a share of the disk's."""
+"""What a checkpoint costs: in rounds, written by a thread or at once; and its speed as a share of a plain file's."""
 
 import contextlib
 import os

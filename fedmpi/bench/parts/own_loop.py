@@ -1,4 +1,4 @@
-"""fedmpi.average and fedmpi.join in a person's loop against the same loop with one flat Allreduce by hand."""
+"""fedmpi.average and fedmpi.join in a user's own loop, against that loop with one flat Allreduce written by hand."""
 
 from torch.nn import functional
 
@@ -15,7 +15,7 @@ TARGET = 1.03  # of the time of the loop by hand
 
 def measure(bench):
     """Print the table. Collective."""
-    bench.results.print("", "one's own loop: local SGD with fedmpi.average and fedmpi.join, and by hand")
+    bench.results.print("", "a user's own loop: local SGD with fedmpi.average, with fedmpi.join, and written by hand")
     rows = []
     for workload in WORKLOADS:
         rounds = bench.open_rounds(workload, "--algorithm", "fedavg", "--clients", str(bench.link.size))

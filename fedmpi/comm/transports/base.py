@@ -34,7 +34,8 @@ class Transport(abc.ABC):
 
     Attributes:
         name: on the command line.
-        preference: ``--transport auto`` takes, of the transports that suit a block, the one that has the largest.
+        preference: of the transports that suit a block, ``--transport auto`` takes the one with the largest; in this
+            order they are also asked which of them owns a block.
         description: for the closing table of a run.
 
     Args:

@@ -63,12 +63,12 @@ class SharedMemory(Transport):
     def average(self, block, divisor, out):
         window, offset = self._find(block)
         topology = self.topology
-        slices = window.slices(offset, offset + block.numel(), topology.smallest_node)
-        mine = slices[topology.node.rank] if topology.node.rank < len(slices) else None
+        parts = window.slices(offset, offset + block.numel(), topology.smallest_node)
+        mine = parts[topology.node.rank] if topology.node.rank < len(parts) else None
         self._synchronise(window)  # all blocks are complete
 
-        def finish(parts):
-            divide_and_spread(parts, divisor)
+        def finish(vectors):
+            divide_and_spread(vectors, divisor)
 
         if mine is not None and topology.num_nodes == 1:
             window.reduce(mine, finish)

@@ -35,7 +35,7 @@ class HostCopies:
 
 
 class CudaCopies(HostCopies):
-    """The same of a CUDA device: pinned buffers, and a stream for each direction. It has not run on a GPU."""
+    """Copies between a CUDA device and host memory: pinned buffers, and a stream for each direction."""
 
     def __init__(self, device):
         self._device = device

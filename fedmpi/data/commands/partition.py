@@ -14,16 +14,22 @@ from fedmpi.errors import UserError
 DEFAULT_CLIENTS = 10
 MAX_CLASSES = 20  # columns of the table; with more classes, it has only the total of each client
 MAX_CLIENTS = 50  # lines of the table
-EPILOG = f"""further options are settings of training: --clients N (default: {DEFAULT_CLIENTS}), --partition NAME
+EPILOG = f"""further options are settings of fedmpi.train: --clients N (default: {DEFAULT_CLIENTS}), --partition NAME
 and its settings, --seed, --data-dir, --config; python -m fedmpi.train --list partitions lists the
-partitions, python -m fedmpi.train --partition NAME --help their settings"""
+partitions, and python -m fedmpi.train --partition NAME --help shows the settings of one"""
 
 
 def add_parser(commands):
-    parser = commands.add_parser("partition", help="show and write a split of a data set over clients", epilog=EPILOG)
+    parser = commands.add_parser(
+        "partition",
+        help="show how a data set is partitioned among clients, and write one file per client",
+        epilog=EPILOG,
+    )
     parser.set_defaults(run=run)
-    parser.add_argument("data", help="data set, as in training; a text is cut into contiguous parts")
-    parser.add_argument("--plot", metavar="FILE", help="draw samples per client and class; of a text, words per client")
+    parser.add_argument("data", help="data set, as --data of fedmpi.train; a text is cut into contiguous parts")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="plot samples per client and class, or of a text the words per client"
+    )
     parser.add_argument("--write", metavar="PATTERN", help="write one file per client, like 'silo_{client}.h5'")
 
 
@@ -36,7 +42,7 @@ def run(options):
         print(config)
         return
     if names_silos(options.data):
-        raise UserError(f"{options.data}: is one file per client already: expected one file to split")
+        raise UserError(f"{options.data}: is already one file per client: expected one file for all clients")
     num_clients = config.run.clients or DEFAULT_CLIENTS
     paths = _silo_paths(options.write, num_clients) if options.write else None
     task = config.resolved["task"]["name"]
@@ -75,13 +81,13 @@ def _partition_samples(config, num_clients, paths, options):
     if options.plot:
         title = f"{source.name}, {_describe(config.resolved['partition'])}, {num_clients} clients"
         draw_class_counts(options.plot, counts, title)
-        print(f"drawn: {options.plot}")
+        print(f"plot: {options.plot}")
     if options.write:
         tests = _split_test_set(config.partition, source, parts)
         _write_silos(whole, [source.file_rows(part) for part in parts], tests, names, paths)
         print(f"written: {num_clients} files {options.write}")
         if isinstance(source, ImbalancedBinary):
-            print("their classes are those of the data set: train with --task auc --task.removed_share 0")
+            print("the files contain the imbalanced data: train on them with --task auc --task.removed_share 0")
 
 
 def _describe(partition):
@@ -116,7 +122,7 @@ def _split_test_set(partition, source, parts):
     except UserError as error:
         if f"test/{partition.column}" not in str(error):
             raise
-        print(f"the test set is dealt to the clients in turn: it has no column {partition.column}")
+        print(f"the test set has no column {partition.column}: its rows are given to the clients in turn")
         return [np.arange(client, len(source.labels["test"]), len(parts)) for client in range(len(parts))]
 
 
@@ -143,7 +149,7 @@ def _partition_text(text, num_clients, paths, options):
     print(f"words per client: {sizes.min()} to {sizes.max()}, {sizes.sum()} in total")
     if options.plot:
         draw_sizes(options.plot, sizes, "words", f"{text.path.stem}, contiguous parts, {num_clients} clients")
-        print(f"drawn: {options.plot}")
+        print(f"plot: {options.plot}")
     if options.write:
         parts = {split: text.parts(split, num_clients)[0] for split in SPLITS}
         for client, path in enumerate(paths):

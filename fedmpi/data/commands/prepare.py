@@ -19,21 +19,24 @@ def add_parser(commands):
         "--from",
         dest="origin",
         metavar="PATH",
-        help="official files, or your own: x.npz, x.csv, folder of images or texts",
+        help="folder of the official files; or your own data: x.npz, x.csv, x.parquet, a folder of images or texts",
     )
-    parser.add_argument("--mirror", metavar="URL", help="download the official files from this folder instead")
+    parser.add_argument("--mirror", metavar="URL", help="download the official files from this address instead")
     parser.add_argument("--force", action="store_true", help="replace the HDF5 file if it exists")
     share, seed = ReaderOptions.test_share, ReaderOptions.seed
-    text = f"share of the samples for the test set, if your data have none; default: {share}"
+    text = f"share of the samples that becomes the test set, if your data have none; default: {share}"
     parser.add_argument("--test-share", type=float, metavar="SHARE", default=share, help=text)
-    text = f"of the random choice of that share; default: {seed}"
+    text = f"seed of the random choice of that test set; default: {seed}"
     parser.add_argument("--seed", type=int, metavar="N", default=seed, help=text)
-    parser.add_argument("--label", metavar="COLUMN", help="CSV: column of the label; default: the last")
-    text = "tables: empty fields are refused (default), get the median, or also a category of their own"
+    parser.add_argument("--label", metavar="COLUMN", help="tables: column that contains the label; default: the last")
+    text = (
+        "tables: what happens to empty fields: refuse (default), median (filled with the column's median), or "
+        "category (the same, and a further column says where they were)"
+    )
     parser.add_argument("--missing", choices=MISSING, default=ReaderOptions.missing, help=text)
-    text = "tables: this column of words becomes a feature per category; may be repeated"
+    text = "tables: turn this column of words into one feature per category; may be repeated"
     parser.add_argument("--one-hot", action="append", default=[], metavar="COLUMN", help=text)
-    text = "tables: JSON file with the categories; written if it does not exist; the same for all silos"
+    text = "tables: JSON file of the categories, written if it does not exist; give all silos the same file"
     parser.add_argument("--columns", metavar="FILE", help=text)
     parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
 

@@ -42,7 +42,7 @@ def find_reader(name, path):
     if path.suffix in (".csv", ".parquet"):
         return table.read, path
     if path.suffix in HDF5_ENDINGS:
-        raise UserError(f"--from {path}: is an HDF5 file already: train with --data {path}")
+        raise UserError(f"--from {path}: is already an HDF5 file: train with --data {path}")
     raise UserError(f"--from {path}: expected a folder of images or texts, or a file ending in .npz, .csv or .parquet")
 
 

@@ -25,7 +25,7 @@ class Partition:
         UserError: if the data cannot be split this way, or a client gets fewer than `min_samples` samples.
     """
 
-    min_samples: int = setting(1, "fewest samples per client; a split with fewer is an error", least=1)
+    min_samples: int = setting(1, "the run does not start if a client has fewer samples than this", least=1)
 
     column = "labels"  # the data set train/<column> of the file that decides the split
 
@@ -99,8 +99,8 @@ def _follow(parts, values, test_values, column):
         sizes = np.bincount(owners[owners >= 0], minlength=len(parts))
         if not len(like) or sizes[owners[like]].max() < 2:
             raise UserError(
-                f"the test set has no row for client {client}, whose samples it should be like in the column {column}: "
-                "use fewer clients, another partition or a larger test set"
+                f"client {client} gets no test row: the test set has too few rows with this client's values of "
+                f"{column}: use fewer clients, another partition or a larger test set"
             )
         owners[like[sizes[owners[like]].argmax()]] = client
     return [np.flatnonzero(owners == client) for client in range(len(parts))]

@@ -18,8 +18,12 @@ class Column(Partition):
     sample's pixels, makes heterogeneous clients of images that are all of one class.
     """
 
-    by: str = setting("group", "column of the file, train/<by>: [n] numbers or words; or labels, or brightness")
-    cut: bool = setting(False, "sort by the column and cut into even blocks, which may split a group")
+    by: str = setting(
+        "group", "column train/NAME of the data file, one number or word per sample; or labels, or brightness"
+    )
+    cut: bool = setting(
+        False, "sort by the column and cut into blocks of equal size; samples with one value may then go to two clients"
+    )
 
     @property
     def column(self):

@@ -29,7 +29,11 @@ class Halves(Partition):
         "meant: fashion_mnist, mnist or cifar10; empty: the paper's classes if the data set is one of these, "
         "otherwise the lower half of the labels",
     )
-    deal: str = setting("stride", "how a half is split over its clients", among=("stride", "shuffle"))
+    deal: str = setting(
+        "stride",
+        "how the samples of a half are given to its clients: in turn (stride) or at random (shuffle)",
+        among=("stride", "shuffle"),
+    )
 
     def split(self, labels, num_clients, rng):
         if num_clients % 2:

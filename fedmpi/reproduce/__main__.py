@@ -1,0 +1,167 @@
+"""Repeat the papers' tables and figures: ``python -m fedmpi.reproduce fafed_theorem1``; ``--list`` shows all."""
+
+import argparse
+import os
+import pathlib
+import shlex
+import sys
+
+from fedmpi.errors import UserError
+from fedmpi.program.parser import Parser
+from fedmpi.program.single import run_single
+from fedmpi.reproduce.experiment import SCALES, find_experiments
+from fedmpi.reproduce.results import paths, read_results, write_results
+from fedmpi.reproduce.running import How, emit_slurm, make, plan_runs
+from fedmpi.reproduce.summary import cost, state, write_summary
+from fedmpi.text import table
+
+DESCRIPTION = """\
+Repeat tables and figures of the papers: every method, every seed, and a page that shows our numbers beside the
+printed ones.
+
+    python -m fedmpi.reproduce --list
+    python -m fedmpi.reproduce fafed_theorem1
+    python -m fedmpi.reproduce all --data-dir data
+
+WHAT is the name of a table or figure, a paper (fafed, lamb, mom, zo, auc), or all. The same command continues where
+it was interrupted: runs that ended are kept, unless their settings have changed."""
+
+
+def main(arguments=None):
+    """Entry point; `arguments` default to those of the process."""
+    run_single(_run, sys.argv[1:] if arguments is None else arguments)
+
+
+def make_parser():
+    """The parser of the program's options."""
+    parser = Parser(prog="python -m fedmpi.reproduce", description=DESCRIPTION)
+    add = parser.add_argument
+    add("what", nargs="*", metavar="WHAT", help="tables and figures; see --list")
+    add("--list", action="store_true", help="show every table and figure: what, data, methods, cost, state")
+    add("--scale", choices=SCALES, default="small", help="small: reduced as the page says (default); full: the paper's")
+    add("--seeds", type=_seeds, metavar="N,N", help="default: 0,1,2; with --tune the experiment's")
+    add("--tune", action="store_true", help="run the grids instead, on held-out training data")
+    add("--pages", action="store_true", help="start nothing, write the pages again from the CSV files")
+    add("--ranks", type=_count, default=1, metavar="N", help="ranks of each run; default: 1")
+    add("--at-a-time", type=_count, metavar="N", help="runs at once; default: the cores divided by the ranks")
+    add("--threads", type=_count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
+    add("--launch", metavar="WORDS", help='how ranks are started, like "mpirun --oversubscribe -np {ranks}"')
+    add("--data-dir", metavar="FOLDER", help="folder of data files; default: the variable FEDMPI_DATA")
+    words = "folder of the run folders; default: reproduce"
+    add("--out", type=pathlib.Path, default=pathlib.Path("reproduce"), metavar="FOLDER", help=words)
+    words = "folder of CSV files, pages and figures; default: results"
+    add("--results", type=pathlib.Path, default=pathlib.Path("results"), metavar="FOLDER", help=words)
+    add("--emit-slurm", type=pathlib.Path, metavar="FILE", help="write a job array of the runs instead of making them")
+    return parser
+
+
+def _count(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, not '{text}'")
+    return int(text)
+
+
+def _seeds(text):
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"expected whole numbers with commas, like 0,1,2, not '{text}'")
+    return list(dict.fromkeys(map(int, text.split(","))))
+
+
+def _run(arguments):
+    options = make_parser().parse_args(arguments)
+    if options.list:
+        print(listing(options.results, options.data_dir))
+        return
+    if not options.what and not options.pages:
+        raise UserError("expected a table or figure (see --list), a paper or all")
+    experiments = find_experiments(options.what or ["all"])
+    is_named = len(experiments) == 1
+    if options.pages:
+        _pages(experiments, options)
+        return
+    how = _how(options, arguments)
+    if options.emit_slurm and not is_named:
+        raise UserError("--emit-slurm: expected one table or figure: each has a job array of its own")
+    for one in experiments:
+        scale = options.scale
+        reason = _reason_to_skip(one, options)
+        if reason and is_named:
+            raise UserError(f"{one.name}: {reason}")
+        if reason:
+            print(f"{one.name}: left out: {reason}", flush=True)
+            continue
+        if options.tune:
+            from fedmpi.reproduce.tuning import tune
+
+            tune(one, options.seeds, options.results, how)
+            continue
+        points, folder = one.points(scale), how.out / one.name / scale
+        planning = plan_runs(one.first_run(scale), points, options.seeds or [0, 1, 2], folder, how)
+        if options.emit_slurm:
+            emit_slurm(planning, how, options.emit_slurm)
+            return
+        make(planning, how)
+        write_results(options.results, one, scale, planning)
+        print(_write_page(options.results, one, scale), flush=True)
+    print(write_summary(options.results))
+
+
+def _how(options, arguments):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    at_a_time = options.at_a_time or max(1, cores // (options.ranks * options.threads))
+    places = ("--data-dir", "--out", "--results")
+    pairs = zip(arguments, ["", *arguments])  # each word with the one before it
+    shown = [word for word, before in pairs if not word.startswith(places) and before not in places]
+    shown = [pathlib.Path(word).name if word.endswith(".yaml") else word for word in shown]
+    command = shlex.join(["python", "-m", "fedmpi.reproduce", *shown])
+    return How(options.ranks, at_a_time, options.threads, options.launch, options.data_dir, options.out, command)
+
+
+def _reason_to_skip(one, options):
+    """Why an experiment is not run with these options, or ""."""
+    if not one.scales:
+        return one.not_run
+    if options.tune:
+        return "" if one.tune else "its file has no grids"
+    if options.scale not in one.scales:
+        return f"not run at scale {options.scale}: {one.not_run or 'its file has none'}"
+    missing = _missing(one, options.data_dir)
+    return f"data not here: {missing} (--data-dir; docs/data.md says how to get them)" if missing else ""
+
+
+def _missing(one, data_dir):
+    """Names of data files that are not in the folder, in words."""
+    folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or "data")
+    return ", ".join(name for name in one.data if not (folder / f"{name}.h5").is_file())
+
+
+def _pages(experiments, options):
+    for one in experiments:
+        for scale in SCALES:
+            if read_results(options.results, one, scale):
+                print(_write_page(options.results, one, scale))
+    print(write_summary(options.results))
+
+
+def _write_page(results, one, scale):
+    from fedmpi.reproduce.page import write_page  # needs matplotlib
+
+    try:
+        return write_page(results, one, scale)
+    except OSError as error:
+        raise UserError(f"{error.filename or paths(results, one, scale)[0]}: cannot be written") from None
+
+
+def listing(results, data_dir):
+    """The text of --list."""
+    rows = [["name", "what", "data", "methods", "CPU-hours, full, 1 seed", "GPU-hours", "state"]]
+    for one in find_experiments(["all"]):
+        data, methods = ", ".join(one.data) or "–", ", ".join(one.methods) or "–"
+        gpu = "not measured" if one.scales else "–"
+        rows.append([one.name, f"{one.place}: {one.title}", data, methods, cost(one), gpu])
+        rows[-1].append(state(results, one, _missing(one, data_dir)))
+    return table(rows, indent="")
+
+
+if __name__ == "__main__":
+    main()

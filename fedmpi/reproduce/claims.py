@@ -1,0 +1,117 @@
+"""Whether the papers' claims hold in our results."""
+
+import dataclasses
+import math
+import statistics
+
+from fedmpi.report.curves import usable_runs
+from fedmpi.runs.comparison import Spread
+from fedmpi.runs.record import less_is_better
+
+CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came out of a claim on one panel.
+
+    Attributes:
+        key: of the claim in papers.yaml. panel: its name. state: confirmed, not confirmed or not tested.
+        words: why, with the numbers.
+    """
+
+    key: str
+    panel: str
+    state: str
+    words: str
+
+
+def value(run, metric, at=None):
+    """A run's last value of a metric, not after round `at`; None if there is none."""
+    lines = [line for line in run.records if metric in line and (at is None or line["round"] <= at)]
+    return lines[-1][metric] if lines else None
+
+
+def spread(method, metric, at=None):
+    """`Spread` of a metric over the complete runs of a method, or None: nothing measured, or every run diverged."""
+    values = [value(run, metric, at) for run in method.runs if run.is_complete] if method else []
+    values = tuple(one for one in values if one is not None and math.isfinite(one))
+    return Spread(values) if values else None
+
+
+def num_diverged(method):
+    """How many runs of a method diverged."""
+    return sum(not run.is_complete for run in method.runs)
+
+
+def outcomes(experiment, results):
+    """The `Outcome` of every claim of an experiment on each of its panels.
+
+    Args:
+        results: `Results`, or None if it was not run.
+    """
+    for claim in experiment.claims:
+        for panel in [claim["panel"]] if "panel" in claim else list(experiment.panels):
+            yield _outcome(experiment, claim, panel, results)
+
+
+def _outcome(experiment, claim, panel, results):
+    metric = claim.get("metric", experiment.metric)
+    at = claim.get("at")
+    of_at = claim.get("of_at", at)
+    ours = results.method(panel, claim["ahead"]) if results else None
+    others = [one for name in claim["of"] if results and (one := results.method(panel, name))]
+    if ours is None or not others:
+        return Outcome(claim["claim"], panel, NOT_TESTED, "not run")
+    mine = spread(ours, metric, at)
+    if mine is None:
+        return Outcome(claim["claim"], panel, NOT_CONFIRMED, f"{ours.label} diverged")
+    verdicts = [_against(ours, other, metric, (at, of_at)) for other in others]
+    holds = all(ahead for ahead, _ in verdicts) and not num_diverged(ours)
+    words = f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
+    words += f" at round {at}" if at else ""
+    return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, "; ".join([words, *_words(verdicts)]))
+
+
+def _words(verdicts):
+    return [words for _, words in verdicts]
+
+
+def _against(ours, other, metric, rounds):
+    """(whether a method is ahead of another by more than the spread of the lead over the seeds, in words)."""
+    theirs = spread(other, metric, rounds[1])
+    diverged = num_diverged(other)
+    if theirs is None:
+        return True, f"ahead of {other.label} (diverged)"
+    leads = _leads(ours, other, metric, rounds)
+    if not leads:
+        return diverged > 0, f"no seed in common with {other.label}"
+    mean = statistics.fmean(leads)
+    clear = len(leads) > 1 and abs(mean) > statistics.stdev(leads)
+    how = "ahead of" if mean > 0 else "behind" if mean < 0 else "level with"
+    if mean and not clear:
+        how += " (less than the spread)" if len(leads) > 1 else " (one seed)"
+    note = f", {diverged} diverged" if diverged else ""
+    note += f" at round {rounds[1]}" if rounds[1] else ""
+    return mean > 0 and clear, f"{how} {other.label} {theirs}{note}"
+
+
+def _leads(ours, other, metric, rounds):
+    sign = -1 if less_is_better(metric) else 1
+    mine, theirs = (
+        {run.settings["seed"]: value(run, metric, at) for run in usable_runs(one)}
+        for one, at in zip((ours, other), rounds)
+    )
+    pairs = [(mine[seed], theirs[seed]) for seed in mine if theirs.get(seed) is not None and mine[seed] is not None]
+    return [sign * (one - two) for one, two in pairs if math.isfinite(one) and math.isfinite(two)]
+
+
+def ordering(methods, metric, values):
+    """Methods' names from best to worst, like "FAFED > FedAMS > FedAvg".
+
+    Args:
+        values: name -> number; names without one are left out.
+    """
+    sign = 1 if less_is_better(metric) else -1
+    names = sorted((name for name in methods if name in values), key=lambda name: sign * values[name])
+    return " > ".join(names)

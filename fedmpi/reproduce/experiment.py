@@ -1,0 +1,200 @@
+"""The papers' tables and figures as data: one YAML file in ``experiments/`` for each, and ``papers.yaml``.
+
+An experiment that trains nothing (a table of proved rates, of layers) has `title`, `paper`, `place` and `not_run`, the
+reason. Every other one has
+
+    title, paper, place, question:  what it shows, and where the paper shows it.
+    data:      names of the data files that it needs.
+    settings:  of all runs.
+    panels:    name -> settings (a preset, and what differs from it). A paper's figure has a curve per method in each.
+    methods:   name -> settings; the preset adds the tuned values of the algorithm that they choose.
+    first:     settings of a run before all others; "{first}" in other settings is its folder.
+    scales:    small and full -> says (what is reduced), settings, first, and panels or methods where only some are.
+    metric:    by which methods are compared.
+    printed:   metric, place, and values: panel -> method -> the number in the paper.
+    figure:    place, axis and metrics of the paper's figure.
+    claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at: round,
+               of_at: round of the others}.
+    tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method.
+    cpu_hours: of the full scale, one seed: gradients times the measured time of one.
+    differs:   list of sentences: what differs from the paper, and why.
+    findings:  list of sentences: what was found out about claims that failed.
+"""
+
+import dataclasses
+import itertools
+import math
+import pathlib
+
+from fedmpi.config.grammar import assignments_of, read_file
+from fedmpi.errors import UserError
+from fedmpi.settings import nearest
+
+HERE = pathlib.Path(__file__).parent
+FOLDER, PAPERS = HERE / "experiments", HERE / "papers.yaml"
+SCALES = ("small", "full")
+FIRST = "{first}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One table or figure; the attributes are the keys of its file."""
+
+    name: str
+    title: str
+    paper: str
+    place: str
+    question: str = ""
+    not_run: str = ""
+    data: list = dataclasses.field(default_factory=list)
+    settings: dict = dataclasses.field(default_factory=dict)
+    panels: dict = dataclasses.field(default_factory=dict)
+    methods: dict = dataclasses.field(default_factory=dict)
+    first: dict = dataclasses.field(default_factory=dict)
+    scales: dict = dataclasses.field(default_factory=dict)
+    metric: str = ""
+    printed: dict = dataclasses.field(default_factory=dict)
+    figure: dict = dataclasses.field(default_factory=dict)
+    claims: list = dataclasses.field(default_factory=list)
+    tune: dict = dataclasses.field(default_factory=dict)
+    cpu_hours: float | None = None
+    differs: list = dataclasses.field(default_factory=list)
+    findings: list = dataclasses.field(default_factory=list)
+
+    def points(self, scale):
+        """The configurations of a scale, without seeds: a list of `Point`.
+
+        Raises:
+            UserError: if the experiment is not run at this scale.
+        """
+        if scale not in self.scales:
+            raise UserError(f"{self.name}: not run at scale {scale}: {self.not_run or 'the file has none'}")
+        what = self.scales[scale] or {}
+        panels, methods = what.get("panels", list(self.panels)), what.get("methods", list(self.methods))
+        reduction = what.get("settings", {})
+        return [
+            Point(panel, method, as_texts(self.settings, self.panels[panel], self.methods[method], reduction))
+            for panel, method in itertools.product(panels, methods)
+        ]
+
+    def first_run(self, scale):
+        """Settings of the run that must end before all others, or {}."""
+        return (self.scales[scale] or {}).get("first", self.first)
+
+    def tuning_points(self):
+        """The grid of every method: a list of `Point`; see `points`."""
+        if not self.tune:
+            raise UserError(f"{self.name}: the file has no grids to tune")
+        panel = self.tune["panel"]
+        common = as_texts(self.settings, self.panels[panel])
+        points = []
+        for method, grid in self.tune["grids"].items():
+            for values in itertools.product(*grid.values()):
+                chosen = as_texts(self.methods[method], dict(zip(grid, values)), self.tune.get("settings", {}))
+                points.append(Point(panel, method, common | chosen))
+        return points
+
+    def printed_value(self, panel, method):
+        """The number in the paper, or None."""
+        return self.printed.get("values", {}).get(panel, {}).get(method)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One configuration: a panel's name, a method's, and setting -> text."""
+
+    panel: str
+    method: str
+    settings: dict
+
+
+def as_texts(*layers):
+    """Setting -> text of several dicts of settings; later ones override earlier ones."""
+    return {key: text for layer in layers for key, text in assignments_of(layer)}
+
+
+def experiment_names():
+    """Names of all experiments, papers in the order of `papers.yaml`, each in the order of its tables and figures."""
+    return sorted((path.stem for path in FOLDER.glob("*.yaml")), key=_position)
+
+
+def _position(name):
+    paper = name.partition("_")[0]
+    order = list(read_papers())
+    return (order.index(paper) if paper in order else len(order), name)
+
+
+def find_experiments(names):
+    """The `Experiment`s of some names; "all", or a paper's key, are those of all papers, or of one.
+
+    Args:
+        names: list of str; one that ends in .yaml is the path of an experiment's file.
+
+    Raises:
+        UserError: if a name is unknown.
+    """
+    known = experiment_names()
+    found = {}
+    for name in names:
+        if name.endswith(".yaml"):
+            found[name] = None
+            continue
+        chosen = known if name == "all" else [one for one in known if name in (one, one.partition("_")[0])]
+        if not chosen:
+            raise UserError(f"unknown table or figure '{name}'{nearest(name, known)}; --list shows them")
+        found |= dict.fromkeys(chosen)
+    paths = (pathlib.Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml" for name in found)
+    return [read_experiment(path) for path in paths]
+
+
+def read_papers():
+    """Key -> {title, claims: key -> sentence} of every paper."""
+    return read_file(PAPERS)
+
+
+def read_experiment(path):
+    """The `Experiment` of a file.
+
+    Raises:
+        UserError: one line: what is wrong with the file.
+    """
+    content = read_file(path)
+    keys = {field.name for field in dataclasses.fields(Experiment)} - {"name"}
+    for key in content:
+        if key not in keys:
+            raise UserError(f"{path}: unknown key {key}{nearest(key, keys)}")
+    for key in ("title", "paper", "place"):
+        if not content.get(key):
+            raise UserError(f"{path}: expected a {key}")
+    one = Experiment(name=path.stem, **content)
+    for problem in _problems(one):
+        raise UserError(f"{path}: {problem}")
+    return one
+
+
+def _problems(one):
+    """What is wrong with an experiment, a line for each."""
+    if one.not_run and not one.scales:
+        return
+    for key in ("panels", "methods", "scales", "metric"):
+        if not getattr(one, key):
+            yield f"expected {key}, or not_run with the reason"
+    known = {"panels": one.panels, "methods": one.methods}
+    named = [("methods", method) for claim in one.claims for method in [claim["ahead"], *claim["of"]]]
+    named += [("panels", claim["panel"]) for claim in one.claims if "panel" in claim]
+    for panel, values in one.printed.get("values", {}).items():
+        named += [("panels", panel), *(("methods", method) for method in values)]
+    for scale, what in one.scales.items():
+        if scale not in SCALES:
+            yield f"scales: {scale}: expected small or full"
+        named += [(key, name) for key in known for name in (what or {}).get(key, [])]
+    named += [("methods", method) for method in one.tune.get("grids", {})]
+    named += [("panels", one.tune["panel"])] if one.tune else []
+    for key, name in named:
+        if name not in known[key]:
+            yield f"{name}: is none of the {key} ({', '.join(known[key])})"
+    if one.printed and not one.printed.get("place"):
+        yield "printed: expected the place of the numbers in the paper"
+    budgets = {math.prod(map(len, grid.values())) for grid in one.tune.get("grids", {}).values()}
+    if len(budgets) > 1:
+        yield f"tune: the methods' grids have {', '.join(map(str, sorted(budgets)))} points: expected as many for each"

@@ -1,0 +1,141 @@
+"""The page of an experiment in Markdown, and its figures: what we measured beside what the paper prints."""
+
+import pathlib
+import re
+
+from fedmpi.reproduce.claims import num_diverged, ordering, outcomes, spread
+from fedmpi.reproduce.results import paths, read_results
+from fedmpi.runs.record import title
+from fedmpi.text import Table, as_markdown, format_seconds
+
+
+def write_page(folder, experiment, scale):
+    """Write the page and figures of an experiment from its CSV files; returns the page's path."""
+    from fedmpi.report.figures import draw, save
+    from fedmpi.report.style import Style
+
+    results = read_results(folder, experiment, scale)
+    path = paths(folder, experiment, scale)[0].with_suffix(".md")
+    figures = {}
+    axis = experiment.figure.get("axis", "round")
+    for panel, methods in results.panels.items():
+        for metric in experiment.figure.get("metrics", [experiment.metric]):
+            figure = draw(methods, axis, metric, style=Style(width=400, height=240))
+            if figure is not None:
+                name = f"{experiment.name}-{_plain(panel)}-{_plain(metric)}.svg"
+                save(figure, path.with_name(name))
+                figures[panel, metric] = name
+    path.write_text(page(experiment, scale, results, figures), encoding="utf-8")
+    return path
+
+
+def _plain(text):
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
+
+
+def page(experiment, scale, results, figures):
+    """The text of the page.
+
+    Args:
+        experiment: an `Experiment`. results: its `Results`. figures: (panel, metric) -> file name.
+    """
+    what = experiment.scales[scale] or {}
+    lines = [
+        f"# {as_markdown(experiment.title)}",
+        "",
+        f"{as_markdown(experiment.place)} of the paper. {as_markdown(experiment.question)}".strip(),
+        "",
+        f"Scale **{scale}**: {as_markdown(what.get('says', 'as in the paper'))}. "
+        f"Seeds {', '.join(results.seeds)}; values are mean ± standard deviation over them.",
+        "",
+    ]
+    for panel, methods in results.panels.items():
+        lines += [f"## {as_markdown(panel)}", "", _table(experiment, panel, methods).markdown()]
+        lines += _orders(experiment, panel, methods)
+        shown = [(metric, name) for (where, metric), name in figures.items() if where == panel]
+        for metric, name in shown:
+            lines += [f"![{as_markdown(title(metric))} of each method]({name})", ""]
+    lines += _claims(experiment, results)
+    lines += _list("What was found out", experiment.findings)
+    lines += _list("What differs from the paper", experiment.differs)
+    lines += _made(experiment, scale, results)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(experiment, panel, methods):
+    metrics = dict.fromkeys([experiment.metric, *experiment.figure.get("metrics", [])])
+    metrics = [name for name in metrics if any(name in run.metrics for one in methods for run in one.runs)]
+    has_printed = any(experiment.printed_value(panel, one.label) is not None for one in methods)
+    header = ["method", "runs", *map(title, metrics)]
+    header += [f"printed ({experiment.printed['place']})", "ours − printed"] if has_printed else []
+    rows = []
+    for one in methods:
+        spreads = [spread(one, name) for name in metrics]
+        diverged = num_diverged(one)
+        runs = str(len(one.runs)) + (f", {diverged} diverged" if diverged else "")
+        row = [one.label, runs, *(str(some) if some else "diverged" if diverged else "–" for some in spreads)]
+        if has_printed:
+            row += _beside(experiment.printed_value(panel, one.label), spread(one, experiment.printed["metric"]))
+        rows.append(row)
+    return Table(header, rows)
+
+
+def _beside(printed, ours):
+    if printed is None:
+        return ["–", "–"]
+    return [f"{printed:g}", f"{ours.mean - printed:+.4f}" if ours else "–"]
+
+
+def _orders(experiment, panel, methods):
+    """The order of the methods in our results and in the paper."""
+    metric = experiment.printed.get("metric", experiment.metric)
+    names = [one.label for one in methods]
+    ours = {one.label: its.mean for one in methods if (its := spread(one, metric))}
+    lines = [f"Order by {title(metric)}, best first: {as_markdown(ordering(names, metric, ours))}."]
+    printed = {name: its for name in names if (its := experiment.printed_value(panel, name)) is not None}
+    if len(printed) > 1:
+        lines.append(f"Order in the paper: {as_markdown(ordering(names, metric, printed))}.")
+    return ["  \n".join(lines), ""]
+
+
+def _claims(experiment, results):
+    from fedmpi.reproduce.experiment import read_papers
+
+    found = list(outcomes(experiment, results))
+    if not found:
+        return []
+    sentences = read_papers()[experiment.paper]["claims"]
+    rows = [[as_markdown(sentences[one.key]), one.panel, f"**{one.state}**", as_markdown(one.words)] for one in found]
+    header = ["claim", "where", "outcome", "numbers"]
+    return ["## The paper's claims", "", plain_table(header, rows)]
+
+
+def plain_table(header, rows):
+    """A table of cells that are Markdown already."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]) + "\n"
+
+
+def _list(heading, sentences):
+    return [f"## {heading}", "", *(f"- {as_markdown(one)}" for one in sentences), ""] if sentences else []
+
+
+def _made(experiment, scale, results):
+    cpu = [float(row["cpu_seconds"]) for row in results.runs if row["cpu_seconds"]]
+    commits, machines, dates = (_distinct(results, key) for key in ("commit", "processor", "date"))
+    cores = _distinct(results, "cores")
+    command = f"python -m fedmpi.reproduce {experiment.name} --scale {scale} --seeds {','.join(results.seeds)}"
+    spent = f"{format_seconds(sum(cpu))} of CPU time, {format_seconds(sum(cpu) / len(cpu))} a run" if cpu else "–"
+    rows = [
+        ["command", f"`{command}`"],
+        ["runs", str(len(results.runs))],
+        ["cost", spent],
+        ["machine", as_markdown(", ".join(machines)) + (f", {', '.join(cores)} cores" if cores else "")],
+        ["commit", ", ".join(commits) or "–"],
+        ["date", " to ".join(sorted({date[:10] for date in dates})) or "–"],
+    ]
+    files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale))
+    return ["## How it was made", "", plain_table(["", ""], rows), f"Every number is from {files}."]
+
+
+def _distinct(results, key):
+    return list(dict.fromkeys(row[key] for row in results.runs if row[key]))

@@ -1,0 +1,138 @@
+"""Results in CSV files: every evaluated round of every run, and every run with what made it.
+
+Pages, figures and the summary are made from these files alone.
+"""
+
+import csv
+import dataclasses
+import pathlib
+import shlex
+
+from fedmpi.errors import UserError
+from fedmpi.reproduce.running import provenance
+from fedmpi.runs.comparison import Method
+from fedmpi.runs.folder import RunFolder, outcome, read_run
+from fedmpi.runs.record import AMOUNTS
+
+KEYS = ("panel", "method", "seed")
+FACTS = (
+    "cpu_seconds", "wall_seconds", "ranks", "cores", "processor", "torch", "commit", "date", "command", "made_by",
+)  # fmt: skip
+RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", *FACTS)
+CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What was measured of an experiment at a scale.
+
+    Attributes:
+        runs: list of dict, a row of the runs' file each. panels: panel -> list of `Method` in the file's order.
+    """
+
+    runs: list
+    panels: dict
+
+    def method(self, panel, name):
+        """The `Method` of that name, or None."""
+        return next((one for one in self.panels.get(panel, []) if one.label == name), None)
+
+    @property
+    def seeds(self):
+        """All seeds, as text."""
+        return sorted({row["seed"] for row in self.runs}, key=int)
+
+
+def paths(folder, experiment, scale):
+    """(file of the curves, file of the runs) of an experiment."""
+    stem = folder / scale / experiment.name
+    return stem.with_name(f"{stem.name}.csv"), stem.with_name(f"{stem.name}-runs.csv")
+
+
+def write_results(folder, experiment, scale, planning):
+    """Write what the runs of a plan measured; runs that did not end are left out.
+
+    Raises:
+        UserError: if no run has ended, or a file cannot be written.
+    """
+    ended = [run for run in planning.plan.runs if outcome(planning.plan.folder(run)) in ("complete", "diverged")]
+    if not ended:
+        raise UserError(f"{planning.plan.out}: no run has ended; its .log files contain what the runs printed")
+    curves, rows = [], []
+    for run in ended:
+        point, seed = planning.points[run.name]
+        record = read_run(planning.plan.folder(run))
+        key = {"panel": point.panel, "method": point.method, "seed": str(seed)}
+        rows.append(key | _row(record))
+        evaluated = [line for line in record.records if set(line) - {*AMOUNTS, "loss"}]
+        curves += [key | {name: _text(value) for name, value in _columns(line)} for line in evaluated]
+    metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
+    curves_path, runs_path = paths(folder, experiment, scale)
+    write_rows(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves)
+    write_rows(runs_path, RUN_COLUMNS, rows)
+
+
+def _columns(line):
+    return [(name, value) for name, value in line.items() if name in CURVE_AMOUNTS or name not in AMOUNTS]
+
+
+def _row(record):
+    known = provenance(record.path)
+    last = record.records[-1] if record.records else {}
+    state = "complete" if record.is_complete else "diverged"
+    row = {"state": state, "rounds": last.get("round", 0), "gradients": last.get("gradients", "")}
+    return row | {name: known.get(name, "") for name in FACTS}
+
+
+def _text(value):
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def write_rows(path, columns, rows):
+    """Write dicts as a CSV file; what a row does not have is empty."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            lines = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+            lines.writeheader()
+            lines.writerows(rows)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def read_rows(path):
+    """The rows of a CSV file as dicts of text; [] if there is no such file."""
+    if not path.is_file():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read_results(folder, experiment, scale):
+    """The `Results` of an experiment, or None if it was not run at this scale."""
+    curves, runs = map(read_rows, paths(folder, experiment, scale))
+    if not runs:
+        return None
+    panels = {}
+    for row in runs:
+        lines = [line for line in curves if all(line[key] == row[key] for key in KEYS)]
+        records = [{name: _number(line[name]) for name in line if name not in KEYS and line[name]} for line in lines]
+        is_complete = row["state"] == "complete"
+        place = pathlib.Path(row["panel"], row["method"], row["seed"])
+        settings = {"algorithm": row["method"], "seed": int(row["seed"])}
+        run = RunFolder(place, settings, records, is_complete, "" if is_complete else row["state"], {})
+        panels.setdefault(row["panel"], {}).setdefault(row["method"], []).append(run)
+    return Results(
+        runs, {panel: [Method(name, its) for name, its in methods.items()] for panel, methods in panels.items()}
+    )
+
+
+def _number(text):
+    value = float(text)
+    return int(value) if value.is_integer() and "." not in text and "e" not in text else value
+
+
+def settings_of(row):
+    """Setting -> text of a run, from the command in its row."""
+    words = shlex.split(row["command"])[3:]
+    return dict(word.removeprefix("--").split("=", 1) for word in words)

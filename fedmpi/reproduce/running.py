@@ -1,0 +1,235 @@
+"""The runs of an experiment as a sweep: planned, made, and what made them written down."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import subprocess
+
+import yaml
+
+import fedmpi
+from fedmpi.config.grammar import flatten
+from fedmpi.config.run import role
+from fedmpi.errors import UserError
+from fedmpi.reproduce.experiment import FIRST, as_texts
+from fedmpi.runs.folder import outcome, read_run
+from fedmpi.sweep.local import run_all
+from fedmpi.sweep.plan import Plan, Planned, names_of
+from fedmpi.sweep.slurm import job_array
+from fedmpi.text import format_seconds
+
+PROVENANCE = "provenance.json"  # in a run's folder: what made it
+FIRST_RUN = "first"
+TEMPLATE = pathlib.Path(fedmpi.__file__).parent / "slurm" / "sweep.sbatch"
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How runs are made.
+
+    Attributes:
+        ranks: of each run. at_a_time: runs at once. threads: of each rank. launch: words that start ranks, or None.
+        data_dir: folder of data files, or None. out: folder for run folders.
+        command: of this program, for the record.
+    """
+
+    ranks: int
+    at_a_time: int
+    threads: int
+    launch: str | None
+    data_dir: str | None
+    out: pathlib.Path
+    command: str
+
+    @property
+    def launcher(self):
+        """Words that start ranks, as `run_all` expects them."""
+        return ("mpirun -np {ranks}" if self.ranks > 1 else "") if self.launch is None else self.launch
+
+
+@dataclasses.dataclass(frozen=True)
+class Planning:
+    """The runs of some points.
+
+    Attributes:
+        plan: a `Plan`. points: name of its run -> (`Point`, seed). first: a `Plan` of one run before it, or None.
+    """
+
+    plan: Plan
+    points: dict
+    first: Plan | None
+
+
+def plan_runs(first, points, seeds, folder, how):
+    """The `Planning` of some points and seeds.
+
+    Args:
+        first: settings of a run before all others, or {}. points: list of `Point`. seeds: list of int.
+        folder: of the runs. how: a `How`.
+    """
+    folder = folder.absolute()
+    pairs = [(point, seed) for point in points for seed in seeds]
+    settings = [_filled({**point.settings, "seed": str(seed)}, folder / FIRST_RUN) for point, seed in pairs]
+    place = {"threads": str(how.threads)} | ({"data_dir": str(how.data_dir)} if how.data_dir else {})
+    first_one = {key: text for key, text in settings[0].items() if key != "seed"}
+    same = {key: text for key, text in first_one.items() if all(one.get(key) == text for one in settings)}
+    varied = [{key: text for key, text in one.items() if key not in same} for one in settings]
+    names = names_of(varied)
+    plan = Plan(folder, same | place, [Planned(name, one) for name, one in zip(names, varied)])
+    before = Plan(folder, place, [Planned(FIRST_RUN, as_texts(first))]) if first else None
+    return Planning(plan, dict(zip(names, pairs)), before)
+
+
+def _filled(settings, first):
+    return {key: text.replace(FIRST, str(first)) for key, text in settings.items()}
+
+
+def make(planning, how):
+    """Make the runs that are missing, broken, or have other settings than planned; finished ones are kept.
+
+    Raises:
+        UserError: if a run's settings are wrong.
+    """
+    for plan in filter(None, (planning.first, planning.plan)):
+        todo = to_make(plan)
+        _make_folder(plan.out)
+        print(f"{plan.out}: {len(plan.runs)} runs, {len(todo)} of them to be made", flush=True)
+        run_all(plan, todo, how.ranks, how.at_a_time, how.launcher, _Ended(plan, len(todo), how))
+
+
+def _make_folder(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
+
+
+def to_make(plan):
+    """The runs of a plan that did not end with its settings; folders of runs with other settings are removed."""
+    todo = []
+    for run in plan.runs:
+        how = outcome(plan.folder(run))
+        if how in ("complete", "diverged") and _is_other(plan, run):
+            shutil.rmtree(plan.folder(run))
+            how = "missing"
+        todo += [run] if how in ("missing", "broken") else []
+    return todo
+
+
+def _is_other(plan, run):
+    """Whether the run in a folder was made with other settings than the plan's: a preset may have changed."""
+    from fedmpi.config.build import read_command_line  # imports torch
+
+    resolved = read_command_line(plan.arguments(run)).resolved
+    wanted = flatten({key: one for key, one in resolved.items() if key != "paper"})
+    made = read_run(plan.folder(run)).settings
+    keys = [key for key in wanted if key in made and role(key) in ("learning", "problem", "seed")]
+    return any(json.dumps(wanted[key], default=str) != json.dumps(made[key], default=str) for key in keys)
+
+
+class _Ended:
+    """A line for every run that ends, and its provenance in its folder."""
+
+    def __init__(self, plan, number, how):
+        self._plan, self._number, self._how, self._ended = plan, number, how, 0
+        self._facts = facts()
+
+    def __call__(self, run, code, seconds, last, cpu_seconds):
+        self._ended += 1
+        folder, how = self._plan.folder(run), outcome(self._plan.folder(run))
+        if how in ("complete", "diverged"):
+            words = [*map(shlex.quote, _public(self._plan, run))]
+            known = {
+                **self._facts,
+                "cpu_seconds": round(cpu_seconds, 2),
+                "wall_seconds": round(seconds, 2),
+                "ranks": self._how.ranks,
+                "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+                "command": " ".join(["python -m fedmpi.train", *words]),
+                "made_by": self._how.command,
+            }
+            (folder / PROVENANCE).write_text(json.dumps(known, indent=1), encoding="utf-8")
+        else:
+            how = f"broken, exit code {code}: {last}"
+        print(f"[{self._ended}/{self._number}] {run.name}: {how} ({format_seconds(seconds)})", flush=True)
+
+
+def _public(plan, run):
+    """The arguments of a run that do not name a place on this machine."""
+    settings = {key: text for key, text in {**plan.common, **run.varied}.items() if role(key) != "place"}
+    return [f"--{key}={text.replace(str(plan.out / FIRST_RUN), FIRST_RUN)}" for key, text in settings.items()]
+
+
+def facts():
+    """What the runs of this process have in common: commit, processor, cores, versions."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "commit": _commit(),
+        "processor": _processor(),
+        "cores": cores,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _commit():
+    """The commit of fedmpi's files, with "+" if they were changed; its version where they are in no repository."""
+    root = pathlib.Path(fedmpi.__file__).parents[1]
+
+    def git(*words):
+        ended = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        return ended.stdout.strip()
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if git("ls-files", "fedmpi/train.py"):
+            return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "fedmpi") else "")
+    return fedmpi.__version__
+
+
+def _processor():
+    with contextlib.suppress(OSError, StopIteration):
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
+def provenance(folder):
+    """What is known of how a run was made; {} of one that another program made."""
+    try:
+        return json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def emit_slurm(planning, how, path):
+    """Write a job array that makes the runs of a plan; the run before them, if any, must have ended.
+
+    Raises:
+        UserError: if nothing is to be made, or something cannot be written.
+    """
+    if planning.first and to_make(planning.first):
+        raise UserError(f"{planning.first.out}: the run '{FIRST_RUN}' must end first: start once without --emit-slurm")
+    plan = planning.plan
+    todo = to_make(plan)
+    if not todo:
+        raise UserError(f"{plan.out}: every run has ended: nothing to submit")
+    content = {"settings": plan.common, "list": [run.varied for run in plan.runs]}
+    numbers = [number for number, run in enumerate(plan.runs) if run in todo]
+    file = plan.out / "plan.yaml"
+    words = [f"--out={plan.out}", f"--plan={file}", "--metric=train_loss"]
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        text = TEMPLATE.read_text(encoding="utf-8")
+        path.write_text(job_array(text, words, numbers, how.ranks, how.at_a_time), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    print(f"submit: sbatch {path}; afterwards the same command without --emit-slurm writes the page")

@@ -1,0 +1,115 @@
+"""The page of all results: for each claim of each paper whether it was confirmed, and every table and figure."""
+
+from fedmpi.errors import UserError
+from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, outcomes
+from fedmpi.reproduce.experiment import SCALES, experiment_names, find_experiments, read_papers
+from fedmpi.reproduce.page import plain_table
+from fedmpi.reproduce.results import read_results, read_rows
+from fedmpi.text import as_markdown, format_seconds
+
+README = "README.md"
+HEAD = """\
+# What the papers' experiments gave
+
+Made by `python -m fedmpi.reproduce --pages` from the CSV files in this folder; nothing here is typed by hand.
+
+A claim is *confirmed* where the method named in it is ahead of every other one, and its mean lead over the seeds is
+larger than the standard deviation of the lead; *not confirmed* where it is not; *not tested* where nothing was run.
+`small` is a reduction of the paper's experiment, stated on its page; the outcome is one of the reduced experiment.
+"""
+
+
+def write_summary(folder):
+    """Write the summary of all results in a folder; returns its path.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    path = folder / README
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(summary(folder), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def summary(folder):
+    """The text of the summary."""
+    experiments = find_experiments(["all"])
+    lines = [HEAD]
+    for key, paper in read_papers().items():
+        of_paper = [one for one in experiments if one.paper == key]
+        rows = []
+        for claim, sentence in paper["claims"].items():
+            rows += _claim_rows(folder, of_paper, claim, sentence)
+        lines += [f"## {as_markdown(paper['title'])}", ""]
+        lines += [plain_table(["claim", "where", "outcome", "scale, seeds", "numbers"], rows)]
+    lines += ["## Every table and figure", ""]
+    rows = [[one.name, one.title, one.place, state(folder, one, ""), cost(one)] for one in experiments]
+    lines += [plain_table(["name", "what", "in the paper", "state", "CPU-hours of the full scale, one seed"], rows)]
+    lines += _tuned(folder)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _claim_rows(folder, experiments, claim, sentence):
+    """The rows of one claim: one for each experiment, scale and panel."""
+    rows, untested = [], []
+    for one in experiments:
+        if not any(its["claim"] == claim for its in one.claims):
+            continue
+        for scale in SCALES:
+            results = read_results(folder, one, scale)
+            if results is None:
+                continue
+            link = f"[{one.name}]({scale}/{one.name}.md)"
+            for found in outcomes(one, results):
+                if found.key == claim:
+                    where = f"{link}, {as_markdown(found.panel)}"
+                    seeds = f"{scale}, {len(results.seeds)} seeds" if found.state != NOT_TESTED else scale
+                    rows.append([as_markdown(sentence), where, _bold(found.state), seeds, as_markdown(found.words)])
+        if not any(read_results(folder, one, scale) for scale in SCALES):
+            untested.append(one.name)
+    if untested or not rows:
+        rows.append([as_markdown(sentence), ", ".join(untested) or "–", NOT_TESTED, "–", "–"])
+    return rows
+
+
+def _bold(state):
+    return f"**{state}**" if state in (CONFIRMED, NOT_CONFIRMED) else state
+
+
+def state(folder, experiment, lacking):
+    """In words, what was run of an experiment.
+
+    Args:
+        lacking: names of data files that are not there, in words, or "".
+    """
+    made = []
+    for scale in SCALES:
+        results = read_results(folder, experiment, scale)
+        if results:
+            made.append(f"run at {scale}, {len(results.seeds)} seeds")
+    words = "; ".join(made) or "not run"
+    reason = experiment.not_run or (f"data not here: {lacking}" if lacking and not made else "")
+    return f"{words}: {reason}" if reason else words
+
+
+def cost(experiment):
+    """The cost of the full scale in words."""
+    if experiment.cpu_hours is None:
+        return "–"
+    return format_seconds(3600 * experiment.cpu_hours) if experiment.cpu_hours < 1 else f"{experiment.cpu_hours:,.0f} h"
+
+
+def _tuned(folder):
+    names = [name for name in experiment_names() if (folder / "tuning" / f"{name}.csv").is_file()]
+    if not names:
+        return []
+    rows = []
+    for name in names:
+        grid = read_rows(folder / "tuning" / f"{name}.csv")
+        chosen = [f"{row['method']}: {row['settings']}" for row in grid if row["chosen"]]
+        rows.append([f"[{name}](tuning/{name}.csv)", str(len(grid)), as_markdown("; ".join(chosen))])
+    head = ["## Tuned settings", "", "Chosen on held-out training data; each method had as many points.", ""]
+    return [*head, plain_table(["experiment", "points", "chosen"], rows)]

@@ -1,0 +1,79 @@
+"""Choosing the methods' settings: every method's grid on held-out training data, with the same budget for each."""
+
+from fedmpi.errors import UserError
+from fedmpi.reproduce.results import FACTS, write_rows
+from fedmpi.reproduce.running import make, plan_runs, provenance
+from fedmpi.runs.comparison import Spread
+from fedmpi.runs.folder import outcome, read_run
+from fedmpi.runs.record import HELD_OUT, less_is_better
+from fedmpi.sweep.choice import check_metric, usual_metric
+from fedmpi.text import table
+
+HOLDOUT = "0.1"  # share of every client's training data
+COLUMNS = ("panel", "method", "settings", "metric", "mean", "deviation", "runs", "diverged", "seeds", "chosen", *FACTS)
+
+
+def tune(experiment, seeds, results, how):
+    """Run the grids of an experiment, write the whole of them, and print what is best for each method.
+
+    Args:
+        seeds: list of int, or None for the file's. results: folder of the CSV files. how: a `How`.
+
+    Raises:
+        UserError: if the experiment has no grids, or a run's settings are wrong.
+    """
+    points = experiment.tuning_points()
+    metric = experiment.tune.get("metric")
+    if metric:
+        check_metric(metric)
+    held_out = metric is None or metric.startswith(HELD_OUT)
+    for point in points:
+        point.settings.setdefault("holdout", HOLDOUT if held_out else "0")
+    seeds = seeds or experiment.tune.get("seeds", [0])
+    planning = plan_runs({}, points, seeds, how.out / experiment.name / "tuning", how)
+    make(planning, how)
+    rows = _rows(planning, experiment, points, seeds, metric)
+    path = results / "tuning" / f"{experiment.name}.csv"
+    write_rows(path, COLUMNS, rows)
+    shown = [[row["method"], row["settings"], f"{row['mean']:.4f}"] for row in rows if row["chosen"]]
+    print(table([["method", "best settings", rows[0]["metric"]], *shown]))
+    print(f"the whole grid: {path}")
+
+
+def _rows(planning, experiment, points, seeds, metric):
+    plan, by_point = planning.plan, {}
+    for run in plan.runs:
+        point, _ = planning.points[run.name]
+        by_point.setdefault(id(point), []).append(plan.folder(run))
+    ended = [read_run(path) for paths in by_point.values() for path in paths if outcome(path) == "complete"]
+    if not ended:
+        raise UserError(f"{plan.out}: no run is complete; its .log files contain what the runs printed")
+    metric = metric or usual_metric(ended)
+    rows = [_row(point, by_point[id(point)], experiment, seeds, metric) for point in points]
+    sign = 1 if less_is_better(metric) else -1
+    for method in dict.fromkeys(row["method"] for row in rows):
+        usable = [row for row in rows if row["method"] == method and row["mean"] != "" and not row["diverged"]]
+        if usable:
+            min(usable, key=lambda row: sign * row["mean"])["chosen"] = "yes"
+    return rows
+
+
+def _row(point, paths, experiment, seeds, metric):
+    runs = [read_run(path) for path in paths if outcome(path) == "complete"]
+    values = tuple(value for run in runs if (value := run.final(metric)) is not None)
+    spread = Spread(values) if values else None
+    known = provenance(paths[0])
+    known["cpu_seconds"] = round(sum(provenance(path).get("cpu_seconds", 0) for path in paths), 2)
+    names = experiment.tune["grids"][point.method]
+    return {
+        "panel": point.panel,
+        "method": point.method,
+        "settings": ", ".join(f"{name.rpartition('.')[2]} {point.settings[name]}" for name in names),
+        "metric": metric,
+        "mean": spread.mean if spread else "",
+        "deviation": spread.deviation if spread and spread.deviation is not None else "",
+        "runs": len(paths),
+        "diverged": sum(outcome(path) == "diverged" for path in paths),
+        "seeds": " ".join(map(str, seeds)),
+        "chosen": "",
+    } | {name: known.get(name, "") for name in FACTS}

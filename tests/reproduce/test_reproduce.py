@@ -1,0 +1,245 @@
+"""The papers' tables and figures: their files, a small one from its runs to its page, and the committed results."""
+
+import csv
+import re
+import statistics
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT, execute
+
+from fedmpi.config.build import read_command_line
+from fedmpi.errors import UserError
+from fedmpi.presets import preset_path
+from fedmpi.presets.reading import read_settings_file
+from fedmpi.reproduce.__main__ import listing
+from fedmpi.reproduce.claims import outcomes
+from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
+from fedmpi.reproduce.page import page
+from fedmpi.reproduce.results import Results, paths, read_results
+from fedmpi.reproduce.summary import summary
+from fedmpi.runs.comparison import Method
+from fedmpi.runs.folder import RunFolder
+from fedmpi.sweep.plan import make_plan
+from fedmpi.text import format_metric
+
+EXPERIMENTS = find_experiments(["all"])
+RUN = [one for one in EXPERIMENTS if one.scales]
+RESULTS = ROOT / "results"
+TINY = {
+    "title": "A quadratic",
+    "paper": "fafed",
+    "place": "Table 9",
+    "panels": {"quadratic": {"task": "quadratic", "clients": 2, "rounds": 4, "local_steps": 2, "eval_every": 2}},
+    "methods": {
+        "FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.1},
+        "FAFED": {"algorithm": "fafed", "algorithm.step_size": 0.01},
+        "too fast": {"algorithm": "fedavg", "algorithm.step_size": 1.0e30},
+    },
+    "scales": {"small": {"says": "small as it is"}},
+    "metric": "distance",
+    "printed": {"metric": "distance", "place": "Table 9", "values": {"quadratic": {"FedAvg": 0.5, "FAFED": 0.25}}},
+    "claims": [{"claim": "best", "ahead": "FedAvg", "of": ["too fast"]}],
+}
+
+
+def reproduce(*words):
+    return execute([sys.executable, "-m", "fedmpi.reproduce", *words], cwd=ROOT)
+
+
+def names(experiments):
+    return [one.name for one in experiments]
+
+
+@pytest.mark.parametrize("one", RUN, ids=names(RUN))
+def test_every_preset_and_setting_in_a_file_exists(one):
+    points = [point for scale in one.scales for point in one.points(scale)] + (one.tuning_points() if one.tune else [])
+    distinct = {str(point.settings): point for point in points}
+    for point in distinct.values():
+        assert read_command_line([f"--{key}={text}" for key, text in point.settings.items()]).run
+    for scale in one.scales:
+        words = [f"--{key}={text}" for key, text in one.first_run(scale).items()]
+        assert not words or read_command_line(words).run
+
+
+@pytest.mark.parametrize("one", RUN, ids=names(RUN))
+def test_printed_numbers_have_a_place_and_are_those_of_the_preset(one):
+    for panel, values in one.printed.get("values", {}).items():
+        assert one.printed["place"].startswith("Table")
+        preset = read_settings_file(preset_path(one.panels[panel]["preset"]), "")["paper"]["printed"]
+        algorithms = {one.methods[method]["algorithm"]: value for method, value in values.items()}
+        assert algorithms == preset[one.printed["metric"]]
+
+
+def test_the_claims_are_those_of_their_papers():
+    for one in EXPERIMENTS:
+        assert one.name.partition("_")[0] == one.paper
+        assert {claim["claim"] for claim in one.claims} <= set(read_papers()[one.paper]["claims"])
+    tested = {(one.paper, claim["claim"]) for one in EXPERIMENTS for claim in one.claims}
+    assert tested == {(paper, claim) for paper, its in read_papers().items() for claim in its["claims"]}
+
+
+def test_the_list_has_a_line_for_every_table_and_figure():
+    lines = listing(RESULTS, None).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == names(EXPERIMENTS)
+    for paper, places in {
+        "fafed": ["Table 1", "Table 2 (a)", "Table 2 (b)", "Table 2 (c)", "Tables 3 to 5", "Figure 1", "Theorem 1"],
+        "lamb": ["Figure 2", "Figure 3", "Figure 4", "Figure 5", "Table 1"],
+        "mom": ["Figure 1", "Figure 2", "Figure 3", "Figure 4", "Figures 5", "Figures 7", "Tables 1"],
+        "zo": [f"Figure {number}" for number in range(2, 10)],
+        "auc": ["Table 1", "Table 2", "Figure 1", "Figure 2"],
+    }.items():
+        text = "\n".join(line for line in lines if line.startswith(paper))
+        assert all(place in text for place in places), paper
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    """(the experiment's file, what the program printed, folder of runs, folder of results)."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    ended = reproduce(file, "--seeds", "0,1", "--out", folder / "runs", "--results", folder / "results")
+    assert ended.returncode == 0, ended.stderr
+    return file, ended.stdout, folder / "runs", folder / "results"
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_page_shows_what_the_csv_file_contains(reproduced):
+    _, output, _, results = reproduced
+    assert "6 runs, 6 of them to be made" in output
+    text = (results / "small" / "tiny.md").read_text(encoding="utf-8")
+    last = [row for row in rows(results / "small" / "tiny.csv") if row["round"] == "4"]
+    for method, printed in (("FedAvg", 0.5), ("FAFED", 0.25)):
+        values = [float(row["distance"]) for row in last if row["method"] == method]
+        mean, deviation = statistics.fmean(values), statistics.stdev(values)
+        row = f"| {method} | 2 | {format_metric(mean, deviation)} | {printed:g} | {printed - mean:+.4f} |"
+        assert row.replace(f"{printed - mean:+.4f}", f"{mean - printed:+.4f}") in text
+    assert "| too fast | 2, 2 diverged | diverged | – | – |" in text
+    assert "Order in the paper: FAFED &gt; FedAvg." in text
+    assert "**confirmed**" in text and "ahead of too fast (diverged)" in text
+    assert (results / "small" / "tiny-quadratic-distance.svg").is_file()
+
+
+def test_runs_are_written_down_with_what_made_them(reproduced):
+    _, _, _, results = reproduced
+    runs = rows(results / "small" / "tiny-runs.csv")
+    assert [row["state"] for row in runs] == ["complete"] * 4 + ["diverged"] * 2
+    for row in runs:
+        assert float(row["cpu_seconds"]) > 0 and row["commit"] and row["processor"] and row["date"]
+        assert f"--seed={row['seed']}" in row["command"] and str(results.parent) not in str(row)
+
+
+def test_the_same_command_keeps_what_has_ended_and_repeats_what_has_changed(reproduced):
+    file, _, runs, results = reproduced
+    words = ("--seeds", "0,1", "--out", runs, "--results", results)
+    assert "6 runs, 0 of them to be made" in reproduce(file, *words).stdout
+    changed = {**TINY, "panels": {"quadratic": {**TINY["panels"]["quadratic"], "rounds": 3}}}
+    file.write_text(yaml.safe_dump(changed), encoding="utf-8")
+    assert "6 runs, 6 of them to be made" in reproduce(file, *words).stdout
+
+
+def test_a_job_array_makes_the_same_runs(tmp_path):
+    file, script = tmp_path / "tiny.yaml", tmp_path / "job.sh"
+    file.write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    ended = reproduce(file, "--seeds", "0,1", "--out", tmp_path / "runs", "--emit-slurm", script)
+    assert ended.returncode == 0, ended.stderr
+    assert "#SBATCH --array=0-5" in script.read_text(encoding="utf-8")
+    plan = make_plan(tmp_path / "runs", tmp_path / "runs" / "tiny" / "small" / "plan.yaml", [], [])
+    assert len({run.name for run in plan.runs}) == 6
+    assert {run.varied["algorithm"] for run in plan.runs} == {"fedavg", "fafed"}
+
+
+def test_tuning_chooses_on_held_out_data_and_keeps_the_whole_grid(tmp_path):
+    file = tmp_path / "tiny.yaml"
+    digits = {"task": "classification", "clients": 2, "rounds": 1, "local_steps": 3}
+    grid = {"algorithm.step_size": [1.0e-06, 0.1]}
+    one = TINY | {"panels": {"digits": digits}, "metric": "accuracy", "printed": {}, "claims": []}
+    one["tune"] = {"panel": "digits", "grids": {"FedAvg": grid, "FAFED": {"algorithm.step_size": [1.0e-06, 0.001]}}}
+    file.write_text(yaml.safe_dump(one), encoding="utf-8")
+    ended = reproduce(file, "--tune", "--out", tmp_path / "runs", "--results", tmp_path / "results")
+    assert ended.returncode == 0, ended.stderr
+    written = rows(tmp_path / "results" / "tuning" / "tiny.csv")
+    assert [row["chosen"] for row in written] == ["", "yes", "", "yes"]
+    assert {row["metric"] for row in written} == {"holdout_accuracy"} and all(row["commit"] for row in written)
+    one["tune"]["grids"]["FAFED"] = {"algorithm.step_size": [0.001]}
+    file.write_text(yaml.safe_dump(one), encoding="utf-8")
+    with pytest.raises(UserError, match="1, 2 points: expected as many for each"):
+        read_experiment(file)
+
+
+def results_of(values):
+    """`Results` of a panel: method -> value of each seed."""
+    methods = []
+    for name, numbers in values.items():
+        runs = [
+            RunFolder(None, {"algorithm": name, "seed": seed}, [{"round": 1, "accuracy": one}], True, "", {})
+            for seed, one in enumerate(numbers)
+        ]
+        methods.append(Method(name, runs))
+    return Results([], {"low": methods})
+
+
+@pytest.mark.parametrize(
+    ("others", "state", "words"),
+    [
+        ([0.5, 0.6, 0.7], "confirmed", "ahead of FedAvg"),
+        ([0.8, 0.7, 0.1], "not confirmed", "less than the spread"),
+        ([0.9, 0.95, 0.97], "not confirmed", "behind FedAvg"),
+        (None, "not tested", "not run"),
+    ],
+)
+def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
+    one = next(one for one in EXPERIMENTS if one.name == "fafed_table2_high")
+    results = results_of({"FAFED": [0.6, 0.71, 0.8]} | ({"FedAvg": others} if others else {}))
+    panel_of_results = Results([], {"high": results.panels["low"]})
+    (found,) = outcomes(one, panel_of_results)
+    assert (found.state, words in found.words) == (state, True), found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fafed_table9"], "unknown table or figure 'fafed_table9'; did you mean"),
+        (["fafed_table1"], "fafed_table1: proved rates, nothing to train"),
+        ([], "expected a table or figure"),
+        (["fafed_table2_low", "--data-dir", "/nowhere"], "data not here: fashion_mnist"),
+        (["fafed", "--emit-slurm", "x"], "expected one table or figure"),
+    ],
+)
+def test_wrong_words_get_one_line(words, message):
+    ended = reproduce(*words)
+    assert ended.returncode == 2 and message in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+MADE = [(one, scale) for one in RUN for scale in SCALES if read_results(RESULTS, one, scale)]
+
+
+@pytest.mark.parametrize(("one", "scale"), MADE, ids=[f"{one.name}-{scale}" for one, scale in MADE])
+def test_committed_pages_are_made_from_the_committed_numbers(one, scale):
+    path = paths(RESULTS, one, scale)[0].with_suffix(".md")
+    text = path.read_text(encoding="utf-8")
+    shown = re.findall(r"!\[.*\]\((.*)\)", text)
+    assert all((path.parent / name).is_file() for name in shown)
+    figures = {}
+    for name in shown:
+        stem = name.removeprefix(f"{one.name}-").removesuffix(".svg")
+        found = [
+            (panel, metric) for panel in one.panels for metric in one.figure["metrics"] if _stem(panel, metric) == stem
+        ]
+        figures[found[0]] = name
+    assert page(one, scale, read_results(RESULTS, one, scale), figures) == text
+
+
+def _stem(panel, metric):
+    return "-".join(re.sub(r"[^\w.+-]+", "-", word).strip("-") for word in (panel, metric))
+
+
+@pytest.mark.skipif(not MADE, reason="nothing was run yet")
+def test_the_summary_is_made_from_the_committed_numbers():
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == summary(RESULTS)
