@@ -1,4 +1,4 @@
-"""Open a window of 4 MiB a rank, print the files in /dev/shm behind it, and end: in order or by an error on one rank."""
+"""Open a window of 4 MiB a rank, print the files in /dev/shm behind it, and end: in order or by an error."""
 
 import pathlib
 import re
