@@ -1,4 +1,4 @@
-"""Exceptions that end a program with one line and an exit code of their own instead of a traceback."""
+"""Exceptions that end a program with one line instead of a traceback, each with its exit code."""
 
 
 class UserError(Exception):

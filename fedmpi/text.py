@@ -96,6 +96,12 @@ def table(rows, right_from=None, indent="  "):
     return "\n".join(lines)
 
 
+def short(text, longest=300):
+    """A text in one line, without control characters and cut to `longest` characters, for a message."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+    return line if len(line) <= longest else f"{line[:longest]}..."
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """A table of texts; the first cell of each row names the row.

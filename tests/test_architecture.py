@@ -49,6 +49,8 @@ UNCLEAR = {
     r"_unmoved|_move_statistics|_expect_alike|_beside_printed": "names that say what they do",
     r"\bgather(?:ed)? from all ranks": "allgather",
 }
+# Members of the standard library that Python 3.10, the oldest that setup.py allows, does not have.
+NEWER = {"datetime.UTC", "hashlib.file_digest", "typing.Self", "enum.StrEnum", "contextlib.chdir", "itertools.batched"}
 QUOTING = ("test_architecture.py", "test_grammar.py")  # they name what is checked, and a setting's former name
 
 
@@ -162,6 +164,12 @@ def test_training_does_not_load_what_only_prepares_data():
 @pytest.mark.parametrize("program", ["report", "sweep", "data"])
 def test_programs_on_files_start_without_torch_and_mpi(program):
     assert not {"torch", "mpi4py", "jsonargparse"} & loaded(f"import fedmpi.{program}.__main__")
+
+
+def test_the_oldest_python_has_what_is_used():
+    """A checkpoint's manifest once used datetime.UTC: with Python 3.10 no checkpoint could be written."""
+    used = {ast.unparse(node) for name in SOURCES for node in ast.walk(tree(name)) if isinstance(node, ast.Attribute)}
+    assert not used & NEWER
 
 
 def test_the_top_level_has_few_files():

@@ -1,4 +1,4 @@
-"""Local AMSGrad, also called Fed-AMS: adaptive clients that share the denominator."""
+"""Local AMSGrad, also called Fed-AMS: the clients make adaptive steps with a common denominator."""
 
 import dataclasses
 

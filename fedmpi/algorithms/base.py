@@ -1,13 +1,17 @@
 """What an algorithm is: the names of its rows and a few short methods over whole vectors.
 
-An algorithm sees vectors only: no MPI, no model, no data. It names four kinds of rows, each a
-vector of the model's length `dim`, and writes what happens at four moments; everything has a
-default except `local_step`:
+An algorithm sees vectors only: no MPI, no model, no data. It names four kinds of rows, each a vector of the model's
+length `dim`, and overrides some of these methods, which are called in this order:
 
-    start        once, on every client: fill the rows that are averaged before the first round
-    local_step   q times a round, on every participating client
-    server_step  after the average, on all ranks: every rank holds a copy of the server's state
-    exchanges    only for methods that average more than once a round
+    start         once, on every client: fill the rows that are averaged before the first round
+    server_start  once, on all ranks: use these averages
+    client_start  once, on every client: fill its own rows
+    download      at the beginning of a round, on every participating client
+    local_step    q times a round, on every participating client; the only one without a default
+    upload        after the last local step, on every participating client: complete the rows to be averaged
+    server_step   after the average, on all ranks: every rank holds a copy of the server's state
+
+A method that does not average all its exchanged rows at once, after the local steps, also overrides `exchanges`.
 
 Rows:
 
@@ -83,17 +87,18 @@ class Algorithm:
 
     Besides the rows, the methods find these attributes:
         client.index       this client's number, from 0.
-        client.num_steps   its local steps in this round, K_i (q where all do the same).
+        client.num_steps   its local steps in this round, K_i (q if all clients make equally many).
         client.step_index  the current local step within the round, from 0.
         client.is_last_step  whether it is the last local step of the round: an average follows.
         client.iteration   t, local steps since the start, counted by the shared clock, from 1.
+        client.num_draws   samples that this client has drawn so far; an absent client draws none.
         client.was_absent  whether it was absent in the previous round (False in round 0).
         client.round_index, server.round_index: the round, from 0; -1 during the start.
         server.iteration   t at the end of the round's local steps; 0 at the start.
         server.num_steps   K, mean of the participants' local steps in this round.
         server.num_clients N; server.num_participants: |S| of this round.
         server.participation: the participants' share in the weight of all clients, |S| / N.
-        server.segments    slices of the model's parameter tensors in a row, for layer-wise methods.
+        server.segments    for each parameter tensor of the model, its slice of a row; for layer-wise methods.
         server.primal, server.dual: slices of a row in which a min-max problem descends and ascends
             (all of it and none in a minimisation). Gradients have the dual's sign negated already.
 
@@ -101,8 +106,9 @@ class Algorithm:
         clock: what t of the step-size schedule counts, "iteration" (local steps) or "round_index".
         also_called: further names, in lower case; the error message for one of them gives the class's own name.
         oracle: the kind of oracle (`fedmpi.oracles`) that is used unless the user names one.
-        downlink: the rows that a server would have to send for a round, if they are not those that
-            were exchanged: clients can recover some rows, and read others that only the server changes.
+        downlink: for the table of costs, the rows that a central server would have to send to the clients each
+            round; None: the exchanged rows. Some methods need fewer, because clients can compute a row from
+            others, and some need more, because clients read rows that the server changes.
 
     Raises:
         UserError: if a setting is outside its declared range.
@@ -115,7 +121,7 @@ class Algorithm:
         among=("constant", "cube_root", "step", "cosine"),
     )
     schedule_every: int = setting(
-        1, "t grows by 1 after so many local steps, or rounds if the step size is the server's", least=1
+        1, "t grows by 1 after so many local steps, or rounds in methods that change η only between rounds", least=1
     )
     schedule_offset: float = setting(1.0, "cube_root: w", above=0)
     schedule_rate: float = setting(1.0, "cube_root: σ²", least=0)
@@ -147,7 +153,7 @@ class Algorithm:
         """The current step size: `step_size` times its schedule.
 
         Args:
-            clock: the client or the server; t is its iteration or round, as the class declares.
+            clock: the client or the server, whose attribute named by the class's `clock` is t.
         """
         return self._eta_at(getattr(clock, self.clock))
 

@@ -20,7 +20,7 @@ class FAFED(Algorithm):
     client.v; A_t (diagonal) -> server.A; η_t -> step_size; α_t -> fresh_weight;
     β -> second_moment_decay; ρ -> epsilon.
     Invariant: mean x_{t+1} = mean x_t - η mean m_t / A_t at every t, averaged or not.
-    Special cases: A = 1 for ever is STEM; one client with q = 1 is adaptive STORM; β = 1 keeps A_0.
+    Special cases: A = 1 at all times is STEM; one client with q = 1 is adaptive STORM; β = 1 keeps A_0.
 
     adaptive_matrix: the paper allows any A_t that all clients share. "global" and "adagrad_norm" use
     ‖g‖² instead of g²: every coordinate of their v has the same value. "adagrad_norm" sums ‖g‖²

@@ -11,11 +11,11 @@ class FedAvg(Algorithm):
     """FedAvg, also called local SGD: q steps of SGD on every client, then the average.
 
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-    Data", AISTATS 2017, Algorithm 1, with uniform weights as in all five papers that fedmpi implements.
+    Data", AISTATS 2017, Algorithm 1; the weights of the average are the run's setting `weighting`.
     Paper to code: w_k -> client.x; w -> server.x; η -> step_size; η_g -> server_step_size.
     Special cases: one local step is minibatch SGD on the union of the batches; one client is SGD.
 
-    The momentum papers write the server step as x <- x - γ mean(x - x_i) / (ηK): γ is η_g ηK.
+    Cheng et al. (`fedavg_m`) write the server step as x <- x - γ mean(x - x_i) / (ηK): γ is η_g ηK.
     """
 
     also_called = ("local_sgd", "fed_sgd")

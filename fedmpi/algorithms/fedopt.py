@@ -14,6 +14,7 @@ from fedmpi.settings import setting
 class _FedOpt(FedAvg):
     """The common part of FedAdam, FedYogi and FedAdagrad: FedAvg's local steps, then one adaptive server step.
 
+    Subclasses define `update_v(server, square)`: it changes server.v by square = Δ² [dim], which it may overwrite.
     A server step reuses the row of the average: server.x is Δ, then Δ², then the denominator.
     """
 
@@ -40,7 +41,7 @@ class _FedOpt(FedAvg):
         server.x.copy_(server.x_start)
 
     def rate(self, server):
-        """η."""
+        """The server's step size of this round: η."""
         return self.server_step_size
 
 

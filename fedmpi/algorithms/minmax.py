@@ -37,7 +37,7 @@ class _MinMax(Algorithm):
 
 
 def _by_block(server, primal, dual):
-    """[(block, `primal` or `dual`), ...] over the blocks of x; a dual of None is equal to the primal."""
+    """[(block of x, its value), ...]: `primal` for blocks that descend, `dual` for the others (None: also `primal`)."""
     dual = primal if dual is None else dual
     return [(block, primal) for block in server.primal] + [(block, dual) for block in server.dual]
 
@@ -113,7 +113,7 @@ class FMGDA(_MinMax):
     A local step here is an estimate, then a move. Iteration t of the paper's loop moves, averages if q
     divides t, and then estimates; our rounds are that loop, cut at its averages. So the very first
     local step estimates on the initial batch B_0 (and that estimate is not averaged), later rounds
-    begin with an estimate at the average, and a round ends with move q, 2q, ... and the average. The
+    begin with an estimate at the average, and round r ends with move (r + 1) q and the average. The
     mean of the moved points is the paper's mean(x_j) - η mean(D_j). x_prev is the client's own
     iterate and never averaged. η_t of α_t and β_t is the step size of the descent at the move before
     the estimate, ĉη_t: ĉ² is part of c_1 and c_2.
@@ -230,9 +230,9 @@ class CODA(_Staged):
     Paper to code: (v, α) -> client.x; v_0 of a stage -> server.x_ref; η_s -> step_size (and
     dual_step_size, if it is to differ); γ -> 1 / prox_weight; I -> q; T_s / I -> stage_rounds.
     Special cases: one stage without the proximal term is Local SGDA; the closed form of the step is
-    the explicit one where 1/γ = 0.
+    the explicit one if 1/γ = 0.
     Differs from the paper: a stage ends with its last point unless stage_output is average, and w is
-    kept unless dual_restart is set (public codes).
+    kept unless dual_restart is set, as in the public code.
 
     dual_restart sets w = mean h⁻ - mean h⁺, where h⁻ and h⁺ are the scores of the negative and positive
     samples of one fresh batch of every client, at the θ of the next stage. Gradients are enough to
@@ -263,7 +263,7 @@ class CODA(_Staged):
         return (*super().exchanged, "of_scores") if self.dual_restart else super().exchanged
 
     def exchanges(self):
-        """The variables; then, for dual_restart at the end of a stage, what the mean scores follow from."""
+        """The variables; then, for dual_restart at the end of a stage, the row `of_scores`, see `ask_for_scores`."""
         if not self.dual_restart:
             return super().exchanges()
         return (
@@ -294,7 +294,7 @@ class CODA(_Staged):
         self._end_round(server)
 
     def ask_for_scores(self, client, server, oracle):
-        """Slope and curvature of f_i in a and in b on a fresh batch."""
+        """of_scores[0:2]: the slopes of f_i in a and in b on a fresh batch; of_scores[2:4]: its curvatures in both."""
         ab = _last_two(server.primal)
         shifted = client.of_scores.copy_(client.x)
         shifted[ab].add_(1)
@@ -305,14 +305,18 @@ class CODA(_Staged):
 
     def restart(self, server):
         """w <- mean h⁻ - mean h⁺; unchanged if the batches contain no negative or no positive sample."""
-        # of a: 2(1-p)(a q⁺ - mean h 1[+]) and 2(1-p) q⁺
+        # With q⁺, the share of positives in the batch, the slope in a is 2(1-p) (a q⁺ - mean(h 1[positive])) and the
+        # curvature is 2(1-p) q⁺, so a - slope / curvature is the mean score of the positives; the same for b.
         slope, curvature = server.of_scores[:2], server.of_scores[2:4]
         if (curvature > 0).all():
             positive, negative = server.x[_last_two(server.primal)] - slope / curvature
             server.x[server.dual[0]] = negative - positive
 
     def _pull_exactly(self, client, server):
-        """θ_i <- (θ_i + (η/γ) θ_ref) / (1 + η/γ): (θ_i/η + θ_ref/γ - ∇) / (1/η + 1/γ), once moved by -η ∇."""
+        """θ_i <- (θ_i + (η/γ) θ_ref) / (1 + η/γ).
+
+        It comes after the move by -η ∇. Both together are the paper's (θ_i/η + θ_ref/γ - ∇) / (1/η + 1/γ).
+        """
         weight = self.eta(client) * self.prox_weight
         for block in server.primal:
             client.x[block].add_(server.x_ref[block], alpha=weight).div_(1 + weight)

@@ -1,4 +1,8 @@
-"""Momentum that the server computes and the clients use, with and without control variates."""
+"""Momentum that the server computes and the clients use, with and without control variates.
+
+Letters of all four methods: x_i -> client.x; x^r -> server.x_start; g^r -> g; β -> fresh_weight, of the NEW gradient;
+η -> step_size; γ -> server_step_size, an absolute rate: x <- x - γ g.
+"""
 
 import dataclasses
 
@@ -11,11 +15,7 @@ from fedmpi.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class _Momentum(Algorithm):
-    """The common part of the four methods: their hyper-parameters and the server's step.
-
-    Letters of all four: x_i -> client.x; x^r -> server.x_start; g^r -> g; β -> fresh_weight, of the
-    NEW gradient; η -> step_size; γ -> server_step_size, an absolute rate: x <- x - γ g.
-    """
+    """The common part of the four methods: their hyper-parameters and the server's step."""
 
     step_size: float = setting(0.1, "η, step size of the local steps", above=0)
     server_step_size: float | None = setting(None, "γ, server step size; default: ηK, the plain average", above=0)
@@ -54,7 +54,7 @@ class FedAvgM(_Momentum):
 
     Source: Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and Provably",
     arXiv:2306.16504 (2023), Algorithm 1; form "reparameterised": its Eqs. (31)-(33).
-    Paper to code: see `_Momentum`; reparameterised: ĝ, η̂, γ̂ -> g, step_size, server_step_size.
+    Paper to code: see the top of this module; reparameterised: ĝ, η̂, γ̂ -> g, step_size, server_step_size.
     Invariants: g^{r+1} = β (mean local gradient) + (1-β) g^r = (x^r - x^{r+1}) / γ.
     Special cases: β = 1 is FedAvg with η_g = γ / (ηK); β = 0 never moves; both forms have the same
     iterates if η̂ = βη and γ̂ = βγ.
@@ -94,7 +94,7 @@ class FedAvgMVR(_Momentum):
 
     Source: Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and Provably",
     arXiv:2306.16504 (2023), Algorithm 3.
-    Paper to code: see `_Momentum`; x^{r-1}, the global model of the previous round -> server.x_prev.
+    Paper to code: see the top of this module; x^{r-1}, the global model of the previous round -> server.x_prev.
     Special cases: β = 1 is FedAvg with η_g = γ / (ηK), whatever g^0.
 
     g is averaged once, before the first round, and from then on computed on all ranks.
@@ -138,7 +138,7 @@ class SCAFFOLDM(_Momentum):
 
     Source: Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and Provably",
     arXiv:2306.16504 (2023), Algorithm 2; form "reparameterised": its Eqs. (31)-(33).
-    Paper to code: see `_Momentum`; c_i -> client.c_i; c -> server.c; c_i⁺ - c_i -> delta_c.
+    Paper to code: see the top of this module; c_i -> client.c_i; c -> server.c; c_i⁺ - c_i -> delta_c.
     Invariant: c is the mean of c_i over all clients, absent ones too, after every round.
     Special cases: β = 1 is SCAFFOLD, option II, with η_g = γ / (ηK); one local step and full
     participation is FedAvg-M.
@@ -203,7 +203,7 @@ class SCAFFOLDMVR(_Momentum):
 
     Source: Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and Provably",
     arXiv:2306.16504 (2023), Algorithm 4.
-    Paper to code: see `_Momentum`; x^{r-1} -> server.x_prev; c_i -> client.c_i; c -> server.c.
+    Paper to code: see the top of this module; x^{r-1} -> server.x_prev; c_i -> client.c_i; c -> server.c.
     Invariant: c is the mean of c_i over all clients, absent ones too, after every round.
     Special cases: β = 1 is SCAFFOLD, option II, with η_g = γ / (ηK); one local step and full
     participation is FedAvg-M-VR.

@@ -13,7 +13,7 @@ class NaiveAdaptiveFedAvg(Algorithm):
     """Local adaptive steps with each client's own second moment; only x is averaged.
 
     Source: Wu et al., "Faster Adaptive Federated Learning", AAAI 2023, Algorithm 1; the paper's
-    counter-example (task `counterexample`) shows that it can move away from the minimum for ever.
+    counter-example (task `counterexample`) shows that it can move away from the minimum forever.
     Paper to code: x_{t,i} -> client.x; v_{t,i} -> client.v; η -> step_size;
     β -> second_moment_decay; v_0 -> v0; ε -> epsilon.
     Differs from the paper: 0/0 is 0, for ε = 0 and a coordinate whose gradient was always zero.

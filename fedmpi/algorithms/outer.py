@@ -54,7 +54,7 @@ class DiLoCo(FedAvgServerMomentum):
     decay; outer momentum -> momentum.
     Special cases: outer momentum 0 and η_g = 1 averages; one client is then AdamW.
 
-    t of the bias corrections counts the client's own local steps.
+    t of the bias corrections is the number of steps of the client's own AdamW, that is of the samples it has drawn.
     """
 
     name = "diloco"

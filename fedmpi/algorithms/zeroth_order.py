@@ -23,7 +23,7 @@ class FedZO(FedAvg):
 
 @dataclasses.dataclass(frozen=True)
 class FAFedZO(FAFED):
-    """FAFED on two-point estimates; both of a pair share minibatch and directions.
+    """FAFED on two-point estimates; the two estimates of a step share minibatch and directions.
 
     Source: Lu, Gao, Zhang, Xu, "FAFedZO: Faster Zero-Order Adaptive Federated Learning Algorithm",
     2025, Algorithm 1.

@@ -53,13 +53,13 @@ class Loop:
 
 def loops_by_hand(rounds):
     """A function without arguments that makes a new `Loop` on the model and the data of `rounds`, a `Rounds`."""
-    training, config = rounds.training, rounds.config
-    samples = [training.task.samples[client] for client in training.context.clients]
+    job, config = rounds.job, rounds.config
+    samples = [job.task.samples[client] for client in job.context.clients]
     data = [one.at(torch.arange(one.num)) for one in samples]
 
     def make():
         torch.manual_seed(derive(config.run.seed, "model"))
-        module = training.task.build_model(config.model_class, config.model_settings)
+        module = job.task.build_model(config.model_class, config.model_settings)
         return Loop(module, data, rounds.num_clients, config.run.local_steps, config.run.batch_size)
 
     return make

@@ -21,11 +21,11 @@ class Rounds:
         arguments: of fedmpi.train.
 
     Attributes:
-        federation: a `Federation`; training: what `prepare` returned; config: the `Config`.
+        job: the `Job`; federation: its `Federation`; config: its `Config`.
         num_clients, local_steps, dim: of the federation.
         nbytes: sent per rank and round.
         gradients_per_step: evaluated per client and local step.
-        memory: bytes by which the federation raised the peak memory, on the rank where that is most.
+        memory: bytes by which the federation raised the peak memory, on the rank that needs most.
     """
 
     def __init__(self, link, arguments):
@@ -33,14 +33,14 @@ class Rounds:
         memory_before = peak_memory()
         self.config = agree(link, lambda: read_command_line(list(arguments)))
         self.link = MPILink(link.comm)
-        self.training = prepare(self.config, self.link)
-        self.federation = self.training.federation
+        self.job = prepare(self.config, self.link)
+        self.federation = self.job.federation
         self.federation.start()
         store = self.federation.store
         self._averages = store.block if store.outgoing is store.block else torch.empty_like(store.block)
-        self.num_clients = self.training.context.num_clients
+        self.num_clients = self.job.context.num_clients
         self.local_steps = self.config.run.local_steps
-        self.dim = self.training.flat.dim
+        self.dim = self.job.flat.dim
         gradients, nbytes = self._num_gradients(), self.link.traffic.nbytes
         self.run()
         self.nbytes = self.link.traffic.nbytes - nbytes
@@ -65,7 +65,7 @@ class Rounds:
 
         If the oracle estimates gradients from losses: those losses.
         """
-        flat, task = self.training.flat, self.training.task
+        flat, task = self.job.flat, self.job.task
         flat.point_at(self.federation.server.x, self.federation.store.buffers)
         flat.module.train()
         number = round(self.gradients_per_step * self.local_steps * len(self.federation.clients))

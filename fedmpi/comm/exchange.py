@@ -19,7 +19,7 @@ def combine(comm, vectors, partials, divisor, out):
         partials: a `Partials` whose ranks are those of `comm`. divisor: a number.
         out: [n], contiguous, on the CPU; may be one of the vectors.
     """
-    # For each rank, the names of the partial sums that it holds. They are exchanged layer by layer: one of each rank.
+    # For each rank, the names of the partial sums that it holds; layer k consists of the k-th of every rank.
     held = [[name for name, (owner, _) in partials.places.items() if owner == rank] for rank in range(comm.size)]
     step = PIECE // out.element_size()
     for begin in range(0, out.numel(), step):
@@ -43,7 +43,7 @@ def _exchange(comm, names, vector, counts):
     """Every rank's slice of one vector of each rank. Collective on `comm`.
 
     Args:
-        names: of each rank's vector; None where a rank sends nothing.
+        names: of each rank's vector; None if a rank sends nothing.
         vector: of this rank. counts: (length, begin) of each rank's slice.
 
     Returns:

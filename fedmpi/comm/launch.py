@@ -13,9 +13,8 @@ LAUNCHERS = {
     "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 }
 PATIENCE = 1.0  # seconds by which the other processes end later than the first: srun -K kills all when one ends
-OUTPUT_SECONDS = (
-    1.0  # to wait before an abort: a launcher drops output that it has not yet passed on (seen with MPICH's)
-)
+# Seconds to wait before an abort: a launcher drops output that it has not yet passed on (seen with MPICH's).
+OUTPUT_SECONDS = 1.0
 
 
 def check_launch(link, expected=None):
@@ -54,7 +53,7 @@ def started_by():
 
 
 def _remedy(launcher):
-    """What to do, in words."""
+    """What the user can do, as text."""
     from fedmpi.comm.topology import MPI  # not above: it initialises MPI
 
     vendor, _ = MPI.get_vendor()

@@ -53,7 +53,7 @@ def has_checkpoint(folder):
 
 
 def _is_resumable(folder):
-    """Whether a run can be resumed: it has a checkpoint; or it is complete, which training then says."""
+    """Whether a run can be resumed: it has a checkpoint, or it is complete (training then says so)."""
     return has_checkpoint(folder) or any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
 
 

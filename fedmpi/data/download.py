@@ -1,14 +1,13 @@
 """Download a file: with progress, resumed after an interruption, and checked by its checksum."""
 
-import hashlib
 import http.client
-import pathlib
 import sys
 import urllib.error
 import urllib.request
 
 from tqdm import tqdm
 
+from fedmpi.data.checksum import checksum
 from fedmpi.errors import UserError
 
 CHUNK_BYTES = 1 << 20
@@ -68,12 +67,3 @@ def _download_rest(url, part):
     if total is not None and part.stat().st_size != total:
         size = part.stat().st_size
         raise OSError(f"the connection ended after {size} of {total} bytes; run the command again to resume")
-
-
-def checksum(path, kind):
-    """The checksum of a file as hexadecimal text; kind is "md5" or "sha256"."""
-    digest = hashlib.new(kind, usedforsecurity=False)
-    with open(pathlib.Path(path), "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -5,7 +5,7 @@ from fedmpi.data.formats import OFFICIAL_READERS, find_reader
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.writer import write_file
 from fedmpi.errors import UserError
-from fedmpi.presets.reading import short
+from fedmpi.text import short
 
 
 def prepare(name, folder, options, origin=None, mirror=None, force=False):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from fedmpi.errors import UserError
-from fedmpi.presets.reading import short
+from fedmpi.text import short
 
 EVALUATION_BATCH = 1000  # samples; larger batches need more memory and are not faster
 

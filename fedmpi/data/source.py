@@ -10,10 +10,10 @@ import numpy as np
 
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
-from fedmpi.presets.reading import short
+from fedmpi.text import short
 
-# name -> (mean, std) of pixel/255 per channel: from the public FAFED code; for Tiny-ImageNet the usual values; for
-# digits measured.
+# name -> (mean, std) of pixel/255 per channel, as in the public FAFED code; Tiny-ImageNet: the usual values; digits:
+# measured on the training set.
 NORMALISATION = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion_mnist": ((0.2860,), (0.3529,)),
@@ -39,8 +39,8 @@ class Source:
         num_classes: labels are 0..num_classes-1. classes_declared: whether the data set declares that number;
             otherwise it is derived from the largest label.
         mean, std: per channel, of pixel/255 for uint8 samples, of the values themselves otherwise.
-        attributes: of the file, unchanged.
         rows_at_once: number of consecutive samples that can only be read together (a chunk of the file).
+        attributes: name -> value of the file's attributes, {} without a file. path: of the file, or None.
     """
 
     name: str
@@ -52,15 +52,15 @@ class Source:
     dtype: np.dtype = np.dtype(np.uint8)
     classes_declared: bool = True
     rows_at_once: int = 1
-    attributes = {}  # without a type, so that it is no argument
-    path = None  # of the file, if it is one
+    attributes = {}  # not annotated, like `path`: so the dataclass makes no argument of it
+    path = None
 
     def read(self, split, indices):
         """[len(indices), *shape] samples of "train" or "test" in the order of sorted `indices`."""
         raise NotImplementedError
 
     def oddities(self):
-        """What is allowed and still may be a mistake in the labels: a list of lines."""
+        """Oddities of the labels that are allowed but may be mistakes: a list of lines."""
         trained = np.unique(self.labels["train"])
         unseen = np.setdiff1d(self.labels["test"], trained)
         missing = np.setdiff1d(np.arange(self.num_classes), np.concatenate([trained, unseen]))
@@ -99,7 +99,7 @@ class Source:
 
 
 def _some(numbers, most=5):
-    """The first of some numbers, in words."""
+    """The first of some numbers as text, and how many more there are."""
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return ", ".join(map(str, numbers[:most])) + more
 
@@ -286,7 +286,7 @@ class HDF5Source(Source):
 
 
 def _fixed_width(column):
-    """A column in a type that can be written again: words of variable length become bytes of one length."""
+    """A column in a type that `write_file` writes: texts of variable length become bytes of one length."""
     return column.astype("S") if column.dtype.kind == "O" else column
 
 

@@ -5,7 +5,7 @@ import pathlib
 import h5py
 import numpy as np
 
-from fedmpi.data.source import readable
+from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError
 
 END_OF_LINE, UNKNOWN = b"<eos>", b"<unk>"
@@ -40,7 +40,7 @@ class Text:
         return self.share(split, rank, num_ranks).tobytes().replace(b"\n", b" " + END_OF_LINE + b" ").split()
 
     def share(self, split, part, num_parts):
-        """One of `num_parts` shares of the text, [n] uint8.
+        """Share number `part` of `num_parts` of the text, [n] uint8: what one rank reads.
 
         The shares are cut between words and have about equal numbers of bytes; together they are the text.
         """

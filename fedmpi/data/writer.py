@@ -78,7 +78,11 @@ def _check_labelled(path, splits):
 
 
 def _write_rows(file, name, rows):
-    """Write one data set chunk by chunk, so that rows which are read only when sliced need no more memory."""
+    """Write one data set chunk by chunk, so that rows which are read only when sliced need no more memory.
+
+    Raises:
+        UserError: if a value is not finite.
+    """
     if rows.dtype.kind == "S":
         file.create_dataset(name, data=rows)
         return

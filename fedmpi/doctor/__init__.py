@@ -1,1 +1,1 @@
-"""Checks of a place where fedmpi is to run, before it runs: ``python -m fedmpi.doctor``."""
+"""Checks of machines and job before a run: ``python -m fedmpi.doctor``."""

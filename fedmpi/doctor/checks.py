@@ -1,4 +1,7 @@
-"""What the ranks' facts say about the place. Not collective: every rank finds the same from the same facts."""
+"""What the ranks' facts say about machines and job. Not collective: every rank finds the same from the same facts.
+
+Each `check_*` function returns a `Check`; its argument `ranks` is the list of all `RankFacts`, in rank order.
+"""
 
 import collections
 import dataclasses
@@ -25,7 +28,7 @@ class Check:
 
 
 def where(facts):
-    """A rank and its node in words."""
+    """A rank and its node as text."""
     return f"rank {facts.rank} ({facts.node})"
 
 
@@ -38,7 +41,7 @@ def by_node(ranks):
 
 
 def check_ranks(ranks, sum_is_right, used):
-    """That the ranks found each other and can sum; `used` says how, in words."""
+    """Check that the ranks found each other and that their test sum is right; `used` says how it was made, as text."""
     nodes = by_node(ranks)
     sizes = sorted({len(node) for node in nodes})
     each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
@@ -53,7 +56,7 @@ def check_ranks(ranks, sum_is_right, used):
 
 
 def check_cores(ranks):
-    """That no two ranks are bound to the same core, and that no cores are left unused by binding."""
+    """Check that no two ranks are bound to the same core, and that binding leaves no cores unused."""
     for node in by_node(ranks):
         usable = sorted({core for facts in node for core in facts.cores})
         online = max(facts.cores_online for facts in node)
@@ -97,7 +100,7 @@ def _sharing_pair(node, num_usable, num_online):
 
 
 def check_devices(ranks):
-    """That each rank has a device, and each GPU one rank."""
+    """Check that each rank has a device, and each GPU only one rank."""
     without = next((facts for facts in ranks if facts.device_error), None)
     if without is not None:
         return Check("device", FAILED, f"{where(without)}: {without.device_error}", "ask for GPUs: --gpus-per-node=N")
@@ -118,7 +121,7 @@ def check_devices(ranks):
 
 
 def check_versions(ranks):
-    """That all ranks run the same software."""
+    """Check that all ranks run the same versions of the software."""
     first = ranks[0]
     for facts in ranks[1:]:
         for name, version in first.versions.items():
@@ -130,7 +133,7 @@ def check_versions(ranks):
 
 
 def check_clocks(ranks):
-    """That the nodes' clocks agree; the times were taken just after a barrier."""
+    """Check that the nodes' clocks agree; the times were taken just after a barrier."""
     times = [facts.time for facts in ranks]
     apart = max(times) - min(times)
     if apart <= MAX_CLOCK_SECONDS:
@@ -142,10 +145,10 @@ def check_clocks(ranks):
 
 
 def check_data(errors, described):
-    """That every rank read its data.
+    """Check that every rank read its data.
 
     Args:
-        errors: a text for each rank, "" where all went well. described: the data in words.
+        errors: a text for each rank, "" if it read its data. described: text that names the data.
     """
     failing = [(rank, text) for rank, text in enumerate(errors) if text]
     if not failing:
@@ -157,10 +160,10 @@ def check_data(errors, described):
 
 
 def check_memory(ranks, needed, left):
-    """That the rows fit into the memory of every node, beside the data that are in it already.
+    """Check that the rows fit into the memory of every node, besides the data that are already in it.
 
     Args:
-        needed: bytes of each rank. left: bytes that its node has, nan where the system does not tell.
+        needed: bytes of each rank. left: bytes that its node has, nan if the system does not say.
     """
     text = f"{format_bytes(max(needed))} for model and rows of a rank"
     for node in by_node(ranks):

@@ -1,4 +1,4 @@
-"""What the ranks find out together. All functions are collective on the link."""
+"""What the ranks find out together. All functions are collective on the link unless they say otherwise."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def gather_facts(link, facts):
 
 
 def try_sum(link, transport):
-    """(whether a sum over the ranks is right on all of them, how it was made in words)."""
+    """(whether a test sum over the ranks is right on all of them, how it was made, as text)."""
     link.transport = transport
     block = link.allocate(SUM_ELEMENTS, torch.float32)
     block.copy_(torch.arange(SUM_ELEMENTS) % 251 + link.rank)
@@ -63,7 +63,7 @@ def check_needs(link, ranks, config):
 def _try_model(config, context, task):
     """((parameters, float buffers) of the model or None, an error's text or ""); not collective.
 
-    The model is built without memory where its class can be, so that one which is too large ends nothing.
+    The model is built without memory if its class allows it, so that a model that is too large does no harm.
     """
     try:
         with torch.device("meta"):
@@ -87,10 +87,7 @@ def _check_rows(link, ranks, config, context, sizes, errors):
         return 0, Check("memory", FAILED, f"rank {failing}: {errors[failing]}", "choose another --model")
     dim, num_buffers = sizes
     store = RowStore(config.algorithm, dim, num_buffers, len(context.clients), context.dtype, device="meta")
-    values = [*vars(store).values(), *vars(store._sums).values()]
-    held = [one for value in values for one in (value if isinstance(value, list) else [value])]
-    rows = sum({id(one): one.nbytes for one in held if isinstance(one, torch.Tensor)}.values())
-    rows += 3 * dim * context.dtype.itemsize  # the model, its vector, a gradient
+    rows = store.nbytes + 3 * dim * context.dtype.itemsize  # and the model, its vector, a gradient
     on_gpu = context.device.type == "cuda"
     left = torch.cuda.mem_get_info(context.device)[0] if on_gpu else node_memory()
     found = link.allgather([rows, float("nan") if left is None else left])

@@ -1,4 +1,4 @@
-"""What one rank can tell of itself and its node. Not collective."""
+"""What one rank finds out about itself and its node."""
 
 import dataclasses
 import functools
@@ -104,7 +104,7 @@ def _source_digest():
 
 
 def node_memory():
-    """Bytes of memory that programs may still take on this node; None where the system does not tell."""
+    """Bytes of memory that programs may still take on this node; None if the system does not say."""
     try:
         lines = dict(line.split(":", 1) for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
         available = int(lines["MemAvailable"].split()[0]) * 1024

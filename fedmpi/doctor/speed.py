@@ -15,7 +15,7 @@ MOST_PAIRS = 3  # nodes beyond the first that the first is measured with
 def measure(link, ranks):
     """Name of the link -> {"latency": seconds, "bandwidth": bytes/s} of the slowest pair of ranks that was measured.
 
-    The links are "inside nodes" and "between nodes", where the ranks have such.
+    The links are "inside nodes" and "between nodes", if the ranks are placed so.
     """
     nodes = by_node(ranks)
     inside = [(node[0].rank, node[1].rank) for node in nodes if len(node) > 1][:1]
@@ -40,7 +40,7 @@ def _measure_pair(link, a, b):
 
 
 def _ping(link, a, b, nbytes, most, seconds):
-    """Times of one way of a message there and back, on both ranks; rank a decides when it is enough."""
+    """Seconds of one way of each message that goes there and back, on both ranks; rank a decides when to stop."""
     comm, other = link.comm, b if link.rank == a else a
     message, goes_on, times = np.zeros(nbytes, np.uint8), np.ones(1, np.uint8), []
     began = time.perf_counter()

@@ -5,7 +5,7 @@ from fedmpi.federation.nested import flatten, unflatten
 
 
 class _Holder:
-    """Rows as attributes, with an error for a missing name that says where rows come from.
+    """Rows as attributes; the error for a name that is no row lists the rows and says where rows are named.
 
     Attributes:
         rows: name -> [dim] tensor.
@@ -45,7 +45,8 @@ class Client(_Holder):
 
     Args:
         index: the client's number in the federation, from 0.
-        rows: name -> [dim] tensor, those that an algorithm sees. own: names of those that it keeps.
+        rows: name -> [dim] tensor, those that an algorithm sees. own: names of the rows that belong to this client
+            alone, and stay from round to round.
         buffers: [num_buffers] the float buffers of the model during the client's turn, or None.
 
     Attributes:

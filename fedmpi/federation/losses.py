@@ -1,4 +1,4 @@
-"""The losses of a round, what of it is not finite, and the message in which the ranks tell each other."""
+"""The losses of a round, which of its values are not finite, and the message in which the ranks exchange both."""
 
 import dataclasses
 import itertools
@@ -18,8 +18,8 @@ class Losses:
 
     Attributes:
         total: their sum; totals: of each client. number: of losses.
-        bad_client: the first client with what is not finite, or -1; bad_row: the position of its row that is not,
-            -1 if it is the sum of its losses.
+        bad_client: the first client with a value that is not finite, or -1; bad_row: the position of its row with
+            that value, -1 if it is the sum of its losses.
     """
 
     def __init__(self):
@@ -82,7 +82,7 @@ class Gathered:
 
 
 def gather(link, losses, num_gradients, request, most, rounds_done):
-    """Tell all ranks this one's `Losses`, and be told theirs, in one message. Collective on the link.
+    """Exchange the `Losses` of all ranks in one message. Collective on the link.
 
     Args:
         num_gradients: evaluated by this rank's clients since the last message.

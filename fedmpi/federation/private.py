@@ -13,9 +13,9 @@ class PrivateParts:
     """The private coordinates of a rank's clients: each client is, for them, a federation of its own.
 
     A client gets its private values back at the beginning of its turn, in every exchanged row, in the server's rows
-    that it reads, and in the float buffers. At the end of the turn they are taken away, so that they are never sent:
-    in their place x is sent with its initial values, other rows with zeros. What the server computes from an
-    average, it computes for the private coordinates from the client's own values alone.
+    that it reads, and in the float buffers. At the end of the turn they are taken away and never sent: at the
+    private coordinates, the row x then has its initial values, and every other row has zeros. What the server computes
+    from an average, it computes for the private coordinates from the client's own values alone.
 
     Source: Li et al., "FedBN", ICLR 2021 (batch-norm layers); Arivazhagan et al., "Federated Learning with
     Personalization Layers", 2019, arXiv:1912.00818 (the last layers).
@@ -67,7 +67,7 @@ class PrivateParts:
         client.buffers[self._buffers_at] = self._buffers_start
 
     def compute(self, then, client):
-        """Do for a client's private coordinates what the server does with an average; then clean the server's rows.
+        """Do for a client's private coordinates what the server does with an average, in the client's memory.
 
         Args:
             then: `then(server)`, of an `Exchange`, or None.
@@ -104,7 +104,7 @@ def _positions(slices, device):
 
 
 def _compact(slices):
-    """The same slices, one directly behind the other."""
+    """Slices of the same lengths, one directly after the other, from 0."""
     ends = [0]
     for piece in slices:
         ends.append(ends[-1] + piece.stop - piece.start)

@@ -14,12 +14,12 @@ class RowStore:
     With one client on the rank the exchanged rows exist once: the client works in them, they are
     averaged in place, and they are the server's rows then.
     Several clients share one set of working rows, which is a client's own during its turn; partial sums and
-    the averages are in further blocks. Memory for exchanged and scratch rows grows with the logarithm of the
-    number of clients only.
+    the averages are in further blocks. Memory for exchanged and scratch rows grows only with the logarithm of the
+    number of clients, unless the algorithm averages more than once a round: then each client needs a block.
 
     Args:
         algorithm: names the rows (`fedmpi.algorithms.base`).
-        dim: d; num_buffers: elements of float buffers, averaged behind the last exchanged row.
+        dim: d; num_buffers: elements of float buffers, averaged with the last exchanged row.
         num_local: clients of this rank.
         dtype, device: of every row.
         poison: fill scratch rows with NaN at every turn, so that code which relies on old contents is found.
@@ -85,10 +85,10 @@ class RowStore:
         """Prepare the turns of the clients that take part in an exchange.
 
         Args:
-            participants: their numbers, also those of other ranks; () if nothing will be averaged.
             rows: consecutive names in `exchanged` of what will be averaged; () if nothing will.
             first_in_round: whether clients begin with the averages; otherwise rows that are still to be averaged
                 in this round are as the client left them.
+            participants: numbers of the clients that take part, on all ranks; () if nothing will be averaged.
         """
         self._region = self._find_region(rows)
         self._sums.begin(self._region, participants)
@@ -105,7 +105,7 @@ class RowStore:
         if self._begins_round or self._pending is None:
             self._work.copy_(self.block)
         else:
-            start = self._region.start
+            start = self._region.start  # rows before it were averaged in this round, the others are still the client's
             self._work[:start].copy_(self.block[:start])
             self._work[start:].copy_(self._pending[position, start:])
 
@@ -150,8 +150,15 @@ class RowStore:
         """Name -> [dim] zeros for each exchanged row, in memory of their own."""
         return self._named_block(torch.zeros_like(self.block))
 
+    @property
+    def nbytes(self):
+        """Bytes of all its rows and sums; also if they are on the device "meta", without memory."""
+        values = [*vars(self).values(), *vars(self._sums).values()]
+        held = [one for value in values for one in (value if isinstance(value, list) else [value])]
+        return sum({id(one): one.nbytes for one in held if isinstance(one, torch.Tensor)}.values())
+
     def _find_region(self, rows):
-        """The slice of the block that holds consecutive `rows`, with the buffers behind the last one."""
+        """The slice of the block that holds consecutive `rows`, with the buffers if it ends with the last row."""
         if not rows:
             return slice(0, 0)
         first = self._exchanged.index(rows[0])

@@ -35,7 +35,8 @@ class RunningSums:
     def __init__(self, num_local, link=None):
         self._num_local, self._link = num_local, link or SoloLink()
         self._region, self._turns = slice(0, 0), 0
-        self._saved, self._is_saved = None, False  # the rank's sum, if it may be needed again
+        # A copy of the rank's sum, from which the sum over the ranks is repeated if a rank is lost meanwhile.
+        self._saved, self._is_saved = None, False
 
     def allocate(self, numel, dtype, device):
         """Get the memory for blocks of `numel`. Collective on the link."""
@@ -71,7 +72,7 @@ class RunningSums:
             return outgoing.zero_()
         if self._num_local == 1:
             return outgoing
-        levels = [level for level in range(len(self._sums)) if self._turns >> level & 1]
+        levels = [level for level in range(len(self._sums)) if self._turns >> level & 1]  # those that hold a sum
         total = self._sums[levels[0]][self._region]
         for level in levels[1:]:
             total = self._sums[level][self._region].add_(total)
@@ -119,7 +120,7 @@ class TreeSums:
         self._clients, self._placement, self._link = list(clients), placement, link
         self._turns = None
         self._region, self._participants = slice(0, 0), ()
-        self._total = None  # where a sum over ranks goes that may be lost
+        self._total = None  # result of a sum that may have to be repeated, so that the partial sums stay
 
     def allocate(self, numel, dtype, device):
         """Get the memory for blocks of `numel`. Collective on the link."""
@@ -157,6 +158,6 @@ class TreeSums:
         partials = self._placement.after_loss(self._participants, present, link.members)
         if self._total is None:
             self._total = torch.empty_like(self.outgoing)
-        total = self._total[: out.numel()]  # the partial sums stay as they are
+        total = self._total[: out.numel()]
         link.combine(vectors, partials, divisor, total)
         out.copy_(total)

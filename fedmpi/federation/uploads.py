@@ -25,7 +25,7 @@ class Upload(abc.ABC):
         Called once in every exchange of every participating client, also in the exchange of the start.
 
         Args:
-            client: a `Client`; its index and round tell whose rows these are and when.
+            client: the `Client` whose rows these are; `client.index` and `client.round` name it and the round.
             rows: name -> [dim] of the rows that this exchange averages.
             start: name -> [dim] of the same rows as the round began with; None unless `needs_start`.
             kept: name in `kept_rows` -> {name of a row -> [dim]}.

@@ -1,5 +1,7 @@
 """Networks: a model is a `torch.nn.Module` whose constructor takes shape, num_classes and its settings."""
 
+import sys
+
 from torch import nn
 
 from fedmpi.registry import find
@@ -7,6 +9,4 @@ from fedmpi.registry import find
 
 def find_model(name):
     """The model class with this name or dotted path; see `fedmpi.registry.find`."""
-    import fedmpi.models
-
-    return find("model", name, fedmpi.models, nn.Module)
+    return find("model", name, sys.modules[__name__], nn.Module)

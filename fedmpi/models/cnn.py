@@ -171,7 +171,7 @@ class AttackedCNN(nn.Sequential):
         width: w, channels of the first two convolutions. hidden: h.
         dropout: probability of dropping a hidden unit in training, in [0, 1).
 
-    Source: ZO; the public FedZO code.
+    Source: the FAFedZO paper's experiments; sizes as in the public FedZO code.
     """
 
     name = "attacked_cnn"

@@ -1,4 +1,4 @@
-"""What the oracles of a task's module have in common: samples, the loss account, the ascent block."""
+"""What an oracle is; and what all oracles on a task's module share: drawing samples, collecting losses, clipping."""
 
 import abc
 import collections
@@ -13,6 +13,7 @@ from fedmpi.streams import FIRST, WHOLE, derive
 
 AHEAD = 1 << 20  # bytes of minibatches that are made at once, which is faster than one by one between gradients
 
+# The forward methods of layers that draw no random numbers; a model of these alone needs no seed per gradient.
 _NEVER_DRAW = {
     layer.forward
     for layer in (
@@ -26,7 +27,12 @@ _NEVER_DRAW = {
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one local step draws: the number of the draw, the minibatch, the seed of its noise."""
+    """What one local step draws.
+
+    Attributes:
+        number: of the draw, 0, 1, 2, ..., FIRST or WHOLE (`fedmpi.streams`). batch: as the task makes it.
+        noise: seed of what the model and the oracle draw at random on this sample.
+    """
 
     number: int
     batch: object
@@ -45,8 +51,8 @@ class LocalObjective:
         seed: of the run; the noise of sample t is the stream (seed, "noise", client, t).
         clip_norm: largest norm of a gradient, or None. weight_decay: times z, added after clipping.
         ascent: the slice of a row in which the problem ascends, or None.
-        ascent_scale: times the gradient of that block: its step size over that of the rest, where
-            the algorithm has one step size for all.
+        ascent_scale: factor of the gradient in that block: the step size there over that of the rest, for
+            algorithms that have only one step size.
     """
 
     flat: object
@@ -67,11 +73,19 @@ class OracleKind:
         check(self, "oracle.")
 
     def workspace(self, x):
-        """Vectors like `x` [dim] that all oracles of a rank share: clients work in turn."""
+        """Memory that all oracles of a rank share, because clients work in turn; `make` gets it.
+
+        Args:
+            x: [dim] the model, for length, dtype and device.
+        """
         raise NotImplementedError
 
     def make(self, client, objective, workspace):
-        """The oracle of one client; see `ModuleOracle`."""
+        """The `Oracle` of one client.
+
+        Args:
+            client: a `Client`. objective: its `LocalObjective`. workspace: what `workspace` returned.
+        """
         raise NotImplementedError
 
 
@@ -169,7 +183,7 @@ class ModuleOracle(Oracle):
         g = self._gradient(z, xi, self._rows[0])
         with self._keeping_buffers():
             g_prev = self._gradient(z_prev, xi, self._rows[1])
-        self._losses.pop()
+        self._losses.pop()  # only the loss at z counts
         return g, g_prev
 
     def take_losses(self):

@@ -1,4 +1,4 @@
-"""Gradients of a loss that somebody's own code computes: what `fedmpi.join` gives to algorithms."""
+"""Gradients of a loss that the user's own code computes: what `fedmpi.join` gives to algorithms."""
 
 import contextlib
 import dataclasses

@@ -32,7 +32,8 @@ class FlatModule:
         alignment: each parameter begins at a multiple of so many elements; what lies between them is 0.
 
     Attributes:
-        dim: d, number of trainable parameters, and of the elements between them; num_buffers: of float buffer elements.
+        dim: d, the number of trainable parameters and of the elements between them.
+        num_buffers: number of elements of all float buffers.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
         unused: names of the parameters that the last incomplete gradient did not depend on; theirs is 0.
@@ -51,10 +52,10 @@ class FlatModule:
             raise UserError(f"model {type(module).__name__} has no trainable parameter")
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self.unused = []  # names of those that the last pass did not use
+        self.unused = []
         self._owners = _owners(module, self.parameters)
         self.shapes = [tuple(p.shape) for p in self.parameters]
-        self._sizes = [-(-p.numel() // alignment) * alignment for p in self.parameters]  # with what follows each
+        self._sizes = [-(-p.numel() // alignment) * alignment for p in self.parameters]  # each with its padding
         self.permuted = [_lies_permuted(p, channels_last) for p in self.parameters]
         self.dim = sum(self._sizes)
         begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
@@ -70,7 +71,7 @@ class FlatModule:
         self.buffers = torch.cat(values) if values else self.x.new_empty(0)
         self.num_buffers = self.buffers.numel()
         self.point_at(self.x, self.buffers)
-        self._wanted = {}  # position -> where the gradient is wanted, while one is computed
+        self._wanted = {}  # while a gradient is computed: position -> where it is wanted
         if direct_gradients:
             self._redirect()
 
@@ -78,7 +79,7 @@ class FlatModule:
         """The parameter-shaped views of a [dim] vector, in the order of `names`."""
         views = []
         for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self.permuted):
-            piece = piece[: math.prod(shape)]  # without what follows it for the sake of alignment
+            piece = piece[: math.prod(shape)]  # without padding
             if permuted:
                 out_channels, in_channels, height, width = shape
                 views.append(piece.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2))
@@ -103,7 +104,7 @@ class FlatModule:
         return {place.name: slice(place.offset, place.offset + math.prod(place.shape)) for place in self._buffers}
 
     def _known_views(self, vector):
-        """The same, made once for each vector."""
+        """What `views` returns, made once for each vector."""
         key = id(vector)
         reference, views = self._views.get(key, _NOTHING)
         if reference is None or reference() is not vector:
@@ -183,8 +184,8 @@ class FlatModule:
         return _LinearInto.apply(inputs, layer.weight, layer.bias, wanted)
 
     def point_at(self, vector, buffers=None):
-        """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers`."""
-        self._at = views = self._known_views(vector)
+        """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers` [num_buffers]."""
+        self._at = views = self._known_views(vector)  # where the parameters are now; `adopt` copies strays back
         for parameter, view in zip(self.parameters, views):
             if parameter.data_ptr() != view.data_ptr():
                 parameter.data = view
@@ -199,9 +200,10 @@ class FlatModule:
 
     @torch.no_grad()
     def adopt(self):
-        """Keep what a pass put in the place of a tensor: its values go to the vectors that the module was pointed at.
+        """Copy into the vectors what a pass has assigned to other memory.
 
-        A module may assign a buffer anew, ``self.ema = 0.9 * self.ema + ...``, or a parameter's ``.data``.
+        A module may assign a new tensor to a buffer, ``self.ema = 0.9 * self.ema + ...``, or to the ``.data`` of a
+        parameter. Its values are copied to the vectors that the module was pointed at, and it is pointed there again.
 
         Raises:
             UserError: if the new tensor has another shape, or is another parameter.
@@ -233,7 +235,7 @@ class FlatModule:
 
     @torch.no_grad()
     def gather(self, vector):
-        """`point_at` [dim], taking along the values of parameters that somebody has given other memory."""
+        """`point_at(vector)`; parameters that other code has moved to memory of their own keep their values."""
         for parameter, view in zip(self.parameters, self._known_views(vector)):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter)

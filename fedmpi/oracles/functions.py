@@ -43,7 +43,7 @@ class FunctionOracle(Oracle):
         return g
 
     def gradient_pair(self, z, z_prev, xi):
-        """The values at two vectors on the same sample."""
+        """The gradients at two vectors on the same sample."""
         return self.gradient(z, xi), self.gradient(z_prev, xi)
 
     def _evaluate(self, z, xi):

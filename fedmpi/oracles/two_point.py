@@ -13,7 +13,8 @@ from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
-NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")  # torch's messages about them
+# Parts of torch's messages about operations that vmap does not support.
+NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")
 
 
 def add_estimate(out, differences, directions, smoothing, num_directions):
@@ -45,7 +46,7 @@ class Workspace:
         self.points = x.new_zeros(self._at_once + 1, x.numel())
         self._directions = x.new_zeros(self._at_once, x.numel())
         self._generator = torch.Generator(x.device)
-        self._drawn = None
+        self._drawn = None  # (noise, number of the first direction) of what `_directions` contains
 
     def directions(self, noise):
         """The b2 directions of `noise`, a few at a time, each uniform on the unit sphere.
@@ -75,7 +76,7 @@ class TwoPointOracle(ModuleOracle):
         smoothing: μ > 0.
         evaluation: "batched" evaluates all perturbed vectors at once by `torch.func.vmap`, or in turn
             if torch has no batched form of a part of the module (LSTMs); "one_by_one" in turn. Both give
-            the same numbers, but may draw another dropout mask where images lie in channels-last order.
+            the same numbers, but may draw another dropout mask if images lie in channels-last order.
     """
 
     def __init__(self, client, objective, workspace, smoothing, evaluation="batched"):

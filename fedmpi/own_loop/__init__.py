@@ -1,1 +1,1 @@
-"""Federation in somebody's own training loop: `fedmpi.join` and `fedmpi.average`."""
+"""Federation in the user's own training loop: `fedmpi.join` and `fedmpi.average`."""

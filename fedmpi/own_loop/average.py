@@ -89,7 +89,7 @@ OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilo
 
 @dataclasses.dataclass(frozen=True)
 class _Local:
-    """The part of an algorithm that somebody's own optimizer does: local steps, without an equation here."""
+    """The local steps of an algorithm, made by the user's own optimizer; the classes below add the server's step."""
 
     names: tuple = ()  # of the optimizer's state that is exchanged
 
@@ -103,7 +103,7 @@ class _Local:
         """The optimizer has made it."""
 
     def upload(self, client, server, oracle):
-        """What the optimizer holds outside of the rows is copied into them."""
+        """Copy into the rows what the optimizer has put elsewhere."""
         oracle.collect()
 
 
@@ -131,7 +131,7 @@ OUTER = {"none": _None, "momentum": _Momentum, "nesterov": _Nesterov, "adam": _A
 
 
 class OptimizerState(Oracle):
-    """The state of torch optimizers as rows of a client; in the place of an oracle, it answers with losses only.
+    """The state of torch optimizers as rows of a client. It stands for an oracle, but gives losses only.
 
     Args:
         client: a `Client` with the rows x and `names`. flat: the `FlatModule`.
@@ -183,12 +183,12 @@ class OptimizerState(Oracle):
         return sum(torch.stack(losses).tolist()) if losses else 0.0, len(losses)
 
     def draw(self):
-        raise NotImplementedError("the person's own loop draws")
+        raise NotImplementedError("the user's own loop draws")
 
     draw_first = whole = draw
 
     def gradient(self, z, xi):
-        raise NotImplementedError("the person's own loop has the gradients")
+        raise NotImplementedError("the user's own loop has the gradients")
 
     gradient_pair = gradient
 

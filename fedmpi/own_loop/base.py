@@ -21,9 +21,14 @@ from fedmpi.settings import nearest
 
 
 class OwnLoop:
-    """This rank is one client of a federation whose local steps somebody else makes.
+    """This rank as one client of a federation whose local steps the user's own loop makes.
 
     All methods are collective unless they say otherwise: every rank makes the same calls.
+
+    Args:
+        model: the `torch.nn.Module`. algorithm: an `Algorithm`. make_oracle: function(`Client`) -> oracle.
+        link: a `Link` over the ranks. flat: the model as a `FlatModule`.
+        local_steps: q. weight: > 0, of this rank in every average.
 
     Attributes:
         federation: the `Federation`.
@@ -45,13 +50,14 @@ class OwnLoop:
         self._client = self.federation.clients[0]
         self._copy_model_of_rank_0()
         flat.point_at(self._current(), self._client.buffers)
-        self._steps, self._done, self._accounts = None, 0, None  # the round's generator, its local steps made so far
+        self._steps, self._done = None, 0  # the generator of the current round; the local steps made in it
+        self._accounts = None  # what `accounts` returns after `finish`
         self.averaged, self.round_loss = True, float("nan")
 
     def accounts(self):
-        """What was done so far, by the names that a run's records have: rounds, bytes, seconds. Not collective.
+        """Rounds, gradients, bytes and seconds so far, under the names of a run's records. Not collective.
 
-        "local_seconds" is all the time between two averages, the person's own code included.
+        "local_seconds" is all the time between two averages, the user's own code included.
         """
         if self._accounts is not None:
             return dict(self._accounts)
@@ -69,10 +75,13 @@ class OwnLoop:
         """As many batches on every rank as the rank with the most has: shorter loaders start again.
 
         Without it, ranks whose data are of different sizes would make different numbers of steps, and wait for
-        each other for ever.
+        each other forever.
 
         Args:
             loader: has a length and can be iterated several times, like a `torch.utils.data.DataLoader`.
+
+        Raises:
+            UserError: if the loader of this rank has no batch.
         """
         number = int(self._link.allgather([len(loader)]).max())
         if len(loader) == 0:
@@ -149,7 +158,7 @@ class OwnLoop:
         return self._client.rows.get("x", self.federation.server.x)
 
     def _copy_model_of_rank_0(self):
-        """Begin everywhere with the parameters and float buffers of rank 0; it is not in the account."""
+        """Give all ranks the parameters and float buffers of rank 0; the traffic for it is not counted."""
         store, x = self.federation.store, self.federation.server.x
         values, before = torch.cat([x, store.buffers]), store.outgoing.clone()
         block = store.outgoing[: values.numel()]
@@ -174,7 +183,7 @@ def known_settings(owner, names, settings):
     """The settings, if `owner` has all of them.
 
     Args:
-        owner: in words, whose settings they are. names: of its settings. settings: name -> value.
+        owner: text, whose settings they are. names: of its settings. settings: name -> value.
 
     Raises:
         UserError: one line, for the first that it does not have.
@@ -223,7 +232,7 @@ _open_links = weakref.WeakSet()  # whose ranks may wait for this one
 
 
 def _end_job_on_error(link):
-    """From now on, let an error that nobody catches end all ranks: the others would wait for this one for ever."""
+    """From now on, let an error that nobody catches end all ranks: the others would wait for this one forever."""
     if link.size == 1:
         return
     if not _open_links:

@@ -1,4 +1,4 @@
-"""`join`: an algorithm of the papers in somebody's own training loop."""
+"""`join`: an algorithm of the papers in the user's own training loop."""
 
 import dataclasses
 
@@ -132,7 +132,7 @@ class Joined(OwnLoop):
 
     @property
     def step_size(self):
-        """Of the local steps; may be set, by a schedule of one's own. The same on all ranks."""
+        """Step size of the local steps, which must be the same on all ranks; a schedule may set it."""
         return self.federation.algorithm.step_size
 
     @step_size.setter

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedmpi.data.formats.common import READ_ERRORS
 from fedmpi.data.formats.table import check_lines, read_lines
-from fedmpi.data.source import readable
+from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""Reading settings files, which may come from anybody: they are data of a limited size, and mean what a person reads.
+"""Reading settings files, which may come from anybody: files of a limited size, without YAML's surprises.
 
 YAML 1.1 reads ``010`` as 8, ``1:30`` as 90, ``yes`` as true and ``2024-01-01`` as a date. Here these are text, which
 a setting of another type refuses. Aliases, tags and repeated keys are refused.
@@ -10,6 +10,7 @@ import stat
 import yaml
 
 from fedmpi.errors import UserError
+from fedmpi.text import short
 
 LARGEST_FILE = 1 << 20  # bytes; a settings file has a few thousand
 DEEPEST = 20  # levels of nesting
@@ -81,7 +82,7 @@ def read_settings_file(path, where):
 
             content = tomllib.loads(text)
         else:
-            content = yaml.load(text, _Loader)  # noqa: S506  a safe loader, with less
+            content = yaml.load(text, _Loader)  # noqa: S506  a safe loader that accepts less
         if not isinstance(content, dict):
             raise UserError(f"{where}: expected settings like 'rounds: 100', one per line")
         _check(content)
@@ -91,15 +92,9 @@ def read_settings_file(path, where):
         raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
     except RecursionError:
         raise UserError(f"{where}: cannot be read: nested too deeply") from None
-    except Exception as error:  # noqa: BLE001  both parsers raise errors of many kinds for what is no such file
+    except Exception as error:  # noqa: BLE001  both parsers raise errors of many kinds for other files
         raise UserError(f"{where}: cannot be read: {short(error)}") from None
     return content
-
-
-def short(text, longest=300):
-    """A text in one line, without control characters and not too long, for a message."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
-    return line if len(line) <= longest else f"{line[:longest]}..."
 
 
 def _check(value, depth=0):

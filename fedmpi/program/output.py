@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 
-from fedmpi.comm.host import ancestors
+from fedmpi.comm.process import ancestors
 
 # Programs that pass on the output of the ranks which they start.
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
@@ -15,7 +15,7 @@ LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
 OUTPUT_OPTIONS = re.compile(r"-+(l|prepend\S*|outfile\S*|errfile\S*|output\S*|tag\S*|timestamp\S*|xml)")
 
 
-def make_output_last():
+def make_output_safe():
     """Make writing to standard output and standard error never fail.
 
     Characters that the locale's encoding lacks are escaped. What is written to a closed pipe, a closed terminal or a
@@ -25,10 +25,10 @@ def make_output_last():
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  until the process ends
-        elif not isinstance(stream, _Lasting):
+        elif not isinstance(stream, _SafeStream):
             with contextlib.suppress(AttributeError, ValueError, OSError):  # another library's stream
                 stream.reconfigure(errors="backslashreplace")
-            setattr(sys, name, _Lasting(stream))
+            setattr(sys, name, _SafeStream(stream))
 
 
 def write_past_launcher():
@@ -47,7 +47,7 @@ def write_past_launcher():
                 os.close(there)
 
 
-class _Lasting:
+class _SafeStream:
     """A text stream whose `write` and `flush` do not fail."""
 
     def __init__(self, stream):

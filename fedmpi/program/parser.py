@@ -1,4 +1,4 @@
-"""The argument parser of the programs with options of their own: data, report, sweep and bench."""
+"""The argument parser of all programs but fedmpi.train, whose options are the settings of a run."""
 
 import argparse
 
@@ -13,3 +13,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def count(text):
+    """The type of an option that is a whole number >= 1, for `add_argument`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, not '{text}'")
+    return int(text)

@@ -11,11 +11,11 @@ from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
-from fedmpi.presets.reading import short
-from fedmpi.program.output import make_output_last, write_past_launcher
+from fedmpi.program.output import make_output_safe, write_past_launcher
+from fedmpi.text import short
 
 STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
-LONGEST = 3000  # letters of a message
+LONGEST = 3000  # characters of a message
 
 
 def run_program(program, arguments):
@@ -27,7 +27,7 @@ def run_program(program, arguments):
     collective and would never end. ``--traceback`` among the arguments also prints the traceback.
     Collective over all ranks.
     """
-    make_output_last()
+    make_output_safe()
     end_with_launcher()
     link = MPILink(cuda_aware=cuda_aware_by_environment())
     if link.rank == 0:
@@ -53,11 +53,11 @@ def run_program(program, arguments):
 
 @contextlib.contextmanager
 def _no_leaving(link):
-    """Within it, `os._exit(0)` in this process aborts the job: a launcher takes the exit code 0 for a good end."""
+    """Within it, `os._exit(0)` in this process aborts the job: a launcher takes the exit code 0 for success."""
     leave, process = os._exit, os.getpid()
 
     def abort(code):
-        if code != 0 or os.getpid() != process:  # no good end, or that of a forked child
+        if code != 0 or os.getpid() != process:  # a failure, or the end of a forked child
             leave(code)
         print(f"fedmpi: error on rank {link.rank}: os._exit(0) was called", file=sys.stderr, flush=True)
         time.sleep(OUTPUT_SECONDS)
@@ -90,7 +90,7 @@ def _end_in_order(link, text, error, code):
 
 
 def _leave_as_survivor(link, code):
-    """End this process without MPI_Finalize if ranks may be lost: it may wait for them for ever."""
+    """End this process without MPI_Finalize if ranks may be lost: it may wait for them forever."""
     if link.survives:
         link.part()  # until then the others that are left may need this rank
         sys.stdout.flush()

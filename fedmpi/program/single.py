@@ -1,6 +1,6 @@
-"""How a program of one process (data, report, sweep) begins and ends.
+"""How a program of one process (data, report, sweep, predict, completion) begins and ends.
 
-It imports neither MPI nor torch, so that such a program starts at once.
+This module imports neither MPI nor torch, so that a program which needs neither starts at once.
 """
 
 import contextlib
@@ -8,9 +8,9 @@ import os
 import sys
 
 from fedmpi.errors import UserError
-from fedmpi.presets.reading import short
+from fedmpi.text import short
 
-LONGEST = 3000  # letters of a message
+LONGEST = 3000  # characters of a message
 
 
 def run_single(program, arguments):
@@ -21,7 +21,7 @@ def run_single(program, arguments):
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
-            stream.reconfigure(errors="backslashreplace")  # letters that the locale does not have
+            stream.reconfigure(errors="backslashreplace")  # characters that the locale does not have
     try:
         program(arguments)
         sys.stdout.flush()  # here, so that a closed output is not reported at exit

@@ -24,7 +24,7 @@ Writes one self-contained HTML page and, into a folder of the same name, each fi
 the curves and final values as CSV, and the tables in Markdown. Runs that differ only in their seed
 are drawn as one line with a band."""
 
-LONGEST_PREFIX = 48  # most letters of a problem's label in the names of its figures
+LONGEST_PREFIX = 48  # most characters of a problem's label in the names of its figures
 
 
 def main(arguments=None):
@@ -41,14 +41,14 @@ def _run(arguments):
         watch(options.runs, options.watch, lambda refresh: options.out and _page(options, targets, look, refresh))
         return
     options.out = options.out or pathlib.Path("report.html")
-    found = _usable(options.runs)
-    _check_metrics(found[0], "--target", [target.metric for target in targets])
+    runs, complaints = _usable(options.runs)
+    _check_metrics(runs, "--target", [target.metric for target in targets])
     scaled = look.style.scale if options.scale else ()
-    _check_metrics(found[0], "--metric", [*look.metrics, *scaled])
-    for line in found[1]:
+    _check_metrics(runs, "--metric", [*look.metrics, *scaled])
+    for line in complaints:
         print(f"fedmpi: left out: {line}", file=sys.stderr)
-    comparison = problems(found[0])
-    write(options.out, comparison, found[1], targets, look)
+    comparison = problems(runs)
+    write(options.out, comparison, complaints, targets, look)
     print(_text(comparison, targets))
     print(f"{options.out}; figures and tables in {_folder(options.out)}")
 
@@ -84,6 +84,11 @@ def _seconds(text):
 
 
 def _usable(paths):
+    """What `find_runs` returns, if it found a run.
+
+    Raises:
+        UserError: if not.
+    """
     runs, complaints = find_runs(paths)
     if not runs:
         raise UserError("; ".join(complaints))
@@ -91,6 +96,11 @@ def _usable(paths):
 
 
 def _check_metrics(runs, option, metrics):
+    """Check that some run measured each of the metrics that an option names.
+
+    Raises:
+        UserError: for the first that none did.
+    """
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     for metric in metrics:
         if metric not in names:
@@ -183,7 +193,7 @@ def _folder(out):
 
 
 def _prefixes(comparison):
-    """How the names of each problem's figures begin: with its label, shortened, and numbered if two are equal."""
+    """What the file names of each problem's figures begin with: its label, shortened, and numbered if two are equal."""
     if len(comparison) == 1:
         return [""]
     prefixes = []
@@ -195,6 +205,7 @@ def _prefixes(comparison):
 
 
 def _plain(label):
+    """A label as part of a file name."""
     return re.sub(r"[^\w.+-]+", "-", label).strip("-")
 
 

@@ -10,7 +10,7 @@ from fedmpi.runs.record import HELD_OUT, less_is_better
 
 
 def further_parts(problem, style):
-    """(heading, `Table` or None, figure) of everything that is known of a problem's runs."""
+    """Yield (heading, `Table` or None, figure) of each further part for which a problem's runs have data."""
     from fedmpi.report.pictures import draw_roc, draw_setting, draw_silos
 
     methods, table = problem.methods, silo_table(problem)
@@ -44,8 +44,8 @@ def roc_curve(method):
 def varied_settings(problem):
     """[(key, metric, algorithm -> [(value, `Spread`)])] of the numbers that runs vary, as in a sweep.
 
-    A key is included if some algorithm was run with at least three values of it; of equal values, which differ in
-    other settings, the best counts. The metric is one on held-out data, if there is one.
+    A key is included if some algorithm was run with at least three values of it. Of methods with the same value, which
+    differ in other settings, the best counts. The metric is one on held-out data, if there is one.
     """
     names = [name for name in metrics_of(problem.methods) if name != "loss"]
     names = [name for name in names if name.startswith(HELD_OUT)] or names

@@ -5,13 +5,12 @@ import sys
 import time
 
 from fedmpi.config.resume import has_checkpoint
-from fedmpi.presets.reading import short
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import find_runs
-from fedmpi.text import Table, format_seconds
+from fedmpi.text import Table, format_seconds, short
 
 BARS = "▁▂▃▄▅▆▇█"
-RESTART = 3600  # seconds that a run with a checkpoint is waited for: a job that was put back into a queue may go on
+RESTART = 3600  # seconds to wait for a stopped run with a checkpoint: its job may be in a queue to resume it
 SILENCE = 60  # seconds; a job without a new round for so long, or for ten of its rounds if longer, has stopped
 
 
@@ -49,17 +48,19 @@ def is_running(run, now=None):
 
 
 def may_go_on(run, now=None):
-    """Whether a run that has stopped may be started again soon: it has a checkpoint."""
+    """Whether a run that has stopped may be resumed soon: it has a checkpoint, and stopped less than `RESTART` ago."""
     has_ended = run.is_complete or run.diverged
     return not has_ended and has_checkpoint(run.path) and _silence(run, now) < RESTART
 
 
 def _silence(run, now):
+    """Seconds since the run recorded a round."""
     changed = (run.path / RECORDS).stat().st_mtime
     return (time.time() if now is None else now) - changed
 
 
 def _longest_round(run):
+    """Seconds of the longest round so far."""
     times = [record["seconds"] for record in run.records if "seconds" in record]
     return max((later - earlier for earlier, later in zip([0, *times], times)), default=0)
 

@@ -135,7 +135,9 @@ def _common_words(problem):
 
 
 def _findings(problem, colors):
-    """The best method by each of the first two evaluated metrics, in large numbers."""
+    """The best method by each of the first two evaluated metrics, in large numbers; "" for a single method."""
+    if len(problem.methods) < 2:
+        return ""
     items = []
     for metric in [name for name in metrics_of(problem.methods) if name != "loss"][:2]:
         best, _ = best_of(problem.methods, metric)
@@ -147,8 +149,6 @@ def _findings(problem, colors):
             f'<li style="--c:{colors[best]}"><span class=muted>{word} {html.escape(title(metric))}</span>'
             f"<b>{mean} <small>{deviation}</small></b>{html.escape(problem.methods[best].label)}</li>"
         )
-    if len(problem.methods) < 2:
-        return ""
     return f"<ul class=findings>{''.join(items)}</ul><p>{html.escape(_conclusion(problem))}</p>"
 
 

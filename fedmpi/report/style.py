@@ -21,7 +21,7 @@ class Style:
         labels: a method's label or a metric's name -> what figures call it.
 
     Raises:
-        UserError: one line, if a size or a scale is none.
+        UserError: one line, if a size or a scale is not allowed.
     """
 
     width: float = 312  # small, so that text is readable on a phone
@@ -44,10 +44,10 @@ class Style:
         """The scale of a metric's axis."""
         return self.scale.get(metric, "auto") if isinstance(self.scale, dict) else self.scale
 
-    def label(self, words):
-        """What a method is called: its whole label's name, or with its first word's."""
-        first, comma, rest = words.partition(", ")
-        return self.labels.get(words) or self.labels.get(first, first) + comma + rest
+    def label(self, label):
+        """What figures call a method: what `labels` has for its label, or for the first part of it, the algorithm."""
+        first, comma, rest = label.partition(", ")
+        return self.labels.get(label) or self.labels.get(first, first) + comma + rest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ def look_of(options):
     """The `Look` that the options of a command line ask for.
 
     Raises:
-        UserError: one line, if one is none.
+        UserError: one line, if one is not allowed.
     """
     scales, labels = _pairs("--scale", options.scale), _pairs("--label", options.label)
     style = Style(72 * options.width, 72 * options.height, options.font_size, options.font, scales or "auto", labels)

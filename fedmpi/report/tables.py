@@ -3,15 +3,15 @@
 import csv
 import statistics
 
-from fedmpi.presets.reading import short
 from fedmpi.report.curves import clearly_best, clients_at_end, curve, final, metrics_of
 from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
-from fedmpi.text import Table, as_cell, format_count, format_quantity
+from fedmpi.text import Table, as_cell, format_count, format_quantity, short
 
 
 def final_table(problem):
-    """What each method ended with: mean ± standard deviation over its seeds; settings that differ stand behind."""
+    """What each method ended with: mean ± standard deviation over its seeds; the last column has the settings that
+    differ, if any do."""
     methods, metrics = problem.methods, metrics_of(problem.methods)
     metrics = [name for name in metrics if name != "loss"] or metrics  # what was evaluated says more
     printed = [name for name in metrics if any(_printed(method, name) for method in methods)]
@@ -29,7 +29,7 @@ def final_table(problem):
 
 
 def differing_settings(problem):
-    """For each method, in words, the settings of its algorithm that others have with another value."""
+    """For each method, as text, the settings of its algorithm that have another value in another method."""
     values = {}
     for method in problem.methods:
         for key, value in method.settings.items():

@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from fedmpi.errors import UserError
-from fedmpi.program.parser import Parser
+from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.reproduce.experiment import SCALES, find_experiments
 from fedmpi.reproduce.results import paths, read_results, write_results
@@ -42,9 +42,9 @@ def make_parser():
     add("--seeds", type=_seeds, metavar="N,N", help="default: 0,1,2; with --tune the experiment's")
     add("--tune", action="store_true", help="run the grids instead, on held-out training data")
     add("--pages", action="store_true", help="start nothing, write the pages again from the CSV files")
-    add("--ranks", type=_count, default=1, metavar="N", help="ranks of each run; default: 1")
-    add("--at-a-time", type=_count, metavar="N", help="runs at once; default: the cores divided by the ranks")
-    add("--threads", type=_count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
+    add("--ranks", type=count, default=1, metavar="N", help="ranks of each run; default: 1")
+    add("--at-a-time", type=count, metavar="N", help="runs at once; default: the cores divided by the ranks")
+    add("--threads", type=count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
     add("--launch", metavar="WORDS", help='how ranks are started, like "mpirun --oversubscribe -np {ranks}"')
     add("--data-dir", metavar="FOLDER", help="folder of data files; default: the variable FEDMPI_DATA")
     words = "folder of the run folders; default: reproduce"
@@ -53,12 +53,6 @@ def make_parser():
     add("--results", type=pathlib.Path, default=pathlib.Path("results"), metavar="FOLDER", help=words)
     add("--emit-slurm", type=pathlib.Path, metavar="FILE", help="write a job array of the runs instead of making them")
     return parser
-
-
-def _count(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, not '{text}'")
-    return int(text)
 
 
 def _seeds(text):
@@ -82,31 +76,47 @@ def _run(arguments):
     how = _how(options, arguments)
     if options.emit_slurm and not is_named:
         raise UserError("--emit-slurm: expected one table or figure: each has a job array of its own")
+    failed = []
     for one in experiments:
-        scale = options.scale
         reason = _reason_to_skip(one, options)
         if reason and is_named:
             raise UserError(f"{one.name}: {reason}")
         if reason:
             print(f"{one.name}: left out: {reason}", flush=True)
             continue
-        if options.tune:
-            from fedmpi.reproduce.tuning import tune
+        try:
+            _reproduce(one, options, how)
+        except UserError as error:
+            if is_named:
+                raise
+            failed.append(f"{one.name}: {error}")
+            print(failed[-1], file=sys.stderr, flush=True)
+    if not options.emit_slurm:
+        print(write_summary(options.results))
+    if failed:
+        raise UserError(f"{len(failed)} of {len(experiments)} failed; the first is {failed[0]}")
 
-            tune(one, options.seeds, options.results, how)
-            continue
-        points, folder = one.points(scale), how.out / one.name / scale
-        planning = plan_runs(one.first_run(scale), points, options.seeds or [0, 1, 2], folder, how)
-        if options.emit_slurm:
-            emit_slurm(planning, how, options.emit_slurm)
-            return
-        make(planning, how)
-        write_results(options.results, one, scale, planning)
-        print(_write_page(options.results, one, scale), flush=True)
-    print(write_summary(options.results))
+
+def _reproduce(one, options, how):
+    """Tune, or plan a job array, or make the runs and the page of an experiment."""
+    if options.tune:
+        from fedmpi.reproduce.tuning import tune
+
+        tune(one, options.seeds, options.results, how)
+        return
+    scale = options.scale
+    points, folder = one.points(scale), how.out / one.name / scale
+    planning = plan_runs(one.first_run(scale), points, options.seeds or [0, 1, 2], folder, how)
+    if options.emit_slurm:
+        emit_slurm(planning, how, options.emit_slurm)
+        return
+    make(planning, how)
+    write_results(options.results, one, scale, planning)
+    print(_write_page(options.results, one, scale), flush=True)
 
 
 def _how(options, arguments):
+    """The `How` of the options; `arguments` are recorded without folders of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     at_a_time = options.at_a_time or max(1, cores // (options.ranks * options.threads))
     places = ("--data-dir", "--out", "--results")
@@ -121,8 +131,8 @@ def _reason_to_skip(one, options):
     """Why an experiment is not run with these options, or ""."""
     if not one.scales:
         return one.not_run
-    if options.tune:
-        return "" if one.tune else "its file has no grids"
+    if options.tune and not one.tune:
+        return "its file has no grids"
     if options.scale not in one.scales:
         return f"not run at scale {options.scale}: {one.not_run or 'its file has none'}"
     missing = _missing(one, options.data_dir)
@@ -130,12 +140,13 @@ def _reason_to_skip(one, options):
 
 
 def _missing(one, data_dir):
-    """Names of data files that are not in the folder, in words."""
-    folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or "data")
+    """Names of the data files that are not in the folder, as text."""
+    folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or ".")
     return ", ".join(name for name in one.data if not (folder / f"{name}.h5").is_file())
 
 
 def _pages(experiments, options):
+    """Write the pages of all experiments that have results, and the summary."""
     for one in experiments:
         for scale in SCALES:
             if read_results(options.results, one, scale):
@@ -154,7 +165,7 @@ def _write_page(results, one, scale):
 
 def listing(results, data_dir):
     """The text of --list."""
-    rows = [["name", "what", "data", "methods", "CPU-hours, full, 1 seed", "GPU-hours", "state"]]
+    rows = [["name", "what", "data", "methods", "CPU time, full scale, 1 seed", "GPU time", "state"]]
     for one in find_experiments(["all"]):
         data, methods = ", ".join(one.data) or "–", ", ".join(one.methods) or "–"
         gpu = "not measured" if one.scales else "–"

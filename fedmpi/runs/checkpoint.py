@@ -1,4 +1,4 @@
-"""Checkpoints in a run folder: their manifests, and which of them there are.
+"""The checkpoints in a run folder: their files and manifests, finding and removing them.
 
     checkpoints/000120/manifest.json    settings, versions, round, and every file's size and checksum
     checkpoints/000120/server.h5        the state that all ranks share
@@ -25,7 +25,7 @@ from fedmpi.run_files import CHECKPOINTS, MANIFEST
 from fedmpi.runs.state_file import Damaged
 
 FORMAT = 1  # of the manifest and the files
-WRITTEN = ("format", "versions", "round", "clients", "layout", "records", "files", "settings")  # what a manifest needs
+REQUIRED = ("format", "versions", "round", "clients", "layout", "records", "files", "settings")  # keys of a manifest
 
 
 def checkpoint_folder(run_folder, round_index):
@@ -67,7 +67,7 @@ def versions():
 
 
 def write_manifest(folder, content):
-    """Complete a checkpoint: write its manifest and bring it to the disk.
+    """Complete a checkpoint: write its manifest and flush it to the disk (fsync).
 
     Args:
         folder: of the checkpoint. content: a dict for JSON; format, versions and date are added.
@@ -103,7 +103,7 @@ def read_manifest(folder):
         is_signed = False
     if not is_signed:
         raise Damaged(f"{path}: its bytes are not those that were written")
-    if missing := [key for key in WRITTEN if key not in content]:
+    if missing := [key for key in REQUIRED if key not in content]:
         raise Damaged(f"{path}: {', '.join(missing)} is missing")
     if content["format"] != FORMAT:
         raise Damaged(f"{path}: is of format {content['format']}, and this fedmpi reads {FORMAT}")
@@ -151,7 +151,7 @@ def remove_client_file(folder, client):
 
 
 def sync_folder(folder):
-    """Bring the names in a folder to the disk."""
+    """Flush the names in a folder to the disk (fsync)."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
@@ -160,7 +160,7 @@ def sync_folder(folder):
 
 
 def make_folders(folder):
-    """Make a folder and those above it, and bring their names to the disk."""
+    """Make a folder and those above it, and flush their names to the disk."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)

@@ -1,4 +1,4 @@
-"""Comparing runs: sorted into problems, methods and repetitions by the role of what differs in their settings."""
+"""Runs sorted into problems, methods and repetitions, by the roles of the settings in which they differ."""
 
 import collections
 import dataclasses
@@ -74,20 +74,21 @@ def distinguishes_methods(key):
 
 
 def problem_name(settings):
-    """The data set and how it is split, in a few words."""
+    """The data set and how it is split, as a short text."""
     data = settings.get("task.data")
     name = str(settings.get("task", "?")) if data is None else pathlib.PurePath(str(data)).name.removesuffix(".h5")
     return ", ".join(str(word) for word in (name, settings.get("partition"), settings.get("model")) if word)
 
 
 def setting_in_words(key, value):
-    """A setting in words, like "step_size 0.01"."""
+    """A setting as text, like "step_size 0.01"."""
     return f"{key.rpartition('.')[2]} {value}"
 
 
 def _problems_of_a_name(runs):
+    """The `Problem`s of runs whose `problem_name` is the same."""
     keys = [key for key in _common(runs) if role(key) == "problem"]
-    groups = _sort_by(runs, functools.partial(_chosen, keys=keys))
+    groups = _sort_by(runs, functools.partial(_values, keys=keys))
     differing = _differing(groups, keys)
     return [Problem(_label(problem_name(group[0].settings), group, differing), _methods(group)) for group in groups]
 
@@ -98,6 +99,7 @@ def _common(runs):
 
 
 def _label(name, group, keys):
+    """A name, and the settings `keys` of a group of runs, as text."""
     return ", ".join([name, *(setting_in_words(key, group[0].settings[key]) for key in keys)])
 
 
@@ -108,7 +110,7 @@ def _methods(runs):
     methods = []
     for of_algorithm in _sort_by(runs, _algorithm):
         keys = [key for key in _common(of_algorithm) if distinguishes_methods(key)]
-        groups = _sort_by(of_algorithm, functools.partial(_chosen, keys=keys))
+        groups = _sort_by(of_algorithm, functools.partial(_values, keys=keys))
         differing = dict.fromkeys([*own, *_differing(groups, keys)])
         methods += [Method(_label(_algorithm(group[0]), group, differing), group) for group in groups]
     return methods
@@ -119,16 +121,18 @@ def _algorithm(run):
 
 
 def _sort_by(runs, key):
+    """Lists of the runs for which the function `key` is the same, in the order of their first."""
     groups = collections.defaultdict(list)
     for run in runs:
         groups[key(run)].append(run)
     return list(groups.values())
 
 
-def _chosen(run, keys):
+def _values(run, keys):
+    """The values of some settings of a run, as text that can be compared."""
     return json.dumps([run.settings[key] for key in keys], default=str)
 
 
 def _differing(groups, keys):
-    """Those of some keys in which the first runs of groups differ."""
-    return [key for key in keys if len({_chosen(group[0], [key]) for group in groups}) > 1]
+    """Those of `keys` in which the first runs of the groups differ."""
+    return [key for key in keys if len({_values(group[0], [key]) for group in groups}) > 1]

@@ -1,19 +1,17 @@
 """Which data a run was trained on: size and checksum of each data file, in the run folder."""
 
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
 
+from fedmpi.data.checksum import checksum
 from fedmpi.errors import UserError
 from fedmpi.run_files import DATA_FILES
 
-PIECE = 1 << 20  # bytes read at once
-
 
 def describe_file(path):
-    """{"path", "bytes", "sha256"} of a data file; the checksum is computed once as long as size and time stay.
+    """{"path", "bytes", "sha256"} of a data file; the checksum is computed again only if size or time of change differ.
 
     Raises:
         UserError: if the file cannot be read.
@@ -25,7 +23,7 @@ def describe_file(path):
         known = _read_cache()
         digest = known.get(key)
         if digest is None:
-            digest = _checksum(path)
+            digest = checksum(path, "sha256")
             _write_cache({**known, key: digest})
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
@@ -57,7 +55,7 @@ def write_data_files(folder, files):
 
 
 def difference(before, now):
-    """In words, how the data files of two runs differ; "" if their contents are the same in the same order."""
+    """How the data files of two runs differ, as text; "" if their contents are the same in the same order."""
     if not before or [one["sha256"] for one in before] == [one["sha256"] for one in now]:
         return ""
     if len(before) != len(now):
@@ -67,18 +65,10 @@ def difference(before, now):
     return f"the content of {new['path']} ({size}) is not that of {old['path']}"
 
 
-def _checksum(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def _cache():
-    return (
-        pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "fedmpi" / "checksums.json"
-    )
+    """Path of the file with the checksums computed so far: "path|size|time of change" -> SHA-256."""
+    folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    return folder / "fedmpi" / "checksums.json"
 
 
 def _read_cache():

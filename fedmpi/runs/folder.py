@@ -9,14 +9,14 @@ import re
 from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
-from fedmpi.presets.reading import short
 from fedmpi.run_files import CLIENTS, DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.settings import former_names
+from fedmpi.text import short
 
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
 LARGEST_VALUE = 1e200  # of metrics
-LONGEST_NAME, LONGEST_VALUE, LONGEST_NOTE = 100, 2000, 10_000  # letters
+LONGEST_NAME, LONGEST_VALUE, LONGEST_NOTE = 100, 2000, 10_000  # characters
 NAME = re.compile(r"[A-Za-z_][\w.+-]{0,99}", re.ASCII)  # of a field of a record
 
 
@@ -151,7 +151,11 @@ def _check_settings(path, settings):
 
 
 def read_records(path):
-    """(the records of a file, if there is one, the clients' last values); an unfinished last line is ignored."""
+    """(the records of a file, if there is one, the clients' last values); an unfinished last line is ignored.
+
+    Raises:
+        UserError: if the file cannot be read, or a line is not the record of a round.
+    """
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:

@@ -1,10 +1,11 @@
-"""A trained model from a file, by which a new run begins."""
+"""A trained model from a file, from which a new run starts."""
 
 import pathlib
 
 import h5py
 import torch
 
+from fedmpi.data.hdf5 import data_sets
 from fedmpi.errors import UserError
 from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE
 from fedmpi.runs.checkpoint import checkpoint_folder, describe_layout, find_checkpoints, read_manifest
@@ -39,7 +40,7 @@ def read_initial(path, flat):
         raise UserError(f"init = {path}: {damage}") from None
     except FileNotFoundError:
         raise UserError(f"init = {path}: no such file; {WANTED}") from None
-    except Exception as error:  # noqa: BLE001  each library has its own errors for files that are none
+    except Exception as error:  # noqa: BLE001  each library has its own errors for files of another kind
         what = " ".join(str(error).split())[:200]
         raise UserError(f"init = {path}: cannot be read: {what}; {WANTED}") from None
     _check(path, values, flat)
@@ -56,14 +57,8 @@ def _read(file):
         return load_file(file)
     if file.suffix in (".h5", ".hdf5"):
         file.stat()  # h5py's own message for a missing file is long
-        values = {}
         with h5py.File(file) as content:
-            content["model"].visititems(
-                lambda name, item: values.update(
-                    {name: torch.as_tensor(item[()])} if isinstance(item, h5py.Dataset) else {}
-                )
-            )
-        return {name: torch.as_tensor(value) for name, value in values.items()}
+            return {name: torch.as_tensor(item[()]) for name, item in data_sets(content["model"])}
     return torch.load(file, weights_only=True)  # a model of an earlier version or of plain PyTorch: tensors only
 
 

@@ -6,7 +6,7 @@
             such a dict itself.
     task:   name of the task.
     input:  shape of one input; the module takes (value / divide_by - mean) / std, channels before height and width.
-    class_names, feature_names, words: where the data have them.
+    class_names, feature_names, words: if the data have them.
 """
 
 import importlib
@@ -36,9 +36,13 @@ def save_model(folder, named_values, rows, description):
     Raises:
         UserError: if a file cannot be written (full disk).
     """
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
-    for name, content in _encode(plain, rows, description):
+    for name, content in _encode(_plain(named_values), rows, description):
         _write(folder / name, content)
+
+
+def _plain(named_values):
+    """The same tensors on the CPU, each contiguous in memory of its own, as safetensors wants them."""
+    return {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
 
 
 def _encode(plain, rows, description):
@@ -80,12 +84,11 @@ def save_client_model(path, named_values):
     Raises:
         UserError: if it cannot be written.
     """
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"{path.parent}: cannot be created: {error.strerror}") from None
-    _write(path, safetensors.torch.save(plain, metadata={"format": "pt"}))
+    _write(path, safetensors.torch.save(_plain(named_values), metadata={"format": "pt"}))
 
 
 def load_model(folder, model=None):
@@ -231,6 +234,11 @@ def _hdf5(named_values, rows):
 
 
 def _write(path, content):
+    """Write a file that appears only when it is complete.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
     part = path.with_name(path.name + ".part")
     try:
         part.write_bytes(content)

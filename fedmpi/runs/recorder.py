@@ -19,8 +19,6 @@ from fedmpi.runs.trackers.base import titled
 from fedmpi.text import format_seconds
 
 LONGEST_LINE = 1 << 20  # bytes of a record
-
-
 LONG_WAIT = 60  # seconds; progress lines say the time left beyond it
 
 
@@ -28,9 +26,9 @@ class Recorder:
     """Writes the record of one run, on rank 0.
 
     Args:
-        folder: path of the run folder, which exists (`make_run_folder`); its records are gone on with.
+        folder: path of the run folder, which exists (`make_run_folder`); new records are appended to those in it.
         num_rounds: of the run, for the progress bar.
-        trackers: `Tracker` objects that are told the same.
+        trackers: `Tracker` objects that get every record, too.
 
     Attributes:
         last: the last record, {} if there is none.
@@ -40,7 +38,8 @@ class Recorder:
     """
 
     def __init__(self, folder, num_rounds, trackers=()):
-        self.folder, self._trackers, self._told = folder, trackers, []
+        self.folder, self._trackers = folder, trackers
+        self._begun = []  # the trackers that have begun and are to be closed
         try:
             self._lines = open(folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as error:
@@ -51,7 +50,7 @@ class Recorder:
         self._settings = None
 
     def begin(self, settings, position=0):
-        """Forget the records behind a position, write the settings, and show that training begins.
+        """Remove the records after a position, write the settings, and show that training begins.
 
         Args:
             settings: nested dict, written to the run folder. position: what `position` returned; 0: no records.
@@ -70,7 +69,7 @@ class Recorder:
         self.last = self._last_line(position)
         for tracker in self._trackers:
             tracker.begin(self.folder, settings, self.last.get("round", 0))
-            self._told.append(tracker)
+            self._begun.append(tracker)
         if sys.stderr.isatty():
             done = self.last.get("round", 0)
             self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
@@ -88,7 +87,7 @@ class Recorder:
         return self._lines.seek(0, os.SEEK_END)
 
     def is_finished(self, num_rounds):
-        """Whether the folder has the model of a run of so many rounds."""
+        """Whether the folder has the model of a run of `num_rounds` rounds."""
         return is_complete(self.folder) and self._last_line(self.position()).get("round") == num_rounds
 
     def check(self, position, num_rounds):
@@ -103,7 +102,7 @@ class Recorder:
             )
 
     def sync(self):
-        """Bring the records to the disk."""
+        """Flush the records to the disk (fsync)."""
         os.fsync(self._lines.fileno())
 
     def _last_line(self, position):
@@ -127,7 +126,7 @@ class Recorder:
         clients = getattr(metrics, "clients", {})
         self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
         self._append(json.dumps(self.last).encode() + b"\n")
-        for tracker in self._told:
+        for tracker in self._begun:
             tracker.round(record["round"], titled(self.last))
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         if self._bar is not None:
@@ -138,12 +137,12 @@ class Recorder:
             print(f"round {record['round']}/{self._num_rounds}: {text}{self._time_left(record)}", flush=True)
 
     def _time_left(self, record):
-        """In words, how long the remaining rounds take if they are like those before; "" if that is soon."""
+        """How long the remaining rounds take if they are like those before, as text; "" if that is not long."""
         left = record["seconds"] / record["round"] * (self._num_rounds - record["round"])
         return f"; {format_seconds(left)} left" if left > LONG_WAIT else ""
 
     def _append(self, line):
-        """Write a line behind the others; what the disk has no room for stays in memory and is tried again."""
+        """Append a line; what the disk has no room for stays in memory and is tried again with the next one."""
         had_room = not self._pending
         self._pending += line
         begin = None
@@ -170,7 +169,7 @@ class Recorder:
         return self._lines.read(end - begin)
 
     def _make_again(self):
-        """Make the run folder again after somebody has removed it: its settings, and the records so far."""
+        """Make the run folder again if it was removed: its settings, and the records so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
         records = self._read(0, self.position())
         again = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
@@ -195,8 +194,8 @@ class Recorder:
                 f"fedmpi: {self.folder / RECORDS}: the last records could not be written", file=sys.stderr, flush=True
             )
             self._pending = b""
-        while self._told:
-            self._told.pop().close()
+        while self._begun:
+            self._begun.pop().close()
         self._lines.close()
 
 

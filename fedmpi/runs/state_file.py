@@ -25,7 +25,7 @@ class Damaged(Exception):
 
 
 def write_state(path, state):
-    """Write a state and bring it to the disk; an existing file is overwritten.
+    """Write a state and flush it to the disk (fsync); an existing file is overwritten.
 
     Args:
         path: a `pathlib.Path`.
@@ -35,7 +35,7 @@ def write_state(path, state):
         (size in bytes, CRC-32) of the file.
 
     Raises:
-        OSError: if the disk is full (before anything is written, where the file system can reserve) or fails.
+        OSError: if the disk is full (before anything is written, if the file system can reserve room) or fails.
     """
     structure, tensors = _lay_out(state)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -101,10 +101,11 @@ def check_file(path, nbytes, checksum):
 def _lay_out(state):
     """(the `_Structure` of the file, [(offset, tensor)] of what lies in it)."""
     structure, tensors = _Structure(), []
-    at_once = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    at_once.set_layout(h5py.h5d.CONTIGUOUS)
-    at_once.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    at_once.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    # Properties of a dataset that gets its place in the file when it is created, and no values from the library.
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     with h5py.File(structure, "w", alignment_threshold=SMALL, alignment_interval=PAGE) as file:
         for name, value in state.items():
             if isinstance(value, int | float):
@@ -115,7 +116,7 @@ def _lay_out(state):
                 file.create_dataset(name, data=value.detach().cpu().numpy(), track_times=False)
             else:
                 dtype = torch.empty(0, dtype=value.dtype).numpy().dtype
-                dataset = file.create_dataset(name, tuple(value.shape), dtype, dcpl=at_once, track_times=False)
+                dataset = file.create_dataset(name, tuple(value.shape), dtype, dcpl=properties, track_times=False)
                 tensors.append((dataset.id.get_offset(), value))
     return structure, sorted(tensors, key=lambda one: one[0])
 

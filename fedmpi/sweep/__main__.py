@@ -1,6 +1,5 @@
 """Choose settings: ``python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 --rounds 50``."""
 
-import argparse
 import os
 import pathlib
 import sys
@@ -10,7 +9,7 @@ import yaml
 from fedmpi.config.grammar import read_file
 from fedmpi.config.run import Run, role
 from fedmpi.errors import UserError
-from fedmpi.program.parser import Parser
+from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.runs.folder import is_run, outcome, read_run
 from fedmpi.runs.record import HELD_OUT
@@ -79,13 +78,13 @@ def make_parser():
     )
     parser.add_argument(
         "--ranks",
-        type=_count,
+        type=count,
         metavar="N",
         help="ranks of each run; default: 1, or in a job array what the job script asks for",
     )
     parser.add_argument(
         "--at-a-time",
-        type=_count,
+        type=count,
         metavar="N",
         help="how many runs to start at the same time; default: 1, or in a job array no limit",
     )
@@ -110,7 +109,7 @@ def make_parser():
         help="with --search: smallest and largest value of a setting; may be repeated",
     )
     parser.add_argument(
-        "--trials", type=_count, default=20, metavar="N", help="with --search: number of runs; default: 20"
+        "--trials", type=count, default=20, metavar="N", help="with --search: number of runs; default: 20"
     )
     parser.add_argument(
         "--search-seed", type=int, default=0, metavar="N", help="with --search: seed of the sampler; default: 0"
@@ -144,12 +143,6 @@ def make_parser():
     return parser
 
 
-def _count(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, not '{text}'")
-    return int(text)
-
-
 def _run(arguments):
     options, common = make_parser().parse_known_args(arguments)
     if options.metric:
@@ -160,7 +153,7 @@ def _run(arguments):
     if options.range or options.prune:
         raise UserError("--range and --prune: expected only with --search random or --search tpe")
     plan = make_plan(options.out.absolute(), options.plan, options.grid, common)
-    added = _complete(plan.common, options)
+    added = _add_settings(plan.common, options)
     if options.words is not None:
         _print_words(plan, options.words)
         return
@@ -179,12 +172,12 @@ def _run(arguments):
         _emit(options, plan, todo, common)
         return
     if not options.table:
-        run_all(plan, todo, *_how(options), _Progress(plan, len(todo), options.metric))
+        run_all(plan, todo, *_launch_options(options), _Progress(plan, len(todo), options.metric))
     _choose(plan, options)
 
 
-def _how(options):
-    """(ranks of each run, runs at once, words that start ranks)."""
+def _launch_options(options):
+    """(ranks of each run, runs at once, command that starts the ranks) from the options."""
     ranks = options.ranks or 1
     launcher = ("mpirun -np {ranks}" if ranks > 1 else "") if options.launch is None else options.launch
     return ranks, options.at_a_time or 1, launcher
@@ -198,7 +191,7 @@ def _search(options, common):
         )
     space = make_space(options.range, options.grid)
     plan = plan_of_search(options.out.absolute(), options.plan, list(space), common)
-    added = _complete(plan.common, options)
+    added = _add_settings(plan.common, options)
     search = Search(plan, space, options.search, options.search_seed, options.metric, options.prune)
     if not options.table:
         lowest = Planned("first", {key: str(getattr(one, "low", None) or one.choices[0]) for key, one in space.items()})
@@ -208,11 +201,11 @@ def _search(options, common):
     if not options.table:
         todo = max(0, options.trials - known)
         print(f"{options.trials} trials in {options.out}, {todo} of them still to do", flush=True)
-        search.run(options.trials, *_how(options), _Progress(plan, todo, options.metric))
+        search.run(options.trials, *_launch_options(options), _Progress(plan, todo, options.metric))
     _choose(plan, options)
 
 
-def _complete(common, options):
+def _add_settings(common, options):
     """Add the settings that follow from the sweep's options to those of all runs.
 
     Returns:
@@ -233,7 +226,7 @@ def _check_runs(plan, runs, added):
     """Check the settings of all runs before any work starts.
 
     Args:
-        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that `_complete` added.
+        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that `_add_settings` added.
 
     Raises:
         UserError: if those of a run are wrong.
@@ -301,7 +294,7 @@ class _Progress:
 
 
 def _result(record, metric):
-    """A complete run's value of the metric, in words; it may not have measured it."""
+    """A complete run's value of the metric, as text; it may not have measured it."""
     if metric is None and not any(name.startswith(HELD_OUT) for name in record.metrics):
         return "no held-out data"
     metric = metric or usual_metric([record])

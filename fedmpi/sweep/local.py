@@ -38,7 +38,7 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
     Args:
         plan: a `Plan`. runs: list of `Planned`.
         ranks: of each run. at_a_time: how many runs at once.
-        launcher: words that start ranks, with "{ranks}"; "" starts one process as it is.
+        launcher: command that starts ranks, with "{ranks}"; "": each run is one process without it.
         ended: called as `ended(run, exit code, seconds, last line that it printed, CPU seconds of its processes)`.
 
     Raises:
@@ -85,21 +85,17 @@ def start_job(plan, run, ranks, launcher):
 
 
 class _Log:
-    """What a job prints into a file."""
+    """What a job prints into the file `log`."""
 
     def last_line(self):
-        """The line that says how the job ended."""
-        return _last_line(self.log)
-
-
-def _last_line(path):
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    ours = [line for line in lines if line.startswith("fedmpi: error")]
-    return next((line for line in [*ours[:1], *reversed(lines)] if line.strip()), "it printed nothing")
+        """The line that says how the job ended: its first error, or else the last line."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("fedmpi: error")]
+        return next((line for line in [*errors[:1], *reversed(lines)] if line.strip()), "it printed nothing")
 
 
 class _ForeignJob(_Log):
-    """A run that a job of another sweep is making, perhaps of one that was killed."""
+    """A run that a job of another sweep is making; that sweep may have been killed."""
 
     def __init__(self, run, log):
         self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
@@ -132,7 +128,7 @@ class _Job(_Log):
         if not goes_on:
             clear(plan.folder(run))
         words = [f"--ranks={ranks}", *plan.arguments(run), *(["--resume=auto"] if goes_on else [])]
-        if ranks == 1 and not launcher and hasattr(os, "fork"):
+        if ranks == 1 and not launcher and sys.platform == "linux":
             self._process = _fork(words, log)
         else:
             self._process = _start(launcher.replace("{ranks}", str(ranks)), words, log)

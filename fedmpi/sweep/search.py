@@ -1,8 +1,9 @@
-"""Random and TPE search through Optuna: each trial is a run of a sweep, and a hopeless one is ended early."""
+"""Random and TPE search with Optuna: each trial is a run of a sweep, and can be ended early (pruned)."""
 
 import json
 import time
 
+from fedmpi.config.grammar import spelling
 from fedmpi.errors import UserError
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import less_is_better
@@ -36,13 +37,15 @@ def make_space(ranges, grid):
             make = optuna.distributions.IntDistribution if kind is int else optuna.distributions.FloatDistribution
             if scale not in ("", "log"):
                 raise ValueError(f"scale {scale}")
-            (key, _), distribution = axis(f"{key}=0"), make(kind(low), kind(high), log=scale == "log")
+            if not key:
+                raise ValueError("no setting")
+            distribution = make(kind(low), kind(high), log=scale == "log")
         except ValueError as error:
             raise UserError(
                 f"--range {text}: expected a setting with its smallest and largest value, like "
                 f"algorithm.step_size=0.001:0.1:log or local_steps=1:20 ({error})"
             ) from None
-        space[key] = distribution
+        space[spelling(key)] = distribution
     if not space:
         raise UserError("--search: nothing to vary: give --range algorithm.step_size=0.001:0.1:log")
     return space
@@ -68,7 +71,7 @@ class Search:
     Args:
         plan: a `Plan` without runs; the trials are added to it. space: see `make_space`.
         sampler: one of `SAMPLERS`. seed: of the sampler. metric: its name, or None for the usual one.
-        prunes: whether hopeless runs are ended early.
+        prunes: whether runs that are worse than the median of the others so far are ended early.
     """
 
     def __init__(self, plan, space, sampler, seed, metric, prunes):
@@ -138,7 +141,7 @@ class Search:
         return trial, run
 
     def _look_after(self, trial, job, seen, ended):
-        """Whether a job has ended; tells the study what it measured, and ends it if that is hopeless."""
+        """Report what a job has measured to the study, end it if it is to be pruned; returns whether it has ended."""
         seconds = time.monotonic() - job.begun
         for round_, value in self._measured(job.run):
             if round_ not in seen:

@@ -1,4 +1,4 @@
-"""A sweep as a SLURM job array: the template's own lines, and the sweep's arguments."""
+"""A sweep as a SLURM job array: a template of a job script, completed with the sweep's arguments."""
 
 import re
 import shlex

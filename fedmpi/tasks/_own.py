@@ -1,4 +1,4 @@
-"""Tasks of one's own: a Dataset per client, a loss and metrics; `fedmpi.Task`."""
+"""Tasks that users write, `fedmpi.Task`: a Dataset per client, a loss and metrics."""
 
 import dataclasses
 import importlib
@@ -16,12 +16,12 @@ from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import LoadedTask, Metrics, constructor_of
 from fedmpi.tasks.base import Task as AnyTask
 
-EVALUATION_BATCH = 100  # samples
+EVALUATION_BATCH = 100  # samples; fewer than in `fedmpi.data.samples`, because a user's samples may be large
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(AnyTask):
-    """Base of tasks of one's own: subclasses say what a client's data are, what the loss is, and what is measured.
+    """Base of users' tasks: subclasses say what a client's data are, what the loss is, and what is measured.
 
     >>> import fedmpi, torch
     >>> class Line(fedmpi.Task):
@@ -63,7 +63,7 @@ class Task(AnyTask):
         """A subclass from functions, for notebooks and scripts: ``fedmpi.Task.of("Line", train=..., loss=...)``.
 
         Args:
-            name: of the subclass. members: its attributes; functions are without `self`, as one writes them.
+            name: of the subclass. members: its attributes; its functions take no `self`.
         """
         module = inspect.currentframe().f_back.f_globals.get("__name__", "__main__")
         members = {key: staticmethod(value) if inspect.isfunction(value) else value for key, value in members.items()}
@@ -195,19 +195,19 @@ class _Numbered:
     """A sampler that remembers the number of the draw that was asked for last."""
 
     def __init__(self, sampler):
-        self._sampler, self.batches_per_pass = sampler, sampler.batches_per_pass
+        self.sampler, self.batches_per_pass = sampler, sampler.batches_per_pass
         self.number, self.indices = None, None
 
     def __call__(self, number):
-        self.number, self.indices = number, self._sampler(number)
+        self.number, self.indices = number, self.sampler(number)
         return self.indices
 
 
 class _Loader:
     """A client's minibatches, made ahead of their draw by worker processes.
 
-    The draws are numbered and each is seeded by its number, so that neither the number of workers nor where a run was
-    resumed changes a batch.
+    The draws are numbered and each is seeded by its number, so that neither the number of workers nor the round
+    at which a run was resumed changes a batch.
     """
 
     def __init__(self, task, dataset, sampler, seed, client):
@@ -224,7 +224,7 @@ class _Loader:
         """The batch of the draw that the sampler was asked for last."""
         number, task = self._sampler.number, self._task
         if number != self._next:
-            made = _Made(task, self._dataset, self._sampler._sampler, self._seed, self._client)
+            made = _Made(task, self._dataset, self._sampler.sampler, self._seed, self._client)
             loader = DataLoader(
                 made, batch_size=None, sampler=_From(number), num_workers=task.workers, prefetch_factor=task.prefetch
             )
@@ -234,7 +234,7 @@ class _Loader:
 
 
 class _Made:
-    """Draw number -> batch, seeded as the oracle seeds a draw."""
+    """A Dataset of whole batches: number of a draw -> its batch, seeded as the oracle seeds that draw."""
 
     def __init__(self, task, dataset, sampler, seed, client):
         self._task, self._dataset, self._sampler = task, dataset, sampler
@@ -246,7 +246,7 @@ class _Made:
 
 
 class _From:
-    """The numbers from `first` on; a run may be shorter than any of them."""
+    """A sampler without end: the numbers from `first` on."""
 
     def __init__(self, first):
         self._first = first
@@ -266,7 +266,7 @@ def _checked(dataset, client):
     """A client's Dataset.
 
     Raises:
-        UserError: if it is none, or has no sample.
+        UserError: if it is not a Dataset with a length, or has no sample.
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UserError(f"train({client}): is a {type(dataset).__name__}: expected a Dataset with a length")

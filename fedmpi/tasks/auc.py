@@ -29,6 +29,7 @@ class DeepAUC(Classification):
 
     name = "auc"
     partition = "stride"
+    can_redeal = False
 
     removed_share: float = setting(0.8, "share of every negative class that is removed", least=0, below=1)
     p: str = setting(
@@ -44,14 +45,18 @@ class DeepAUC(Classification):
         return LoadedAUC(self, context, *self.open(context, partition))
 
     def version(self, source, seed):
-        """The imbalanced binary version of a data set; of silo files each has its own."""
+        """The imbalanced binary version of a data set; of silo files each has its own.
+
+        Raises:
+            UserError: if a silo file does not declare its number of classes.
+        """
         if names_silos(self.data) and not source.classes_declared:
             raise UserError(f"{source.path}: lacks the attribute num_classes, which decides which classes are positive")
         return ImbalancedBinary(source, self.removed_share, seed)
 
 
 def auc_loss(h, positive, p, a, b, w):
-    """Mean of Eq. (4) over a batch: its saddle in (a, b, w) is p(1-p)(E[(1 - h⁺ + h⁻)²] - 1).
+    """Mean of Eq. (4) over a batch: its value at the saddle in (a, b, w) is p(1-p)(E[(1 - h⁺ + h⁻)²] - 1).
 
     Args:
         h: [n] scores. positive: [n] 1 for positive samples, 0 for negative ones.
@@ -133,8 +138,8 @@ class LoadedAUC(LoadedClassification):
             hint = ": use --task.p global or another partition" if self._settings.p == "local" else ""
             raise UserError(f"task.p = {self._settings.p}: client {one_sided[0]} counts only {kind} samples{hint}")
         for name, parts in self._scored().items():
-            held = [sum(int(samples.labels.sum()) for samples in parts), sum(samples.num for samples in parts)]
-            positives, number = link.allgather(held).sum(0)
+            counts = [sum(int(samples.labels.sum()) for samples in parts), sum(samples.num for samples in parts)]
+            positives, number = link.allgather(counts).sum(0)
             if not 0 < positives < number:
                 raise UserError(
                     f"task.data = {self._settings.data}: {name} needs both kinds of samples, and "
@@ -169,7 +174,7 @@ class LoadedAUC(LoadedClassification):
         metrics = {"train_loss": link.allgather([sum(losses)]).sum() / link.num_present(self._context.num_clients)}
         clients = {"train_loss": link.allgatherv(losses)}
         for name, samples in self._scored().items():
-            scored = [_scored(module, part) for part in samples]
+            scored = [_outputs_and_labels(module, part) for part in samples]
             here = [np.concatenate([np.empty(0), *values]) for values in zip(*scored)] or [np.empty(0)] * 2
             outputs, positive = map(link.allgatherv, here)
             metrics[name] = roc_auc(outputs, positive)
@@ -200,8 +205,8 @@ def _own_auc(outputs, positive):
     return roc_auc(outputs, positive) if 0 < positive.sum() < len(positive) else np.nan
 
 
-def _scored(module, samples):
-    """(outputs, labels) of `Samples`; the outputs are in the order of their scores."""
+def _outputs_and_labels(module, samples):
+    """([n] float64 outputs, [n] labels) of `Samples`; a larger output is a larger score."""
     outputs, labels = [np.empty(0)], [np.empty(0)]
     for inputs, positive in samples.all():
         outputs.append(module(inputs).double().cpu().numpy())

@@ -55,7 +55,8 @@ class LoadedDatasets(LoadedClassification):
     """See `LoadedClassification`.
 
     Args:
-        context: a `RankContext`. train: client -> (inputs, labels). test: the same of this rank's share, or None.
+        context: a `RankContext`. train: client -> (inputs, labels). test: (inputs, labels) of this rank's share of the
+            test set, or None.
         test_rows: (number of test samples, which of them this rank has).
     """
 

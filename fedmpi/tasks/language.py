@@ -64,8 +64,8 @@ class Piece:
     """A minibatch: `inputs` and `targets` [steps, columns], and the hidden state before them.
 
     Attributes:
-        carried: of the client, where the state behind the piece goes.
-        end: the position in each column behind the piece. is_read: whether it was evaluated before.
+        carried: the client's dict for the state after the piece.
+        end: the position in each column after the piece. is_read: whether the piece was evaluated before.
     """
 
     carried: dict
@@ -93,7 +93,8 @@ class LoadedLanguage(LoadedTask):
         self._settings, self._context, self._words = settings, context, (train, test)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
-        self._most = (settings.evaluation_words, settings.evaluation_words)  # words of a part, of the test text
+        # How many words are evaluated: of each client's part, of the test text; None: all.
+        self._most = (settings.evaluation_words, settings.evaluation_words)
 
     def synchronise(self, link):
         context = self._context
@@ -154,7 +155,7 @@ class LoadedLanguage(LoadedTask):
         """The piece at the word positions `indices` [steps, columns] of the client's part.
 
         Args:
-            carried: what the client's last sample left: "position" behind it in the columns, and the hidden "state".
+            carried: what the client's last sample left: the "position" after it in the columns, and the hidden "state".
         """
         carried = {} if carried is None else carried
         indices = torch.atleast_2d(indices)

@@ -73,7 +73,7 @@ def run(settings):
             outcome = loop.train(config, link, callbacks)
             model = outcome.make_model()
         return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)
-    except AgreedUserError as error:  # its text is on one rank, and a program may want it on all
+    except AgreedUserError as error:  # its text is on one rank only: give it to all
         text = next(filter(None, allgather_lines(link, [str(error)])), "")
         raise UserError(text) from None
     except (Diverged, Stopped):
@@ -117,10 +117,10 @@ def _of_rank_0(link, module):
 
 
 def _read(settings):
-    """(the words of a command line, group -> object) of keyword arguments.
+    """(the arguments of a command line, group -> object), from keyword arguments.
 
     Raises:
-        UserError: one line, if an argument is of a type that nothing can be made of.
+        UserError: one line, if an argument has a type that is not allowed.
     """
     objects, texts = {}, {}
     data, test_data = settings.pop("data", None), settings.pop("test_data", None)

@@ -1,4 +1,4 @@
-"""Which data a run is trained on, in its folder, and whether they are those of the run that it repeats."""
+"""Which data a run is trained on: recorded in its folder, and compared with those of the run that it repeats."""
 
 import json
 import sys

@@ -19,7 +19,7 @@ _COMPARISONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Callbacks:
-    """What a program wants to be called with; each returns True to end the run after this round.
+    """The functions of a user's program that a run calls; a function returns True to end the run after this round.
 
     Attributes:
         on_round: called on every rank after every round with its record, a dict of numbers.
@@ -34,7 +34,7 @@ def read_condition(text):
     """(metric, comparison, bound) of a text like "accuracy>=0.9".
 
     Raises:
-        UserError: one line, if it is none.
+        UserError: one line, if it is not a condition.
     """
     match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.\w]+)\s*", text)
     try:
@@ -43,8 +43,8 @@ def read_condition(text):
         raise UserError(f"stop = {text}: expected a metric, >= or <=, and a number, like accuracy>=0.9") from None
 
 
-def selecting(goal, metrics):
-    """(metric, sign) by which a task's results are compared: on held-out data if there are any.
+def selection_goal(goal, metrics):
+    """(metric, sign) by which results are selected: the task's goal, on held-out data if there are any.
 
     Args:
         goal: of the task, see `LoadedTask`. metrics: names of what is measured.
@@ -57,11 +57,11 @@ class Ending:
     """Decides after every round whether the run ends there. Collective: all ranks agree.
 
     Args:
-        run: the run's settings: `stop`, `patience`. goal: of the task. link: a `Link`. callbacks: `Callbacks`.
+        run: a `Run`, for `stop` and `patience`. goal: see `LoadedTask`. link: a `Link`. callbacks: `Callbacks`.
 
     Attributes:
-        best, num_worse: the best value so far, larger is better, and the evaluations since.
-        reason: in words, why the run ended early, or "".
+        best: the best value of the metric so far, larger is better. num_worse: evaluations since then.
+        reason: text, why the run ended early, or "".
     """
 
     def __init__(self, run, goal, link, callbacks):
@@ -108,7 +108,7 @@ class Ending:
             if _COMPARISONS[comparison](record[metric], bound):
                 self.reason = f"{metric} {comparison} {bound:g}"
         if self._patience is not None:
-            metric, sign = selecting(self._goal, record)
+            metric, sign = selection_goal(self._goal, record)
             better = sign * record[metric] > self.best
             self.best, self.num_worse = (sign * record[metric], 0) if better else (self.best, self.num_worse + 1)
             if self.num_worse >= self._patience:

@@ -9,7 +9,9 @@ from fedmpi.errors import Diverged
 from fedmpi.tasks.base import Metrics
 from fedmpi.text import format_count
 
-PASSES = 5
+PASSES = (
+    5  # of the gradients over the training data: the last evaluation, one more pass, is then a small part of the run
+)
 _MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the largest value stays the largest
 
 
@@ -26,7 +28,7 @@ class Evaluation:
     def __init__(self, job):
         run = job.config.run
         self._job = job
-        # The best of several results is only known if all are measured on the same data, of which there should be much.
+        # To find the best of several results, each is measured on all the data.
         is_partial = run.evaluate == "subset" and run.result != "best"
         self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
         self._all_tests = job.task.subset(run.evaluate_samples, tests=False) if is_partial else job.task
@@ -34,7 +36,7 @@ class Evaluation:
         self._fast = pool_first(job.flat.module)
 
     def describe(self):
-        """In words, what models are evaluated on."""
+        """What models are evaluated on, as text for the closing table."""
         if not self.is_partial:
             return "all training and test data"
         number = format_count(self._job.config.run.evaluate_samples)
@@ -42,7 +44,7 @@ class Evaluation:
         return f"{number} training and test samples, drawn once; at the end {last}"
 
     def _task_at_end(self):
-        """On all data, but on all training data only if it takes a small part of the run: a pass for five before it."""
+        """On all test data; on all training data, too, if the gradients of the run passed over them `PASSES` times."""
         is_long = self._job.federation.num_gradients >= PASSES * self._job.num_batches
         return self._job.task if is_long else self._all_tests
 
@@ -60,8 +62,9 @@ class Evaluation:
             Diverged: on every rank, if its training loss is not finite.
         """
         job = self._job
-        job.flat.point_at(x, buffers.clone())  # whatever the module writes there in evaluation mode stays here
-        job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])  # those saved
+        job.flat.point_at(x, buffers.clone())  # a copy: a module may write to its buffers even in evaluation mode
+        # The model that is saved has the integer buffers of this rank's first client.
+        job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])
         job.flat.module.eval()
         task, federation = self._task_at_end() if whole else self._part, job.federation
         if federation.private:
@@ -76,7 +79,7 @@ class Evaluation:
 
 
 def pool_first(module):
-    """A module that computes the same from the same layers, sooner: max-pooling before the activation it follows.
+    """A module of the same layers that computes the same faster: with max-pooling before the activation it follows.
 
     The largest of a pool's inputs is the largest before and after a function that never decreases, so that such a
     function is computed for a quarter of the values of 2x2 pools. It changes `nn.Sequential`s without hooks only.

@@ -11,14 +11,14 @@ BATCH_NORM = "bn"  # in a list of patterns: all batch-norm layers
 
 
 def matching(module, text, setting):
-    """The names of a module's parameters and buffers that some patterns mean.
+    """The names of a module's parameters and buffers that match some patterns.
 
     Args:
         module: a `torch.nn.Module`. text: patterns separated by commas, each of names of parameters, buffers or
             modules; or "bn". setting: how the user gave it, for the message.
 
     Raises:
-        UserError: if a pattern means nothing.
+        UserError: if a pattern matches nothing.
     """
     names, found = list(module.state_dict()), set()
     norms = [prefix for prefix, part in module.named_modules() if isinstance(part, _BatchNorm)]
@@ -37,10 +37,10 @@ def matching(module, text, setting):
 
 
 def freeze(module, text):
-    """Exclude the parameters that `--freeze` means from training; None: none.
+    """Exclude the parameters that `--freeze` names from training; None: none.
 
     Raises:
-        UserError: if a pattern means nothing, or nothing would be left to train.
+        UserError: if a pattern matches nothing, or nothing would be left to train.
     """
     if text is None:
         return
@@ -52,10 +52,10 @@ def freeze(module, text):
 
 
 def private_parts(run, task, flat):
-    """(slices of x, slices of the float buffers) that `--private` means.
+    """(slices of x, slices of the float buffers) that `--private` names.
 
     Raises:
-        UserError: if a pattern means nothing, or the run has something that private layers do not go with.
+        UserError: if a pattern matches nothing, or the run cannot have private layers.
     """
     if run.private is None:
         return (), ()

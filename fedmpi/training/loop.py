@@ -28,7 +28,7 @@ from fedmpi.training.ending import Callbacks, Ending
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.records import Records
 from fedmpi.training.replicas import check_replicas
-from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_kept, trained_module
+from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_selected, trained_module
 from fedmpi.training.stopping import StopSignals, stopping_signal
 
 
@@ -115,10 +115,11 @@ def _make_recorder(job):
 
 
 class _Progress:
-    """What the loop itself goes on with: the clocks, the metrics of the last evaluation, and what ends it early.
+    """The loop's own state, which a checkpoint contains: the clocks, the last metrics, and what may end it early.
 
     Attributes:
-        ending: the `Ending`. metrics: of the last evaluation. start_seconds: before the first round.
+        ending: the `Ending`. metrics: of the last evaluation. start_seconds: of the program before its
+            first round.
     """
 
     def __init__(self, ending):
@@ -139,7 +140,7 @@ class _Progress:
         self.evaluation_seconds += time.perf_counter() - before
 
     def state(self):
-        """Name -> number."""
+        """Name -> number, for a checkpoint."""
         clocks = {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds}
         metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
         return clocks | self.ending.state() | metrics
@@ -153,26 +154,15 @@ class _Progress:
 
 
 def _run(job, recorder, checkpoints, callbacks, began):
-    """Start or resume, rounds, evaluations, result."""
+    """The whole run, from its start or a checkpoint to its `Outcome`. Collective."""
     run, link = job.config.run, job.link
     progress = _Progress(Ending(run, job.task.goal, link, callbacks))
     rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
     position = 0
     if run.resume not in (None, AUTO):
-        folder, is_finished, rounds = share(link, lambda: _look(job, recorder))
-        state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
-        if is_finished:
-            if recorder:
-                print(
-                    f"{folder}: the run is complete after {job.num_rounds} rounds; a larger --rounds continues it",
-                    flush=True,
-                )
-            return _outcome(job, checkpoints.folder, folder)
-        position = manifest["records"]
-        progress.restore(state)
-        agree(link, lambda: rule.check(job.federation))
-        if recorder:
-            print(f"{folder}: continuing after round {manifest['round']}", flush=True)
+        position, complete_in = _resume(job, recorder, checkpoints, progress, rule)
+        if complete_in is not None:
+            return _outcome(job, checkpoints.folder, complete_in)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
     _survive(job)  # a resumed run: the records end where they should
     checkpoints.records = records = Records(job, checkpoints.folder, recorder)
@@ -191,27 +181,49 @@ def _run(job, recorder, checkpoints, callbacks, began):
         if recorder is None:
             raise
         recorder.diverged(str(error))
-        notes = [f"{save_kept(job, recorder)} is the best model so far"] if job.federation.selected else []
+        notes = [f"{save_selected(job, recorder)} is the best model so far"] if job.federation.selected else []
         notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []
         raise Diverged("; ".join([str(error), *notes])) from None
 
 
+def _resume(job, recorder, checkpoints, progress, rule):
+    """Restore a run from its newest checkpoint. Collective.
+
+    Returns:
+        (where its records end in metrics.jsonl, its folder if the run is complete already or None).
+    """
+    folder, is_finished, rounds = share(job.link, lambda: _find_run(job, recorder))
+    state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
+    if is_finished:
+        if recorder:
+            print(
+                f"{folder}: the run is complete after {job.num_rounds} rounds; a larger --rounds continues it",
+                flush=True,
+            )
+        return 0, folder
+    progress.restore(state)
+    agree(job.link, lambda: rule.check(job.federation))
+    if recorder:
+        print(f"{folder}: continuing after round {manifest['round']}", flush=True)
+    return manifest["records"], None
+
+
 def _write_split(job, recorder):
-    """Write who has which samples, if there is room; the run does not need it."""
+    """Write which client has which samples; the run also goes on if there is no room for it."""
     try:
         job.task.write_split(recorder.folder)
     except (OSError, UserError) as error:
         print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)
 
 
-def _look(job, recorder):
-    """[run folder, whether the run has ended there, rounds of its checkpoints]; not collective."""
+def _find_run(job, recorder):
+    """[folder of the resumed run, whether the run is complete, rounds of its checkpoints]; not collective."""
     folder = recorder.folder
     return [str(folder), recorder.is_finished(job.num_rounds), find_checkpoints(folder)]
 
 
 def _warn_of_choice(job):
-    """Say it if the run will choose on the test set what is then measured there; rank 0 prints."""
+    """Print a warning on rank 0 if the run will choose its result on the test set, on which it is then measured."""
     run, task = job.config.run, job.config.task
     chooses = run.result == "best" or run.patience is not None
     if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
@@ -228,6 +240,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
         federation.start()
     is_last = federation.round_index >= job.num_rounds
     while not is_last:
+        job.task.begin_round(federation.round_index)
         loss = federation.run_round()
         number, evaluated = federation.round_index, {}
         if run.check_replicas and number % run.check_replicas == 0:
@@ -311,17 +324,17 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     return _outcome(job, checkpoints.folder, metrics=metrics)
 
 
-def _outcome(job, folder, complete=None, metrics=None):
+def _outcome(job, folder, complete_in=None, metrics=None):
     """The `Outcome`. Collective.
 
     Args:
         folder: path of the run folder.
-        complete: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
+        complete_in: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
     """
     records = None
     while records is None:  # again, if the rank that read them is lost
         records = share(job.link, lambda: read_records(folder / RECORDS)[0])
     if metrics is None:
         metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
-    make = functools.partial(trained_module, job, complete and pathlib.Path(complete))
+    make = functools.partial(trained_module, job, complete_in and pathlib.Path(complete_in))
     return Outcome(folder, records, metrics, make)

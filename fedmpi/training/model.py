@@ -1,4 +1,4 @@
-"""From a model class to a module that is known to train, to be the same on all ranks, and to be saved."""
+"""From a model class to a module; checks that it can be trained and saved, and is the same on all ranks."""
 
 import hashlib
 import random
@@ -27,7 +27,7 @@ def build_model(config, context, task):
     Torch's, numpy's and Python's generators are seeded before, so that all ranks build the same. Not collective.
 
     Raises:
-        UserError: one line, if the module is none that can be trained and saved.
+        UserError: one line, if the module cannot be trained or saved.
     """
     run = config.run
     seed = derive(run.seed, "model")
@@ -90,7 +90,7 @@ def _check_tensors(module):
 
 
 def _odd_kind(tensor):
-    """In words, why a tensor cannot be part of a vector; None if it can."""
+    """Why a tensor cannot be part of a vector, as text; None if it can."""
     if is_lazy(tensor):
         return None
     if tensor.is_quantized:
@@ -105,7 +105,7 @@ def _odd_kind(tensor):
 
 
 def _span(tensor):
-    """(first byte, byte behind the last) of a dense tensor's memory."""
+    """(first byte, byte after the last) of a dense tensor's memory."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
@@ -138,7 +138,7 @@ def check_same_everywhere(link, module):
     """
     lines = [f"{name} {list(tensor.shape)} {tensor.dtype} {_digest(tensor)}" for name, tensor in _entries(module)]
     text = "".join(f"{line}\n" for line in lines).encode()
-    # 48 bits, which a float64 holds exactly; in full only where they differ
+    # A hash of 48 bits, which a float64 holds exactly; the whole texts are exchanged only if the hashes differ.
     whole = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
     everyone = link.allgather([whole, len(text)])
     if (everyone == everyone[0]).all():
@@ -162,7 +162,7 @@ def _digest(tensor):
 
 
 def _described(line):
-    """A line of `check_same_everywhere` in words."""
+    """A line of `check_same_everywhere` as it is shown."""
     if line is None:
         return "nothing more"
     head, _, digest = line.rpartition(" ")

@@ -1,4 +1,4 @@
-"""The records of a run whose rank 0 may be lost: the lowest rank that is left goes on with them. Not collective."""
+"""The records of a run whose rank 0 may be lost: then the lowest rank that is left writes them. Not collective."""
 
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.recorder import Recorder

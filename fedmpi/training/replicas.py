@@ -1,4 +1,4 @@
-"""Whether what must be equal on all ranks is."""
+"""A check that the state which all ranks replicate is equal on all of them."""
 
 import collections
 import hashlib
@@ -9,7 +9,7 @@ HASH_BYTES = 6  # as many as a float64 holds exactly
 
 
 def check_replicas(federation):
-    """Compare the hashes of the server's rows, the averaged rows and the buffers of all ranks. Collective.
+    """Compare hashes of the server's rows, the averaged rows and the buffers between all ranks. Collective.
 
     Raises:
         ReplicasDiffer: on every rank, if one differs.

@@ -15,7 +15,7 @@ from fedmpi.runs.model_files import read_state, save_client_model, save_hdf5, sa
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, spread_in_words, table
-from fedmpi.training.ending import selecting
+from fedmpi.training.ending import selection_goal
 from fedmpi.training.model import describe_model, model_class
 
 
@@ -27,11 +27,12 @@ class ResultRule:
 
     Args:
         rule: "last", "best" or "uniform". num_rounds: of the run. seed: of the run.
-        goal: (metric, sign) by which "best" compares; sign 1 where more is better.
+        goal: (metric, sign) by which "best" compares; sign 1 if more is better.
     """
 
     def __init__(self, rule, num_rounds, seed, goal):
         self._rule, (self._metric, self._sign) = rule, goal
+        # "output" is the setting's former name: under another one, runs of earlier versions would draw another round.
         self._drawn = int(generator(seed, "output").integers(1, num_rounds + 1))
 
     def consider(self, federation, metrics):
@@ -39,13 +40,15 @@ class ResultRule:
         if self._rule == "uniform" and federation.round_index == self._drawn:
             federation.select()
         elif self._rule == "best":
-            self._metric, _ = selecting((self._metric, self._sign), metrics)
+            self._metric, _ = selection_goal((self._metric, self._sign), metrics)
             value = self._sign * metrics.get(self._metric, math.nan)
             if value > (-math.inf if federation.selected is None else federation.selected.value):
                 federation.select(value)
 
     def check(self, federation):
-        """Check that the round drawn for "uniform" is still to come or kept, if a resumed run asks for more rounds.
+        """Check that the round drawn for "uniform" is still to come or was selected.
+
+        If a resumed run has more rounds than before, another one is drawn, which may have passed already.
 
         Raises:
             UserError: if it is lost.
@@ -60,12 +63,12 @@ class ResultRule:
                 "and was not saved; begin a new run, or resume with the former number of rounds"
             )
 
-    def describe(self, kept):
-        """In words, which iterate is the result; `kept` is `federation.selected`."""
-        if kept is None:
+    def describe(self, selected):
+        """Which iterate is the result, as text for the closing table; `selected` is `federation.selected`."""
+        if selected is None:
             return "last iterate"
         how = "best by " + self._metric if self._rule == "best" else "drawn uniformly"
-        return f"iterate of round {kept.round} ({how})"
+        return f"iterate of round {selected.round} ({how})"
 
 
 def save(job, recorder):
@@ -76,12 +79,12 @@ def save(job, recorder):
     """
     if recorder is None:
         return
-    federation, flat, kept = job.federation, job.flat, job.federation.selected
-    if kept is None:
+    federation, flat, selected = job.federation, job.flat, job.federation.selected
+    if selected is None:
         x, buffers = federation.server.x, federation.store.buffers
         rows = {**federation.store.averaged_rows(), **federation.store.server_rows()}
     else:
-        x, buffers, rows = kept.x, kept.buffers, {"x": kept.x}  # the other rows belong to the last iterate
+        x, buffers, rows = selected.x, selected.buffers, {"x": selected.x}  # the other rows belong to the last iterate
     flat.point_counters_at(federation.clients[0].counters)
     values, description = flat.named_values(x, buffers), describe_model(job.config, job.task)
     try:
@@ -111,7 +114,7 @@ def _save_elsewhere(name, values, rows, description):
         name: of the run folder. values, rows, description: see `save_model`.
 
     Returns:
-        in words, where they are.
+        text that says where they are.
     """
     for place in (pathlib.Path.cwd(), pathlib.Path(tempfile.gettempdir())):
         folder = None
@@ -142,15 +145,15 @@ def trained_module(job, folder=None):
     return module.eval()
 
 
-def save_kept(job, recorder):
-    """Write the model that the result rule kept, of a run that has no result; rank 0 only. Returns its path.
+def save_selected(job, recorder):
+    """Write the model selected so far, of a run that diverged; rank 0 only. Returns the path of its file.
 
     Raises:
         UserError: if it cannot be written.
     """
-    kept, path = job.federation.selected, recorder.folder / KEPT
+    selected, path = job.federation.selected, recorder.folder / KEPT
     job.flat.point_counters_at(job.federation.clients[0].counters)
-    save_hdf5(path, job.flat.named_values(kept.x, kept.buffers), {"x": kept.x})
+    save_hdf5(path, job.flat.named_values(selected.x, selected.buffers), {"x": selected.x})
     return path
 
 
@@ -167,7 +170,7 @@ def closing_table(job, record, metrics, result, facts):
     """What a run prints at its end.
 
     Args:
-        record: of the last round. metrics: of the resulting model. result: in words, which iterate it is and where.
+        record: of the last round. metrics: of the resulting model. result: text, which iterate it is and where.
         facts: name -> text of further lines.
     """
     context, link, seconds, num_threads = job.context, job.link, record["seconds"], torch.get_num_threads()
@@ -209,7 +212,7 @@ def _client_lines(job, metrics):
 
 
 def _with_paper(job, metric, value):
-    """A metric's value in words, with what the paper printed if a preset says so."""
+    """A metric's value as text, with what the paper printed if a preset says so."""
     printed = job.config.resolved.get("paper", {}).get("printed", {}).get(metric, {})
     in_paper = printed.get(command_name(type(job.config.algorithm)))
     return f"{value:.4f}" if in_paper is None else f"{value:.4f} (in the paper: {in_paper})"

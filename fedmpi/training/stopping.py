@@ -1,20 +1,20 @@
-"""Signals that ask a run to stop: they are noticed at the end of a round, when all ranks agree on it."""
+"""Signals that ask a run to stop: all ranks learn of them at the end of a round, and stop together."""
 
 import math
 import signal
 import threading
 import time
 
-# Signal -> the bit by which a rank tells the others of it.
+# Signal -> the bit with which a rank reports it to the others (`Federation.requests`).
 SIGNALS = {signal.SIGINT: 1, signal.SIGTERM: 2, signal.SIGUSR1: 4}
 SAME_KEY_PRESS = 1.0  # seconds in which both the terminal and the launcher may pass on the same Ctrl-C
 
 
 class StopSignals:
-    """While it is entered, SIGINT, SIGTERM and SIGUSR1 are only remembered.
+    """A context in which SIGINT, SIGTERM and SIGUSR1 are only remembered.
 
-    A second SIGINT some time after the first one raises KeyboardInterrupt: a user does not want to wait.
-    In a thread that is not the main one, Python allows no change of signals: nothing is remembered then.
+    A second SIGINT some time after the first one raises KeyboardInterrupt: the user does not want to wait. Python lets
+    only the main thread handle signals: in any other thread, nothing is remembered.
 
     Attributes:
         bits: of the signals that have come, as in `SIGNALS`.

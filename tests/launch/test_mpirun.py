@@ -3,24 +3,51 @@
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
-from conftest import PROGRAMS, ROOT, execute, launchers
+from conftest import PROGRAMS, ROOT, execute, kill_session, launchers, wait_for
+
+from fedmpi.runs.checkpoint import find_checkpoints
 
 SCRIPT = ROOT / "launch" / "mpirun.sh"
 DIES = PROGRAMS / "dies_once.py"
 
 
-def mpirun(*words, mpi="default", **variables):
-    """Run the script with this environment's Python first in PATH."""
+def environment(mpi, variables):
+    """The variables with which the script finds this environment's Python first, and an MPI."""
     if mpi != "default":
         launcher, libraries = launchers()[mpi]
         folder = os.path.dirname(libraries["MPI4PY_LIBMPI"])
         variables |= {**libraries, "LD_LIBRARY_PATH": folder, "MPIRUN": launcher[0]}
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    variables = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "", **variables}
-    return execute([SCRIPT, *words], timeout=120, env=variables)
+    return {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "", **variables}
+
+
+def mpirun(*words, mpi="default", **variables):
+    """Run the script to its end."""
+    return execute([SCRIPT, *words], env=environment(mpi, variables))
+
+
+def test_a_signal_to_the_script_stops_the_run_in_order(any_mpi, tmp_path):
+    """Open MPI's mpirun itself would kill the ranks."""
+    run = ("--rounds", 10**6, "--local-steps", 1, "--algorithm", "fedavg", "--out", tmp_path, "--name", "it")
+    words = [str(word) for word in (SCRIPT, "-np", 2, "--max-restarts", 3, "python", "-m", "fedmpi.train", *run)]
+    variables = {**os.environ, **environment(any_mpi, {})}
+    job = subprocess.Popen(
+        words, env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        wait_for(lambda: (tmp_path / "it" / "metrics.jsonl").is_file())
+        job.terminate()
+        _, errors = job.communicate(timeout=200)
+    finally:
+        kill_session(job)
+        job.communicate()
+    assert job.returncode == 75, errors
+    assert b"fedmpi: stopped after round" in errors and b"restart" not in errors
+    assert find_checkpoints(tmp_path / "it")
 
 
 def test_a_killed_rank(any_mpi, tmp_path):

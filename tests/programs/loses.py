@@ -3,7 +3,8 @@
 DIE: "RANK@EVENT:NUMBER ...": the rank dies when it meets the event for that time, counted from 1. Events: "turn" (a
 client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save".
 STOP: the same for ranks that stop (SIGSTOP).
-ABSENT: "CLIENT@ROUND:END ...": the client takes part in no round from that one on, counted from 0, up to END.
+ABSENT: "CLIENT@ROUND:END ...": the client takes part in no round from that one on, counted from 0, up to END; the
+start is round -1.
 """
 
 import collections
@@ -14,6 +15,7 @@ from mpi4py import MPI
 
 import fedmpi.training.build
 from fedmpi.comm.survivors import Survivors
+from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.runs.recorder import Recorder
@@ -54,6 +56,11 @@ def present(draw):
     return participants
 
 
+def present_at_start(start):
+    """A `Plan.start` without the clients that are absent then."""
+    return lambda plan, lost=frozenset(): start(plan, lost | {client for client, since, _ in ABSENT if since < 0})
+
+
 for owner, name, event in [
     (RowStore, "begin_turn", "turn"),
     (Federation, "_agree_on_loss", "losses"),
@@ -66,6 +73,7 @@ for owner, name, event in [
 ]:
     dies_at(owner, name, event)
 fedmpi.training.build.draw_participants = present(fedmpi.training.build.draw_participants)
+Plan.start = present_at_start(Plan.start)
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,6 @@
 """Checkpoints: what goes on from files has the bits of an unbroken run; damage, full disks and signals lose nothing."""
 
+import itertools
 import json
 import math
 import os
@@ -22,11 +23,14 @@ from fedmpi.algorithms import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import Diverged, Stopped, UserError
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
 from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
 from fedmpi.tasks.classification import LoadedClassification
-from fedmpi.training import stopping
+from fedmpi.training import loop, stopping
+from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
 from fedmpi.training.stopping import StopSignals, stopping_signal
 
@@ -166,6 +170,38 @@ def test_settings_that_do_not_fit_give_one_line(run, words, message):
         go(None, f"--resume {run} {words}")
     assert "\n" not in str(error.value) and str(error.value).startswith(f"resume = {run}: ")
     assert (run / "metrics.jsonl").read_bytes() == before and (run / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "number"),
+    [(loop, "prepare", 1), (Federation, "start", 1), (RowStore, "begin_turn", 7), (Evaluation, "__call__", 1)],
+    ids=["before the first round", "at the start", "within a round", "in an evaluation"],
+)
+def test_a_signal_at_any_time_stops_the_run_in_order(tmp_path, monkeypatch, longer, owner, name, number):
+    words, calls, usual = f"{TOY} --rounds 8 --eval-every 1 --name it", itertools.count(1), getattr(owner, name)
+
+    def with_signal(*arguments, **options):
+        if next(calls) == number:
+            signal.raise_signal(signal.SIGTERM)
+        return usual(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, with_signal)
+        with pytest.raises(Stopped, match=r"^stopped after round \d by SIGTERM; to go on: --resume \S+$"):
+            go(tmp_path, words)
+    go(None, f"--resume {tmp_path / 'it'}")
+    assert outcome(tmp_path / "it") == longer
+
+
+def test_a_signal_while_the_result_is_saved_is_too_late(tmp_path, monkeypatch, longer):
+    usual = loop.save
+
+    def with_signal(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        usual(*arguments)
+
+    monkeypatch.setattr(loop, "save", with_signal)
+    assert outcome(go(tmp_path, f"{TOY} --rounds 8 --eval-every 1")) == longer
 
 
 def test_settings_of_speed_and_place_may_change(run, longer):
@@ -402,15 +438,23 @@ def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mpi", "name"), [("default", "SIGTERM"), ("default", "SIGINT"), ("default", "SIGUSR1"), ("openmpi", "SIGTERM")]
+    ("mpi", "name", "to"),
+    [
+        ("default", "SIGTERM", "a rank"),
+        ("default", "SIGTERM", "mpirun"),
+        ("default", "SIGINT", "mpirun"),
+        ("default", "SIGUSR1", "mpirun"),
+        ("openmpi", "SIGTERM", "a rank"),
+        ("openmpi", "SIGUSR1", "mpirun"),
+    ],
 )
-def test_a_signal_to_one_rank_stops_all_in_order(tmp_path, mpi, name):
+def test_a_signal_stops_all_ranks_in_order(tmp_path, mpi, name, to):
     if mpi not in launchers():
         pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
     words = ("-m", "fedmpi.train", *LONG, "--rounds", 100000, "--out", tmp_path, "--name", "it")
     with running(2, *words, mpi=mpi) as job:
         wait_for((tmp_path / "it" / "metrics.jsonl").is_file)
-        os.kill(max(ranks_of(job)), getattr(signal, name))
+        os.kill(job.pid if to == "mpirun" else max(ranks_of(job)), getattr(signal, name))
         output, _ = job.communicate(timeout=100)
     assert job.returncode == 75, output
     assert re.search(
@@ -418,7 +462,7 @@ def test_a_signal_to_one_rank_stops_all_in_order(tmp_path, mpi, name):
     )
     number = find_checkpoints(tmp_path / "it")[0]
     assert (tmp_path / "it" / "metrics.jsonl").read_text().count("\n") == number
-    if name != "SIGTERM":
+    if to == "mpirun":
         return
     ended = train(1, tmp_path, "--name", "it", "--resume", "auto", "--rounds", number + 1)
     assert ended.returncode == 0 and f"continuing after round {number}" in ended.stdout, ended.stderr

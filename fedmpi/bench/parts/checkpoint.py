@@ -30,7 +30,7 @@ def measure(bench):
     folder = pathlib.Path(share(rounds.link, lambda: tempfile.mkdtemp(prefix="bench-checkpoint-", dir=".")))
     recorder = Recorder(folder, 1) if rank == 0 else None
     try:
-        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.training, folder, recorder))
+        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.job, folder, recorder))
         _measure_speed(bench, workload, rounds, folder)
     finally:
         if recorder is not None:
@@ -84,7 +84,7 @@ def _measure_rounds(bench, workload, rounds, checkpoints):
 
 
 def _measure_speed(bench, workload, rounds, folder):
-    """The file of rank 0's state against its bytes in one plain file, both brought to the disk."""
+    """The file of rank 0's state against its bytes in one plain file, both flushed to the disk."""
     state = rounds.federation.state()
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
     nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -117,7 +117,7 @@ def _measure_speed(bench, workload, rounds, folder):
 
 
 def _write_plain(path, tensors):
-    """Write the tensors' bytes one after the other, in the pieces of a state file, and bring them to the disk."""
+    """Write the tensors' bytes one after the other, in the pieces of a state file, and flush them to the disk."""
     with contextlib.ExitStack() as stack:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         stack.callback(os.close, file)

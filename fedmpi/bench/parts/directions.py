@@ -68,7 +68,7 @@ def _evaluate_gradients(rounds, number=1):
 @torch.no_grad()
 def _evaluate_losses(rounds):
     """As many losses as there are directions, on one sample, by the module alone."""
-    flat, task = rounds.training.flat, rounds.training.task
+    flat, task = rounds.job.flat, rounds.job.task
     batch = rounds.federation.clients[0].oracle.draw().batch
     flat.point_at(rounds.federation.server.x)
     for _ in range(NUM_DIRECTIONS):

@@ -11,7 +11,7 @@ def measure(bench):
     """Print two tables per workload: rounds, and the parts of a round. Collective."""
     default = ["fashion"] if bench.quick else ["fashion", "cnn"]
     for workload in [bench.workload] if bench.workload else default:
-        # Libraries that are loaded on first use count as no algorithm's memory.
+        # Load what is loaded on first use now, so that it does not count as the first algorithm's memory.
         bench.open_rounds(workload, "--algorithm", bench.algorithms[0]).close()
         opened = {name: bench.open_rounds(workload, "--algorithm", name) for name in bench.algorithms}
         cases = []

@@ -3,8 +3,8 @@
 import pathlib
 
 from fedmpi.data.commands import add_data_dir
+from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.official import OFFICIAL
-from fedmpi.data.source import data_sets, readable
 from fedmpi.errors import UserError
 
 

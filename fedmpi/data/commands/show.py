@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from fedmpi.data.checksum import checksum
 from fedmpi.data.commands import add_data_dir
-from fedmpi.data.download import checksum
-from fedmpi.data.source import data_sets, find_file, readable
+from fedmpi.data.hdf5 import data_sets, readable
+from fedmpi.data.source import find_file
 
 MAX_CLASSES = 20  # classes whose numbers of samples are printed
 

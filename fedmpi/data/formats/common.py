@@ -56,7 +56,7 @@ def choose_test_set(labels, options):
     Raises:
         UserError: if the training set or the test set would be empty.
     """
-    is_share = 0 < options.test_share < 1  # nan is none
+    is_share = 0 < options.test_share < 1  # false for nan
     num_test = round(options.test_share * len(labels)) if is_share else 0
     if not 0 < num_test < len(labels):
         raise UserError(
@@ -71,7 +71,7 @@ def first_file(folder, *names):
     """The path of the first of `names` that is a file in `folder`.
 
     Raises:
-        UserError: if there is none of them.
+        UserError: if the folder contains none of them.
     """
     for name in names:
         if (folder / name).is_file():

@@ -12,11 +12,14 @@ WITHOUT = "missing"  # the category of empty fields
 
 
 def fill(path, name, values, missing):
-    """Features of a column of numbers with empty fields, as name -> [n] float32; None if it is no such column.
+    """Features of a column of numbers with empty fields, as name -> [n] float32; None for any other column.
 
     Args:
         path: of the table. name: of the column. values: [n] str. missing: one of `MISSING`. With "median" an empty
             field gets the median of the others; with "category" there is also a column that says where it was empty.
+
+    Raises:
+        UserError: if `missing` is "refuse".
     """
     is_blank = np.char.strip(values) == ""
     try:
@@ -63,9 +66,10 @@ def one_hot(path, name, values, categories, missing):
 
 
 def agreed_categories(path, columns, options):
-    """name -> list of categories of the one-hot columns: of the file `--columns`, which is written if there is none.
+    """name -> list of categories of the one-hot columns, from the file that `--columns` names.
 
-    The file contains names only, no rows: silos that are prepared with the same file have the same features.
+    If there is no such file yet, the categories are those in the table, and the file is written. It contains only
+    names, no rows: silos that are prepared with the same file have the same features.
 
     Args:
         path: of the table. columns: name -> [n] str. options: `ReaderOptions`.
@@ -95,7 +99,11 @@ def agreed_categories(path, columns, options):
 
 
 def read_parquet(path):
-    """(names, rows as lists of str) of a parquet file; an empty field is ""."""
+    """(names, rows as lists of str) of a parquet file; an empty field is "".
+
+    Raises:
+        UserError: if it cannot be read, or a package for it is missing.
+    """
     try:
         import pandas
 

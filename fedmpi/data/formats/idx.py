@@ -42,5 +42,5 @@ def read_idx_file(path):
             raise UserError(f"{path}: begins with {content[:4].hex(' ')}: expected an IDX file of bytes, 00 00 08")
         shape = struct.unpack(f">{content[3]}I", content[4 : 4 + 4 * content[3]])
         return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
-    except (*READ_ERRORS, struct.error, IndexError) as error:
+    except (*READ_ERRORS, IndexError) as error:
         raise UserError(f"{path}: cannot be read as IDX: {error}") from None

@@ -104,7 +104,7 @@ def _read_one_folder(root, options):
 
 
 def _read_two_folders(root, train):
-    """The same of a folder of training images and one of test images."""
+    """What `_read_one_folder` returns, for a folder of training images and one of test images."""
     test = next((root / name for name in ("test", "testing") if (root / name).is_dir()), root / "val")
     if not test.is_dir():
         raise UserError(f"{root}: contains {train.name}/ but no test/: expected both, with a folder per class in each")

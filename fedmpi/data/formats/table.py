@@ -9,7 +9,7 @@ from fedmpi.data.formats.common import choose_test_set
 from fedmpi.data.formats.features import agreed_categories, fill, one_hot, read_parquet
 from fedmpi.errors import UserError
 
-INTEGER = re.compile(r"-?[0-9]{1,18}")  # not every digit of Unicode: ² is none that int() reads
+INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
 
 
 def read(path, options):
@@ -58,7 +58,11 @@ def read(path, options):
 
 
 def read_lines(path):
-    """(names in the header, lines as lists of fields); blank lines at the end are dropped."""
+    """(names in the header, lines as lists of fields); blank lines at the end are dropped.
+
+    Raises:
+        UserError: if the file cannot be read, or is empty.
+    """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))
@@ -72,7 +76,11 @@ def read_lines(path):
 
 
 def check_lines(path, names, rows):
-    """Check that no two columns have one name, and that all lines have as many fields as the header."""
+    """Check that no two columns have one name, and that all lines have as many fields as the header.
+
+    Raises:
+        UserError: one line that names the first column or line that is wrong.
+    """
     repeated = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if repeated is not None:
         raise UserError(f"{path}: the header contains {repeated} twice: expected another name for each column")
@@ -82,7 +90,7 @@ def check_lines(path, names, rows):
 
 
 def _number_classes(values):
-    """(class names, [n] labels from 0): names that are integers are in the order of numbers, others of words."""
+    """(class names, [n] labels from 0); the names are sorted as numbers if all are integers, otherwise as text."""
     classes, labels = np.unique(values, return_inverse=True)
     if all(INTEGER.fullmatch(name) for name in classes):  # 0, 2, 10 and not 0, 10, 2
         order = np.argsort(classes.astype(int))

@@ -26,17 +26,45 @@ class Partition:
     """
 
     min_samples: int = setting(1, "the run does not start if a client has fewer samples than this", least=1)
+    redeal: bool = setting(
+        False,
+        "distribute all training samples anew in every round, over the clients in it (task classification, one data "
+        "file for all)",
+    )
 
     column = "labels"  # the data set train/<column> of the file that decides the split
+    by_class = False  # whether it makes clients unlike by their classes, which data of one class do not allow
 
     def __post_init__(self):
         check(self, "partition.")
 
     def __call__(self, labels, num_clients, seed):
+        return self._parts(np.asarray(labels), num_clients, generator(seed, "partition"))
+
+    def deal(self, labels, clients, seed, round_index):
+        """client -> sorted int64 sample indices: all samples, dealt to the clients of a round.
+
+        It draws from the stream (seed, "deal", round) only. Which client gets which part is random.
+
+        Args:
+            labels: see above. clients: numbers of the round's participants. round_index: of the round, from 0.
+
+        Raises:
+            UserError: as above.
+        """
+        rng = generator(seed, "deal", round_index)
+        parts = self._parts(self.before_dealing(np.asarray(labels), rng), len(clients), rng)
+        return {client: parts[position] for client, position in zip(clients, rng.permutation(len(clients)))}
+
+    def before_dealing(self, labels, rng):
+        """The labels as `split` sees them in a round; unchanged unless the partition favours some of them."""
+        return labels
+
+    def _parts(self, labels, num_clients, rng):
+        """One sorted int64 array of sample indices per client."""
         if num_clients > len(labels):
             raise UserError(f"clients = {num_clients}: expected at most one per training sample, {len(labels)}")
-        parts = self.split(np.asarray(labels), num_clients, generator(seed, "partition"))
-        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
+        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in self.split(labels, num_clients, rng)]
         for client, part in enumerate(parts):
             if len(part) < self.min_samples:
                 raise UserError(
@@ -64,7 +92,7 @@ class Partition:
         return _follow(parts, source.column(self.column), source.column(self.column, "test"), self.column)
 
     def names(self, source, parts):
-        """One name per client, by what its samples have in common; None if the partition has no names."""
+        """One name per client, by what its samples have in common; None if this partition gives clients no names."""
         return None
 
     def for_data_set(self, name):
@@ -81,11 +109,16 @@ class Partition:
 
 
 def _follow(parts, values, test_values, column):
-    """See `Partition.split_test_set`; `values` and `test_values` are the column's in the two sets."""
+    """See `Partition.split_test_set`; `values` and `test_values` are those of the column in the two sets.
+
+    The test rows of each value are dealt one by one, each to the client to which most is owed by then. A client that
+    got no row takes one of its values from the client that has most.
+    """
     known, codes = np.unique(values, return_inverse=True)
     counts = np.stack([np.bincount(codes[part], minlength=len(known)) for part in parts])  # [clients, values]
     test_codes = _nearest(known, test_values)
-    owners, owed = np.full(len(test_values), -1), np.zeros(len(parts))
+    owners = np.full(len(test_values), -1)  # client of each test row
+    owed = np.zeros(len(parts))  # its share of the test rows so far, minus the rows that it has
     for code in np.unique(test_codes[test_codes >= 0]):
         rows, holders = np.flatnonzero(test_codes == code), np.flatnonzero(counts[:, code])
         if not len(holders):
@@ -107,7 +140,7 @@ def _follow(parts, values, test_values, column):
 
 
 def _nearest(known, values):
-    """[n] position in sorted `known` of each value, of numbers the nearest one; -1 for a word that is not there."""
+    """[n] position in the sorted array `known` of each value: of the nearest number; of the same word, or -1."""
     right = np.searchsorted(known, values).clip(0, len(known) - 1)
     if known.dtype.kind in "SUO":
         return np.where(known[right] == values, right, -1)

@@ -1,1 +1,1 @@
-"""Programs that show runs, and are given what a run records: one class each, chosen by ``--track``."""
+"""Other programs that show runs and get what a run records: one class each, chosen by ``--track``."""

@@ -10,7 +10,7 @@ from fedmpi.runs.record import AMOUNTS
 
 
 class Tracker(abc.ABC):
-    """Tells another program what a run records, on rank 0.
+    """Passes what a run records to another program, on rank 0.
 
     Attributes:
         module: the package that it needs; extra: the extra of fedmpi that installs it.
