@@ -79,7 +79,7 @@ def load(folder: str | os.PathLike[str], model: Any = None) -> Any:
     """The trained module of a run folder, a `torch.nn.Module` in evaluation mode on the CPU.
 
     Its attribute `fedmpi` is the content of model.json: the model's class, the shape and the normalisation of its
-    inputs, and the names of the classes where the data have them.
+    inputs, and the names of the classes if the data have them.
 
     Args:
         folder: path of the run folder.

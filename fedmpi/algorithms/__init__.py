@@ -1,6 +1,6 @@
 """The equations of the papers, one file per family: ``from fedmpi.algorithms import FAFED``.
 
-Every public subclass of `Algorithm` in the files of this folder is found by itself when it is used;
+Every public subclass of `Algorithm` in the files of this folder is found when it is used;
 there is no list to edit.
 
 >>> import fedmpi

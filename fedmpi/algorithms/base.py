@@ -87,7 +87,7 @@ class Algorithm:
 
     Besides the rows, the methods find these attributes:
         client.index       this client's number, from 0.
-        client.num_steps   its local steps in this round, K_i (q where all do the same).
+        client.num_steps   its local steps in this round, K_i (q if all clients make equally many).
         client.step_index  the current local step within the round, from 0.
         client.is_last_step  whether it is the last local step of the round: an average follows.
         client.iteration   t, local steps since the start, counted by the shared clock, from 1.
@@ -121,7 +121,7 @@ class Algorithm:
         among=("constant", "cube_root", "step", "cosine"),
     )
     schedule_every: int = setting(
-        1, "t grows by 1 after so many local steps, or rounds if the step size is the server's", least=1
+        1, "t grows by 1 after so many local steps, or rounds in methods that change η only between rounds", least=1
     )
     schedule_offset: float = setting(1.0, "cube_root: w", above=0)
     schedule_rate: float = setting(1.0, "cube_root: σ²", least=0)

@@ -230,7 +230,7 @@ class CODA(_Staged):
     Paper to code: (v, α) -> client.x; v_0 of a stage -> server.x_ref; η_s -> step_size (and
     dual_step_size, if it is to differ); γ -> 1 / prox_weight; I -> q; T_s / I -> stage_rounds.
     Special cases: one stage without the proximal term is Local SGDA; the closed form of the step is
-    the explicit one where 1/γ = 0.
+    the explicit one if 1/γ = 0.
     Differs from the paper: a stage ends with its last point unless stage_output is average, and w is
     kept unless dual_restart is set, as in the public code.
 

@@ -11,7 +11,7 @@ import sys
 import torch
 from mpi4py import MPI
 
-from fedmpi.comm.host import usable_cores
+from fedmpi.comm.host import processor_name, usable_cores
 
 
 def reset_peak_memory():
@@ -40,7 +40,7 @@ def describe_machine(link):
     """Hardware, software, command and date of the measurements, as a dict of texts and numbers."""
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": len(usable_cores()),
         "ranks": link.size,
         "nodes": link.num_nodes,
@@ -53,12 +53,3 @@ def describe_machine(link):
         "command": f"python -m fedmpi.bench {' '.join(sys.argv[1:])}".strip(),
         "load": round(os.getloadavg()[0], 1),
     }
-
-
-def _processor():
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-        return names[0]
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()

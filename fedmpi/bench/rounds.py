@@ -25,7 +25,7 @@ class Rounds:
         num_clients, local_steps, dim: of the federation.
         nbytes: sent per rank and round.
         gradients_per_step: evaluated per client and local step.
-        memory: bytes by which the federation raised the peak memory, on the rank where that is most.
+        memory: bytes by which the federation raised the peak memory, on the rank that needs most.
     """
 
     def __init__(self, link, arguments):

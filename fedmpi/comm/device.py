@@ -61,7 +61,7 @@ def local_number(environment, local_rank, num_ranks):
     """The number of this process among those of its node, from which its GPU follows.
 
     SLURM's SLURM_LOCALID counts all processes of the step, also those that are not in this link. It is used only if
-    srun started the ranks themselves: where it started daemons (Open MPI's mpirun), all ranks of a node have the same.
+    srun started the ranks themselves: if it started daemons (Open MPI's mpirun), all ranks of a node have the same.
 
     Args:
         environment: variable -> text. local_rank: among the link's ranks on this node. num_ranks: of the link.

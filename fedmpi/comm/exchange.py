@@ -43,7 +43,7 @@ def _exchange(comm, names, vector, counts):
     """Every rank's slice of one vector of each rank. Collective on `comm`.
 
     Args:
-        names: of each rank's vector; None where a rank sends nothing.
+        names: of each rank's vector; None if a rank sends nothing.
         vector: of this rank. counts: (length, begin) of each rank's slice.
 
     Returns:

@@ -5,6 +5,7 @@ import ctypes
 import math
 import os
 import pathlib
+import platform
 import sys
 import time
 
@@ -48,15 +49,12 @@ def seconds_since_start():
         return 0.0
 
 
-def ancestors():
-    """Yield (number, name) of the processes above this one, its parent first; nothing where /proc does not say it."""
-    process = os.getppid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        while process > 1:
-            stat = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-            name, _, rest = stat.partition("(")[2].rpartition(")")
-            yield process, name
-            process = int(rest.split()[1])
+def processor_name():
+    """The model of this machine's processor."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return platform.processor() or platform.machine()
 
 
 def usable_cores():

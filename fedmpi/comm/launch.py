@@ -53,7 +53,7 @@ def started_by():
 
 
 def _remedy(launcher):
-    """What to do, in words."""
+    """What the user can do, as text."""
     from fedmpi.comm.topology import MPI  # not above: it initialises MPI
 
     vendor, _ = MPI.get_vendor()

@@ -196,7 +196,7 @@ def lowest_true(flags):
 
 
 def describe_clients(clients):
-    """Clients' numbers in words: "client 3", "clients 3 to 5", "clients 1, 4"."""
+    """Clients' numbers as text: "client 3", "clients 3 to 5", "clients 1, 4"."""
     numbers = sorted(clients)
     if len(numbers) == 1:
         return f"client {numbers[0]}"

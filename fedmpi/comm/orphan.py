@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from fedmpi.comm.host import ancestors
+from fedmpi.comm.process import ancestors
 
 # Processes that start ranks on a node: of MPICH and its relatives, of Open MPI, of SLURM.
 LAUNCHERS = ("hydra_pmi_proxy", "prted", "prterun", "orted", "mpirun", "mpiexec", "slurmstepd")

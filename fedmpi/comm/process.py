@@ -1,4 +1,4 @@
-"""Processes of this machine, on Linux: which is which, and whether one is stopped."""
+"""Processes of this machine, on Linux: which is which, which started which, and whether one is stopped."""
 
 import contextlib
 import hashlib
@@ -8,13 +8,13 @@ import platform
 import signal
 
 MACHINE_BYTES = 7  # of a hash, so that it is a positive int64
-_STATE, _START = 0, 19  # fields of /proc/PID/stat behind the name, see proc(5)
+_STATE, _PARENT, _START = 0, 1, 19  # fields of /proc/PID/stat after the name, see proc(5)
 
 
 def describe_process():
-    """(machine, process, start) of this process as whole numbers; two processes of one machine can signal each other.
+    """(machine, number, start) that identify this process, as whole numbers; only equal machines can send a signal.
 
-    The machine is 0 where the system does not say it: such a process is not signalled.
+    The machine is 0 if the system does not say it: such a process gets no signal.
     """
     stat = _stat(os.getpid())
     if stat is None:
@@ -41,11 +41,26 @@ def _is_here(machine, process, start):
     return machine == describe_process()[0] != 0 and stat is not None and stat[1:] == (process, start)
 
 
+def ancestors():
+    """Yield (number, name) of the processes above this one, its parent first; nothing where /proc does not say it."""
+    process = os.getppid()
+    while process > 1 and (found := _read_stat(process)) is not None:
+        name, fields = found
+        yield process, name
+        process = int(fields[_PARENT])
+
+
 def _stat(process):
-    """(state, process, start) of a process; None if there is none, or on another system than Linux."""
+    """(state, number, start) of a process; None if there is none, or on another system than Linux."""
+    found = _read_stat(process)
+    return None if found is None else (found[1][_STATE], process, int(found[1][_START]))
+
+
+def _read_stat(process):
+    """(name, the fields after it) in /proc/PID/stat; None if there is no such file."""
     try:
         text = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()
-    return fields[_STATE], process, int(fields[_START])
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    return name, rest.split()

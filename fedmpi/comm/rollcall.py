@@ -34,7 +34,7 @@ class RollCall:
 
     Attributes:
         lost: ranks that are lost: nobody waits for them.
-        goes_on: whether ranks that do not answer are killed, where they can be, instead of ending the job.
+        goes_on: whether ranks that do not answer are killed, if that is possible, instead of ending the job.
     """
 
     def __init__(self, comm, limit, describe, explain):

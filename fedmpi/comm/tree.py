@@ -3,7 +3,7 @@
 The order is a binary tree over the clients' numbers: 0 + 1, 2 + 3, ..., then such pairs, and so on; absent
 clients are left out. A partial sum is named by the lowest client in it, and a step (a, b) adds the sum named b
 to the sum named a. Each rank takes the steps among its own clients while they work; what is then left is one
-partial sum for each largest subtree within a rank, so few where a rank's clients have consecutive numbers.
+partial sum for each largest subtree within a rank, so few if a rank's clients have consecutive numbers.
 """
 
 import dataclasses

@@ -120,6 +120,7 @@ def resolve(layers, resumed, objects=None):
         given = objects.get(group)
         classes[group] = _choose(group, last_text(assignments, group), classes) if given is None else type(given)
     _check_objects(objects, assignments)
+    _check_partition(classes["task"], assignments)
     names = {f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in _former(cls)}
     assignments, more_notes = rename(assignments, names)
     settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
@@ -248,6 +249,9 @@ def _build(classes, values, paper, objects):
     resolved = dataclasses.asdict(run) | {"resume": None}  # a settings file repeats a run from its beginning
     resolved |= {group: {"name": _written_name(group, cls), **of(group)} for group, cls in used.items()}
     resolved |= {group: _written(group, one) for group, one in objects.items() if group in used}
+    partition = make("partition") if "partition" in used else None
+    if partition is not None and partition.redeal:
+        _check_redealing(task, run, classes)
     return Config(
         run=run,
         algorithm=make("algorithm"),
@@ -255,7 +259,7 @@ def _build(classes, values, paper, objects):
         oracle=make("oracle"),
         model_class=_maker(objects["model"]) if "model" in objects else classes["model"],
         model_settings=of("model"),
-        partition=make("partition") if "partition" in used else None,
+        partition=partition,
         resolved=resolved | ({"paper": paper} if paper else {}),
     )
 
@@ -290,6 +294,28 @@ def _check_task(task, run, classes):
         raise UserError(f"task {name} does not take a model: leave --model out")
     if run.holdout and not task.can_hold_out:
         raise UserError(f"holdout = {run.holdout}: task {name} has no data to hold out; leave --holdout out")
+
+
+def _check_partition(task, assignments):
+    """Check that a partition is named only with a task whose data it can split."""
+    named = {key: text for key, text in assignments if key.partition(".")[0] == "partition" and text != "null"}
+    if named and not _uses(task, "partition"):
+        key, text = next(iter(named.items()))
+        raise UserError(
+            f"{key} = {short(text, 100)}: task {command_name(task)} has no data that a partition splits: leave it out "
+            "(a preset's or a file's: --partition null)"
+        )
+
+
+def _check_redealing(task, run, classes):
+    """Check that the task and the run can deal the data anew in every round."""
+    name, given = command_name(classes["task"]), "partition.redeal = true"
+    if not task.can_redeal:
+        raise UserError(f"{given}: task {name} cannot deal its data anew in every round: leave it out")
+    if run.weighting == "samples":
+        raise UserError(f"{given}: --weighting samples needs clients that keep their samples: leave one of them out")
+    if run.on_loss == "continue":
+        raise UserError(f"{given}: a lost client's samples would be dealt to it: leave out --on-loss continue")
 
 
 def _uses(task, group):

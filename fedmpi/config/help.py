@@ -38,7 +38,7 @@ def declared_settings(classes):
     """Key -> `Declared` of the run and of the chosen classes.
 
     Args:
-        classes: group -> class, or None where none is chosen.
+        classes: group -> class, or None if none is chosen.
     """
     settings = [Declared(*one) for one in _settings_of(Run)]
     for group, cls in classes.items():

@@ -41,7 +41,7 @@ def _check_own(path, group, folder, seen=()):
         if isinstance(link, h5py.ExternalLink):
             raise UserError(f"{where} is a link into another file ({link.filename}): expected the data themselves")
         if not isinstance(link, h5py.HardLink):
-            continue  # what a soft link names is looked at where it is
+            continue  # a soft link names an object of this file, which is checked under its own name
         item = group[name]
         if isinstance(item, h5py.Group):
             address = h5py.h5o.get_info(item.id).addr

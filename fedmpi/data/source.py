@@ -99,7 +99,7 @@ class Source:
 
 
 def _some(numbers, most=5):
-    """The first of some numbers, in words."""
+    """The first of some numbers as text, and how many more there are."""
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return ", ".join(map(str, numbers[:most])) + more
 

@@ -63,7 +63,7 @@ def check_needs(link, ranks, config):
 def _try_model(config, context, task):
     """((parameters, float buffers) of the model or None, an error's text or ""); not collective.
 
-    The model is built without memory where its class can be, so that one which is too large ends nothing.
+    The model is built without memory if its class allows it, so that a model that is too large does no harm.
     """
     try:
         with torch.device("meta"):

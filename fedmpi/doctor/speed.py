@@ -15,7 +15,7 @@ MOST_PAIRS = 3  # nodes beyond the first that the first is measured with
 def measure(link, ranks):
     """Name of the link -> {"latency": seconds, "bandwidth": bytes/s} of the slowest pair of ranks that was measured.
 
-    The links are "inside nodes" and "between nodes", where the ranks have such.
+    The links are "inside nodes" and "between nodes", if the ranks are placed so.
     """
     nodes = by_node(ranks)
     inside = [(node[0].rank, node[1].rank) for node in nodes if len(node) > 1][:1]

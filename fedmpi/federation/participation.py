@@ -47,9 +47,11 @@ class Plan:
 
     Args:
         num_clients: N over all ranks.
-        local_steps: q, or `local_steps(client) -> int` where clients differ.
+        local_steps: q, or `local_steps(client) -> int` if clients differ.
+        dealt_steps: `dealt_steps(round_index, client) -> int` if they differ from round to round; the clock that
+            clients share then advances by the largest of `local_steps`, and a client's own may run ahead of it.
         participants: `participants(round_index) -> clients` of a round; None: all.
-        chosen: `chosen(round_index) -> client` that works where only one does; None: drawn uniformly.
+        chosen: `chosen(round_index) -> client` that works if only one does; None: drawn uniformly.
         weights: a number > 0 per client, its weight in every average; None: all equal.
         seed: of the run; what all ranks draw comes from it.
 
@@ -63,6 +65,7 @@ class Plan:
     chosen: Callable[[int], int] | None = None
     weights: Sequence[float] | None = None
     seed: int = 0
+    dealt_steps: Callable[[int, int], int] | None = None
 
     def __post_init__(self):
         if self.num_clients < 1:
@@ -85,8 +88,10 @@ class Plan:
     def _all_weights(self):
         return [1] * self.num_clients if self.weights is None else list(self.weights)
 
-    def steps_of(self, client):
-        """Number of local steps of a client in a round."""
+    def steps_of(self, client, round_index=-1):
+        """Number of local steps of a client in a round; -1: in no round in particular."""
+        if self.dealt_steps is not None and round_index >= 0:
+            return self.dealt_steps(round_index, client)
         return self.local_steps(client) if callable(self.local_steps) else self.local_steps
 
     def weight_of(self, client):
@@ -120,12 +125,13 @@ class Plan:
             participants = present or [c for c in everybody if c not in lost]
         weights = [self._all_weights[c] for c in participants]
         weight, nominal = sum(weights), max(self._steps)
+        steps = [self._steps[c] if self.dealt_steps is None else self.dealt_steps(index, c) for c in participants]
         return Round(
             index=index,
             iteration=(index + 1) * nominal,
             participants=tuple(participants),
             weights=tuple(weights),
-            num_steps=sum(w * self._steps[c] for w, c in zip(weights, participants)) / weight,
+            num_steps=sum(w * k for w, k in zip(weights, steps)) / weight,
             participation=weight / sum(self._all_weights),
             nominal_steps=nominal,
         )

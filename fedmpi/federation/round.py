@@ -15,7 +15,7 @@ class Round:
         num_steps: K, the participants' mean number of local steps, by their weights.
         participation: the participants' share in the weight of all clients, |S| / N; in (0, 1].
         nominal_steps: q, by which the shared clock advances in a round: the largest number of local steps
-            of any client.
+            of any client, or of an even share if the samples are dealt anew in every round.
     """
 
     index: int

@@ -385,7 +385,7 @@ class Federation:
 
     def _local_steps(self, client, first_step):
         algorithm, server = self.algorithm, self.server_seen_by_clients
-        client.num_steps = self.plan.steps_of(client.index)
+        client.num_steps = self.plan.steps_of(client.index, client.round_index)
         client.oracle.expect(client.num_steps - first_step)
         if first_step == 0:
             algorithm.download(client, server)

@@ -12,7 +12,7 @@ class AutogradOracle(ModuleOracle):
     """Gradients of a task's loss on one client's data, by automatic differentiation.
 
     Args:
-        autocast: whether the loss is evaluated in bfloat16 where torch holds that to be safe; rows,
+        autocast: whether the loss is evaluated in bfloat16 in the operations that torch considers safe; rows,
             gradients and what an algorithm does with them keep their precision.
     """
 

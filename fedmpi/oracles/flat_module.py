@@ -185,7 +185,7 @@ class FlatModule:
 
     def point_at(self, vector, buffers=None):
         """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers` [num_buffers]."""
-        self._at = views = self._known_views(vector)
+        self._at = views = self._known_views(vector)  # where the parameters are now; `adopt` copies strays back
         for parameter, view in zip(self.parameters, views):
             if parameter.data_ptr() != view.data_ptr():
                 parameter.data = view

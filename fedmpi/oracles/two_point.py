@@ -76,7 +76,7 @@ class TwoPointOracle(ModuleOracle):
         smoothing: μ > 0.
         evaluation: "batched" evaluates all perturbed vectors at once by `torch.func.vmap`, or in turn
             if torch has no batched form of a part of the module (LSTMs); "one_by_one" in turn. Both give
-            the same numbers, but may draw another dropout mask where images lie in channels-last order.
+            the same numbers, but may draw another dropout mask if images lie in channels-last order.
     """
 
     def __init__(self, client, objective, workspace, smoothing, evaluation="batched"):

@@ -78,6 +78,9 @@ class OwnLoop:
 
         Args:
             loader: has a length and can be iterated several times, like a `torch.utils.data.DataLoader`.
+
+        Raises:
+            UserError: if the loader of this rank has no batch.
         """
         number = int(self._link.allgather([len(loader)]).max())
         if len(loader) == 0:
@@ -179,7 +182,7 @@ def known_settings(owner, names, settings):
     """The settings, if `owner` has all of them.
 
     Args:
-        owner: in words, whose settings they are. names: of its settings. settings: name -> value.
+        owner: text, whose settings they are. names: of its settings. settings: name -> value.
 
     Raises:
         UserError: one line, for the first that it does not have.

@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 
-from fedmpi.comm.host import ancestors
+from fedmpi.comm.process import ancestors
 
 # Programs that pass on the output of the ranks which they start.
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")

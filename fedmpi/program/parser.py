@@ -13,3 +13,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def count(text):
+    """The type of an option that is a whole number >= 1, for `add_argument`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, not '{text}'")
+    return int(text)

@@ -29,7 +29,7 @@ def final_table(problem):
 
 
 def differing_settings(problem):
-    """For each method, in words, the settings of its algorithm that others have with another value."""
+    """For each method, as text, the settings of its algorithm that have another value in another method."""
     values = {}
     for method in problem.methods:
         for key, value in method.settings.items():

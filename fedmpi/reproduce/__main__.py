@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from fedmpi.errors import UserError
-from fedmpi.program.parser import Parser
+from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.reproduce.experiment import SCALES, find_experiments
 from fedmpi.reproduce.results import paths, read_results, write_results
@@ -42,9 +42,9 @@ def make_parser():
     add("--seeds", type=_seeds, metavar="N,N", help="default: 0,1,2; with --tune the experiment's")
     add("--tune", action="store_true", help="run the grids instead, on held-out training data")
     add("--pages", action="store_true", help="start nothing, write the pages again from the CSV files")
-    add("--ranks", type=_count, default=1, metavar="N", help="ranks of each run; default: 1")
-    add("--at-a-time", type=_count, metavar="N", help="runs at once; default: the cores divided by the ranks")
-    add("--threads", type=_count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
+    add("--ranks", type=count, default=1, metavar="N", help="ranks of each run; default: 1")
+    add("--at-a-time", type=count, metavar="N", help="runs at once; default: the cores divided by the ranks")
+    add("--threads", type=count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
     add("--launch", metavar="WORDS", help='how ranks are started, like "mpirun --oversubscribe -np {ranks}"')
     add("--data-dir", metavar="FOLDER", help="folder of data files; default: the variable FEDMPI_DATA")
     words = "folder of the run folders; default: reproduce"
@@ -53,12 +53,6 @@ def make_parser():
     add("--results", type=pathlib.Path, default=pathlib.Path("results"), metavar="FOLDER", help=words)
     add("--emit-slurm", type=pathlib.Path, metavar="FILE", help="write a job array of the runs instead of making them")
     return parser
-
-
-def _count(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, not '{text}'")
-    return int(text)
 
 
 def _seeds(text):
@@ -122,6 +116,7 @@ def _reproduce(one, options, how):
 
 
 def _how(options, arguments):
+    """The `How` of the options; `arguments` are recorded without folders of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     at_a_time = options.at_a_time or max(1, cores // (options.ranks * options.threads))
     places = ("--data-dir", "--out", "--results")
@@ -145,12 +140,13 @@ def _reason_to_skip(one, options):
 
 
 def _missing(one, data_dir):
-    """Names of data files that are not in the folder, in words."""
+    """Names of the data files that are not in the folder, as text."""
     folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or ".")
     return ", ".join(name for name in one.data if not (folder / f"{name}.h5").is_file())
 
 
 def _pages(experiments, options):
+    """Write the pages of all experiments that have results, and the summary."""
     for one in experiments:
         for scale in SCALES:
             if read_results(options.results, one, scale):

@@ -13,11 +13,11 @@ CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came out of a claim on one panel.
+    """What a claim has become on one panel of an experiment.
 
     Attributes:
         key: of the claim in papers.yaml. panel: its name. state: confirmed, not confirmed or not tested.
-        words: why, with the numbers.
+        words: the reason, with the numbers.
     """
 
     key: str
@@ -56,6 +56,7 @@ def outcomes(experiment, results):
 
 
 def _outcome(experiment, claim, panel, results):
+    """The `Outcome` of one claim, a dict of the experiment's file, on one panel."""
     metric = claim.get("metric", experiment.metric)
     at = claim.get("at")
     of_at = claim.get("of_at", at)
@@ -78,7 +79,11 @@ def _words(verdicts):
 
 
 def _against(ours, other, metric, rounds):
-    """(whether a method is ahead of another by more than the spread of the lead over the seeds, in words)."""
+    """(whether a method is ahead of another by more than the spread of the lead over the seeds, the same as text).
+
+    Args:
+        rounds: (round at which ours is measured, the other's); None: the last one.
+    """
     theirs = spread(other, metric, rounds[1])
     diverged = num_diverged(other)
     if theirs is None:
@@ -97,6 +102,7 @@ def _against(ours, other, metric, rounds):
 
 
 def _leads(ours, other, metric, rounds):
+    """By how much ours is better, for every seed that both have: a list of numbers; see `_against`."""
     sign = -1 if less_is_better(metric) else 1
     mine, theirs = (
         {run.settings["seed"]: value(run, metric, at) for run in usable_runs(one)}

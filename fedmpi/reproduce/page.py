@@ -10,7 +10,12 @@ from fedmpi.text import Table, as_markdown, format_seconds
 
 
 def write_page(folder, experiment, scale):
-    """Write the page and figures of an experiment from its CSV files; returns the page's path."""
+    """Write the page and figures of an experiment from its CSV files; returns the page's path.
+
+    Raises:
+        OSError: if the page cannot be written.
+        UserError: if a figure cannot be written, or matplotlib is missing.
+    """
     from fedmpi.report.figures import draw, save
     from fedmpi.report.style import Style
 
@@ -63,6 +68,7 @@ def page(experiment, scale, results, figures):
 
 
 def _table(experiment, panel, methods):
+    """The `Table` of one panel: a row per method, our values, and those that the paper prints."""
     metrics = dict.fromkeys([experiment.metric, *experiment.figure.get("metrics", [])])
     metrics = [name for name in metrics if any(name in run.metrics for one in methods for run in one.runs)]
     has_printed = any(experiment.printed_value(panel, one.label) is not None for one in methods)
@@ -81,6 +87,7 @@ def _table(experiment, panel, methods):
 
 
 def _beside(printed, ours):
+    """[the number in the paper, ours minus it], as text."""
     if printed is None:
         return ["–", "–"]
     return [f"{printed:g}", f"{ours.mean - printed:+.4f}" if ours else "–"]
@@ -99,6 +106,7 @@ def _orders(experiment, panel, methods):
 
 
 def _claims(experiment, results):
+    """Lines with the outcome of each claim."""
     from fedmpi.reproduce.experiment import read_papers
 
     found = list(outcomes(experiment, results))
@@ -120,6 +128,7 @@ def _list(heading, sentences):
 
 
 def _made(experiment, scale, results):
+    """Lines that say how the results were made: command, cost, machine, commit, date."""
     cpu = [float(row["cpu_seconds"]) for row in results.runs if row["cpu_seconds"]]
     commits, machines, dates = (_distinct(results, key) for key in ("commit", "processor", "date"))
     cores = _distinct(results, "cores")
@@ -138,4 +147,5 @@ def _made(experiment, scale, results):
 
 
 def _distinct(results, key):
+    """The different values of a column of the runs, in the order of their first."""
     return list(dict.fromkeys(row[key] for row in results.runs if row[key]))

@@ -1,4 +1,4 @@
-"""Results in CSV files: every evaluated round of every run, and every run with what made it.
+"""Results in CSV files: every evaluated round of every run, and every run with how it was made.
 
 Pages, figures and the summary are made from these files alone.
 """
@@ -73,10 +73,12 @@ def write_results(folder, experiment, scale, planning):
 
 
 def _columns(line):
+    """[(name, value)] of a record that the file of the curves has."""
     return [(name, value) for name, value in line.items() if name in CURVE_AMOUNTS or name not in AMOUNTS]
 
 
 def _row(record):
+    """The columns of one run in the file of the runs."""
     known = provenance(record.path)
     last = record.records[-1] if record.records else {}
     state = "complete" if record.is_complete else "diverged"
@@ -89,7 +91,11 @@ def _text(value):
 
 
 def write_rows(path, columns, rows):
-    """Write dicts as a CSV file; what a row does not have is empty."""
+    """Write dicts as a CSV file; what a row does not have is empty.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", newline="", encoding="utf-8") as file:

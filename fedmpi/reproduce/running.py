@@ -1,4 +1,4 @@
-"""The runs of an experiment as a sweep: planned, made, and what made them written down."""
+"""The runs of an experiment as a sweep: planning them, making them, and recording how each was made."""
 
 import contextlib
 import dataclasses
@@ -14,6 +14,7 @@ import subprocess
 import yaml
 
 import fedmpi
+from fedmpi.comm.host import processor_name
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
@@ -34,7 +35,7 @@ class How:
     """How runs are made.
 
     Attributes:
-        ranks: of each run. at_a_time: runs at once. threads: of each rank. launch: words that start ranks, or None.
+        ranks: of each run. at_a_time: runs at once. threads: of each rank. launch: command that starts ranks, or None.
         data_dir: folder of data files, or None. out: folder for run folders.
         command: of this program, for the record.
     """
@@ -49,13 +50,13 @@ class How:
 
     @property
     def launcher(self):
-        """Words that start ranks, as `run_all` expects them."""
+        """Command that starts ranks, as `run_all` expects it."""
         return ("mpirun -np {ranks}" if self.ranks > 1 else "") if self.launch is None else self.launch
 
 
 @dataclasses.dataclass(frozen=True)
 class Planning:
-    """The runs of some points.
+    """The runs that are planned for some points and seeds.
 
     Attributes:
         plan: a `Plan`. points: name of its run -> (`Point`, seed). first: a `Plan` of one run before it, or None.
@@ -74,7 +75,7 @@ def plan_runs(first, points, seeds, folder, how):
         folder: of the runs. how: a `How`.
     """
     folder = folder.absolute()
-    pairs = [(point, seed) for point in points for seed in seeds]
+    pairs = [(point, seed) for seed in seeds for point in points]  # all methods can be compared after each seed
     settings = [_filled({**point.settings, "seed": str(seed)}, folder / FIRST_RUN) for point, seed in pairs]
     place = {"threads": str(how.threads)} | ({"data_dir": str(how.data_dir)} if how.data_dir else {})
     first_one = {key: text for key, text in settings[0].items() if key != "seed"}
@@ -87,6 +88,7 @@ def plan_runs(first, points, seeds, folder, how):
 
 
 def _filled(settings, first):
+    """Settings with the folder of the first run in place of "{first}"."""
     return {key: text.replace(FIRST, str(first)) for key, text in settings.items()}
 
 
@@ -99,7 +101,7 @@ def make(planning, how):
     for plan in filter(None, (planning.first, planning.plan)):
         todo = to_make(plan)
         _make_folder(plan.out)
-        print(f"{plan.out}: {len(plan.runs)} runs, {len(todo)} of them to be made", flush=True)
+        print(f"{len(plan.runs)} runs in {plan.out}, {len(todo)} of them still to do", flush=True)
         run_all(plan, todo, how.ranks, how.at_a_time, how.launcher, _Ended(plan, len(todo), how))
 
 
@@ -161,7 +163,7 @@ class _Ended:
 
 
 def _public(plan, run):
-    """The arguments of a run that do not name a place on this machine."""
+    """The arguments of a run without those that name folders of this machine."""
     settings = {key: text for key, text in {**plan.common, **run.varied}.items() if role(key) != "place"}
     return [f"--{key}={text.replace(str(plan.out / FIRST_RUN), FIRST_RUN)}" for key, text in settings.items()]
 
@@ -173,7 +175,7 @@ def facts():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "commit": _commit(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": cores,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -181,7 +183,7 @@ def facts():
 
 
 def _commit():
-    """The commit of fedmpi's files, with "+" if they were changed; its version where they are in no repository."""
+    """The commit of fedmpi's files, with "+" if they were changed; the version if they are in no repository."""
     root = pathlib.Path(fedmpi.__file__).parents[1]
 
     def git(*words):
@@ -192,13 +194,6 @@ def _commit():
         if git("ls-files", "fedmpi/train.py"):
             return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "fedmpi") else "")
     return fedmpi.__version__
-
-
-def _processor():
-    with contextlib.suppress(OSError, StopIteration):
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
 
 
 def provenance(folder):

@@ -80,10 +80,10 @@ def _bold(state):
 
 
 def state(folder, experiment, lacking):
-    """In words, what was run of an experiment.
+    """What was run of an experiment, as text.
 
     Args:
-        lacking: names of data files that are not there, in words, or "".
+        lacking: names of the data files that are missing, as text; or "".
     """
     made = []
     for scale in SCALES:
@@ -96,13 +96,14 @@ def state(folder, experiment, lacking):
 
 
 def cost(experiment):
-    """The cost of the full scale in words."""
+    """CPU time of the full scale, as text."""
     if experiment.cpu_hours is None:
         return "–"
     return format_seconds(3600 * experiment.cpu_hours) if experiment.cpu_hours < 1 else f"{experiment.cpu_hours:,.0f} h"
 
 
 def _tuned(folder):
+    """Lines about the settings that were tuned; [] if none were."""
     names = [name for name in experiment_names() if (folder / "tuning" / f"{name}.csv").is_file()]
     if not names:
         return []

@@ -41,6 +41,7 @@ def tune(experiment, seeds, results, how):
 
 
 def _rows(planning, experiment, points, seeds, metric):
+    """The rows of the CSV file: one per point; the best one of each method is marked as chosen."""
     plan, by_point = planning.plan, {}
     for run in plan.runs:
         point, _ = planning.points[run.name]
@@ -59,6 +60,7 @@ def _rows(planning, experiment, points, seeds, metric):
 
 
 def _row(point, paths, experiment, seeds, metric):
+    """The row of one point, whose run folders are `paths`."""
     runs = [read_run(path) for path in paths if outcome(path) == "complete"]
     values = tuple(value for run in runs if (value := run.final(metric)) is not None)
     spread = Spread(values) if values else None

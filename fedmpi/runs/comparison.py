@@ -74,14 +74,14 @@ def distinguishes_methods(key):
 
 
 def problem_name(settings):
-    """The data set and how it is split, in a few words."""
+    """The data set and how it is split, as a short text."""
     data = settings.get("task.data")
     name = str(settings.get("task", "?")) if data is None else pathlib.PurePath(str(data)).name.removesuffix(".h5")
     return ", ".join(str(word) for word in (name, settings.get("partition"), settings.get("model")) if word)
 
 
 def setting_in_words(key, value):
-    """A setting in words, like "step_size 0.01"."""
+    """A setting as text, like "step_size 0.01"."""
     return f"{key.rpartition('.')[2]} {value}"
 
 

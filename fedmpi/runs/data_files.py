@@ -55,7 +55,7 @@ def write_data_files(folder, files):
 
 
 def difference(before, now):
-    """In words, how the data files of two runs differ; "" if their contents are the same in the same order."""
+    """How the data files of two runs differ, as text; "" if their contents are the same in the same order."""
     if not before or [one["sha256"] for one in before] == [one["sha256"] for one in now]:
         return ""
     if len(before) != len(now):

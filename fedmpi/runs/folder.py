@@ -151,7 +151,11 @@ def _check_settings(path, settings):
 
 
 def read_records(path):
-    """(the records of a file, if there is one, the clients' last values); an unfinished last line is ignored."""
+    """(the records of a file, if there is one, the clients' last values); an unfinished last line is ignored.
+
+    Raises:
+        UserError: if the file cannot be read, or a line is not the record of a round.
+    """
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:

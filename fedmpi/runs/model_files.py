@@ -6,7 +6,7 @@
             such a dict itself.
     task:   name of the task.
     input:  shape of one input; the module takes (value / divide_by - mean) / std, channels before height and width.
-    class_names, feature_names, words: where the data have them.
+    class_names, feature_names, words: if the data have them.
 """
 
 import importlib

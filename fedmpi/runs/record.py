@@ -60,7 +60,7 @@ METRICS = _table(
     Field("distance", "distance to the solution", less_is_better=True),
     Field("gap", "gap", less_is_better=True),
 )
-CLIENTS_KEY = "clients"  # in a record: metric -> a list with each client's value, nan where there is none
+CLIENTS_KEY = "clients"  # in a record: metric -> a list with each client's value, nan if it has none
 HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
 LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm")  # in names of other metrics
 

@@ -87,7 +87,7 @@ class Recorder:
         return self._lines.seek(0, os.SEEK_END)
 
     def is_finished(self, num_rounds):
-        """Whether the folder has the model of a run of so many rounds."""
+        """Whether the folder has the model of a run of `num_rounds` rounds."""
         return is_complete(self.folder) and self._last_line(self.position()).get("round") == num_rounds
 
     def check(self, position, num_rounds):
@@ -137,7 +137,7 @@ class Recorder:
             print(f"round {record['round']}/{self._num_rounds}: {text}{self._time_left(record)}", flush=True)
 
     def _time_left(self, record):
-        """In words, how long the remaining rounds take if they are like those before; "" if that is soon."""
+        """How long the remaining rounds take if they are like those before, as text; "" if that is not long."""
         left = record["seconds"] / record["round"] * (self._num_rounds - record["round"])
         return f"; {format_seconds(left)} left" if left > LONG_WAIT else ""
 

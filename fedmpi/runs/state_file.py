@@ -35,7 +35,7 @@ def write_state(path, state):
         (size in bytes, CRC-32) of the file.
 
     Raises:
-        OSError: if the disk is full (before anything is written, where the file system can reserve) or fails.
+        OSError: if the disk is full (before anything is written, if the file system can reserve room) or fails.
     """
     structure, tensors = _lay_out(state)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

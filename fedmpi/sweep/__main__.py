@@ -1,6 +1,5 @@
 """Choose settings: ``python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 --rounds 50``."""
 
-import argparse
 import os
 import pathlib
 import sys
@@ -10,7 +9,7 @@ import yaml
 from fedmpi.config.grammar import read_file
 from fedmpi.config.run import Run, role
 from fedmpi.errors import UserError
-from fedmpi.program.parser import Parser
+from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.runs.folder import is_run, outcome, read_run
 from fedmpi.runs.record import HELD_OUT
@@ -79,13 +78,13 @@ def make_parser():
     )
     parser.add_argument(
         "--ranks",
-        type=_count,
+        type=count,
         metavar="N",
         help="ranks of each run; default: 1, or in a job array what the job script asks for",
     )
     parser.add_argument(
         "--at-a-time",
-        type=_count,
+        type=count,
         metavar="N",
         help="how many runs to start at the same time; default: 1, or in a job array no limit",
     )
@@ -110,7 +109,7 @@ def make_parser():
         help="with --search: smallest and largest value of a setting; may be repeated",
     )
     parser.add_argument(
-        "--trials", type=_count, default=20, metavar="N", help="with --search: number of runs; default: 20"
+        "--trials", type=count, default=20, metavar="N", help="with --search: number of runs; default: 20"
     )
     parser.add_argument(
         "--search-seed", type=int, default=0, metavar="N", help="with --search: seed of the sampler; default: 0"
@@ -142,12 +141,6 @@ def make_parser():
     )
     parser.add_argument("--table", action="store_true", help="start nothing, only print the results so far")
     return parser
-
-
-def _count(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, not '{text}'")
-    return int(text)
 
 
 def _run(arguments):
@@ -301,7 +294,7 @@ class _Progress:
 
 
 def _result(record, metric):
-    """A complete run's value of the metric, in words; it may not have measured it."""
+    """A complete run's value of the metric, as text; it may not have measured it."""
     if metric is None and not any(name.startswith(HELD_OUT) for name in record.metrics):
         return "no held-out data"
     metric = metric or usual_metric([record])

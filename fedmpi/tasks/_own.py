@@ -206,8 +206,8 @@ class _Numbered:
 class _Loader:
     """A client's minibatches, made ahead of their draw by worker processes.
 
-    The draws are numbered and each is seeded by its number, so that neither the number of workers nor where a run was
-    resumed changes a batch.
+    The draws are numbered and each is seeded by its number, so that neither the number of workers nor the round
+    at which a run was resumed changes a batch.
     """
 
     def __init__(self, task, dataset, sampler, seed, client):

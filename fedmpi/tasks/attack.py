@@ -14,6 +14,7 @@ from fedmpi.data.source import names_silos, open_source
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
 from fedmpi.presets.reading import read_settings_file
+from fedmpi.registry import command_name
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Task, constructor_of
@@ -56,6 +57,11 @@ class BlackBoxAttack(Task):
 
     def load(self, context, partition):
         classifier, source = load_classifier(self.classifier, context)
+        if partition.by_class:
+            raise UserError(
+                f"partition {command_name(type(partition))}: splits by class, and the images of an attack are of one "
+                "class: expected even, iid, shared, stride, uneven or column (--partition.by brightness)"
+            )
         if self.target_class >= source.num_classes:
             raise UserError(f"task.target_class = {self.target_class}: expected 0..{source.num_classes - 1}")
         return LoadedAttack(self, context, partition, classifier, source)
@@ -176,6 +182,7 @@ class LoadedAttack(LoadedTask):
         others = [j for j in range(source.num_classes) if j != y]
         self._others = torch.tensor(others, device=context.device)
         self._train, self._test = (np.flatnonzero(source.labels[split] == y) for split in ("train", "test"))
+        self._column = source.column(partition.column)[self._train]  # that decides the split; labels are all y
         self._rows = {"train": source.read("train", self._train), "test": source.read("test", self._test)}
         # Each rank asks about its share of the images; `synchronise` collects the answers.
         self._right = {split: self._is_right(self._share(rows)) for split, rows in self._rows.items()}
@@ -206,15 +213,15 @@ class LoadedAttack(LoadedTask):
                 f"task.classifier = {self._settings.classifier}: recognises no image of class "
                 f"{self._settings.target_class}: there is nothing to attack"
             )
-        rows, parts = self._rows["train"][right], self._split(int(right.sum()))
+        rows, parts = self._rows["train"][right], self._split(self._column[right])
         self._parts = [self._train[right][part] for part in parts]
         self._clients = {client: self._samples(rows[parts[client]]) for client in self._context.clients}
         self._tests = self._samples(self._share(self._rows["test"])[self._right["test"]])
-        self._rows = self._right = None
+        self._rows = self._right = self._column = None
 
-    def _split(self, num_images):
-        """One index array per client; all images are of one class."""
-        return self._partition(np.zeros(num_images, dtype=np.int64), self._context.num_clients, self._context.seed)
+    def _split(self, values):
+        """One index array per client, of images with these values of the partition's column."""
+        return self._partition(values, self._context.num_clients, self._context.seed)
 
     def write_split(self, folder):
         write_partition(folder / PARTITION, self._parts, self._data)

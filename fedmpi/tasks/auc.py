@@ -29,6 +29,7 @@ class DeepAUC(Classification):
 
     name = "auc"
     partition = "stride"
+    can_redeal = False
 
     removed_share: float = setting(0.8, "share of every negative class that is removed", least=0, below=1)
     p: str = setting(
@@ -44,7 +45,11 @@ class DeepAUC(Classification):
         return LoadedAUC(self, context, *self.open(context, partition))
 
     def version(self, source, seed):
-        """The imbalanced binary version of a data set; of silo files each has its own."""
+        """The imbalanced binary version of a data set; of silo files each has its own.
+
+        Raises:
+            UserError: if a silo file does not declare its number of classes.
+        """
         if names_silos(self.data) and not source.classes_declared:
             raise UserError(f"{source.path}: lacks the attribute num_classes, which decides which classes are positive")
         return ImbalancedBinary(source, self.removed_share, seed)

@@ -22,6 +22,7 @@ class RankContext:
         device, dtype: of inputs and rows.
         is_personal: whether each client is evaluated with a model of its own (`Run.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
+        participation: share of the clients that take part in a round.
     """
 
     num_clients: int
@@ -34,6 +35,7 @@ class RankContext:
     dtype: torch.dtype
     holdout: float = 0.0
     is_personal: bool = False
+    participation: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Task:
             None: if there is a model.
         partition, oracle: names of those that are used unless the user names others; None: the default ones.
         can_hold_out: whether it can hold out a part of the training data (`RankContext.holdout`).
+        can_redeal: whether it can deal its training data anew in every round (`Partition.redeal`).
     """
 
     has_model = True
@@ -52,6 +55,7 @@ class Task:
     partition = None
     oracle = None
     can_hold_out = False
+    can_redeal = False
 
     def __post_init__(self):
         check(self, "task.")
@@ -75,7 +79,7 @@ class Metrics(dict):
     """What an evaluation measured: name -> float, and of each client.
 
     Attributes:
-        clients: name -> [N] values, client by client; nan where a client has nothing to measure it on.
+        clients: name -> [N] values, client by client; nan if a client has nothing to measure it on.
     """
 
     def __init__(self, values, clients=()):
@@ -91,11 +95,12 @@ class LoadedTask:
         is_personal: whether `evaluate` calls `visit(client)` before it evaluates on a client's data, which gives the
             module that client's own layers.
         client_names: one per client of the federation, or None; from `synchronise` on.
-        goal: (metric, sign) by which one result is better than another; sign 1 where more is better.
+        goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
         random_batches: whether `batch` draws from torch's generator (augmentation), which is then seeded before it.
         random_loss: whether `loss` itself draws from torch's generator, besides what the module draws; it is then
             seeded before every `loss`.
+        dealer: the `fedmpi.data.dealing.Dealer` of samples that are dealt anew in every round, or None.
         carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
     """
@@ -105,6 +110,7 @@ class LoadedTask:
     default_model = None
     goal = ("train_loss", -1)
     ascent_scale = 1.0
+    dealer = None
     carries = False
     random_batches = True
     random_loss = True
@@ -141,6 +147,9 @@ class LoadedTask:
     def describe_inputs(self):
         """What a program must know to use the trained module, as name -> value which JSON can hold."""
         return {}
+
+    def begin_round(self, round_index):
+        """Before every round, from 0; the training loop calls it."""
 
     def visit(self, client):
         """Before an evaluation on data of one of this rank's clients; the training loop replaces it if it needs to."""

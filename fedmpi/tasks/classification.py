@@ -20,6 +20,7 @@ from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.base import LoadedTask, Metrics, Task
+from fedmpi.tasks.dealt import Dealt
 
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
@@ -35,6 +36,7 @@ class Classification(Task):
     """Train a classifier on a labelled data set that is split over the clients."""
 
     can_hold_out = True
+    can_redeal = True
 
     data: str = setting(
         "digits",
@@ -47,6 +49,8 @@ class Classification(Task):
     flip: bool = setting(False, "mirror training images left to right at random")
 
     def load(self, context, partition):
+        if partition.redeal:
+            return _DealtClassification(self, context, partition, *self.open(context, partition))
         return LoadedClassification(self, context, *self.open(context, partition))
 
     def open(self, context, partition):
@@ -81,9 +85,12 @@ def _open_silos(task, context, partition):
     """One file per client, of which a rank opens those of its own clients only."""
     name = command_name(type(partition))
     if name != (task.partition or "even") or partition != type(partition)():  # the user chose one
-        raise UserError(f"partition {name}: silo files {task.data} are split already: leave --partition out")
+        raise UserError(
+            f"partition {name}: silo files {task.data} are split already and stay with their clients: "
+            "leave --partition and its settings out"
+        )
     files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
-    names = [as_texts([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
+    names = [as_strings([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
@@ -107,7 +114,7 @@ class LoadedClassification(LoadedTask):
     Args:
         settings: a `Classification`. context: a `RankContext`.
         sources: client -> `Source` of each client of this rank.
-        parts: client -> indices, of all clients of the federation where they share a file.
+        parts: client -> indices: of all clients of the federation if they share a file, else of this rank's.
         rows: `rows.collect(link)` gives client -> [n, ...] array.
         tests: [(source, indices)] of this rank's share of the test set; of silo files one per client.
         names: of this rank's clients if they have files of their own, else of all clients, or None.
@@ -234,7 +241,7 @@ class LoadedClassification(LoadedTask):
 
     def describe_inputs(self):
         mean, std = map(list, self._normalisation)
-        names = {key: as_texts(self._attributes[key]) for key in NAMES if key in self._attributes}
+        names = {key: as_strings(self._attributes[key]) for key in NAMES if key in self._attributes}
         per_value = 255 if self._dtype == np.uint8 else 1
         return {"input": {"shape": list(self.shape), "divide_by": per_value, "mean": mean, "std": std}, **names}
 
@@ -254,6 +261,10 @@ class LoadedClassification(LoadedTask):
         return {"names": names, "samples": samples.astype(int).tolist()}
 
 
+class _DealtClassification(Dealt, LoadedClassification):
+    """Classification with samples that are dealt anew in every round (`Partition.redeal`)."""
+
+
 def _drawn(samples, number, *key):
     """A random subset of at most `number` of some `Samples`; see `draw`."""
     chosen = draw(samples.num, number, *key)
@@ -271,7 +282,7 @@ def draw(num_samples, number, seed, kind, owner):
     return np.sort(generator(seed, "evaluation", kind, owner).permutation(num_samples)[:number])
 
 
-def as_texts(values):
+def as_strings(values):
     """A list of str from an attribute of an HDF5 file, which may be bytes."""
     return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).tolist()]
 

@@ -125,6 +125,7 @@ def rank_context(run, link):
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
         is_personal=run.private is not None,
+        participation=run.participation,
     )
 
 
@@ -158,14 +159,30 @@ def _plan(run, link, context, task, samplers):
     num_rounds = run.rounds
     if run.epochs is not None:
         num_rounds = max(1, math.ceil(run.epochs * batches.max() / max(steps)))
+    num_batches = int(batches.sum())
+    if task.dealer is not None:
+        num_batches = int(batches[0]) * len(task.dealer.parts(0))
     plan = Plan(
         context.num_clients,
         steps.__getitem__,
         participants=functools.partial(draw_participants, context.num_clients, run.participation, run.seed),
         weights=num_samples.tolist() if run.weighting == "samples" else None,
         seed=run.seed,
+        dealt_steps=_dealt_steps(run, task.dealer),
     )
-    return plan, num_rounds, int(batches.sum())
+    return plan, num_rounds, num_batches
+
+
+def _dealt_steps(run, dealer):
+    """See `Plan`: --local-epochs passes over what a client receives in a round; None if that is always the same."""
+    if dealer is None or run.local_epochs is None:
+        return None
+
+    def steps(round_index, client):
+        batches = -(-len(dealer.parts(round_index)[client]) // run.batch_size)
+        return max(1, round(run.local_epochs * batches))
+
+    return steps
 
 
 def _oracles(config, task, flat, samplers):

@@ -61,7 +61,7 @@ class Ending:
 
     Attributes:
         best: the best value of the metric so far, larger is better. num_worse: evaluations since then.
-        reason: in words, why the run ended early, or "".
+        reason: text, why the run ended early, or "".
     """
 
     def __init__(self, run, goal, link, callbacks):

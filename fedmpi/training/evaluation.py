@@ -36,7 +36,7 @@ class Evaluation:
         self._fast = pool_first(job.flat.module)
 
     def describe(self):
-        """In words, what models are evaluated on."""
+        """What models are evaluated on, as text for the closing table."""
         if not self.is_partial:
             return "all training and test data"
         number = format_count(self._job.config.run.evaluate_samples)

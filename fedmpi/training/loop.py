@@ -240,6 +240,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
         federation.start()
     is_last = federation.round_index >= job.num_rounds
     while not is_last:
+        job.task.begin_round(federation.round_index)
         loss = federation.run_round()
         number, evaluated = federation.round_index, {}
         if run.check_replicas and number % run.check_replicas == 0:

@@ -90,7 +90,7 @@ def _check_tensors(module):
 
 
 def _odd_kind(tensor):
-    """In words, why a tensor cannot be part of a vector; None if it can."""
+    """Why a tensor cannot be part of a vector, as text; None if it can."""
     if is_lazy(tensor):
         return None
     if tensor.is_quantized:
@@ -162,7 +162,7 @@ def _digest(tensor):
 
 
 def _described(line):
-    """A line of `check_same_everywhere` in words."""
+    """A line of `check_same_everywhere` as it is shown."""
     if line is None:
         return "nothing more"
     head, _, digest = line.rpartition(" ")

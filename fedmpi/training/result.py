@@ -27,7 +27,7 @@ class ResultRule:
 
     Args:
         rule: "last", "best" or "uniform". num_rounds: of the run. seed: of the run.
-        goal: (metric, sign) by which "best" compares; sign 1 where more is better.
+        goal: (metric, sign) by which "best" compares; sign 1 if more is better.
     """
 
     def __init__(self, rule, num_rounds, seed, goal):
@@ -212,7 +212,7 @@ def _client_lines(job, metrics):
 
 
 def _with_paper(job, metric, value):
-    """A metric's value in words, with what the paper printed if a preset says so."""
+    """A metric's value as text, with what the paper printed if a preset says so."""
     printed = job.config.resolved.get("paper", {}).get("printed", {}).get(metric, {})
     in_paper = printed.get(command_name(type(job.config.algorithm)))
     return f"{value:.4f}" if in_paper is None else f"{value:.4f} (in the paper: {in_paper})"

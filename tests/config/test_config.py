@@ -161,3 +161,15 @@ def test_every_answer_is_a_setting():
         assert group in settings and theirs not in settings, (theirs, ours)
         classes = known(CHOICES[group].package, CHOICES[group].base).values() if name else ()
         assert not name or any(name in cls.__dataclass_fields__ for cls in classes), ours
+
+
+@pytest.mark.parametrize("task", ["quadratic", "counterexample", "saddle_quadratic", "two_parameter_auc", "language"])
+def test_a_partition_is_refused_by_a_task_that_has_nothing_to_split(task):
+    for words in (
+        ["--partition", "iid"],
+        ["--partition.min_samples", "3"],
+        ["--preset", "fafed/mnist_low", "--model=null"],
+    ):
+        with pytest.raises(UserError, match=rf"^partition\S* = \S+: task {task} has no data that a partition splits"):
+            read_command_line(["--task", task, *words])
+    assert read_command_line(["--task", task, "--partition", "null"]).partition is None

@@ -187,3 +187,19 @@ def test_data_that_no_package_brings_are_named_with_the_command_that_gets_them()
     for name in preset_names():
         if "tiny_imagenet" in name:
             assert "python -m fedmpi.data prepare tiny_imagenet" in head_of(name)
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("lamb/")])
+def test_fed_lamb_deals_all_samples_anew_in_every_round(name):
+    """A local epoch of 25 active clients is then one pass over all samples, as in the paper."""
+    config = read_command_line(["--preset", name])
+    assert config.partition.redeal and config.run.local_epochs == 1 and config.run.participation == 0.5
+
+
+def test_each_non_iid_figure_of_the_attack_has_a_preset_by_brightness():
+    for name, figure, iid in (("local_steps", 7, "2a"), ("participation", 8, "4"), ("all", 9, "3")):
+        plain, skewed = (content(f"zo/mnist_{name}{end}") for end in ("", "_noniid"))
+        assert skewed.pop("partition") == {"name": "column", "by": "brightness", "cut": True}
+        assert plain.pop("partition") == "uneven" and plain == skewed  # the same otherwise
+        assert head_of(f"zo/mnist_{name}_noniid").partition(" Source")[0].endswith(f"(Figure {figure})")
+        assert head_of(f"zo/mnist_{name}").partition(" Source")[0].endswith(f"(Figure {iid})")

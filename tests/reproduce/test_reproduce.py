@@ -112,7 +112,7 @@ def rows(path):
 
 def test_the_page_shows_what_the_csv_file_contains(reproduced):
     _, output, _, results = reproduced
-    assert "6 runs, 6 of them to be made" in output
+    assert "6 runs in " in output and "6 of them still to do" in output
     text = (results / "small" / "tiny.md").read_text(encoding="utf-8")
     last = [row for row in rows(results / "small" / "tiny.csv") if row["round"] == "4"]
     for method, printed in (("FedAvg", 0.5), ("FAFED", 0.25)):
@@ -129,7 +129,7 @@ def test_the_page_shows_what_the_csv_file_contains(reproduced):
 def test_runs_are_written_down_with_what_made_them(reproduced):
     _, _, _, results = reproduced
     runs = rows(results / "small" / "tiny-runs.csv")
-    assert [row["state"] for row in runs] == ["complete"] * 4 + ["diverged"] * 2
+    assert [row["state"] for row in runs] == ["complete", "complete", "diverged"] * 2
     for row in runs:
         assert float(row["cpu_seconds"]) > 0 and row["commit"] and row["processor"] and row["date"]
         assert f"--seed={row['seed']}" in row["command"] and str(results.parent) not in str(row)
@@ -138,10 +138,10 @@ def test_runs_are_written_down_with_what_made_them(reproduced):
 def test_the_same_command_keeps_what_has_ended_and_repeats_what_has_changed(reproduced):
     file, _, runs, results = reproduced
     words = ("--seeds", "0,1", "--out", runs, "--results", results)
-    assert "6 runs, 0 of them to be made" in reproduce(file, *words).stdout
+    assert "0 of them still to do" in reproduce(file, *words).stdout
     changed = {**TINY, "panels": {"quadratic": {**TINY["panels"]["quadratic"], "rounds": 3}}}
     file.write_text(yaml.safe_dump(changed), encoding="utf-8")
-    assert "6 runs, 6 of them to be made" in reproduce(file, *words).stdout
+    assert "6 of them still to do" in reproduce(file, *words).stdout
 
 
 def test_a_job_array_makes_the_same_runs(tmp_path):

@@ -12,9 +12,10 @@ import yaml
 from conftest import train
 from safetensors.torch import load_file
 
+import fedmpi.data.partitions
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.data.partitions import Even
+from fedmpi.data.partitions import Column, Even, Partition, Shared
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
@@ -22,6 +23,7 @@ from fedmpi.models.mlp import MLP
 from fedmpi.oracles import TwoPoint
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.registry import known
 from fedmpi.tasks.attack import BlackBoxAttack, load_classifier
 from fedmpi.tasks.base import RankContext
 
@@ -87,6 +89,38 @@ def test_the_split_that_is_saved_names_rows_of_the_file(task, tmp_path):
         images = task.batch(client, torch.arange(task.num_samples(client))).squeeze(1).numpy() + 0.5
         np.testing.assert_allclose(images, source.read("train", part) / 255, atol=1e-12)
         assert set(source.labels["train"][part]) == {Y}
+
+
+def test_a_partition_by_brightness_reads_the_brightness(classifier):
+    """Every client's images are brighter than those of the client before it."""
+    loaded = BlackBoxAttack(classifier=str(classifier)).load(PLACE, Column(by="brightness", cut=True))
+    loaded.synchronise(SoloLink())
+    means = [
+        loaded.batch(client, torch.arange(loaded.num_samples(client))).mean((1, 2, 3)).numpy() for client in range(3)
+    ]
+    assert means[0].max() <= means[1].min() and means[1].max() <= means[2].min()
+    assert means[0].mean() < means[1].mean() - 0.01 < means[2].mean() - 0.02
+
+
+@pytest.mark.parametrize("name", known(fedmpi.data.partitions, Partition))
+def test_every_partition_is_used_or_refused(classifier, name):
+    """The images are of one class: a partition by class would deal as if it were another one."""
+    cls = known(fedmpi.data.partitions, Partition)[name]
+    task = BlackBoxAttack(classifier=str(classifier))
+    if name in ("classes", "dirichlet", "halves", "similarity"):
+        with pytest.raises(UserError, match=f"partition {name}: splits by class"):
+            task.load(PLACE, cls())
+        return
+    if cls is Column:
+        with pytest.raises(UserError, match="has no column train/group"):
+            task.load(PLACE, Column())
+        with pytest.raises(UserError, match="partition column: splits by class"):
+            task.load(PLACE, Column(by="labels", cut=True))
+        return
+    loaded = task.load(PLACE, cls())
+    loaded.synchronise(SoloLink())
+    whole = sum(loaded.num_samples(client) for client in range(3))
+    assert whole % 3 == 0 if cls is Shared else whole > 100
 
 
 def written_out(classifier, images, xi, c):

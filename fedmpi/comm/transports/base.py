@@ -17,7 +17,7 @@ class Facts:
     """What decides which transports suit a block; the same on all ranks.
 
     Attributes:
-        nbytes: of the block. device: type of the device where it is to be, "cpu" or "cuda".
+        nbytes: of the block. device: type of the device on which it is to lie, "cpu" or "cuda".
         smallest_node: number of ranks on the node with the fewest.
     """
 

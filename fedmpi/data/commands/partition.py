@@ -43,6 +43,8 @@ def run(options):
         return
     if names_silos(options.data):
         raise UserError(f"{options.data}: is already one file per client: expected one file for all clients")
+    if config.partition is not None and config.partition.redeal:
+        raise UserError("partition.redeal = true: there is a split for every round, and none to show: leave it out")
     num_clients = config.run.clients or DEFAULT_CLIENTS
     paths = _silo_paths(options.write, num_clients) if options.write else None
     task = config.resolved["task"]["name"]
@@ -92,7 +94,8 @@ def _partition_samples(config, num_clients, paths, options):
 
 def _describe(partition):
     """A partition's name and settings: 'dirichlet (concentration 0.3)'."""
-    settings = {key: value for key, value in partition.items() if key not in ("name", "min_samples") and value != ""}
+    own = {key: value for key, value in partition.items() if key not in ("name", "min_samples", "redeal")}
+    settings = {key: value for key, value in own.items() if value != ""}
     text = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items())
     return partition["name"] + (f" ({text})" if text else "")
 

@@ -26,17 +26,45 @@ class Partition:
     """
 
     min_samples: int = setting(1, "the run does not start if a client has fewer samples than this", least=1)
+    redeal: bool = setting(
+        False,
+        "distribute all training samples anew in every round, over the clients in it (task classification, one data "
+        "file for all)",
+    )
 
     column = "labels"  # the data set train/<column> of the file that decides the split
+    by_class = False  # whether it makes clients unlike by their classes, which data of one class do not allow
 
     def __post_init__(self):
         check(self, "partition.")
 
     def __call__(self, labels, num_clients, seed):
+        return self._parts(np.asarray(labels), num_clients, generator(seed, "partition"))
+
+    def deal(self, labels, clients, seed, round_index):
+        """client -> sorted int64 sample indices: all samples, dealt to the clients of a round.
+
+        It draws from the stream (seed, "deal", round) only. Which client gets which part is random.
+
+        Args:
+            labels: see above. clients: numbers of the round's participants. round_index: of the round, from 0.
+
+        Raises:
+            UserError: as above.
+        """
+        rng = generator(seed, "deal", round_index)
+        parts = self._parts(self.before_dealing(np.asarray(labels), rng), len(clients), rng)
+        return {client: parts[position] for client, position in zip(clients, rng.permutation(len(clients)))}
+
+    def before_dealing(self, labels, rng):
+        """The labels as `split` sees them in a round; unchanged unless the partition favours some of them."""
+        return labels
+
+    def _parts(self, labels, num_clients, rng):
+        """One sorted int64 array of sample indices per client."""
         if num_clients > len(labels):
             raise UserError(f"clients = {num_clients}: expected at most one per training sample, {len(labels)}")
-        parts = self.split(np.asarray(labels), num_clients, generator(seed, "partition"))
-        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
+        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in self.split(labels, num_clients, rng)]
         for client, part in enumerate(parts):
             if len(part) < self.min_samples:
                 raise UserError(

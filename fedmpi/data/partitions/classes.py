@@ -16,10 +16,19 @@ class Classes(Partition):
     Each class is shuffled and split evenly over the clients that hold it. k = 1 gives client i class i mod 10
     of a data set with 10 classes.
 
-    Source: the Fed-LAMB paper's non-iid setting in its static form (k = 1).
+    With redeal, in every round clients and classes are in a random order: of 25 clients with k = 1, five random
+    classes of ten have three clients and the others two.
+
+    Source: the Fed-LAMB paper's non-iid setting (k = 1); its clients' data are dealt anew in every round.
     """
 
+    by_class = True
+
     per_client: int = setting(1, "k, number of classes that each client holds", least=1)
+
+    def before_dealing(self, labels, rng):
+        classes, codes = np.unique(labels, return_inverse=True)
+        return rng.permutation(len(classes))[codes]
 
     def split(self, labels, num_clients, rng):
         classes, k = np.unique(labels), self.per_client

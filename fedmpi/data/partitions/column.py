@@ -30,6 +30,11 @@ class Column(Partition):
         """The data set train/<column> of the file that decides the split."""
         return self.by
 
+    @property
+    def by_class(self):
+        """Whether the column contains the classes."""
+        return self.by == "labels"
+
     def names(self, source, parts):
         """The groups of each client: "Bonn", "Aachen, Celle" or "Aachen, Bonn and 3 more"."""
         if self.cut:

@@ -19,6 +19,8 @@ class Dirichlet(Partition):
     makes unequal sizes).
     """
 
+    by_class = True
+
     concentration: float = setting(0.5, "α, how similar the clients' mixtures of classes are", above=0, most=1e6)
 
     def split(self, labels, num_clients, rng):

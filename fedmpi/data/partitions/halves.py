@@ -23,6 +23,8 @@ class Halves(Partition):
     Source: the FAFED paper's "high" heterogeneity (disjoint, 5 of 10 classes).
     """
 
+    by_class = True
+
     first_classes: str = setting(
         "",
         "classes of the first half of the clients, like 0,1,2,5,9, or a data set whose classes in the paper are "

@@ -18,6 +18,8 @@ class Similarity(Partition):
     Source: Karimireddy et al. 2020 (SCAFFOLD); 95 is the FAFED paper's "low" heterogeneity.
     """
 
+    by_class = True
+
     percent: float = setting(95.0, "s, percentage of the samples that is distributed at random", least=0, most=100)
 
     def split(self, labels, num_clients, rng):

@@ -1,0 +1,49 @@
+"""What a task does whose training samples are dealt anew in every round."""
+
+import functools
+
+import numpy as np
+
+from fedmpi.data.dealing import Dealer, DealtSampler
+from fedmpi.data.holdout import hold_out
+from fedmpi.federation.participation import draw_participants
+
+
+class Dealt:
+    """Stands before `LoadedClassification`: every rank has all training samples, and a client those of the round.
+
+    The clients' own objectives, whose mean is train_loss, are those of the split before round 0, which contains
+    every sample; held out is a share of each part of that split, which is never dealt.
+
+    Args:
+        settings, context, sources, parts, data: see `LoadedClassification`.
+        partition: the `Partition`.
+
+    Raises:
+        UserError: if the samples cannot be dealt to the participants of a round.
+    """
+
+    def __init__(self, settings, context, partition, sources, parts, *data):
+        super().__init__(settings, context, sources, parts, *data)
+        source = sources[context.clients[0]]
+        kept = [
+            part[hold_out(len(part), context.holdout, context.seed, client)[0]] for client, part in enumerate(parts)
+        ]
+        rows = np.unique(np.concatenate(kept))
+        self._all = self._samples(source.read("train", rows), source.labels["train"][rows])
+        self.dealer = Dealer(
+            partition.for_data_set(source.name),
+            source.column(partition.column)[rows],
+            functools.partial(draw_participants, context.num_clients, context.participation, context.seed),
+            context.seed,
+            {client: np.searchsorted(rows, part) for client, part in enumerate(kept)},
+        )
+
+    def begin_round(self, round_index):
+        self.dealer.round_index = round_index
+
+    def sampler(self, client, batch_size, first_batch_size, seed, device):
+        return DealtSampler(self.dealer, client, batch_size, first_batch_size, seed, device)
+
+    def batch(self, client, indices):
+        return self._all.at(indices, self._augmentation)
