@@ -1,4 +1,4 @@
-"""What a checkpoint costs: in rounds, written by a thread or at once; and its speed as a share of a plain file's."""
+"""What a checkpoint costs in rounds, if a thread writes it or training waits; its speed against a plain file's."""
 
 import contextlib
 import os
