@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install fedmpi with its test tools and run the whole test suite: first in one process, then the
-# tests of tests/mpi on 1 to 4 ranks.  Arguments go to pytest:  ./launch/test.sh -k simulate
+# Install fedmpi with its test tools, check style and types, and run the whole test suite: the tests of tests/mpi on
+# 1 to 4 ranks, then all others.  Arguments are passed to pytest:  ./launch/test.sh -k simulate
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 set_up dev

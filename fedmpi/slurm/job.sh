@@ -10,7 +10,7 @@ python=$(command -v python) # Open MPI's mpirun finds another one beside itself
 ranks=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
 # Training allocates and frees the same memory at every step: let malloc keep it.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864}
-NOT_FINISHED=75 # exit code of a run that wrote a checkpoint and can go on from it
+NOT_FINISHED=75 # exit code of a run that wrote a checkpoint and can continue from it
 PROBE_SECONDS=60
 
 say() { printf 'fedmpi: %s\n' "$*" >&2; }

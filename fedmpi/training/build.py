@@ -145,7 +145,7 @@ def _check_survival(run):
     if reason is not None:
         raise UserError(f"on_loss = continue: {reason}")
     if run.transport not in ("auto", "allreduce"):
-        raise UserError(f"on_loss = continue: --transport {run.transport} would wait for lost ranks; leave it out")
+        raise UserError(f"on_loss = continue: --transport {run.transport} waits for lost ranks: leave --transport out")
 
 
 def _plan(run, link, context, task, samplers):

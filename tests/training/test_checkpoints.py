@@ -26,6 +26,7 @@ from fedmpi.errors import Diverged, Stopped, UserError
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
+from fedmpi.runs import recorder
 from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
 from fedmpi.tasks.classification import LoadedClassification
@@ -311,6 +312,39 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_training_goes_on(tmp_path, s
     assert "continuing after round 2" in capsys.readouterr().out
     go(tmp_path, f"{settings} --name whole")
     assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
+
+
+def test_a_folder_that_cannot_be_written_any_more(tmp_path, monkeypatch, capsys):
+    """Training goes on, and the older checkpoint stays what a resumed run goes on from."""
+    usual, home = Recorder.round, tmp_path / "it" / "checkpoints"
+    monkeypatch.setattr(fedmpi.training.checkpoints, "SMALL", 0)  # written at once
+    monkeypatch.setattr(fedmpi.training.checkpoints, "_available_memory", lambda: 0)
+
+    def without_folder(recorder, record, metrics):
+        if record["round"] == 4:
+            home.rename(tmp_path / "older")
+            home.touch()
+        usual(recorder, record, metrics)
+
+    monkeypatch.setattr(Recorder, "round", without_folder)
+    go(tmp_path, f"{TOY} --rounds 5 --checkpoint-every 2 --name it")
+    errors = capsys.readouterr().err
+    assert f"checkpoint of round 4 could not be written: {home}/000004/client-0000.h5: File exists; the last" in errors
+    home.unlink()
+    (tmp_path / "older").rename(home)
+    (tmp_path / "it" / "model.safetensors").unlink()
+    go(None, f"--resume {tmp_path / 'it'}")
+    assert "after round 2" in capsys.readouterr().out
+
+
+def test_two_jobs_do_not_write_to_one_run_folder(toy, tmp_path, monkeypatch):
+    shutil.copytree(toy, tmp_path / "it")
+    monkeypatch.setattr(recorder, "OUTLIVES", 0.2)
+    first = Recorder(tmp_path / "it", 6)
+    with pytest.raises(UserError, match=r"^run folder \S+/it: another job is still writing to it; wait until it ends$"):
+        go(None, f"--resume {tmp_path / 'it'} --rounds 8")
+    first.close()
+    go(None, f"--resume {tmp_path / 'it'} --rounds 8")
 
 
 def test_a_stop_without_room_says_which_checkpoint_there_is(tmp_path, small_disk, monkeypatch):
