@@ -15,6 +15,9 @@ class AgreedUserError(UserError):
     """A `UserError` that is raised on all ranks; its text is empty on ranks that need not print it (exit code 2)."""
 
 
+STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
+
+
 class Stopped(Exception):
     """A signal ended the run early, and a checkpoint of it is written; raised on all ranks (exit code 75)."""
 

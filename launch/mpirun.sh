@@ -109,14 +109,14 @@ elif [ -s "$files/hosts" ]; then
     words+=(-f "$files/hostfile")
 fi
 
-# Exit codes after which another attempt may go better: a run that stopped in order; a killed rank (MPICH: 9, Open MPI:
+# Exit codes after which another attempt may go better: a run that was stopped (75); a killed rank (MPICH: 9, Open MPI:
 # 137); a killed mpirun (137); a lost host (MPICH: 255).
 may_go_better() { case $1 in 75 | 9 | 137 | 255) ;; *) return 1 ;; esac; }
 
 asked=''
 forward() {
     asked=yes woken=yes
-    [ "$vendor" != "Open MPI" ] || set -- USR1 # on the others its mpirun kills the ranks before they can stop in order
+    [ "$vendor" != "Open MPI" ] || set -- USR1 # on the others its mpirun kills the ranks before they can write a checkpoint
     kill -s "$1" "$job" 2>/dev/null || true
 }
 for signal in INT TERM USR1; do trap "forward $signal" $signal; done
@@ -133,5 +133,6 @@ while :; do
     attempt=$((attempt + 1))
     say "the job ended with exit code $code; restart $attempt of $max_restarts"
     case " $* " in *" --resume"*) ;; *) say "without --resume auto and --name it starts a new run" ;; esac
-    sleep 2 # until what is left of the killed job has ended
+    # Until what is left of the killed job has ended: ranks may outlive a killed mpirun (exit code 137) by 4 s.
+    if [ $code = 137 ]; then sleep 6; else sleep 2; fi
 done

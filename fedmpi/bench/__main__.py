@@ -29,7 +29,7 @@ def read_arguments(arguments):
         return parser.format_help()
     unknown = [part for part in chosen.parts if part not in PARTS]
     if unknown:
-        raise UserError(f"part {unknown[0]}: expected some of {', '.join(PARTS)}")
+        raise UserError(f"unknown part {unknown[0]}: expected one or more of {', '.join(PARTS)}")
     return chosen
 
 

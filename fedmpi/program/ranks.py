@@ -10,11 +10,10 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.comm.orphan import end_with_launcher
-from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.errors import STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.output import make_output_safe, write_past_launcher
 from fedmpi.text import short
 
-STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
 LONGEST = 3000  # characters of a message
 
 

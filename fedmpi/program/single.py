@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 
-from fedmpi.errors import UserError
+from fedmpi.errors import STOPPED, Stopped, UserError
 from fedmpi.text import short
 
 LONGEST = 3000  # characters of a message
@@ -16,8 +16,8 @@ LONGEST = 3000  # characters of a message
 def run_single(program, arguments):
     """Run `program(arguments)` and end the process with the right exit code.
 
-    A `UserError` ends it with one line and exit code 2, Ctrl-C with one line and 130. A closed standard
-    output (``| head``) ends it silently with 1.
+    A `UserError` ends it with one line and exit code 2, Ctrl-C with one line and 130, `Stopped` with one line
+    and 75. A closed standard output (``| head``) ends it silently with 1.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
@@ -28,6 +28,9 @@ def run_single(program, arguments):
     except UserError as error:
         print(f"fedmpi: error: {short(error, LONGEST)}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as stopped:
+        print(f"fedmpi: {stopped}", file=sys.stderr)
+        sys.exit(STOPPED)
     except KeyboardInterrupt:
         print("fedmpi: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -4,9 +4,10 @@ import argparse
 import os
 import pathlib
 import shlex
+import signal
 import sys
 
-from fedmpi.errors import UserError
+from fedmpi.errors import Stopped, UserError
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.reproduce.experiment import SCALES, find_experiments
@@ -16,42 +17,59 @@ from fedmpi.reproduce.summary import cost, state, write_summary
 from fedmpi.text import table
 
 DESCRIPTION = """\
-Repeat tables and figures of the papers: every method, every seed, and a page that shows our numbers beside the
-printed ones.
+Repeat tables and figures of the papers: run every method with every seed, and write a page that shows the measured
+numbers beside those of the paper.
 
     python -m fedmpi.reproduce --list
     python -m fedmpi.reproduce fafed_theorem1
     python -m fedmpi.reproduce all --data-dir data
 
 WHAT is the name of a table or figure, a paper (fafed, lamb, mom, zo, auc), or all. The same command continues where
-it was interrupted: runs that ended are kept, unless their settings have changed."""
+it was interrupted: it keeps runs that have ended, unless their settings have changed."""
 
 
 def main(arguments=None):
     """Entry point; `arguments` default to those of the process."""
+    for number in (signal.SIGUSR1, signal.SIGTERM):  # the first is SLURM's warning of the time limit
+        signal.signal(number, _stop)
     run_single(_run, sys.argv[1:] if arguments is None else arguments)
+
+
+def _stop(number, _):
+    signal.signal(number, signal.SIG_IGN)  # until the runs have stopped
+    raise Stopped(f"stopped by {signal.Signals(number).name}; to continue: the same command")
 
 
 def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.reproduce", description=DESCRIPTION)
     add = parser.add_argument
-    add("what", nargs="*", metavar="WHAT", help="tables and figures; see --list")
-    add("--list", action="store_true", help="show every table and figure: what, data, methods, cost, state")
-    add("--scale", choices=SCALES, default="small", help="small: reduced as the page says (default); full: the paper's")
-    add("--seeds", type=_seeds, metavar="N,N", help="default: 0,1,2; with --tune the experiment's")
-    add("--tune", action="store_true", help="run the grids instead, on held-out training data")
-    add("--pages", action="store_true", help="start nothing, write the pages again from the CSV files")
+    add("what", nargs="*", metavar="WHAT", help="table, figure or paper to repeat, or all; see --list")
+    add("--list", action="store_true", help="list every table and figure with its data, methods, cost and state")
+    add("--scale", choices=SCALES, default="small", help="small (default): a reduced version; full: as in the paper")
+    add(
+        "--seeds",
+        type=_seeds,
+        metavar="N,N",
+        help="seeds of every method; default: 0,1,2, or with --tune those of the file",
+    )
+    add("--tune", action="store_true", help="search the best settings of every method on held-out training data")
+    add("--pages", action="store_true", help="start no runs; only write the pages again, from the CSV files")
     add("--ranks", type=count, default=1, metavar="N", help="ranks of each run; default: 1")
-    add("--at-a-time", type=count, metavar="N", help="runs at once; default: the cores divided by the ranks")
+    add("--at-a-time", type=count, metavar="N", help="how many runs to start at the same time; default: cores / ranks")
     add("--threads", type=count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
-    add("--launch", metavar="WORDS", help='how ranks are started, like "mpirun --oversubscribe -np {ranks}"')
+    add("--launch", metavar="WORDS", help='command that starts the ranks, like "mpirun --oversubscribe -np {ranks}"')
     add("--data-dir", metavar="FOLDER", help="folder of data files; default: the variable FEDMPI_DATA")
-    words = "folder of the run folders; default: reproduce"
+    words = "folder in which the run folders are created; default: reproduce"
     add("--out", type=pathlib.Path, default=pathlib.Path("reproduce"), metavar="FOLDER", help=words)
-    words = "folder of CSV files, pages and figures; default: results"
+    words = "folder in which CSV files, pages and figures are written; default: results"
     add("--results", type=pathlib.Path, default=pathlib.Path("results"), metavar="FOLDER", help=words)
-    add("--emit-slurm", type=pathlib.Path, metavar="FILE", help="write a job array of the runs instead of making them")
+    add(
+        "--emit-slurm",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write a job script (an array with one task per run) and start nothing",
+    )
     return parser
 
 
@@ -67,7 +85,7 @@ def _run(arguments):
         print(listing(options.results, options.data_dir))
         return
     if not options.what and not options.pages:
-        raise UserError("expected a table or figure (see --list), a paper or all")
+        raise UserError("expected the name of a table or figure (see --list), a paper, or all")
     experiments = find_experiments(options.what or ["all"])
     is_named = len(experiments) == 1
     if options.pages:
@@ -75,7 +93,7 @@ def _run(arguments):
         return
     how = _how(options, arguments)
     if options.emit_slurm and not is_named:
-        raise UserError("--emit-slurm: expected one table or figure: each has a job array of its own")
+        raise UserError("--emit-slurm: expected one table or figure, because each has a job array of its own")
     failed = []
     for one in experiments:
         reason = _reason_to_skip(one, options)

@@ -6,7 +6,7 @@ import statistics
 
 from fedmpi.report.curves import usable_runs
 from fedmpi.runs.comparison import Spread
-from fedmpi.runs.record import less_is_better
+from fedmpi.runs.record import less_is_better, title
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested"
 
@@ -63,13 +63,14 @@ def _outcome(experiment, claim, panel, results):
     ours = results.method(panel, claim["ahead"]) if results else None
     others = [one for name in claim["of"] if results and (one := results.method(panel, name))]
     if ours is None or not others:
-        return Outcome(claim["claim"], panel, NOT_TESTED, "not run")
+        return Outcome(claim["claim"], panel, NOT_TESTED, f"{claim['ahead']} or its rivals were not run at this scale")
     mine = spread(ours, metric, at)
     if mine is None:
         return Outcome(claim["claim"], panel, NOT_CONFIRMED, f"{ours.label} diverged")
     verdicts = [_against(ours, other, metric, (at, of_at)) for other in others]
     holds = all(ahead for ahead, _ in verdicts) and not num_diverged(ours)
-    words = f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
+    words = "" if metric == experiment.metric else f"by {title(metric)}: "
+    words += f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
     words += f" at round {at}" if at else ""
     return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, "; ".join([words, *_words(verdicts)]))
 

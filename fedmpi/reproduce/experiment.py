@@ -68,7 +68,9 @@ class Experiment:
             UserError: if the experiment is not run at this scale.
         """
         if scale not in self.scales:
-            raise UserError(f"{self.name}: not run at scale {scale}: {self.not_run or 'the file has none'}")
+            raise UserError(
+                f"{self.name}: cannot be run with --scale {scale}: {self.not_run or 'its file has no such scale'}"
+            )
         what = self.scales[scale] or {}
         panels, methods = what.get("panels", list(self.panels)), what.get("methods", list(self.methods))
         reduction = what.get("settings", {})
@@ -84,7 +86,7 @@ class Experiment:
     def tuning_points(self):
         """The grid of every method: a list of `Point`; see `points`."""
         if not self.tune:
-            raise UserError(f"{self.name}: the file has no grids to tune")
+            raise UserError(f"{self.name}: its file has no grids for --tune")
         panel = self.tune["panel"]
         common = as_texts(self.settings, self.panels[panel])
         points = []
@@ -165,7 +167,7 @@ def read_experiment(path):
             raise UserError(f"{path}: unknown key {key}{nearest(key, keys)}")
     for key in ("title", "paper", "place"):
         if not content.get(key):
-            raise UserError(f"{path}: expected a {key}")
+            raise UserError(f"{path}: the key {key} is missing")
     one = Experiment(name=path.stem, **content)
     for problem in _problems(one):
         raise UserError(f"{path}: {problem}")

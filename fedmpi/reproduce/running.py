@@ -211,7 +211,9 @@ def emit_slurm(planning, how, path):
         UserError: if nothing is to be made, or something cannot be written.
     """
     if planning.first and to_make(planning.first):
-        raise UserError(f"{planning.first.out}: the run '{FIRST_RUN}' must end first: start once without --emit-slurm")
+        raise UserError(
+            f"{planning.first.out}: the other runs need the run '{FIRST_RUN}': make it first, without --emit-slurm"
+        )
     plan = planning.plan
     todo = to_make(plan)
     if not todo:

@@ -10,7 +10,7 @@ python=$(command -v python) # Open MPI's mpirun finds another one beside itself
 ranks=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
 # Training allocates and frees the same memory at every step: let malloc keep it.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864}
-NOT_FINISHED=75 # exit code of a run that wrote a checkpoint and can go on from it
+NOT_FINISHED=75 # exit code of a run that wrote a checkpoint and can continue from it
 PROBE_SECONDS=60
 
 say() { printf 'fedmpi: %s\n' "$*" >&2; }
@@ -77,6 +77,15 @@ fedmpi_bench() {
     finish $code
 }
 
+# fedmpi_reproduce ARGUMENTS: make the runs of papers' tables and figures on all ranks, one after the other.
+fedmpi_reproduce() {
+    local code=0
+    check_place
+    wait_for USR1 python -m fedmpi.reproduce --ranks "$ranks" --at-a-time 1 --launch "$FEDMPI_LAUNCH" \
+        --threads "${SLURM_CPUS_PER_TASK:-1}" "$@" || code=$?
+    finish $code
+}
+
 # check_place SETTINGS: find a way to start ranks, and check the place for a run with these settings; once in a job.
 check_place() {
     [ -z "${checked:-}" ] || return 0
@@ -130,15 +139,22 @@ launch_environment() {
     esac
 }
 
-# run_ranks SIGNAL MODULE ARGUMENTS: start the ranks and return their exit code.  If SLURM warns of the time limit
-# (USR1), $warned is set and the ranks get SIGNAL; if it ends the job, $stopped is set.
+# run_ranks SIGNAL MODULE ARGUMENTS: start the ranks and return their exit code, see `wait_for`.
 run_ranks() {
-    local signal=$1 pid code log=()
+    local signal=$1 log=()
     shift
-    warned='' stopped=''
     [ -z "${FEDMPI_RANK_LOGS:-}" ] || { mkdir -p "$FEDMPI_RANK_LOGS"; log=(bash "$here/rank_log.sh"); }
     # `python -m mpi4py` ends the job if a rank dies of an error before fedmpi itself watches.
-    $FEDMPI_LAUNCH "${log[@]}" "$python" -m mpi4py -m "$@" &
+    wait_for "$signal" $FEDMPI_LAUNCH "${log[@]}" "$python" -m mpi4py -m "$@"
+}
+
+# wait_for SIGNAL COMMAND: run a command and return its exit code.  If SLURM warns of the time limit (USR1), $warned is
+# set and the command gets SIGNAL; if it ends the job, $stopped is set.
+wait_for() {
+    local signal=$1 pid code
+    shift
+    warned='' stopped=''
+    "$@" &
     pid=$!
     trap 'warned=yes; woken=yes; kill -$signal $pid' USR1
     trap 'stopped=yes; woken=yes; kill -TERM $pid' TERM

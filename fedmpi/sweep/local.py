@@ -15,7 +15,7 @@ import time
 import traceback
 
 from fedmpi.config.resume import has_checkpoint
-from fedmpi.errors import UserError
+from fedmpi.errors import Stopped, UserError
 from fedmpi.runs.folder import is_run, outcome
 
 PATIENCE = 10  # seconds that a job has to end after SIGTERM
@@ -43,6 +43,7 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
 
     Raises:
         UserError: if a run's settings are wrong; the runs that have ended are kept.
+        Stopped: if a signal handler of the caller raised it; the running ones have written checkpoints.
     """
     waiting, running = collections.deque(runs), []
     try:
@@ -59,6 +60,10 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
                     raise UserError(f"run {job.run.name}: {last.removeprefix('fedmpi: error: ')}")
                 ended(job.run, code, time.monotonic() - job.begun, last, job.cpu_seconds)
             time.sleep(0.05)
+    except Stopped:
+        for job in running:
+            job.stop()
+        raise
     finally:
         for job in running:
             job.end()
@@ -113,8 +118,11 @@ class _ForeignJob(_Log):
             self._file.close()
         return 0
 
-    def end(self):
+    def stop(self):
         """Do not touch the job, which is another sweep's."""
+
+    def end(self):
+        """Do not touch it either."""
         self._file.close()
 
 
@@ -140,6 +148,12 @@ class _Job(_Log):
             self._code = self._process.poll()
             self.cpu_seconds = _cpu_seconds_of_children() - before  # of those that `poll` has just reaped
         return self._code
+
+    def stop(self):
+        """Let the job finish its round and write a checkpoint; every launcher passes this signal on to its ranks."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGUSR1)
+        self._process.wait()
 
     def end(self):
         """Ask the job to end, and end it by force if it does not."""

@@ -279,7 +279,7 @@ class LoadedAttack(LoadedTask):
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            print(f"{ATTACK_FIGURE} is not drawn: matplotlib is missing (pip install 'fedmpi[plot]')", flush=True)
+            print(f"no {ATTACK_FIGURE}: matplotlib is not installed (pip install 'fedmpi[plot]')", flush=True)
             return
         images = self._to_show(module)
         figure = Figure(figsize=(1.2 * (len(images) + 2), 3), layout="constrained")

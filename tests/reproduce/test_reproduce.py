@@ -191,7 +191,7 @@ def results_of(values):
         ([0.5, 0.6, 0.7], "confirmed", "ahead of FedAvg"),
         ([0.8, 0.7, 0.1], "not confirmed", "less than the spread"),
         ([0.9, 0.95, 0.97], "not confirmed", "behind FedAvg"),
-        (None, "not tested", "not run"),
+        (None, "not tested", "were not run at this scale"),
     ],
 )
 def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
@@ -207,7 +207,7 @@ def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
     [
         (["fafed_table9"], "unknown table or figure 'fafed_table9'; did you mean"),
         (["fafed_table1"], "fafed_table1: proved rates, nothing to train"),
-        ([], "expected a table or figure"),
+        ([], "expected the name of a table or figure"),
         (["fafed_table2_low", "--data-dir", "/nowhere"], "data not here: fashion_mnist"),
         (["fafed", "--emit-slurm", "x"], "expected one table or figure"),
     ],

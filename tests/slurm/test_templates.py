@@ -64,15 +64,38 @@ def test_benchmark(slurm, tmp_path):
     assert (written["machine"]["ranks"], written["machine"]["nodes"]) == (2, 2)
 
 
+EXPERIMENT = """\
+title: A table
+paper: fafed
+place: Table 9
+panels: {digits: {rounds: 40, local_steps: 4, clients: 2, model: slow.Slow}}
+methods: {FedAvg: {algorithm: fedavg}}
+scales: {small: {says: small as it is}}
+metric: accuracy
+"""
+
+
 def test_reproduction(slurm, tmp_path):
-    chosen = {"FEDMPI_PRESETS": "fafed/counterexample", "FEDMPI_SEEDS": "0", "FEDMPI_DOCTOR": "0"}
+    """A warning of the time limit stops it within a run; it is submitted once and ends with its page."""
+    (tmp_path / "table.yaml").write_text(EXPERIMENT)
+    slow = tmp_path / "slow"
+    slow.touch()
     number = slurm.submit(
-        tmp_path, SLURM / "reproduce.sbatch", "--rounds", 2, options=[*ONE_EACH, "--array=0"], **chosen
-    )
-    job = slurm.wait(f"{number}_0")
-    assert job.code == 0, job.log
-    (run,) = find_runs([tmp_path / "reproduce"])[0]
-    assert run.is_complete and run.settings["task"] == "counterexample"
+        tmp_path, SLURM / "reproduce.sbatch", "table.yaml", "--seeds", 0, options=ONE_EACH, FEDMPI_DOCTOR="0",
+        FEDMPI_LAUNCH="mpirun -np 2", SLOW_WHILE=str(slow),
+    )  # fmt: skip
+    slurm.until(number, lambda: list(tmp_path.glob("reproduce/table/small/*/metrics.jsonl")))
+    slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
+    assert slurm.wait(number, ["PENDING", "COMPLETED"]).state == "PENDING"
+    slow.unlink()
+    slurm.let_run_again(number, 1)
+    job = slurm.wait(number)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.log
+    assert "fedmpi: stopped by SIGUSR1; to continue: the same command" in job.log
+    (run,) = find_runs([tmp_path / "reproduce" / "table" / "small"])[0]
+    assert run.is_complete and [record["round"] for record in run.records] == list(range(1, 41))
+    assert "continuing after round" in (run.path.parent / f"{run.path.name}.log").read_text()
+    assert list((tmp_path / "results").rglob("*.md"))
 
 
 @pytest.mark.parametrize("name", ["train", "sweep", "bench", "reproduce"])

@@ -1,4 +1,4 @@
-"""What a checkpoint costs: in rounds, written by a thread or at once; and its speed as a share of a plain file's."""
+"""What a checkpoint costs in rounds, if a thread writes it or training waits; its speed against a plain file's."""
 
 import contextlib
 import os
@@ -111,7 +111,7 @@ def _measure_speed(bench, workload, rounds, folder):
     rows[0] += ["", ""]
     bench.results.print(
         "",
-        f"  {format_bytes(nbytes)} of rank 0, written and brought to the disk",
+        f"  {format_bytes(nbytes)} of rank 0, written and flushed to the disk",
         *format_table(["", "ms", "GB/s", "share of plain", "target"], rows),
     )
 

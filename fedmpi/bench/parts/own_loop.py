@@ -1,4 +1,4 @@
-"""fedmpi.average and fedmpi.join in a user's own loop, against that loop with one flat Allreduce written by hand."""
+"""fedmpi.average and fedmpi.join in a user's own loop, against one flat Allreduce written by hand."""
 
 from torch.nn import functional
 

@@ -1,4 +1,4 @@
-"""What upload stages (functions of the rows that a client sends) cost: rounds without any, and with empty ones."""
+"""What upload stages cost, functions that process what a client sends: rounds without any, and with empty ones."""
 
 from fedmpi.bench.results import format_ms, format_ratio
 from fedmpi.bench.timing import Case
