@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmpi.errors import Diverged, UserError
 
-ENDED = -2  # what a rank that makes no more rounds says in the place of the client whose loss is not finite
+ENDED = -2  # sent instead of the number of a client, by a rank that makes no more rounds
 _HINT = "try a smaller step_size, or a smaller clip_norm"
 _INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
 
@@ -49,14 +49,14 @@ class Losses:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gathered:
-    """What all ranks told each other after their clients' work.
+class RoundReport:
+    """What all ranks exchanged after their clients' work.
 
     Attributes:
         mean: loss over all clients; nan if no client has one, or one is not finite.
         num_gradients: that the clients of all ranks have evaluated since the last such message.
         requests: the bits of all ranks.
-        bad: [(rank, client, position of its row or -1, sum of its losses)] of what is not finite.
+        bad: [(rank, client, position of its row or -1, sum of its losses)] of ranks with values that are not finite.
     """
 
     mean: float
@@ -81,20 +81,20 @@ class Gathered:
             raise Diverged(f"{when}: {what}; {_INITIAL_HINT if round_index < 0 else _HINT}")
 
 
-def gather(link, losses, num_gradients, request, most, rounds_done):
+def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
     """Exchange the `Losses` of all ranks in one message. Collective on the link.
 
     Args:
-        num_gradients: evaluated by this rank's clients since the last message.
-        request: a whole number, whose bits all ranks are told.
+        losses: the `Losses` of this rank. num_gradients: evaluated by its clients since the last message.
+        request: a whole number, whose bits are this rank's requests, see `Federation`.
         most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits however the
             clients are spread over ranks. rounds_done: for the message of the error.
 
     Returns:
-        `Gathered`.
+        a `RoundReport`.
 
     Raises:
-        UserError: on every rank, if another one has ended, see `tell_end`.
+        UserError: on every rank, if another one has ended, see `announce_end`.
     """
     of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
     mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
@@ -112,11 +112,11 @@ def gather(link, losses, num_gradients, request, most, rounds_done):
     mean = math.nan
     if any(numbers) and not found:
         mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
-    return Gathered(mean, int(sum(gradients)), bits, found)
+    return RoundReport(mean, int(sum(gradients)), bits, found)
 
 
-def tell_end(link, most, rounds_done):
-    """Tell the other ranks, in the place of `gather`, that this one makes no more rounds. Collective on the link.
+def announce_end(link, most, rounds_done):
+    """Say to the other ranks that this one makes no more rounds; called instead of `exchange_reports`. Collective.
 
     Raises:
         UserError: on every rank, if another one goes on.

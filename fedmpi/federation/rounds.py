@@ -1,7 +1,7 @@
-"""The loop: rounds, local steps, one average after them; the only place where ranks and algorithms meet.
+"""The loop: rounds, local steps, one average after them. Only here do ranks and algorithms meet.
 
-`Federation` runs the same for N ranks and for one process with all clients (`fedmpi.simulate`): the
-link that it is given decides what "all" means.
+`Federation` runs the same on N ranks and in one process with all clients (`fedmpi.simulate`): that depends only on the
+link over which it sums.
 """
 
 import math
@@ -10,10 +10,10 @@ import time
 from fedmpi.algorithms.base import Exchange
 from fedmpi.comm.link import RanksLost
 from fedmpi.federation.client import Client, Server
-from fedmpi.federation.losses import Losses, gather, tell_end
+from fedmpi.federation.losses import Losses, announce_end, exchange_reports
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
-from fedmpi.federation.state import give, take
+from fedmpi.federation.state import restore_state, state_of
 from fedmpi.federation.sums import make_sums
 from fedmpi.federation.variables import Iterate
 
@@ -36,7 +36,7 @@ class Federation:
     >>> federation.server.x
     tensor([2.2500])
 
-    All state that crosses a round lies in its clients, its server and itself: `state` gives it, `restore` takes it.
+    All state that outlasts a round is in its clients, its server and itself; `state` returns it, `restore` takes it.
 
     Args:
         algorithm: an `Algorithm`.
@@ -58,11 +58,12 @@ class Federation:
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
         selected: the `Iterate` that `select` remembered, or None.
-        request: called when the ranks gather their losses: a whole number whose bits this rank tells all others.
-        requests: the bits of all ranks in the round so far, or in the last one.
+        request: function without arguments, called whenever the ranks exchange their losses; it returns a whole number,
+            of which the bits are this rank's requests to all (a checkpoint is due, a signal has come).
+        requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
 
     Raises:
-        UserError: if the algorithm's rows are not as they should be.
+        UserError: if the algorithm names its rows in a wrong way, see `check_rows`.
     """
 
     def __init__(self, algorithm, link, oracles, plan, variables, uploads=(), observe=None, poison=False):
@@ -85,7 +86,8 @@ class Federation:
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
-        self.lost, self._told = frozenset(), 0  # gradients of this rank that the others have added
+        self.lost = frozenset()
+        self._reported = 0  # gradients of this rank that are in `num_gradients` already
         self.present = set(range(plan.num_clients))
         self.round_index = 0
         self.num_gradients = 0
@@ -143,14 +145,14 @@ class Federation:
         return _finish(self.steps())
 
     def steps(self, first_step=0):
-        """`run_round` as a generator that waits before each local step of each client.
+        """`run_round` as a generator, which stops before each local step of each client.
 
-        It yields the client whose local step comes next; when it ends, its value is what `run_round` returns.
-        ``send(True)`` instead of ``next`` ends the client's round before that step; all clients then do the same.
+        It yields the client whose local step comes next, and returns what `run_round` returns. ``send(True)`` in place
+        of ``next`` ends the client's local steps before that one; the same must be done for all clients.
 
         Args:
-            first_step: of the local steps, to go on in the middle of a round whose rows, also those that are valid
-                within a turn only, are as they were then; only with one client on the rank.
+            first_step: number of the local step to begin with, to go on in the middle of a round. All rows, also the
+                scratch rows, must be as they were then; only with one client on the rank.
         """
         self._set_round(self.plan.round(self.round_index, self.lost))
         self.requests = 0
@@ -159,10 +161,11 @@ class Federation:
         for number, exchange in enumerate(due):
             if exchange.work is None or not first_step:
                 losses[number] = yield from self._exchange(exchange, number == 0, first_step)
-                first_step = 0  # the exchanges after the local steps are whole
+                first_step = 0  # later exchanges of the round start at their beginning
         self.present = set(self.server.round.participants)
         self._observe(self, self.round_index, None, None)
         self.round_index += 1
+        # The loss of the local steps, if the algorithm has any with a loss, otherwise that of other work.
         of_local_steps = [loss for exchange, loss in zip(due, losses) if exchange.work is None]
         return next((loss for loss in (*of_local_steps, *losses) if not math.isnan(loss)), math.nan)
 
@@ -172,7 +175,7 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        tell_end(self.link, self._most, self.round_index)
+        announce_end(self.link, self._most, self.round_index)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -183,22 +186,22 @@ class Federation:
         self.selected = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
 
     def state(self):
-        """Everything that this rank needs to go on after a round, see `fedmpi.federation.state.take`."""
-        return take(self)
+        """Everything that this rank needs to go on after a round, see `fedmpi.federation.state.state_of`."""
+        return state_of(self)
 
     def restore(self, state):
-        """Go on where another federation of the same settings gave its `state`; takes the place of `start`.
+        """Go on where another federation with the same settings returned its `state`; call it instead of `start`.
 
         Args:
-            state: what `state` gave, with the clients of this rank; tensors are copied. A client without a state
-                begins like one that has been absent so far.
+            state: what `state` returned, with the clients of this rank; tensors are copied. A client without a state
+                begins like one that was absent in all rounds so far.
 
         Raises:
             KeyError: if something is missing.
         """
-        for client in give(self, state):
+        for client in restore_state(self, state):
             self._begin_anew(client)
-        self._told = sum(client.num_gradients for client in self.clients)
+        self._reported = sum(client.num_gradients for client in self.clients)
 
     def _begin_anew(self, client):
         """Give a client whose state is lost that of one that was absent in all rounds so far."""
@@ -254,7 +257,7 @@ class Federation:
         """Average the participants' rows; if ranks are lost meanwhile, do it again without their clients.
 
         Args:
-            losses: `Losses` of this rank. weights: client -> weight, of all participants. where: the round in words.
+            losses: `Losses` of this rank. weights: client -> weight, of all participants. where: the round as text.
 
         Returns:
             (mean loss, the weights of those whose rows were averaged).
@@ -272,7 +275,7 @@ class Federation:
                 continue
 
     def _drop_lost(self):
-        """Count the clients of lost ranks as absent from this round on; whether there are new ones."""
+        """Count the clients of lost ranks as absent from this round on; returns whether there are new ones."""
         lost = self.link.lost_clients()
         if lost == self.lost:
             return False
@@ -328,16 +331,17 @@ class Federation:
     def _agree_on_loss(self, losses, names):
         """Mean loss over all clients; Diverged on every rank if one client's, or a row that it sends, is not finite.
 
-        The ranks also add up here how many gradients they have evaluated, and tell each other their requests: it
-        costs no message of its own.
+        In the same message the ranks add up how many gradients they have evaluated, and exchange their requests.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        told = gather(self.link, losses, gradients - self._told, self.request(), self._most, self.round_index)
-        self._told = gradients
-        self.num_gradients += told.num_gradients
-        self.requests |= told.requests
-        told.check_finite(self.server.round_index, names)
-        return told.mean
+        report = exchange_reports(
+            self.link, losses, gradients - self._reported, self.request(), self._most, self.round_index
+        )
+        self._reported = gradients
+        self.num_gradients += report.num_gradients
+        self.requests |= report.requests
+        report.check_finite(self.server.round_index, names)
+        return report.mean
 
 
 def _finish(generator):

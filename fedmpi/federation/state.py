@@ -1,11 +1,11 @@
-"""All that a federation needs to go on after a round, as one flat dict: what a checkpoint holds."""
+"""The state of a federation between two rounds as one flat dict, which a checkpoint contains."""
 
 import dataclasses
 
 from fedmpi.federation.variables import Iterate
 
 
-def take(federation):
+def state_of(federation):
     """The state of this rank: name -> tensor, number or list of numbers.
 
     Names begin with "federation/", "server/" (the same on every rank) or "clients/INDEX/". Tensors are
@@ -27,11 +27,11 @@ def take(federation):
     }
 
 
-def give(federation, state):
-    """Let a federation go on from a state that `take` gave; tensors are copied.
+def restore_state(federation, state):
+    """Let a federation go on from a state that `state_of` returned; tensors are copied.
 
     Returns:
-        the clients that the state knows nothing of.
+        list of the `Client`s of this rank that the state does not contain.
 
     Raises:
         KeyError: if something is missing.
@@ -49,13 +49,13 @@ def give(federation, state):
         federation.selected = Iterate(int(own["selected/round"]), x, buffers, float(own["selected/value"]))
     for name, row in _server_rows(federation).items():
         row.copy_(state[f"server/{name}"])
-    unknown = []
+    missing = []
     for client in federation.clients:
-        if its := _under(f"clients/{client.index}/", state):
-            client.restore(its)
+        if own_state := _under(f"clients/{client.index}/", state):
+            client.restore(own_state)
         else:
-            unknown.append(client)
-    return unknown
+            missing.append(client)
+    return missing
 
 
 def _server_rows(federation):

@@ -1,4 +1,4 @@
-"""What a federation optimises, and a model that it has averaged."""
+"""What a federation optimises, and the averaged models that it remembers."""
 
 import dataclasses
 import math
@@ -28,11 +28,11 @@ class Variables:
 
 @dataclasses.dataclass
 class Iterate:
-    """An averaged model.
+    """An averaged model that was selected as a candidate for the result.
 
     Attributes:
-        round: number of rounds after which it was. x: [dim]; buffers: [num_buffers].
-        value: by which it was selected, larger is better.
+        round: number of rounds after which it was the average. x: [dim]; buffers: [num_buffers].
+        value: of the metric by which it was selected, larger is better; nan if it was selected by its round.
     """
 
     round: int

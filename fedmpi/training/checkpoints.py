@@ -1,8 +1,8 @@
-"""When a run writes checkpoints. All of it is collective unless it says otherwise.
+"""When a run writes checkpoints. All functions are collective unless they say otherwise.
 
-Each rank writes the state of its own clients, rank 0 also the state that all share. Where memory allows, the state is
-copied between two rounds and a thread writes the copy while training goes on; in a later message the ranks tell
-each other that they have written, and rank 0 completes the checkpoint by its manifest.
+Each rank writes the state of its own clients, rank 0 also the state that all share. If memory allows, the state is
+copied between two rounds and a thread writes the copy while training goes on. When the ranks have reported in their
+round messages that all have written, rank 0 completes the checkpoint by its manifest.
 """
 
 import sys
@@ -48,8 +48,8 @@ class Checkpoints:
 
     def __init__(self, job, folder, recorder):
         self._job, self._folder, self._first_recorder, self.records = job, folder, recorder, None
-        # Rounds after which there are complete checkpoints, the newest last -> client -> the round after which its
-        # state was written: of lost clients an earlier one, or none.
+        # Round after which there is a complete checkpoint -> client -> the round after which its state in it was
+        # written: for a lost client an earlier one, or None.
         self._rounds = {}
         self._sizes = {}  # client -> (size, checksum) of its newest file that belongs to a checkpoint
         self._pending, self._began = None, time.monotonic()
@@ -70,7 +70,7 @@ class Checkpoints:
         return self.records.recorder() if self.records else self._first_recorder
 
     def request(self):
-        """The bits that this rank tells the others: rank 0's clock decides when one is due. Not collective."""
+        """This rank's bits of `Federation.requests`; rank 0's clock decides when one is due. Not collective."""
         if self._pending is not None:
             return self._pending.bits
         minutes = self._job.config.run.checkpoint_minutes
@@ -81,7 +81,7 @@ class Checkpoints:
         """Complete what is written, and begin a checkpoint if one is due.
 
         Args:
-            own: function without arguments -> name -> number, what the training loop itself goes on with.
+            own: function without arguments that returns the state of the training loop itself: name -> number.
         """
         federation, every = self._job.federation, self._job.config.run.checkpoint_every
         if self._pending is not None and not federation.requests & WRITING:
@@ -91,7 +91,7 @@ class Checkpoints:
             self.begin(own)
 
     def begin(self, own):
-        """Begin to write the state of this moment; ends at once where memory for a copy is missing."""
+        """Begin to write the current state; without memory for a copy, write all of it before returning."""
         federation, link = self._job.federation, self._job.link
         self._began, number = time.monotonic(), federation.round_index
         state, files = federation.state(), []
@@ -112,7 +112,7 @@ class Checkpoints:
             self._pending.run()
 
     def write_now(self, own):
-        """Write a checkpoint of this moment, unless there is one, and wait for it; whether there is one then."""
+        """Write a checkpoint of the current state, unless there is one, and wait for it; whether there is one then."""
         self.finish()
         members = None
         while self.done != self._job.federation.round_index and members != self._job.link.members:
@@ -128,7 +128,7 @@ class Checkpoints:
             self._complete(self._job.link.allgather([self._pending.bits & FAILED]).any())
 
     def restore(self):
-        """Go on from the newest checkpoint that is as it was written; damaged ones are named on standard error.
+        """Go on from the newest checkpoint that is not damaged; damaged ones are named on standard error.
 
         Returns:
             (the state of the training loop, name -> number; the manifest).
@@ -154,7 +154,7 @@ class Checkpoints:
         return client_folder(run.checkpoint_clients, self._folder, round_index, client, self._job.link.rank)
 
     def _complete(self, failed):
-        """Name the files that all ranks have written in a manifest, or remove them if one could not be written."""
+        """List the files that all ranks have written in a manifest, or remove them if one could not be written."""
         link, written, self._pending = self._job.link, self._pending, None
         if written.problem:
             kept = f"the last one is that of round {self.done}" if self._rounds else "there is no other one yet"

@@ -1,4 +1,4 @@
-"""How a run goes on from its newest checkpoint that is as it was written. `resume` is collective over all ranks."""
+"""How a run goes on from its newest checkpoint that is not damaged. `resume` is collective over all ranks."""
 
 import sys
 
@@ -20,11 +20,11 @@ from fedmpi.runs.checkpoint import (
 )
 from fedmpi.runs.state_file import Damaged, read_state
 
-MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, beside those of speed and place
+MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, besides those of speed and place
 
 
 def resume(job, folder, recorder):
-    """Go on from the newest checkpoint that is as it was written; damaged ones are named on standard error.
+    """Go on from the newest checkpoint that is not damaged; damaged ones are named on standard error.
 
     Args:
         job: the `Job`. folder: path of the run folder. recorder: on rank 0, None elsewhere.
@@ -65,6 +65,7 @@ def _say(text):
 
 
 def _since(home):
+    """With which state a client that was lost takes part again, as text."""
     return "without a state" if home is None else f"with its state after round {home}"
 
 
@@ -73,7 +74,7 @@ def _refuse(folder):
 
 
 def _read_manifests(folder, recorder):
-    """The manifests that are as they were written, the newest first. Not collective."""
+    """The manifests that are not damaged, the newest first. Not collective."""
     found = []
     for number in find_checkpoints(folder):
         try:
@@ -89,13 +90,13 @@ def _read_files(job, folder, manifest):
     """The state of this rank's clients and, on rank 0, the shared one. Not collective.
 
     Raises:
-        Damaged: if a file is not as it was written.
+        Damaged: if a file is missing, or differs from what was written.
     """
     files, state = manifest["files"], {}
     for client in job.context.clients:
         name, home = client_file(client), manifest.get("lost", {}).get(str(client), manifest["round"])
         if home is None:
-            continue  # lost before there was a checkpoint: it begins anew
+            continue  # lost before the first checkpoint: it begins without a state
         if name not in files:
             raise Damaged(f"there is no state of client {client}: the run had {manifest['clients']} clients")
         state |= read_state(_find_client_folder(job, folder, manifest, client, home) / name, *files[name])

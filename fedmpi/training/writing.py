@@ -16,10 +16,10 @@ class Writing:
     """The files of one checkpoint on their way to the disk.
 
     Args:
-        number: of rounds. files: [(path, state)]. position: of the records. members: the ranks that write.
+        number: of rounds. files: [(path, state)]. position: where the records end. members: the ranks that write.
 
     Attributes:
-        sizes: name -> (size, checksum) of what is written. problem: what went wrong, in one line, or None.
+        sizes: name -> (bytes, checksum) of the files written so far. problem: what went wrong, in one line, or None.
     """
 
     def __init__(self, number, files, position, members):
@@ -75,7 +75,7 @@ def _copy(tensor):
 
 
 def available_memory():
-    """Bytes of this machine's memory that can be had without swapping; 0 where Linux does not say."""
+    """Bytes of this machine's memory that are available without swapping; 0 if the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
