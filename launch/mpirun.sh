@@ -133,5 +133,6 @@ while :; do
     attempt=$((attempt + 1))
     say "the job ended with exit code $code; restart $attempt of $max_restarts"
     case " $* " in *" --resume"*) ;; *) say "without --resume auto and --name it starts a new run" ;; esac
-    sleep 2 # until what is left of the killed job has ended
+    # Until what is left of the killed job has ended: ranks may outlive a killed mpirun (exit code 137) by 4 s.
+    if [ $code = 137 ]; then sleep 6; else sleep 2; fi
 done

@@ -48,6 +48,10 @@ UNCLEAR = {
     r"\bnaps?\b|\bNAPS?\b": "sleep",
     r"_unmoved|_move_statistics|_expect_alike|_beside_printed": "names that say what they do",
     r"\bgather(?:ed)? from all ranks": "allgather",
+    r"\bfor ever\b": "forever",
+    r"somebody's own|person's own": "the user's own",
+    r"br(?:ing|ings|ought) [\w ]*to the disk": "flush",
+    r"gone on with": "continued",
 }
 # Members of the standard library that Python 3.10, the oldest that setup.py allows, does not have.
 NEWER = {"datetime.UTC", "hashlib.file_digest", "typing.Self", "enum.StrEnum", "contextlib.chdir", "itertools.batched"}

@@ -129,7 +129,7 @@ def remove_checkpoints(run_folder, keep, needed=()):
         needed: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
     """
     names = {(home, client_file(client)) for client, home in needed if home is not None}
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # what cannot be removed now is tried again after the next checkpoint
         for folder in (pathlib.Path(run_folder) / CHECKPOINTS).iterdir():
             if not folder.name.isdecimal() or int(folder.name) in keep:
                 continue

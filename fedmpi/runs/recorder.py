@@ -1,11 +1,13 @@
 """Recording a run: the run folder, one line per round, and the progress that the user sees."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import shutil
 import sys
+import time
 
 import yaml
 from tqdm import tqdm
@@ -19,6 +21,7 @@ from fedmpi.runs.trackers.base import titled
 from fedmpi.text import format_seconds
 
 LONGEST_LINE = 1 << 20  # bytes of a record
+OUTLIVES = 10.0  # seconds by which the ranks of a killed job may outlive it
 LONG_WAIT = 60  # seconds; progress lines say the time left beyond it
 
 
@@ -42,6 +45,10 @@ class Recorder:
         self._begun = []  # the trackers that have begun and are to be closed
         try:
             self._lines = open(folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
+            _lock(self._lines)
+        except BlockingIOError:
+            self._lines.close()
+            raise UserError(f"run folder {folder}: another job is still writing to it; wait until it ends") from None
         except OSError as error:
             raise UserError(f"run folder {folder}: cannot be written: {error.strerror}") from None
         self._num_rounds = num_rounds
@@ -173,6 +180,7 @@ class Recorder:
         self.folder.mkdir(parents=True, exist_ok=True)
         records = self._read(0, self.position())
         again = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
+        _lock(again)
         self._lines.close()
         self._lines, self._pending = again, records + self._pending
         self._write_settings()
@@ -197,6 +205,25 @@ class Recorder:
         while self._begun:
             self._begun.pop().close()
         self._lines.close()
+
+
+def _lock(file):
+    """Reserve a file for this process until it closes it or ends; waits for a job that is ending.
+
+    Raises:
+        BlockingIOError: if another process has it for `OUTLIVES` seconds more.
+    """
+    until = time.monotonic() + OUTLIVES
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        except OSError:  # a file system without locks
+            return
 
 
 def clear_run_folder(folder):

@@ -112,7 +112,7 @@ def test_01_one_client_is_sgd(algorithm):
 
 
 class UnitFAFED(FAFED):
-    """FAFED with A = 1 for ever."""
+    """FAFED with A = 1 at all times."""
 
     def _refresh(self, server):
         server.A.fill_(1)

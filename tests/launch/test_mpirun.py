@@ -60,6 +60,12 @@ def test_a_killed_rank(any_mpi, tmp_path):
     assert "restart 1 of 1" in ended.stderr
 
 
+def test_a_killed_launcher(any_mpi, tmp_path):
+    ended = mpirun("-np", 2, "--max-restarts", 1, "python", DIES, tmp_path / "marker", "launcher", mpi=any_mpi)
+    assert ended.returncode == 0 and "2 ranks" in ended.stdout, ended.stderr
+    assert "restart 1 of 1" in ended.stderr
+
+
 @pytest.mark.parametrize(("code", "again"), [(75, True), (2, False), (1, False)])
 def test_only_what_may_go_better_is_repeated(tmp_path, code, again):
     ended = mpirun("-np", 2, "--max-restarts", 3, "python", DIES, tmp_path / "marker", code)

@@ -1,4 +1,4 @@
-"""What must hold in somebody's own loop, on every rank: python own_loop.py CHECK ...; prints "CHECK: ok" on rank 0."""
+"""What must hold in a user's own loop, on every rank: python own_loop.py CHECK ...; prints "CHECK: ok" on rank 0."""
 
 import copy
 import io

@@ -39,11 +39,12 @@ def run(name, comm, clients, colour, transport, reduction="reproducible"):
     """The hash of a federation's rows and losses, the same on every rank of `comm`."""
     link = MPILink(comm, transport=transport, colour=colour)
     link.reduction = reduction
+    num_clients = int(link.allgather([len(clients)]).sum())
     plan = Plan(
-        CLIENTS,
+        num_clients,
         2,
-        participants=lambda index: draw_participants(CLIENTS, 0.75, 5, index),
-        weights=[1, 2, 1, 0.3, 1, 7, 1],
+        participants=lambda index: draw_participants(num_clients, 0.75 if num_clients == CLIENTS else 1, 5, index),
+        weights=[1, 2, 1, 0.3, 1, 7, 1][:num_clients],
     )
     oracles = {client: lambda state: FunctionOracle(gradient, state) for client in clients}
     ascent = slice(DIM - 10, DIM) if name == "FMGDA" else None
@@ -69,6 +70,27 @@ def check(ok, what):
     assert bad[0] == 0, f"{what}: not so on {bad[0]} ranks"
 
 
+def two_ranks(name, world):
+    """The hash of what two ranks compute under the plain reduction: a sum of two does not depend on its order."""
+    comm = world.Split(0 if world.rank < 2 else MPI.UNDEFINED, world.rank)
+    found = [run(name, comm, [world.rank], None, each, "plain") for each in ("allreduce", "shared")] if comm else [""]
+    check(len({*found}) == 1, f"{name}: two ranks compute the same by every transport")
+    return found[:1]
+
+
+def powers_of_two(name, world):
+    """The hash for four clients on 1, 2 and 4 ranks of a node under the plain reduction by shared memory."""
+    found = []
+    for ranks in (1, 2, 4):
+        comm = world.Split(0 if world.rank < ranks else MPI.UNDEFINED, world.rank)
+        if comm:
+            each = 4 // ranks
+            clients = range(each * world.rank, each * (world.rank + 1))
+            found.append(run(name, comm, clients, None, "shared", "plain"))
+    check(world.rank > 0 or len({*found}) == 1, f"{name}: as many clients on each rank, a power of two")
+    return found[:1]
+
+
 def main():
     world = MPI.COMM_WORLD
     for name in ALGORITHMS:
@@ -82,10 +104,11 @@ def main():
                 comm.Free()
                 expected = expected or found
             check(not takes_part or found == expected or world.rank > 0, f"{name}, {clients}, {transport}")
+        plain = [*two_ranks(name, world), *powers_of_two(name, world)]
         again = [run(name, world, range(w, CLIENTS, 4), None, "auto", "plain") for w in [world.rank] * 2]
         check(again[0] == again[1], f"{name}: the same command gives the same bits")
         if world.rank == 0:
-            print("same bits:", name, expected, flush=True)
+            print("same bits:", name, expected, *plain, flush=True)
 
 
 if __name__ == "__main__":

@@ -486,6 +486,26 @@ def test_watching_a_job_until_it_ends(tmp_path):
     assert 'http-equiv="refresh"' not in page.read_text()
 
 
+def test_watching_follows_a_run_that_stops_and_goes_on(tmp_path):
+    """It stopped ten minutes ago; when it is resumed, the records after its checkpoint are made again."""
+    run = make_run(tmp_path / "runs" / "job", "fafed", 0, rounds=5, ended=False)
+    (run / "checkpoints" / "000004").mkdir(parents=True)
+    (run / "checkpoints" / "000004" / "manifest.json").touch()
+    records = run / "metrics.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    os.utime(records, (time.time() - 600,) * 2)
+    with watching(tmp_path / "runs", "--watch", 0.2) as job:
+        assert "stopped" in "".join(job.stdout.readline() for _ in range(3))
+        with open(records, "r+") as file:
+            file.truncate(len("".join(lines[:4])))
+            file.seek(0, os.SEEK_END)
+            file.writelines([lines[4], lines[4].replace('"round": 5', '"round": 6')])
+        (run / "model.pt").touch()
+        output, errors = job.communicate(timeout=LIMIT)
+    assert (job.returncode, errors) == (0, "")
+    assert "6/40" in output and "complete" in output
+
+
 def test_watching_ends_with_ctrl_c(tmp_path):
     make_run(tmp_path / "job", "fafed", 0, rounds=5, ended=False)
     with watching(tmp_path, "--watch", 0.2) as job:

@@ -26,6 +26,7 @@ from fedmpi.errors import Diverged, Stopped, UserError
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
+from fedmpi.runs import recorder
 from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
 from fedmpi.tasks.classification import LoadedClassification
@@ -274,7 +275,7 @@ def test_records_that_are_too_short_are_named(run, capsys):
 
 def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch, longer):
     monkeypatch.setattr(fedmpi.training.checkpoints, "SMALL", 0)
-    monkeypatch.setattr(fedmpi.training.checkpoints, "_available_memory", lambda: 0)
+    monkeypatch.setattr(fedmpi.training.checkpoints, "available_memory", lambda: 0)
     stop(monkeypatch, tmp_path, f"{TOY} --rounds 8 --eval-every 1 --checkpoint-every 2 --name it", 5)
     assert find_checkpoints(tmp_path / "it") == [5, 4]
     go(None, f"--resume {tmp_path / 'it'}")
@@ -311,6 +312,39 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_training_goes_on(tmp_path, s
     assert "continuing after round 2" in capsys.readouterr().out
     go(tmp_path, f"{settings} --name whole")
     assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
+
+
+def test_a_folder_that_cannot_be_written_any_more(tmp_path, monkeypatch, capsys):
+    """Training goes on, and the older checkpoint stays what a resumed run goes on from."""
+    usual, home = Recorder.round, tmp_path / "it" / "checkpoints"
+    monkeypatch.setattr(fedmpi.training.checkpoints, "SMALL", 0)  # written at once
+    monkeypatch.setattr(fedmpi.training.checkpoints, "_available_memory", lambda: 0)
+
+    def without_folder(recorder, record, metrics):
+        if record["round"] == 4:
+            home.rename(tmp_path / "older")
+            home.touch()
+        usual(recorder, record, metrics)
+
+    monkeypatch.setattr(Recorder, "round", without_folder)
+    go(tmp_path, f"{TOY} --rounds 5 --checkpoint-every 2 --name it")
+    errors = capsys.readouterr().err
+    assert f"checkpoint of round 4 could not be written: {home}/000004/client-0000.h5: File exists; the last" in errors
+    home.unlink()
+    (tmp_path / "older").rename(home)
+    (tmp_path / "it" / "model.safetensors").unlink()
+    go(None, f"--resume {tmp_path / 'it'}")
+    assert "after round 2" in capsys.readouterr().out
+
+
+def test_two_jobs_do_not_write_to_one_run_folder(toy, tmp_path, monkeypatch):
+    shutil.copytree(toy, tmp_path / "it")
+    monkeypatch.setattr(recorder, "OUTLIVES", 0.2)
+    first = Recorder(tmp_path / "it", 6)
+    with pytest.raises(UserError, match=r"^run folder \S+/it: another job is still writing to it; wait until it ends$"):
+        go(None, f"--resume {tmp_path / 'it'} --rounds 8")
+    first.close()
+    go(None, f"--resume {tmp_path / 'it'} --rounds 8")
 
 
 def test_a_stop_without_room_says_which_checkpoint_there_is(tmp_path, small_disk, monkeypatch):
@@ -422,12 +456,13 @@ LONG = ("--clients", 4, "--local-steps", 3, "--rounds", 60, "--eval-every", 20, 
 
 def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     """kill -9 of a rank at three times, going on with 2, 4, 1 and 2 ranks: the bits of an unbroken run."""
-    words = ("-m", "fedmpi.train", *LONG, "--out", tmp_path, "--checkpoint-every", 1)
+    words = ("-m", "fedmpi.train", *LONG, "--model", "slow.Slow", "--out", tmp_path, "--checkpoint-every", 1)
     assert start(2, *words, "--name", "whole").returncode == 0
-    records, draw = tmp_path / "it" / "metrics.jsonl", random.Random(0)
+    records, draw, slow = tmp_path / "it" / "metrics.jsonl", random.Random(0), tmp_path / "slow"
+    slow.touch()  # a round takes 0.3 s at least: no run ends before it is killed
     for kill, ranks in enumerate((2, 4, 1)):
-        with running(ranks, *words, "--name", "it", "--resume", "auto") as job:
-            wait_for(lambda least=10 * (kill + 1): records.is_file() and records.read_text().count("\n") >= least)
+        with running(ranks, *words, "--name", "it", "--resume", "auto", env={"SLOW_WHILE": str(slow)}) as job:
+            wait_for(lambda least=4 * (kill + 1): records.is_file() and records.read_text().count("\n") >= least)
             time.sleep(draw.uniform(0, 0.3))
             os.kill(draw.choice(ranks_of(job)), signal.SIGKILL)
             assert job.wait(60) != 0

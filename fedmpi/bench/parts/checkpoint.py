@@ -111,7 +111,7 @@ def _measure_speed(bench, workload, rounds, folder):
     rows[0] += ["", ""]
     bench.results.print(
         "",
-        f"  {format_bytes(nbytes)} of rank 0, written and brought to the disk",
+        f"  {format_bytes(nbytes)} of rank 0, written and flushed to the disk",
         *format_table(["", "ms", "GB/s", "share of plain", "target"], rows),
     )
 

@@ -1,8 +1,9 @@
 """Allreduce of flat buffers by size and transport, and of a model's tensors at once and one by one.
 
 "shared" sums in the node's shared memory, "reproducible" does so in an order that does not depend on the
-ranks, "allreduce" is MPI's Allreduce in pieces with fedmpi's way of waiting, "one call" is one MPI_Allreduce
-of the whole buffer, "copy" copies the buffer in memory.
+ranks, "reproducible messages" does the same by messages, as between nodes. "allreduce" is MPI's Allreduce in
+pieces with fedmpi's way of waiting, "one call" is one MPI_Allreduce of the whole buffer, "copy" copies the buffer
+in memory.
 """
 
 import torch
@@ -58,10 +59,11 @@ def _measure_sizes(bench):
                 format_rate(nbytes, times["copy"].median),
                 format_ratio(times["allreduce"] / times["shared"]),
                 format_ratio(times["reproducible"] / times["shared"]),
+                format_ratio(times["reproducible messages"] / times["allreduce"]),
             ]
         )
     titles = ["bytes", "shared ms", "reproducible ms", "allreduce ms", "one call ms", "copy ms", "GB/s", "copy GB/s"]
-    titles += ["allreduce/shared", "reproducible/shared"]
+    titles += ["allreduce/shared", "reproducible/shared", "by messages/allreduce"]
     bench.results.print("", f"link: float32 sums over {bench.link.size} ranks; median (quartiles)")
     bench.results.print(*format_table(titles, rows))
 
@@ -82,7 +84,7 @@ def time_sizes(link, nbytes, seconds, one_call=True):
     """Time sums of float32 buffers of `nbytes`. Collective.
 
     Returns:
-        dict of name -> `Times`: "shared", "reproducible", "allreduce", "copy" and,
+        dict of name -> `Times`: "shared", "reproducible", "reproducible messages", "allreduce", "copy" and,
             if `one_call`, "one call"; see above.
     """
     numel = nbytes // 4
@@ -93,6 +95,7 @@ def time_sizes(link, nbytes, seconds, one_call=True):
     cases = [
         Case("shared", lambda: shared.allreduce(in_window)),
         Case("reproducible", lambda: shared.combine([in_window], partials, 1, in_window)),
+        Case("reproducible messages", lambda: allreduce.combine([block], partials, 1, block)),
         Case("allreduce", lambda: allreduce.allreduce(block)),
         Case("copy", lambda: copy.copy_(plain)),
     ]
