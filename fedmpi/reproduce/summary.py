@@ -11,11 +11,11 @@ README = "README.md"
 HEAD = """\
 # What the papers' experiments gave
 
-Made by `python -m fedmpi.reproduce --pages` from the CSV files in this folder; nothing here is typed by hand.
+Made by `python -m fedmpi.reproduce --pages` from the CSV files in this folder; no number here is typed by hand.
 
-A claim is *confirmed* where the method named in it is ahead of every other one, and its mean lead over the seeds is
-larger than the standard deviation of the lead; *not confirmed* where it is not; *not tested* where nothing was run.
-`small` is a reduction of the paper's experiment, stated on its page; the outcome is one of the reduced experiment.
+A claim is *confirmed* if the method named in it is better than each of the others, and if its mean lead over the seeds
+is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
+`small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
 """
 
 
