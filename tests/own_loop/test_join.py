@@ -81,7 +81,7 @@ def test_parameters_that_a_closure_does_not_use_have_gradient_zero():
     [
         ({"algorithm": "scafold"}, "did you mean 'scaffold'"),
         ({"step_sice": 0.1}, "algorithm fafed has schedule, .*did you mean 'step_size'"),
-        ({"lr": 0.1}, "unknown setting lr: .*; here it is step_size"),
+        ({"lr": 0.1}, "unknown setting lr: .*; its name in fedmpi is step_size"),
         ({"step_size": -1.0}, "algorithm.step_size = -1.0: expected a number > 0"),
         ({"algorithm": 3}, "expected a name like 'fafed'"),
         ({"local_steps": 0}, "local_steps = 0: expected at least 1"),
