@@ -25,6 +25,12 @@ def why_unavailable():
     return None
 
 
+def is_loss(error):
+    """Whether MPI raised an error because another rank has died."""
+    classes = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+    return isinstance(error, MPI.Exception) and error.Get_error_class() in classes
+
+
 class Survivors:
     """A communicator that shrinks to the ranks that are left. Collective, as is `attempt`.
 

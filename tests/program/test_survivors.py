@@ -45,13 +45,13 @@ def check_against_plan(tmp_path, *settings, output=""):
     Args:
         output: of the run; clients that it says are lost before round 1 are absent at the start, too.
     """
-    early = " ".join(re.findall(r"[(]clients? ([^)]*)[)] is lost in (?!.* of round )", output))
+    early = " ".join(re.findall(r"[(]clients? ([^)]*)[)] is lost in (?!.* round )", output))
     early = {int(number) for number in re.findall(r"\d+", early)}  # no rank has more than two clients
     rows, losses, records = found(tmp_path / "lost")
     assert [record["round"] for record in records] == list(range(1, len(records) + 1))  # none is lost, none is twice
     left = [(client, record["round"] - 1) for record in records for client in record.get("left", ())]
     absent = [f"{client}@{-1 if client in early else since}" for client, since in left]
-    assert (rows, losses) == planned(tmp_path, [f"{one}:{len(records)}" for one in absent], *settings)
+    assert (rows, losses) == planned(tmp_path, [f"{one}:{len(records)}" for one in absent], *settings), output
     return absent
 
 
