@@ -27,8 +27,9 @@ def why_unavailable():
 
 def is_loss(error):
     """Whether MPI raised an error because another rank has died."""
-    classes = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-    return isinstance(error, MPI.Exception) and error.Get_error_class() in classes
+    if why_unavailable() is not None or not isinstance(error, MPI.Exception):
+        return False  # other MPIs have no such classes
+    return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 class Survivors:

@@ -116,7 +116,16 @@ def test_the_survivors_checkpoints_bring_lost_silos_back(tmp_path, openmpi):
     assert left == ["client-0001.h5", "client-0002.h5"]  # the checkpoint after round 4 needs them
 
 
-@pytest.mark.parametrize(("stuck", "absent"), [("1@turn:4", ["1@1"]), ("0@agree:20", None)])
+def test_a_loss_before_the_run_begins_is_worth_another_attempt(tmp_path, openmpi):
+    words, variables = words_of(2, tmp_path / "lost")
+    done = execute(words, env={**variables, "DIE": "1@model:1"})
+    assert done.returncode == 75, done.stderr
+    assert "fedmpi: error on rank 0: another rank was lost in " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stuck", "absent"), [("1@turn:4", ["1@1"]), pytest.param("0@agree:20", None, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_is_stuck_is_lost(tmp_path, openmpi, stuck, absent):
     words, variables = words_of(3, tmp_path / "lost", "--clients", 3, "--timeout", 3)
     done = execute(words, env={**variables, "STOP": stuck})

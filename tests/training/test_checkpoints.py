@@ -474,7 +474,7 @@ def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     ("mpi", "name", "to"),
     [
         ("default", "SIGTERM", "a rank"),
-        ("default", "SIGTERM", "mpirun"),
+        pytest.param("default", "SIGTERM", "mpirun", marks=pytest.mark.slow),
         ("default", "SIGINT", "mpirun"),
         ("default", "SIGUSR1", "mpirun"),
         ("openmpi", "SIGTERM", "a rank"),
