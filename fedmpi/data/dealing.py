@@ -20,7 +20,7 @@ class Dealer:
 
     Attributes:
         round_index: of the current round; -1 before round 0.
-        share: samples of a client if all parts of a round are equal, rounded up.
+        share: samples of a client if all are dealt in a round, in equal parts; rounded up.
 
     Raises:
         UserError: if the samples cannot be dealt in round 0.

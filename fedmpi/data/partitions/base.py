@@ -39,10 +39,10 @@ class Partition:
         check(self, "partition.")
 
     def __call__(self, labels, num_clients, seed):
-        return self._parts(np.asarray(labels), num_clients, generator(seed, "partition"))
+        return self._parts(self.split, np.asarray(labels), num_clients, generator(seed, "partition"))
 
     def deal(self, labels, clients, seed, round_index):
-        """client -> sorted int64 sample indices: all samples, dealt to the clients of a round.
+        """client -> sorted int64 sample indices: the samples, dealt to the clients of a round.
 
         It draws from the stream (seed, "deal", round) only. Which client gets which part is random.
 
@@ -53,18 +53,18 @@ class Partition:
             UserError: as above.
         """
         rng = generator(seed, "deal", round_index)
-        parts = self._parts(self.before_dealing(np.asarray(labels), rng), len(clients), rng)
+        parts = self._parts(self.split_round, np.asarray(labels), len(clients), rng)
         return {client: parts[position] for client, position in zip(clients, rng.permutation(len(clients)))}
 
-    def before_dealing(self, labels, rng):
-        """The labels as `split` sees them in a round; unchanged unless the partition favours some of them."""
-        return labels
+    def split_round(self, labels, num_clients, rng):
+        """As `split`, for one round of many: which samples are favoured or left out may be drawn anew in each."""
+        return self.split(labels, num_clients, rng)
 
-    def _parts(self, labels, num_clients, rng):
-        """One sorted int64 array of sample indices per client."""
+    def _parts(self, split, labels, num_clients, rng):
+        """One sorted int64 array of sample indices per client, of those that `split` gives."""
         if num_clients > len(labels):
             raise UserError(f"clients = {num_clients}: expected at most one per training sample, {len(labels)}")
-        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in self.split(labels, num_clients, rng)]
+        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in split(labels, num_clients, rng)]
         for client, part in enumerate(parts):
             if len(part) < self.min_samples:
                 raise UserError(
