@@ -13,7 +13,6 @@ def abort(comm, code):
     """
     with contextlib.suppress(OSError, AttributeError):  # the C library is another one
         library = ctypes.CDLL(None)
-        library.__cxa_atexit(
-            library._exit, ctypes.c_void_p(code), None
-        )  # handlers run in reverse order: this one first
+        # Handlers run in reverse order, so this one is the first.
+        library.__cxa_atexit(library._exit, ctypes.c_void_p(code), None)
     comm.Abort(code)
