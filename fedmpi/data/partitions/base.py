@@ -18,8 +18,8 @@ class Partition:
 
     A partition is called as `partition(labels, num_clients, seed)`. `labels` [n] are the labels of the
     training set in file order, or another column that the partition names in `column`. The result is one
-    sorted int64 array of sample indices per client. A partition draws random numbers from the stream
-    (seed, "partition") only.
+    sorted int64 array of sample indices per client. It draws random numbers from the stream (seed, "partition")
+    only. `deal` does the same for one round of a run that redistributes its samples.
 
     Raises:
         UserError: if the data cannot be split this way, or a client gets fewer than `min_samples` samples.
@@ -33,7 +33,7 @@ class Partition:
     )
 
     column = "labels"  # the data set train/<column> of the file that decides the split
-    by_class = False  # whether it makes clients unlike by their classes, which data of one class do not allow
+    by_class = False  # whether it gives clients different classes, so that data of a single class cannot be split by it
 
     def __post_init__(self):
         check(self, "partition.")
@@ -47,10 +47,11 @@ class Partition:
         It draws from the stream (seed, "deal", round) only. Which client gets which part is random.
 
         Args:
-            labels: see above. clients: numbers of the round's participants. round_index: of the round, from 0.
+            labels: [n] values of the column. clients: numbers of the round's participants.
+            seed: of the run. round_index: from 0.
 
         Raises:
-            UserError: as above.
+            UserError: as when the partition is called.
         """
         rng = generator(seed, "deal", round_index)
         parts = self._parts(self.split_round, np.asarray(labels), len(clients), rng)
