@@ -40,11 +40,15 @@ class Classification(Task):
 
     data: str = setting(
         "digits",
-        "data set: digits (embedded), a name in --data-dir, a path ending in .h5, "
-        "or one file per client like silo_{client}.h5; --data for short",
+        "data set: digits (needs no file), the name of a file in --data-dir, a path ending in .h5, or one file per "
+        "client like silo_{client}.h5; short form: --data",
     )
-    mean: tuple[float, ...] | None = setting(None, "per channel, of pixel/255, like [0.5]; default: the data set's")
-    std: tuple[float, ...] | None = setting(None, "per channel, of pixel/255, like [0.5]; default: the data set's")
+    mean: tuple[float, ...] | None = setting(
+        None, "mean of each channel, subtracted from the inputs (pixels / 255), like [0.5]; default: the data set's"
+    )
+    std: tuple[float, ...] | None = setting(
+        None, "deviation of each channel, by which inputs are divided then, like [0.5]; default: the data set's"
+    )
     crop_padding: int = setting(0, "pad training images by this many black pixels and crop at random", least=0)
     flip: bool = setting(False, "mirror training images left to right at random")
 
@@ -109,7 +113,7 @@ class _LocalRows:
 
 
 class LoadedClassification(LoadedTask):
-    """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy; holdout_loss, holdout_accuracy where asked for.
+    """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy; with held-out data holdout_loss, holdout_accuracy.
 
     Args:
         settings: a `Classification`. context: a `RankContext`.
@@ -262,7 +266,7 @@ class LoadedClassification(LoadedTask):
 
 
 class _DealtClassification(Dealt, LoadedClassification):
-    """Classification with samples that are dealt anew in every round (`Partition.redeal`)."""
+    """Classification with samples that are dealt again in every round (`Partition.redeal`)."""
 
 
 def _drawn(samples, number, *key):

@@ -10,6 +10,7 @@ from conftest import PROGRAMS, start, train
 from torch import nn
 
 from fedmpi.config.build import read_command_line
+from fedmpi.data.official import OFFICIAL
 from fedmpi.errors import UserError
 from fedmpi.presets import preset_names, preset_path
 from fedmpi.registry import command_name
@@ -183,10 +184,12 @@ def test_all_methods_of_the_momentum_papers_figures_have_settings(name):
         assert methods["fedavg_m"]["step_size"] == pytest.approx(0.1 * methods["fedavg_m_vr"]["step_size"])
 
 
-def test_data_that_no_package_brings_are_named_with_the_command_that_gets_them():
-    for name in preset_names():
-        if "tiny_imagenet" in name:
-            assert "python -m fedmpi.data prepare tiny_imagenet" in head_of(name)
+@pytest.mark.parametrize("name", preset_names())
+def test_data_that_no_package_contains_are_named_with_the_command_that_gets_them(name):
+    task = content(name)["task"]
+    data = task.get("data") or task.get("classifier", "").removeprefix("runs/zo_").removesuffix("_classifier")
+    assert data in (*OFFICIAL, "")
+    assert not data or f"python -m fedmpi.data prepare {data} --data-dir data" in head_of(name)
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("lamb/")])
@@ -203,3 +206,14 @@ def test_each_non_iid_figure_of_the_attack_has_a_preset_by_brightness():
         assert plain.pop("partition") == "uneven" and plain == skewed  # the same otherwise
         assert head_of(f"zo/mnist_{name}_noniid").partition(" Source")[0].endswith(f"(Figure {figure})")
         assert head_of(f"zo/mnist_{name}").partition(" Source")[0].endswith(f"(Figure {iid})")
+
+
+@pytest.mark.parametrize(
+    ("data", "samples"), [("fashion_mnist", 36_000), ("cifar10", 30_000), ("tiny_imagenet", 60_000)]
+)
+def test_coda_and_codasca_run_in_three_stages(data, samples):
+    """Of the presets' length: epochs of what is left after 80 % of each negative class is removed, over 16 clients."""
+    for method in ("coda", "codasca"):
+        config = read_command_line(["--preset", f"auc/{data}", "--algorithm", method])
+        rounds = math.ceil(config.run.epochs * math.ceil(samples / 16 / 50) / 10)
+        assert math.ceil(rounds / config.algorithm.stage_rounds) == 3 and config.algorithm.step_decay == 3
