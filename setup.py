@@ -62,6 +62,7 @@ setup(
             "pytest>=8.0",  # tests
             "pytest-mpi>=0.6",  # tests under mpirun
             "pytest-timeout>=2.3",  # no test hangs
+            "pytest-xdist>=3.5",  # tests in two processes
             "hypothesis>=6.100",  # property tests
             "ruff>=0.6",  # style
             "mypy>=1.11",  # types of the public face

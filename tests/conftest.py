@@ -21,6 +21,19 @@ def pytest_addoption(parser):
     parser.addoption("--write-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Two processes at most: most tests start ranks of their own."""
+    return min(2, len(os.sched_getaffinity(0)))
+
+
+def pytest_collection_modifyitems(items):
+    """Where tests run in several processes, those of a file share one, and those of SLURM, which share a cluster."""
+    for item in items:
+        file = item.path.relative_to(ROOT / "tests") if item.path.is_relative_to(ROOT) else item.path
+        item.add_marker(pytest.mark.xdist_group("slurm" if file.parts[0] == "slurm" else str(file)))
+
+
 def launchers():
     """MPI's name -> (words before the program, environment), of the MPIs that are here.
 

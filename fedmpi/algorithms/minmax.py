@@ -163,6 +163,9 @@ class _Staged(_MinMax):
     prox_weight: float = setting(0.002, "1/γ, weight of ½ ‖θ - θ_ref‖² in the clients' objective", least=0)
     stage_rounds: int | None = setting(None, "T_s / I, rounds in a stage; default: a single stage", least=1)
     step_decay: float = setting(3.0, "η_s / η_{s+1}, by which the step sizes are divided from stage to stage", least=1)
+    stage_growth: float = setting(
+        1.0, "T_{s+1} / T_s, by which the lengths of the stages grow; 3 in the theory, 1 in the authors' code", least=1
+    )
     stage_output: str = setting(
         "last",
         "θ from which the next stage starts: the last one, as in the authors' code, or the average over the stage's "
@@ -171,6 +174,12 @@ class _Staged(_MinMax):
     )
 
     clock = "round_index"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.stage_growth != 1 and self.stage_rounds is None:
+            given = f"algorithm.stage_growth = {self.stage_growth:g}"
+            raise UserError(f"{given}: expected stage_rounds too, the length of the first stage")
 
     @property
     def exchanged(self):
@@ -182,8 +191,19 @@ class _Staged(_MinMax):
 
     def eta(self, clock):
         """The current step size: its schedule, and the fall from stage to stage."""
-        stage = 0 if self.stage_rounds is None else max(clock.round_index, 0) // self.stage_rounds
+        stage = 0 if self.stage_rounds is None else self._stage(max(clock.round_index, 0))[0]
         return super().eta(clock) / self.step_decay**stage
+
+    def _stage(self, round_index):
+        """(number of the stage that a round is in, from 0; its first round; its length in rounds)."""
+        if self.stage_growth == 1:
+            stage = round_index // self.stage_rounds
+            return stage, stage * self.stage_rounds, self.stage_rounds
+        stage, first, length = 0, 0, self.stage_rounds
+        while round_index >= first + length:
+            stage, first = stage + 1, first + length
+            length = round(self.stage_rounds * self.stage_growth**stage)
+        return stage, first, length
 
     def server_start(self, server):
         """θ_ref of the first stage is θ_0."""
@@ -206,7 +226,10 @@ class _Staged(_MinMax):
 
     def _ends_stage(self, server):
         """Whether the round is the last of a stage."""
-        return self.stage_rounds is not None and (server.round_index + 1) % self.stage_rounds == 0
+        if self.stage_rounds is None:
+            return False
+        _, first, length = self._stage(server.round_index)
+        return server.round_index + 1 == first + length
 
     def _end_round(self, server):
         """At the end of a stage: set the start of the next, which is also its θ_ref; w stays as it is."""
@@ -216,7 +239,7 @@ class _Staged(_MinMax):
             return
         if self.stage_output == "average":
             for block in server.primal:
-                torch.div(server.x_sum[block], self.stage_rounds, out=server.x[block])
+                torch.div(server.x_sum[block], self._stage(server.round_index)[2], out=server.x[block])
             server.x_sum.zero_()
         server.x_ref.copy_(server.x)
 
@@ -228,7 +251,7 @@ class CODA(_Staged):
     Source: Guo, Liu, Yuan, Shen, Liu, Yang, "Communication-Efficient Distributed Stochastic AUC
     Maximization with Deep Neural Networks", ICML 2020, Algorithms 1 and 2.
     Paper to code: (v, α) -> client.x; v_0 of a stage -> server.x_ref; η_s -> step_size (and
-    dual_step_size, if it is to differ); γ -> 1 / prox_weight; I -> q; T_s / I -> stage_rounds.
+    dual_step_size, if it is to differ); γ -> 1 / prox_weight; I -> q; T_s / I -> stage_rounds, stage_growth.
     Special cases: one stage without the proximal term is Local SGDA; the closed form of the step is
     the explicit one if 1/γ = 0.
     Differs from the paper: a stage ends with its last point unless stage_output is average, and w is

@@ -11,6 +11,7 @@ import torch
 from mpi4py import MPI
 
 import fedmpi.comm.transports
+from fedmpi.comm.abort import abort
 from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_clients, divide
 from fedmpi.comm.rollcall import RollCall
 from fedmpi.comm.survivors import Survivors
@@ -221,7 +222,7 @@ class MPILink(Link):
 
     def abort(self, code):
         """End the whole job at once, also ranks that wait inside a collective. Not collective."""
-        self.comm.Abort(code)
+        abort(self.comm, code)
 
     def _wait(self, request):
         self.topology.waiter(request)

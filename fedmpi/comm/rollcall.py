@@ -14,6 +14,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
+from fedmpi.comm.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.process import describe_process, is_stopped, kill_process
 
@@ -132,7 +133,7 @@ class RollCall:
         missing = [self._describe(rank) for rank in self._missing()]
         self._report(", ".join(missing) or "any message, though all ranks wait")
         time.sleep(OUTPUT_SECONDS)
-        self._comm.Abort(TIMED_OUT)
+        abort(self._comm, TIMED_OUT)
 
     def _missing(self):
         """Ranks that do not wait."""

@@ -302,7 +302,7 @@ def _check_partition(task, assignments):
     if named and not _uses(task, "partition"):
         key, text = next(iter(named.items()))
         raise UserError(
-            f"{key} = {short(text, 100)}: task {command_name(task)} has no data that a partition splits: leave it out "
+            f"{key} = {short(text, 100)}: task {command_name(task)} has no data to partition: leave it out "
             "(a preset's or a file's: --partition null)"
         )
 
@@ -311,11 +311,11 @@ def _check_redealing(task, run, classes):
     """Check that the task and the run can deal the data anew in every round."""
     name, given = command_name(classes["task"]), "partition.redeal = true"
     if not task.can_redeal:
-        raise UserError(f"{given}: task {name} cannot deal its data anew in every round: leave it out")
+        raise UserError(f"{given}: task {name} cannot distribute its data again in every round: leave it out")
     if run.weighting == "samples":
         raise UserError(f"{given}: --weighting samples needs clients that keep their samples: leave one of them out")
     if run.on_loss == "continue":
-        raise UserError(f"{given}: a lost client's samples would be dealt to it: leave out --on-loss continue")
+        raise UserError(f"{given}: lost clients would still get samples: leave --on-loss continue out")
 
 
 def _uses(task, group):

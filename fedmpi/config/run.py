@@ -25,12 +25,16 @@ class Run:
     local_steps: int = setting(10, "q, local steps between two averages", least=1)
     local_epochs: float | None = setting(None, "local passes over a client's data per round, instead of q", above=0)
     batch_size: int = setting(50, "b, samples in a minibatch", least=1)
-    first_batch_size: int | None = setting(None, "B, samples in the initial minibatch; default: b", least=1)
+    first_batch_size: int | None = setting(
+        None,
+        "B, samples in the minibatch of a gradient before the first step, if the algorithm uses one; default: b",
+        least=1,
+    )
     clients: int | None = setting(None, "N, number of clients (silos); default: one per rank", least=1, most=1_000_000)
     participation: float = setting(1.0, "share of the clients that take part in a round", above=0, most=1)
     weighting: str = setting(
         "uniform",
-        "weight of a client in every average: equal, or its number of training samples",
+        "weight of a client in every average: the same for all (uniform), or its number of training samples (samples)",
         among=("uniform", "samples"),
     )
     clip_norm: float | None = setting(None, "largest norm of a gradient; a larger one is scaled down to it", above=0)
@@ -51,7 +55,7 @@ class Run:
     holdout: float = setting(
         0.0, "share of every client's training data that is held out: used for evaluation only", least=0, below=1
     )
-    seed: int = setting(0, "seed of every random stream", least=0, role="seed")
+    seed: int = setting(0, "seed of all random numbers", least=0, role="seed")
     eval_every: int | None = setting(
         None,
         "rounds between evaluations; default: about 10 evaluations per run, or 20 if they use all data",
@@ -100,9 +104,11 @@ class Run:
         None,
         "start from this trained model: model.pt, model.safetensors, model.h5, a run folder or a checkpoint folder",
     )
-    checkpoint_every: int | None = setting(None, "rounds between checkpoints", least=1, role="place")
+    checkpoint_every: int | None = setting(
+        None, "rounds between checkpoints; default: only by time, see --checkpoint_minutes", least=1, role="place"
+    )
     checkpoint_minutes: float = setting(
-        10.0, "minutes between checkpoints; 0: none at regular times", least=0, role="place"
+        10.0, "minutes between checkpoints; 0 switches these off", least=0, role="place"
     )
     checkpoint_keep: int = setting(2, "how many checkpoints are kept; older ones are removed", least=1, role="place")
     checkpoint_clients: str | None = setting(

@@ -15,7 +15,8 @@ import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.registry import command_name, known
 from fedmpi.text import table as format_rows

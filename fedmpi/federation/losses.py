@@ -1,6 +1,16 @@
-"""The losses of a round, and which of its values are not finite."""
+"""The losses of a round, which of its values are not finite, and the message in which the ranks exchange both."""
 
+import dataclasses
+import itertools
 import math
+
+import numpy as np
+
+from fedmpi.errors import Diverged, UserError
+
+ENDED = -2  # sent instead of the number of a client, by a rank that makes no more rounds
+_HINT = "try a smaller step_size, or a smaller clip_norm"
+_INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
 
 
 class Losses:
@@ -36,3 +46,91 @@ class Losses:
         self.totals.append(total)
         if not math.isfinite(total) and self.bad_client in (-1, client.index):
             self.bad_client, self.bad_row = client.index, -1
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundReport:
+    """What all ranks exchanged after their clients' work.
+
+    Attributes:
+        mean: loss over all clients; nan if no client has one, or one is not finite.
+        num_gradients: that the clients of all ranks have evaluated since the last such message.
+        requests: the bits of all ranks.
+        bad: [(rank, client, position of its row or -1, sum of its losses)] of ranks with values that are not finite.
+    """
+
+    mean: float
+    num_gradients: int
+    requests: int
+    bad: list
+
+    def check_finite(self, round_index, names):
+        """Check that all losses, and all rows that are sent, are finite.
+
+        Args:
+            round_index: of the running round; -1 during the start. names: of the rows that are sent.
+
+        Raises:
+            Diverged: with the first rank and client whose loss or row is not finite.
+        """
+        for rank, client, row, total in self.bad:
+            when = "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
+            what = f"the loss of client {client} on rank {rank} is {total}"
+            if row >= 0:
+                what = f"row {names[row]} of client {client} on rank {rank} has values that are not finite"
+            raise Diverged(f"{when}: {what}; {_INITIAL_HINT if round_index < 0 else _HINT}")
+
+
+def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
+    """Exchange the `Losses` of all ranks in one message. Collective on the link.
+
+    Args:
+        losses: the `Losses` of this rank. num_gradients: evaluated by its clients since the last message.
+        request: a whole number, whose bits are this rank's requests, see `Federation`.
+        most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits however the
+            clients are spread over ranks. rounds_done: for the message of the error.
+
+    Returns:
+        a `RoundReport`.
+
+    Raises:
+        UserError: on every rank, if another one has ended, see `announce_end`.
+    """
+    of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
+    mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
+    everywhere = link.allgather(mine + of_clients)
+    _check_ended(everywhere, rounds_done, here=False)
+    totals, numbers, bad_clients, gradients, requests, bad_rows, *of_clients = zip(*everywhere.tolist())
+    found = [
+        (rank, int(client), int(row), total)
+        for rank, client, row, total in zip(link.members, bad_clients, bad_rows, totals)
+        if client >= 0
+    ]
+    bits = 0
+    for request in requests:
+        bits |= int(request)
+    mean = math.nan
+    if any(numbers) and not found:
+        mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
+    return RoundReport(mean, int(sum(gradients)), bits, found)
+
+
+def announce_end(link, most, rounds_done):
+    """Say to the other ranks that this one makes no more rounds; called instead of `exchange_reports`. Collective.
+
+    Raises:
+        UserError: on every rank, if another one goes on.
+    """
+    _check_ended(link.allgather([0.0, 0, ENDED, 0, 0, -1, *[0.0] * most]), rounds_done, here=True)
+
+
+def _check_ended(everywhere, rounds_done, here):
+    """Raise UserError if some ranks have ended and others go on; `here`: whether this one has."""
+    ended = everywhere[:, 2] == ENDED
+    if ended.any() and not ended.all():
+        others = np.flatnonzero(ended != here).tolist()
+        what = ("this rank has ended", "continue") if here else ("this rank continues", "have ended")
+        raise UserError(
+            f"after {rounds_done} rounds {what[0]} and ranks {others} {what[1]}: all ranks must make the same "
+            "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
+        )

@@ -1,62 +1,21 @@
-"""The loop: rounds, local steps, one average after them; the only place where ranks and algorithms meet.
+"""The loop: rounds, local steps, one average after them. Only here do ranks and algorithms meet.
 
-`Federation` runs the same for N ranks and for one process with all clients (`fedmpi.simulate`): the
-link that it is given decides what "all" means.
+`Federation` runs the same on N ranks and in one process with all clients (`fedmpi.simulate`): that depends only on the
+link over which it sums.
 """
 
-import dataclasses
-import itertools
 import math
 import time
 
-import numpy as np
-import torch
-
 from fedmpi.algorithms.base import Exchange
 from fedmpi.comm.link import RanksLost
-from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import Client, Server
-from fedmpi.federation.losses import Losses
+from fedmpi.federation.losses import Losses, announce_end, exchange_reports
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
+from fedmpi.federation.state import restore_state, state_of
 from fedmpi.federation.sums import make_sums
-
-ENDED = -2  # what a rank that makes no more rounds says in the place of the client whose loss is not finite
-
-
-@dataclasses.dataclass(frozen=True)
-class Variables:
-    """What is optimised: one vector, and how it is divided.
-
-    Args:
-        x: [dim] the initial model, the same on every rank.
-        buffers: [num_buffers] the initial float buffers (batch-norm statistics); None: there are none.
-        segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
-        ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
-        private, private_buffers: slices of x and of the buffers that stay with their client, see `PrivateParts`.
-    """
-
-    x: torch.Tensor
-    buffers: torch.Tensor | None = None
-    segments: list | None = None
-    ascent: slice | None = None
-    private: tuple = ()
-    private_buffers: tuple = ()
-
-
-@dataclasses.dataclass
-class Iterate:
-    """An averaged model.
-
-    Attributes:
-        round: number of rounds after which it was. x: [dim]; buffers: [num_buffers].
-        value: by which it was selected, larger is better.
-    """
-
-    round: int
-    x: torch.Tensor
-    buffers: torch.Tensor
-    value: float = math.nan
+from fedmpi.federation.variables import Iterate
 
 
 class Federation:
@@ -77,7 +36,7 @@ class Federation:
     >>> federation.server.x
     tensor([2.2500])
 
-    All state that crosses a round lies in its clients, its server and itself: `state` gives it, `restore` takes it.
+    All state that outlasts a round is in its clients, its server and itself; `state` returns it, `restore` takes it.
 
     Args:
         algorithm: an `Algorithm`.
@@ -94,15 +53,17 @@ class Federation:
         store: the `RowStore`. server: the `Server`. clients: list of `Client`, those of this rank.
         private: the `PrivateParts`.
         round_index: of the next round, from 0.
+        present: set of the clients that took part in the previous round; all of them before round 0.
         lost: frozenset of the clients whose ranks are lost; they are absent from every round.
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
         selected: the `Iterate` that `select` remembered, or None.
-        request: called when the ranks gather their losses: a whole number whose bits this rank tells all others.
-        requests: the bits of all ranks in the round so far, or in the last one.
+        request: function without arguments, called whenever the ranks exchange their losses; it returns a whole number,
+            of which the bits are this rank's requests to all (a checkpoint is due, a signal has come).
+        requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
 
     Raises:
-        UserError: if the algorithm's rows are not as they should be.
+        UserError: if the algorithm names its rows in a wrong way, see `check_rows`.
     """
 
     def __init__(self, algorithm, link, oracles, plan, variables, uploads=(), observe=None, poison=False):
@@ -125,8 +86,9 @@ class Federation:
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
         self._observe = observe or (lambda *args: None)
-        self.lost, self._told = frozenset(), 0  # gradients of this rank that the others have added
-        self._present = set(range(plan.num_clients))  # the clients that took part in the previous round
+        self.lost = frozenset()
+        self._reported = 0  # gradients of this rank that are in `num_gradients` already
+        self.present = set(range(plan.num_clients))
         self.round_index = 0
         self.num_gradients = 0
         self.seconds = {"local": 0.0, "communication": 0.0}
@@ -183,14 +145,14 @@ class Federation:
         return _finish(self.steps())
 
     def steps(self, first_step=0):
-        """`run_round` as a generator that waits before each local step of each client.
+        """`run_round` as a generator, which stops before each local step of each client.
 
-        It yields the client whose local step comes next; when it ends, its value is what `run_round` returns.
-        ``send(True)`` instead of ``next`` ends the client's round before that step; all clients then do the same.
+        It yields the client whose local step comes next, and returns what `run_round` returns. ``send(True)`` in place
+        of ``next`` ends the client's local steps before that one; the same must be done for all clients.
 
         Args:
-            first_step: of the local steps, to go on in the middle of a round whose rows, also those that are valid
-                within a turn only, are as they were then; only with one client on the rank.
+            first_step: number of the local step to begin with, to go on in the middle of a round. All rows, also the
+                scratch rows, must be as they were then; only with one client on the rank.
         """
         self._set_round(self.plan.round(self.round_index, self.lost))
         self.requests = 0
@@ -199,10 +161,11 @@ class Federation:
         for number, exchange in enumerate(due):
             if exchange.work is None or not first_step:
                 losses[number] = yield from self._exchange(exchange, number == 0, first_step)
-                first_step = 0  # the exchanges after the local steps are whole
-        self._present = set(self.server.round.participants)
+                first_step = 0  # later exchanges of the round start at their beginning
+        self.present = set(self.server.round.participants)
         self._observe(self, self.round_index, None, None)
         self.round_index += 1
+        # The loss of the local steps, if the algorithm has any with a loss, otherwise that of other work.
         of_local_steps = [loss for exchange, loss in zip(due, losses) if exchange.work is None]
         return next((loss for loss in (*of_local_steps, *losses) if not math.isnan(loss)), math.nan)
 
@@ -212,7 +175,7 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        self._check_ended(self.link.allgather([0.0, 0, ENDED, 0, 0, -1, *[0.0] * self._most]), here=True)
+        announce_end(self.link, self._most, self.round_index)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -223,56 +186,22 @@ class Federation:
         self.selected = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
 
     def state(self):
-        """Everything that this rank needs to go on after a round, as name -> tensor, number or list of numbers.
-
-        Names begin with "federation/", "server/" (the same on every rank) or "clients/INDEX/". Tensors are
-        views: they change when the next round runs.
-        """
-        own = {"round_index": self.round_index, "num_gradients": self.num_gradients, "present": sorted(self._present)}
-        own |= {f"seconds/{part}": seconds for part, seconds in self.seconds.items()}
-        own |= {f"traffic/{name}": number for name, number in dataclasses.asdict(self.link.traffic).items()}
-        if self.selected is not None:
-            own |= {f"selected/{name}": value for name, value in vars(self.selected).items()}
-        server = {**self.store.averaged_rows(), **self.store.server_rows(), "buffers": self.store.buffers}
-        return {
-            **{f"federation/{name}": value for name, value in own.items()},
-            **{f"server/{name}": value for name, value in server.items()},
-            **{f"clients/{c.index}/{name}": value for c in self.clients for name, value in c.state().items()},
-        }
+        """Everything that this rank needs to go on after a round, see `fedmpi.federation.state.state_of`."""
+        return state_of(self)
 
     def restore(self, state):
-        """Go on where another federation of the same settings gave its `state`; takes the place of `start`.
+        """Go on where another federation with the same settings returned its `state`; call it instead of `start`.
 
         Args:
-            state: what `state` gave, with the clients of this rank; tensors are copied. A client without a state
-                begins like one that has been absent so far.
+            state: what `state` returned, with the clients of this rank; tensors are copied. A client without a state
+                begins like one that was absent in all rounds so far.
 
         Raises:
             KeyError: if something is missing.
         """
-        own = _under("federation/", state)
-        self.round_index, self.num_gradients = int(own["round_index"]), int(own["num_gradients"])
-        self._present = {int(client) for client in own["present"]}
-        for part in self.seconds:
-            self.seconds[part] = float(own[f"seconds/{part}"])
-        for field in dataclasses.fields(self.link.traffic):
-            setattr(self.link.traffic, field.name, int(own[f"traffic/{field.name}"]))
-        if "selected/x" in own:
-            self.selected = Iterate(
-                int(own["selected/round"]),
-                own["selected/x"].clone(),
-                own["selected/buffers"].clone(),
-                float(own["selected/value"]),
-            )
-        for name, row in {**self.store.averaged_rows(), **self.store.server_rows()}.items():
-            row.copy_(state[f"server/{name}"])
-        self.store.buffers.copy_(state["server/buffers"])
-        for client in self.clients:
-            if own_state := _under(f"clients/{client.index}/", state):
-                client.restore(own_state)
-            else:
-                self._begin_anew(client)
-        self._told = sum(client.num_gradients for client in self.clients)
+        for client in restore_state(self, state):
+            self._begin_anew(client)
+        self._reported = sum(client.num_gradients for client in self.clients)
 
     def _begin_anew(self, client):
         """Give a client whose state is lost that of one that was absent in all rounds so far."""
@@ -286,7 +215,7 @@ class Federation:
         self._show_round(current)
         for client in self.clients:
             client.step_index = -1
-            client.was_absent = client.index not in self._present
+            client.was_absent = client.index not in self.present
 
     def _show_round(self, current):
         for holder in (self.server, self.server_seen_by_clients, *self.clients):
@@ -328,7 +257,7 @@ class Federation:
         """Average the participants' rows; if ranks are lost meanwhile, do it again without their clients.
 
         Args:
-            losses: `Losses` of this rank. weights: client -> weight, of all participants. where: the round in words.
+            losses: `Losses` of this rank. weights: client -> weight, of all participants. where: the round as text.
 
         Returns:
             (mean loss, the weights of those whose rows were averaged).
@@ -346,7 +275,7 @@ class Federation:
                 continue
 
     def _drop_lost(self):
-        """Count the clients of lost ranks as absent from this round on; whether there are new ones."""
+        """Count the clients of lost ranks as absent from this round on; returns whether there are new ones."""
         lost = self.link.lost_clients()
         if lost == self.lost:
             return False
@@ -399,51 +328,20 @@ class Federation:
             self._observe(self, self.round_index, step, client)
         algorithm.upload(client, server, client.oracle)
 
-    def _check_ended(self, everywhere, here):
-        """Raise UserError if some ranks have ended and others go on; `here`: whether this one has."""
-        ended = everywhere[:, 2] == ENDED
-        if ended.any() and not ended.all():
-            others = np.flatnonzero(ended != here).tolist()
-            what = ("this rank has ended", "continue") if here else ("this rank continues", "have ended")
-            raise UserError(
-                f"after {self.round_index} rounds {what[0]} and ranks {others} {what[1]}: all ranks must make the same "
-                "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
-            )
-
     def _agree_on_loss(self, losses, names):
         """Mean loss over all clients; Diverged on every rank if one client's, or a row that it sends, is not finite.
 
-        The ranks also add up here how many gradients they have evaluated, and tell each other their requests: it
-        costs no message of its own.
+        In the same message the ranks add up how many gradients they have evaluated, and exchange their requests.
         """
         gradients = sum(client.num_gradients for client in self.clients)
-        new = gradients - self._told
-        mine = [losses.total, losses.number, losses.bad_client, new, self.request(), losses.bad_row]
-        everywhere = self.link.allgather(mine + self._totals_of_clients(losses))
-        self._check_ended(everywhere, here=False)
-        self._told = gradients
-        everywhere = everywhere.tolist()
-        totals, numbers, _, gradients, requests, bad_rows, *of_clients = zip(*everywhere)
-        self.num_gradients += int(sum(gradients))
-        for bits in requests:
-            self.requests |= int(bits)
-        for rank, (total, _, client, *_), row in zip(self.link.members, everywhere, bad_rows):
-            if client >= 0:
-                initial = self.server.round_index < 0
-                when = "in the initial gradients" if initial else f"in round {self.round_index + 1}"
-                what = f"the loss of client {int(client)} on rank {rank} is {total}"
-                if row >= 0:
-                    what = (
-                        f"row {names[int(row)]} of client {int(client)} on rank {rank} has values that are not finite"
-                    )
-                raise Diverged(f"{when}: {what}; {_INITIAL_HINT if initial else _HINT}")
-        if of_clients:  # an exact sum does not depend on which rank has which client
-            totals = [math.fsum(itertools.chain(*of_clients))]
-        return sum(totals) / sum(numbers) if any(numbers) else math.nan
-
-    def _totals_of_clients(self, losses):
-        """Under the reproducible reduction, the sum of losses of each client of this rank, and zeros up to `_most`."""
-        return [*losses.totals, *[0.0] * (self._most - len(losses.totals))] if self._most else []
+        report = exchange_reports(
+            self.link, losses, gradients - self._reported, self.request(), self._most, self.round_index
+        )
+        self._reported = gradients
+        self.num_gradients += report.num_gradients
+        self.requests |= report.requests
+        report.check_finite(self.server.round_index, names)
+        return report.mean
 
 
 def _finish(generator):
@@ -453,12 +351,3 @@ def _finish(generator):
             next(generator)
         except StopIteration as end:
             return end.value
-
-
-def _under(prefix, state):
-    """The entries of a state whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-_HINT = "try a smaller step_size, or a smaller clip_norm"
-_INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"

@@ -10,7 +10,8 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
 from fedmpi.oracles import FunctionOracle, LossFunctionOracle
 
 

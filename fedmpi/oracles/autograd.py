@@ -39,8 +39,8 @@ class Autograd(OracleKind):
 
     autocast: str = setting(
         "off",
-        "bf16: let torch.autocast evaluate the loss in bfloat16; faster on some processors, less precise; --autocast "
-        "for short",
+        "bf16: let torch.autocast evaluate the loss in bfloat16; faster on some processors, less precise; short "
+        "form: --autocast",
         among=("off", "bf16"),
     )
 

@@ -15,7 +15,8 @@ from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.config.elsewhere import HERE
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
 from fedmpi.settings import nearest
 
 

@@ -59,8 +59,8 @@ class BlackBoxAttack(Task):
         classifier, source = load_classifier(self.classifier, context)
         if partition.by_class:
             raise UserError(
-                f"partition {command_name(type(partition))}: splits by class, and the images of an attack are of one "
-                "class: expected even, iid, shared, stride, uneven or column (--partition.by brightness)"
+                f"partition {command_name(type(partition))}: assigns samples by class, but the images of an attack are "
+                "all of one class: expected even, iid, shared, stride, uneven or column (--partition.by brightness)"
             )
         if self.target_class >= source.num_classes:
             raise UserError(f"task.target_class = {self.target_class}: expected 0..{source.num_classes - 1}")

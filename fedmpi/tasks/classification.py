@@ -40,11 +40,15 @@ class Classification(Task):
 
     data: str = setting(
         "digits",
-        "data set: digits (embedded), a name in --data-dir, a path ending in .h5, "
-        "or one file per client like silo_{client}.h5; --data for short",
+        "data set: digits (needs no file), the name of a file in --data-dir, a path ending in .h5, or one file per "
+        "client like silo_{client}.h5; short form: --data",
     )
-    mean: tuple[float, ...] | None = setting(None, "per channel, of pixel/255, like [0.5]; default: the data set's")
-    std: tuple[float, ...] | None = setting(None, "per channel, of pixel/255, like [0.5]; default: the data set's")
+    mean: tuple[float, ...] | None = setting(
+        None, "mean of each channel, subtracted from the inputs (pixels / 255), like [0.5]; default: the data set's"
+    )
+    std: tuple[float, ...] | None = setting(
+        None, "deviation of each channel, by which inputs are divided then, like [0.5]; default: the data set's"
+    )
     crop_padding: int = setting(0, "pad training images by this many black pixels and crop at random", least=0)
     flip: bool = setting(False, "mirror training images left to right at random")
 

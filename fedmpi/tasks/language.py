@@ -36,8 +36,8 @@ class Language(Task):
 
     data: str = setting(
         "wikitext2",
-        "text: a name in --data-dir, a path ending in .h5, "
-        "or one file per client like silo_{client}.h5; --data for short",
+        "text: the name of a file in --data-dir, a path ending in .h5, or one file per client like "
+        "silo_{client}.h5; short form: --data",
     )
     bptt: int = setting(35, "steps of back-propagation through time", least=1)
     evaluation_words: int | None = setting(

@@ -19,7 +19,8 @@ from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
-from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial

@@ -7,6 +7,8 @@ communication, z_0 first. `active(s)` are the clients of round s; None: all. `q`
 local steps, or a list of one number per client; those with fewer wait for the average.
 """
 
+import itertools
+
 import numpy as np
 
 
@@ -116,14 +118,16 @@ def coda(
     average=False,
     active=None,
     scores=None,
+    growth=1,
 ):
     """`scores(i, z, k)` gives (h, labels ±1) of a sample, for the dual restart; None: w goes on."""
     theta, w, draws, trace = z0[:d1].astype(float), z0[d1:].astype(float), [0] * n, [np.array(z0, float)]
     K = steps_of(n, q)
+    rounds = itertools.count()
     for s in range(stages):
-        ref, visited = theta.copy(), []
-        for r in range(stage_rounds):
-            ends, means, working = [], [], everybody(n, active, s * stage_rounds + r)
+        ref, visited, length = theta.copy(), [], round(stage_rounds * growth**s)
+        for r in range(length):
+            ends, means, working = [], [], everybody(n, active, next(rounds))
             for i in working:
                 th, dual, seen = theta.copy(), w.copy(), []
                 for _ in range(K[i]):
@@ -140,7 +144,7 @@ def coda(
             mean = np.mean(ends, axis=0)
             theta, w = mean[:d1], mean[d1:]
             visited.append(np.mean(means, axis=0))
-            if r == stage_rounds - 1:
+            if r == length - 1:
                 if average:
                     theta = np.mean(visited, axis=0)
                 if scores is not None:
@@ -155,15 +159,29 @@ def coda(
 
 
 def codasca(
-    grad, z0, d1, n, stages, stage_rounds, q, eta, eta_w, prox, decay=3.0, eta_g=1.0, active=None, controls=None
+    grad,
+    z0,
+    d1,
+    n,
+    stages,
+    stage_rounds,
+    q,
+    eta,
+    eta_w,
+    prox,
+    decay=3.0,
+    eta_g=1.0,
+    active=None,
+    controls=None,
+    growth=1,
 ):
     z, draws, trace, K = np.array(z0, float), [0] * n, [np.array(z0, float)], steps_of(n, q)
     c_theta, c_w = np.zeros((n, d1)), np.zeros((n, len(z0) - d1))
-    C_theta, C_w = np.zeros(d1), np.zeros(len(z0) - d1)
+    C_theta, C_w, rounds = np.zeros(d1), np.zeros(len(z0) - d1), itertools.count()
     for s in range(stages):
         ref = z[:d1].copy()
-        for r in range(stage_rounds):
-            working = everybody(n, active, s * stage_rounds + r)
+        for _ in range(round(stage_rounds * growth**s)):
+            working = everybody(n, active, next(rounds))
             ends, change_theta, change_w = [], np.zeros(d1), np.zeros(len(z0) - d1)
             for i in working:
                 theta, w = z[:d1].copy(), z[d1:].copy()

@@ -46,7 +46,8 @@ from fedmpi.algorithms import (
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.registry import command_name, find, known
 

@@ -14,7 +14,8 @@ from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLo
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.tasks.auc import auc_loss
 
@@ -125,6 +126,25 @@ class TestAgainstTranscriptions:
         rests = [r["rows"] for r in found if r["step"] is None][1:]
         for rows, (c_theta, c_w, C_theta, C_w) in zip(rests, controls):
             assert_same([rows["c_i"], rows["c"]], [np.hstack([c_theta, -c_w]), np.hstack([C_theta, -C_w])], 1e-11)
+
+
+@pytest.mark.parametrize("active", [None, some], ids=["all", "some"])
+@pytest.mark.parametrize("average", [False, True])
+def test_stages_that_grow(active, average):
+    """Stages of 2, 3 and 5 rounds (2, 3.2 and 5.12, rounded), the step sizes halved after each."""
+    settings = {"prox_weight": 0.4, "stage_rounds": 2, "step_decay": 2.0, "stage_growth": 1.6}
+    found = run(
+        CODA(0.06, 0.03, stage_output="average" if average else "last", **settings), rounds=10, participants=active
+    )
+    arguments = (NOISY, Z0, D1, N, 3, 2, 2, 0.06, 0.03, 0.4, 2.0)
+    assert_same(averages(found), reference.coda(*arguments, average=average, active=active, growth=1.6))
+    found = run(CODASCA(0.06, 0.03, **settings), rounds=10, participants=active)
+    assert_same(averages(found), reference.codasca(*arguments, active=active, growth=1.6))
+
+
+def test_growing_stages_need_a_first_length():
+    with pytest.raises(UserError, match=r"algorithm.stage_growth = 3: expected stage_rounds too"):
+        CODASCA(stage_growth=3)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cube_root"])

@@ -170,6 +170,6 @@ def test_a_partition_is_refused_by_a_task_that_has_nothing_to_split(task):
         ["--partition.min_samples", "3"],
         ["--preset", "fafed/mnist_low", "--model=null"],
     ):
-        with pytest.raises(UserError, match=rf"^partition\S* = \S+: task {task} has no data that a partition splits"):
+        with pytest.raises(UserError, match=rf"^partition\S* = \S+: task {task} has no data to partition"):
             read_command_line(["--task", task, *words])
     assert read_command_line(["--task", task, "--partition", "null"]).partition is None

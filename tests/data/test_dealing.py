@@ -155,9 +155,9 @@ def test_a_resumed_run_deals_the_same(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--task auc", "task auc cannot deal its data anew in every round"),
+        ("--task auc", "task auc cannot distribute its data again in every round"),
         ("--weighting samples", "--weighting samples needs clients that keep their samples"),
-        ("--on-loss continue", "leave out --on-loss continue"),
+        ("--on-loss continue", "leave --on-loss continue out"),
     ],
 )
 def test_what_cannot_be_dealt_anew_is_refused(words, message):

@@ -4,10 +4,12 @@ import types
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmpi.data.partitions
+from fedmpi.comm.link import SoloLink
 from fedmpi.data.partitions import (
     IID,
     Classes,
@@ -21,8 +23,12 @@ from fedmpi.data.partitions import (
     Stride,
     Uneven,
 )
+from fedmpi.data.source import open_source
 from fedmpi.errors import UserError
 from fedmpi.registry import known
+from fedmpi.tasks.auc import DeepAUC
+from fedmpi.tasks.base import RankContext
+from fedmpi.tasks.classification import Classification
 
 TEN_CLASSES = np.repeat(np.arange(10), 60)  # sorted by class, like no official file but like many own ones
 EVERY = known(fedmpi.data.partitions, Partition)
@@ -228,3 +234,19 @@ def test_settings_out_of_range(make):
 def test_extreme_concentrations_make_no_nan(concentration):
     parts = Dirichlet(concentration=concentration)(TEN_CLASSES, 7, 0)
     assert sum(map(len, parts)) == 600
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("task", [Classification(), DeepAUC()], ids=["classification", "auc"])
+def test_every_partition_splits_what_a_task_trains_on_or_is_refused(task, name):
+    """By the data's own classes, also where the task's labels are two."""
+    context = RankContext(10, range(10), 0, 1, 0, None, torch.device("cpu"), torch.float32)
+    if name == "column":
+        with pytest.raises(UserError, match="digits: has no column train/group"):
+            task.load(context, Column())
+    partition = Column(by="brightness", cut=True) if name == "column" else EVERY[name]()
+    loaded = task.load(context, partition)
+    loaded.synchronise(SoloLink())
+    source = task.version(open_source("digits", None), 0)
+    parts = partition(source.column(partition.column), 10, 0)
+    assert [loaded.num_samples(client) for client in range(10)] == [len(part) for part in parts]

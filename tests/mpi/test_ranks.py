@@ -11,7 +11,8 @@ from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fedmpi.errors import Diverged
 from fedmpi.federation.participation import Plan, spread
-from fedmpi.federation.rounds import Federation, Variables
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.streams import generator
 

@@ -203,3 +203,14 @@ def test_each_non_iid_figure_of_the_attack_has_a_preset_by_brightness():
         assert plain.pop("partition") == "uneven" and plain == skewed  # the same otherwise
         assert head_of(f"zo/mnist_{name}_noniid").partition(" Source")[0].endswith(f"(Figure {figure})")
         assert head_of(f"zo/mnist_{name}").partition(" Source")[0].endswith(f"(Figure {iid})")
+
+
+@pytest.mark.parametrize(
+    ("data", "samples"), [("fashion_mnist", 36_000), ("cifar10", 30_000), ("tiny_imagenet", 60_000)]
+)
+def test_coda_and_codasca_run_in_three_stages(data, samples):
+    """Of the presets' length: epochs of what is left after 80 % of each negative class is removed, over 16 clients."""
+    for method in ("coda", "codasca"):
+        config = read_command_line(["--preset", f"auc/{data}", "--algorithm", method])
+        rounds = math.ceil(config.run.epochs * math.ceil(samples / 16 / 50) / 10)
+        assert math.ceil(rounds / config.algorithm.stage_rounds) == 3 and config.algorithm.step_decay == 3

@@ -75,7 +75,7 @@ def test_records_wait_for_room(small_disk, capsys):
 
 
 def test_a_removed_run_folder_is_made_again(tmp_path):
-    words = f"{JOB} --rounds 400 --out {tmp_path} --name it"
+    words = f"{JOB} --rounds 2000 --out {tmp_path} --name it"
     job = subprocess.Popen(["bash", "-c", f"exec {words}"], cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     records = tmp_path / "it" / "metrics.jsonl"
     wait_for(lambda: records.is_file() and records.read_bytes().count(b"\n") > 3, 120)
@@ -86,7 +86,7 @@ def test_a_removed_run_folder_is_made_again(tmp_path):
     assert job.returncode == 0, errors
     assert f"fedmpi: {tmp_path}/it was removed; it is created again" in errors
     run = read_run(tmp_path / "it")
-    assert run.is_complete and [record["round"] for record in run.records] == list(range(1, 401))
+    assert run.is_complete and [record["round"] for record in run.records] == list(range(1, 2001))
 
 
 def test_a_rank_that_leaves_at_once_does_not_look_like_a_good_end(tmp_path):

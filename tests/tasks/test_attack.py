@@ -108,13 +108,13 @@ def test_every_partition_is_used_or_refused(classifier, name):
     cls = known(fedmpi.data.partitions, Partition)[name]
     task = BlackBoxAttack(classifier=str(classifier))
     if name in ("classes", "dirichlet", "halves", "similarity"):
-        with pytest.raises(UserError, match=f"partition {name}: splits by class"):
+        with pytest.raises(UserError, match=f"partition {name}: assigns samples by class"):
             task.load(PLACE, cls())
         return
     if cls is Column:
         with pytest.raises(UserError, match="has no column train/group"):
             task.load(PLACE, Column())
-        with pytest.raises(UserError, match="partition column: splits by class"):
+        with pytest.raises(UserError, match="partition column: assigns samples by class"):
             task.load(PLACE, Column(by="labels", cut=True))
         return
     loaded = task.load(PLACE, cls())

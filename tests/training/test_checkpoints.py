@@ -275,7 +275,7 @@ def test_records_that_are_too_short_are_named(run, capsys):
 
 def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch, longer):
     monkeypatch.setattr(fedmpi.training.checkpoints, "SMALL", 0)
-    monkeypatch.setattr(fedmpi.training.checkpoints, "_available_memory", lambda: 0)
+    monkeypatch.setattr(fedmpi.training.checkpoints, "available_memory", lambda: 0)
     stop(monkeypatch, tmp_path, f"{TOY} --rounds 8 --eval-every 1 --checkpoint-every 2 --name it", 5)
     assert find_checkpoints(tmp_path / "it") == [5, 4]
     go(None, f"--resume {tmp_path / 'it'}")
@@ -318,7 +318,7 @@ def test_a_folder_that_cannot_be_written_any_more(tmp_path, monkeypatch, capsys)
     """Training goes on, and the older checkpoint stays what a resumed run goes on from."""
     usual, home = Recorder.round, tmp_path / "it" / "checkpoints"
     monkeypatch.setattr(fedmpi.training.checkpoints, "SMALL", 0)  # written at once
-    monkeypatch.setattr(fedmpi.training.checkpoints, "_available_memory", lambda: 0)
+    monkeypatch.setattr(fedmpi.training.checkpoints, "available_memory", lambda: 0)
 
     def without_folder(recorder, record, metrics):
         if record["round"] == 4:
@@ -456,12 +456,13 @@ LONG = ("--clients", 4, "--local-steps", 3, "--rounds", 60, "--eval-every", 20, 
 
 def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     """kill -9 of a rank at three times, going on with 2, 4, 1 and 2 ranks: the bits of an unbroken run."""
-    words = ("-m", "fedmpi.train", *LONG, "--out", tmp_path, "--checkpoint-every", 1)
+    words = ("-m", "fedmpi.train", *LONG, "--model", "slow.Slow", "--out", tmp_path, "--checkpoint-every", 1)
     assert start(2, *words, "--name", "whole").returncode == 0
-    records, draw = tmp_path / "it" / "metrics.jsonl", random.Random(0)
+    records, draw, slow = tmp_path / "it" / "metrics.jsonl", random.Random(0), tmp_path / "slow"
+    slow.touch()  # a round takes 0.3 s at least: no run ends before it is killed
     for kill, ranks in enumerate((2, 4, 1)):
-        with running(ranks, *words, "--name", "it", "--resume", "auto") as job:
-            wait_for(lambda least=10 * (kill + 1): records.is_file() and records.read_text().count("\n") >= least)
+        with running(ranks, *words, "--name", "it", "--resume", "auto", env={"SLOW_WHILE": str(slow)}) as job:
+            wait_for(lambda least=4 * (kill + 1): records.is_file() and records.read_text().count("\n") >= least)
             time.sleep(draw.uniform(0, 0.3))
             os.kill(draw.choice(ranks_of(job)), signal.SIGKILL)
             assert job.wait(60) != 0

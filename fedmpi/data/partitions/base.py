@@ -28,8 +28,8 @@ class Partition:
     min_samples: int = setting(1, "the run does not start if a client has fewer samples than this", least=1)
     redeal: bool = setting(
         False,
-        "distribute all training samples anew in every round, over the clients in it (task classification, one data "
-        "file for all)",
+        "in every round, distribute all training samples again among the clients that take part in it (only task "
+        "classification with one data file for all clients)",
     )
 
     column = "labels"  # the data set train/<column> of the file that decides the split

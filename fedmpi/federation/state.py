@@ -1,0 +1,69 @@
+"""The state of a federation between two rounds as one flat dict, which a checkpoint contains."""
+
+import dataclasses
+
+from fedmpi.federation.variables import Iterate
+
+
+def state_of(federation):
+    """The state of this rank: name -> tensor, number or list of numbers.
+
+    Names begin with "federation/", "server/" (the same on every rank) or "clients/INDEX/". Tensors are
+    views: they change when the next round runs.
+    """
+    own = {name: getattr(federation, name) for name in ("round_index", "num_gradients")}
+    own["present"] = sorted(federation.present)
+    own |= {f"seconds/{part}": seconds for part, seconds in federation.seconds.items()}
+    own |= {f"traffic/{name}": number for name, number in dataclasses.asdict(federation.link.traffic).items()}
+    if federation.selected is not None:
+        own |= {f"selected/{name}": value for name, value in vars(federation.selected).items()}
+    clients = {
+        f"{client.index}/{name}": value for client in federation.clients for name, value in client.state().items()
+    }
+    return {
+        **{f"federation/{name}": value for name, value in own.items()},
+        **{f"server/{name}": value for name, value in _server_rows(federation).items()},
+        **{f"clients/{name}": value for name, value in clients.items()},
+    }
+
+
+def restore_state(federation, state):
+    """Let a federation go on from a state that `state_of` returned; tensors are copied.
+
+    Returns:
+        list of the `Client`s of this rank that the state does not contain.
+
+    Raises:
+        KeyError: if something is missing.
+    """
+    own = _under("federation/", state)
+    federation.round_index, federation.num_gradients = int(own["round_index"]), int(own["num_gradients"])
+    federation.present = {int(client) for client in own["present"]}
+    for part in federation.seconds:
+        federation.seconds[part] = float(own[f"seconds/{part}"])
+    traffic = federation.link.traffic
+    for field in dataclasses.fields(traffic):
+        setattr(traffic, field.name, int(own[f"traffic/{field.name}"]))
+    if "selected/x" in own:
+        x, buffers = own["selected/x"].clone(), own["selected/buffers"].clone()
+        federation.selected = Iterate(int(own["selected/round"]), x, buffers, float(own["selected/value"]))
+    for name, row in _server_rows(federation).items():
+        row.copy_(state[f"server/{name}"])
+    missing = []
+    for client in federation.clients:
+        if own_state := _under(f"clients/{client.index}/", state):
+            client.restore(own_state)
+        else:
+            missing.append(client)
+    return missing
+
+
+def _server_rows(federation):
+    """Name -> row of what is the same on all ranks, the float buffers among them."""
+    store = federation.store
+    return {**store.averaged_rows(), **store.server_rows(), "buffers": store.buffers}
+
+
+def _under(prefix, state):
+    """The entries of a state whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
