@@ -7,10 +7,12 @@ import ctypes
 def abort(comm, code):
     """End the whole job at once with an exit code, also ranks that wait inside a collective. Not collective.
 
-    MPI_Abort ends with exit(code). What libraries do then can take so long that MPICH's launcher kills this rank like
-    all others, and passes on 9, the signal's number, as the exit code of the job: exit must do nothing.
+    MPI_Abort ends this process by exit(code), which first calls what libraries have registered with atexit. That can
+    take so long that MPICH's launcher kills this rank like all others, and returns the signal's number 9 as the exit
+    code of the job. So a handler is registered that ends the process before the others run.
     """
     with contextlib.suppress(OSError, AttributeError):  # the C library is another one
         library = ctypes.CDLL(None)
-        library.__cxa_atexit(library._exit, ctypes.c_void_p(code), None)  # what is named last is called first
+        # Handlers run in reverse order, so this one is the first.
+        library.__cxa_atexit(library._exit, ctypes.c_void_p(code), None)
     comm.Abort(code)

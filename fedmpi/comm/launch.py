@@ -57,7 +57,11 @@ def _remedy(launcher):
     from fedmpi.comm.topology import MPI  # not above: it initialises MPI
 
     vendor, _ = MPI.get_vendor()
-    if not launcher.startswith("srun"):
+    # srun --mpi=pmi2 sets PMI_SIZE as MPICH's launcher does, which also sets MPI_LOCALNRANKS.
+    by_srun = launcher.startswith("srun") or (
+        "SLURM_STEP_NUM_TASKS" in os.environ and "MPI_LOCALNRANKS" not in os.environ
+    )
+    if not by_srun or "Open MPI" in launcher:
         return f"this mpirun belongs to another MPI than mpi4py's, {vendor} (python -m mpi4py --mpi-library)"
     kind = "pmix" if vendor == "Open MPI" else "pmi2"
     return f"mpi4py uses {vendor}, which needs srun --mpi={kind}, or its own mpirun instead of srun"

@@ -25,6 +25,13 @@ def why_unavailable():
     return None
 
 
+def is_loss(error):
+    """Whether MPI raised an error because another rank has died."""
+    if why_unavailable() is not None or not isinstance(error, MPI.Exception):
+        return False  # other MPIs have no such classes
+    return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+
+
 class Survivors:
     """A communicator that shrinks to the ranks that are left. Collective, as is `attempt`.
 

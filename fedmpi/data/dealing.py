@@ -1,4 +1,4 @@
-"""Training samples that are dealt anew in every round to the clients that take part in it."""
+"""Training samples that are dealt again in every round, to the clients that take part in it."""
 
 import math
 
@@ -11,16 +11,17 @@ from fedmpi.streams import FIRST, WHOLE, generator
 class Dealer:
     """Which samples a client has in which round: a function of the seed and the round, the same on every rank.
 
-    Nothing of it is saved: a run that is resumed deals the same.
+    It needs no checkpoint: a run that is resumed deals the same samples.
 
     Args:
-        partition: a `fedmpi.data.partitions.base.Partition`. labels: [n] of all samples, or its other column.
+        partition: a `fedmpi.data.partitions.base.Partition`. labels: [n] values of its column (the labels, usually) for
+            all samples.
         participants: `participants(round_index) -> clients`. seed: of the run.
         at_start: client -> sorted indices, of all clients: what they have before round 0.
 
     Attributes:
         round_index: of the current round; -1 before round 0.
-        share: samples of a client if all parts of a round are equal, rounded up.
+        share: samples of a client if all are dealt in a round, in equal parts; rounded up.
 
     Raises:
         UserError: if the samples cannot be dealt in round 0.
@@ -52,7 +53,7 @@ class DealtSampler:
         dealer: a `Dealer`. client: its number. The others: see `fedmpi.data.sampler.EpochSampler`.
 
     Attributes:
-        batches_per_pass: of a client whose part is as large as the others'.
+        batches_per_pass: minibatches in a pass, if all parts of a round were equal.
     """
 
     def __init__(self, dealer, client, batch_size, first_batch_size, seed, device="cpu"):

@@ -10,6 +10,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.comm.orphan import end_with_launcher
+from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.output import make_output_safe, write_past_launcher
 from fedmpi.text import short
@@ -23,12 +24,13 @@ def run_program(program, arguments):
     Errors that are raised on all ranks end them in order: `AgreedUserError` with exit code 2, `Diverged`
     with 1, `Stopped` with 75. Any other error on one rank, also `sys.exit` inside a user's model, aborts the
     whole job with one line that names rank and client, because the other ranks may wait for this one in a
-    collective and would never end. ``--traceback`` among the arguments also prints the traceback.
+    collective and would never end; if MPI reports that a rank has died, with exit code 75, worth another attempt.
+    ``--traceback`` among the arguments also prints the traceback.
     Collective over all ranks.
     """
     make_output_safe()
     end_with_launcher()
-    link = MPILink(cuda_aware=cuda_aware_by_environment())
+    link = _make_link()
     if link.rank == 0:
         write_past_launcher()
     wants_traceback = "--traceback" in arguments
@@ -48,6 +50,17 @@ def run_program(program, arguments):
         _end_in_order(link, "", None, code=STOPPED)
     except BaseException as error:  # noqa: BLE001  any error must end the job
         end_at_once(link, error, wants_traceback)
+
+
+def _make_link():
+    """The link of all ranks; ends the job if one of them has died before."""
+    try:
+        return MPILink(cuda_aware=cuda_aware_by_environment())
+    except Exception as error:
+        if is_loss(error):
+            print("fedmpi: error: a rank was lost before the others were ready", file=sys.stderr, flush=True)
+            os._exit(STOPPED)
+        raise
 
 
 @contextlib.contextmanager
@@ -104,6 +117,8 @@ def end_at_once(link, error, wants_traceback):
     code, hint = 1, " (--traceback prints the traceback)"
     if isinstance(error, UserError):
         what, code, hint = str(error), 2, ""
+    elif is_loss(error):
+        what, code, hint = f"another rank was lost in {link.phase}", STOPPED, ""
     elif isinstance(error, SystemExit):
         what = f"sys.exit({error.code!r}) was called"
         code = error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1
@@ -114,4 +129,6 @@ def end_at_once(link, error, wants_traceback):
         hint = ""
     print(f"fedmpi: error on {where}: {short(what, LONGEST)}{hint}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS)
+    if is_loss(error):  # the others meet it, too; Open MPI's mpirun makes 0 of the code of the last rank that aborts
+        os._exit(code)
     link.abort(code)

@@ -185,7 +185,7 @@ def listing(results, data_dir):
     """The text of --list."""
     rows = [["name", "what", "data", "methods", "CPU time, full scale, 1 seed", "GPU time", "state"]]
     for one in find_experiments(["all"]):
-        data, methods = ", ".join(one.data) or "–", ", ".join(one.methods) or "–"
+        data, methods = ", ".join(one.data) or "–", "; ".join(one.methods) or "–"
         gpu = "not measured" if one.scales else "–"
         rows.append([one.name, f"{one.place}: {one.title}", data, methods, cost(one), gpu])
         rows[-1].append(state(results, one, _missing(one, data_dir)))

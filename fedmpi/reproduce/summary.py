@@ -45,6 +45,7 @@ def summary(folder):
             rows += _claim_rows(folder, of_paper, claim, sentence)
         lines += [f"## {as_markdown(paper['title'])}", ""]
         lines += [plain_table(["claim", "where", "outcome", "scale, seeds", "numbers"], rows)]
+        lines += _findings(folder, of_paper)
     lines += ["## Every table and figure", ""]
     rows = [[one.name, one.title, one.place, state(folder, one, ""), cost(one)] for one in experiments]
     lines += [plain_table(["name", "what", "in the paper", "state", "CPU time of the full scale, one seed"], rows)]
@@ -73,6 +74,16 @@ def _claim_rows(folder, experiments, claim, sentence):
     if untested or not rows:
         rows.append([as_markdown(sentence), ", ".join(untested) or "–", NOT_TESTED, "–", "–"])
     return rows
+
+
+def _findings(folder, experiments):
+    """What was found out in those experiments that were run."""
+    lines = []
+    for one in experiments:
+        scale = next((scale for scale in SCALES if read_results(folder, one, scale)), None)
+        if scale:
+            lines += [f"- [{one.name}]({scale}/{one.name}.md): {as_markdown(words)}" for words in one.findings]
+    return ["What was found out:", "", *lines, ""] if lines else []
 
 
 def _bold(state):

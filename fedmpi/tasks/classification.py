@@ -113,7 +113,7 @@ class _LocalRows:
 
 
 class LoadedClassification(LoadedTask):
-    """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy; holdout_loss, holdout_accuracy where asked for.
+    """See `LoadedTask`. Metrics: train_loss, test_loss, accuracy; with held-out data holdout_loss, holdout_accuracy.
 
     Args:
         settings: a `Classification`. context: a `RankContext`.
@@ -266,7 +266,7 @@ class LoadedClassification(LoadedTask):
 
 
 class _DealtClassification(Dealt, LoadedClassification):
-    """Classification with samples that are dealt anew in every round (`Partition.redeal`)."""
+    """Classification with samples that are dealt again in every round (`Partition.redeal`)."""
 
 
 def _drawn(samples, number, *key):

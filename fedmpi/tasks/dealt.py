@@ -1,4 +1,4 @@
-"""What a task does whose training samples are dealt anew in every round."""
+"""The part of a task whose training samples are dealt again in every round (`Partition.redeal`)."""
 
 import functools
 
@@ -10,10 +10,10 @@ from fedmpi.federation.participation import draw_participants
 
 
 class Dealt:
-    """Stands before `LoadedClassification`: every rank has all training samples, and a client those of the round.
+    """Mixin before `LoadedClassification`: a rank has all training samples, and a client uses those of the round.
 
-    The clients' own objectives, whose mean is train_loss, are those of the split before round 0, which contains
-    every sample; held out is a share of each part of that split, which is never dealt.
+    train_loss is the mean of the clients' objectives on the split before round 0, which contains every sample. Of each
+    part of that split, the held-out share is never dealt.
 
     Args:
         settings, context, sources, parts, data: see `LoadedClassification`.

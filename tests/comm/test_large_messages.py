@@ -20,6 +20,6 @@ def test_more_than_two_gigabytes(any_mpi):
         available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     if available < 12 * GIB:
         pytest.skip(f"needs 12 GiB of memory, and {available / GIB:.1f} are available")
-    ended = start(2, PROGRAMS / "large_messages.py", "2.2e9", mpi=any_mpi)
+    ended = start(2, PROGRAMS / "large_messages.py", "2.2e9", mpi=any_mpi, timeout=3600)  # 2 minutes of CPU time
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("right:") == 4

@@ -56,8 +56,13 @@ def test_25_clients_with_one_class_each_five_random_classes_have_three():
     assert len(set(with_three)) > 15 and len(set(of_client_0)) > 5
 
 
-def test_too_few_clients_for_the_classes_are_an_error_before_training():
-    words = "--clients 12 --participation 0.5 --partition classes --partition.redeal true"
+def test_a_round_with_fewer_clients_than_classes_has_random_classes():
+    """Each round the samples of six classes; all clients together still need to hold all classes at the start."""
+    classes = [{int(LABELS[part[0]]) for part in parts.values()} for parts in dealt(Classes(), clients=range(6))]
+    assert {len(one) for one in classes} == {6} and len(set(map(frozenset, classes))) > 15
+    assert all(len(part) == 60 for part in dealt(Classes(), clients=range(6))[0].values())
+    assert set.union(*classes) == set(range(10))
+    words = "--clients 6 --partition classes --partition.redeal true"
     with pytest.raises(UserError, match="clients = 6 with 1 classes each: expected at least 10"):
         train_here(read_command_line(words.split()), SoloLink())
 

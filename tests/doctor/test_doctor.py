@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from conftest import ROOT, execute, launchers, start
+from conftest import ROOT, disk_of, execute, launchers, start
 
 from fedmpi.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
 from fedmpi.doctor.facts import RankFacts
@@ -113,6 +114,12 @@ def test_mixed_versions_and_a_full_disk(tmp_path):
         subprocess.run(["umount", folder], check=True)
     assert checks["versions"]["text"].startswith("fedmpi ")
     assert "No space left on device" in checks["run folder"]["text"]
+
+
+def test_a_disk_without_room_for_the_run(tmp_path):
+    with disk_of(tmp_path / "disk", "512k") as folder:
+        checks = failed(doctor(1, folder, "--json"))
+    assert re.fullmatch(rf"{folder} has room for .*; a run needs up to .* MiB", checks["run folder"]["text"])
 
 
 def test_ranks_of_another_mpi(tmp_path):

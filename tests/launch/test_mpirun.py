@@ -30,11 +30,13 @@ def mpirun(*words, mpi="default", **variables):
     return execute([SCRIPT, *words], env=environment(mpi, variables))
 
 
-def test_a_signal_to_the_script_stops_the_run_in_order(any_mpi, tmp_path):
+def test_a_signal_to_the_script_stops_the_run_in_order(tmp_path):
     """Open MPI's mpirun itself would kill the ranks."""
+    if "openmpi" not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
     run = ("--rounds", 10**6, "--local-steps", 1, "--algorithm", "fedavg", "--out", tmp_path, "--name", "it")
     words = [str(word) for word in (SCRIPT, "-np", 2, "--max-restarts", 3, "python", "-m", "fedmpi.train", *run)]
-    variables = {**os.environ, **environment(any_mpi, {})}
+    variables = {**os.environ, **environment("openmpi", {})}
     job = subprocess.Popen(
         words, env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )

@@ -10,6 +10,7 @@ from conftest import PROGRAMS, start, train
 from torch import nn
 
 from fedmpi.config.build import read_command_line
+from fedmpi.data.official import OFFICIAL
 from fedmpi.errors import UserError
 from fedmpi.presets import preset_names, preset_path
 from fedmpi.registry import command_name
@@ -183,10 +184,12 @@ def test_all_methods_of_the_momentum_papers_figures_have_settings(name):
         assert methods["fedavg_m"]["step_size"] == pytest.approx(0.1 * methods["fedavg_m_vr"]["step_size"])
 
 
-def test_data_that_no_package_brings_are_named_with_the_command_that_gets_them():
-    for name in preset_names():
-        if "tiny_imagenet" in name:
-            assert "python -m fedmpi.data prepare tiny_imagenet" in head_of(name)
+@pytest.mark.parametrize("name", preset_names())
+def test_data_that_no_package_contains_are_named_with_the_command_that_gets_them(name):
+    task = content(name)["task"]
+    data = task.get("data") or task.get("classifier", "").removeprefix("runs/zo_").removesuffix("_classifier")
+    assert data in (*OFFICIAL, "")
+    assert not data or f"python -m fedmpi.data prepare {data} --data-dir data" in head_of(name)
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("lamb/")])

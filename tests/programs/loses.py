@@ -1,7 +1,8 @@
 """fedmpi.train whose ranks die or stop, or whose clients are absent by plan: the variables DIE, STOP and ABSENT.
 
 DIE: "RANK@EVENT:NUMBER ...": the rank dies when it meets the event for that time, counted from 1. Events: "turn" (a
-client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save".
+client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save",
+"model" (before it is built).
 STOP: the same for ranks that stop (SIGSTOP).
 ABSENT: "CLIENT@ROUND:END ...": the client takes part in no round from that one on, counted from 0, up to END; the
 start is round -1.
@@ -70,6 +71,7 @@ for owner, name, event in [
     (Evaluation, "__call__", "evaluation"),
     (Recorder, "round", "record"),
     (loop, "save", "save"),
+    (fedmpi.training.build, "build_model", "model"),
 ]:
     dies_at(owner, name, event)
 fedmpi.training.build.draw_participants = present(fedmpi.training.build.draw_participants)

@@ -54,7 +54,7 @@ def reduced(name, data, out):
         words += [f"--name={name.replace('/', '-')}"]
     planned = read_command_line(["--preset", name])
     if type(planned.partition).__name__ == "Classes":
-        words += ["--partition.per_client=5"]  # two clients of a round have all classes then, too
+        words += ["--partition.per_client=4"]  # fewer clients hold all classes then, too
     return [*words, f"--clients={min(planned.run.clients, CLIENTS)}"]
 
 

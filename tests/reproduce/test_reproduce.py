@@ -195,9 +195,9 @@ def results_of(values):
     ],
 )
 def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
-    one = next(one for one in EXPERIMENTS if one.name == "fafed_table2_high")
+    one = next(one for one in EXPERIMENTS if one.name == "fafed_table2_medium")
     results = results_of({"FAFED": [0.6, 0.71, 0.8]} | ({"FedAvg": others} if others else {}))
-    panel_of_results = Results([], {"high": results.panels["low"]})
+    panel_of_results = Results([], {"medium": results.panels["low"]})
     (found,) = outcomes(one, panel_of_results)
     assert (found.state, words in found.words) == (state, True), found
 

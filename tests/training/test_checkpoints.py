@@ -318,7 +318,7 @@ def test_a_folder_that_cannot_be_written_any_more(tmp_path, monkeypatch, capsys)
     """Training goes on, and the older checkpoint stays what a resumed run goes on from."""
     usual, home = Recorder.round, tmp_path / "it" / "checkpoints"
     monkeypatch.setattr(fedmpi.training.checkpoints, "SMALL", 0)  # written at once
-    monkeypatch.setattr(fedmpi.training.checkpoints, "_available_memory", lambda: 0)
+    monkeypatch.setattr(fedmpi.training.checkpoints, "available_memory", lambda: 0)
 
     def without_folder(recorder, record, metrics):
         if record["round"] == 4:
@@ -475,7 +475,7 @@ def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     ("mpi", "name", "to"),
     [
         ("default", "SIGTERM", "a rank"),
-        ("default", "SIGTERM", "mpirun"),
+        pytest.param("default", "SIGTERM", "mpirun", marks=pytest.mark.slow),
         ("default", "SIGINT", "mpirun"),
         ("default", "SIGUSR1", "mpirun"),
         ("openmpi", "SIGTERM", "a rank"),

@@ -18,8 +18,8 @@ class Partition:
 
     A partition is called as `partition(labels, num_clients, seed)`. `labels` [n] are the labels of the
     training set in file order, or another column that the partition names in `column`. The result is one
-    sorted int64 array of sample indices per client. A partition draws random numbers from the stream
-    (seed, "partition") only.
+    sorted int64 array of sample indices per client. It draws random numbers from the stream (seed, "partition")
+    only. `deal` does the same for one round of a run that redistributes its samples.
 
     Raises:
         UserError: if the data cannot be split this way, or a client gets fewer than `min_samples` samples.
@@ -33,38 +33,39 @@ class Partition:
     )
 
     column = "labels"  # the data set train/<column> of the file that decides the split
-    by_class = False  # whether it makes clients unlike by their classes, which data of one class do not allow
+    by_class = False  # whether it gives clients different classes, so that data of a single class cannot be split by it
 
     def __post_init__(self):
         check(self, "partition.")
 
     def __call__(self, labels, num_clients, seed):
-        return self._parts(np.asarray(labels), num_clients, generator(seed, "partition"))
+        return self._parts(self.split, np.asarray(labels), num_clients, generator(seed, "partition"))
 
     def deal(self, labels, clients, seed, round_index):
-        """client -> sorted int64 sample indices: all samples, dealt to the clients of a round.
+        """client -> sorted int64 sample indices: the samples, dealt to the clients of a round.
 
         It draws from the stream (seed, "deal", round) only. Which client gets which part is random.
 
         Args:
-            labels: see above. clients: numbers of the round's participants. round_index: of the round, from 0.
+            labels: [n] values of the column. clients: numbers of the round's participants.
+            seed: of the run. round_index: from 0.
 
         Raises:
-            UserError: as above.
+            UserError: as when the partition is called.
         """
         rng = generator(seed, "deal", round_index)
-        parts = self._parts(self.before_dealing(np.asarray(labels), rng), len(clients), rng)
+        parts = self._parts(self.split_round, np.asarray(labels), len(clients), rng)
         return {client: parts[position] for client, position in zip(clients, rng.permutation(len(clients)))}
 
-    def before_dealing(self, labels, rng):
-        """The labels as `split` sees them in a round; unchanged unless the partition favours some of them."""
-        return labels
+    def split_round(self, labels, num_clients, rng):
+        """As `split`, for one round of many: which samples are favoured or left out may be drawn anew in each."""
+        return self.split(labels, num_clients, rng)
 
-    def _parts(self, labels, num_clients, rng):
-        """One sorted int64 array of sample indices per client."""
+    def _parts(self, split, labels, num_clients, rng):
+        """One sorted int64 array of sample indices per client, of those that `split` gives."""
         if num_clients > len(labels):
             raise UserError(f"clients = {num_clients}: expected at most one per training sample, {len(labels)}")
-        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in self.split(labels, num_clients, rng)]
+        parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in split(labels, num_clients, rng)]
         for client, part in enumerate(parts):
             if len(part) < self.min_samples:
                 raise UserError(
