@@ -58,8 +58,12 @@ def test_no_rank_outlives_its_launcher(tmp_path, any_mpi, killed):
         job.wait()
 
 
-def test_ranks_that_differ_end_the_run(tmp_path):
-    ended = train(3, tmp_path, "--rounds", 6, "--algorithm", "flips.Flips", "--check_replicas", 3)
+@pytest.mark.parametrize(("every", "found"), [(3, 3), (5, 4)])
+def test_ranks_that_differ_end_the_run(tmp_path, every, found):
+    """From round 3 on; no checkpoint is written without a check."""
+    checks = ("--check_replicas", every, "--checkpoint-every", 2)
+    ended = train(3, tmp_path, "--rounds", 6, "--algorithm", "flips.Flips", *checks)
     assert ended.returncode == 1
-    assert "error: after round 3: row x on rank 1 is not that of the other ranks" in ended.stderr, ended.stderr
+    assert f"error: after round {found}: row x on rank 1 is not that of the other ranks" in ended.stderr, ended.stderr
+    assert "; the last checkpoint is that of round 2" in ended.stderr
     assert not list(tmp_path.glob("*/model.pt"))
