@@ -136,11 +136,9 @@ class LoadedOwnTask(LoadedTask):
         return self._task.loss(module, batch)
 
     def evaluate(self, module, link):
-        objective, values = 0.0, {}
-        for client, dataset in self._train.items():
-            objective += self._mean_loss(module, self._measured(client, dataset))[0]
-        num_clients = self._context.num_clients
-        values["train_loss"] = float(link.allgather([objective]).sum()) / num_clients
+        losses = [self._mean_loss(module, self._measured(*item))[0] for item in self._train.items()]
+        objective = float(link.allgather([sum(losses)]).sum())
+        values = {"train_loss": objective / link.num_present(self._context.num_clients)}
         parts = list(self._train.values())
         if self._test is not None:
             edges = [len(self._test) * rank // link.size for rank in (link.rank, link.rank + 1)]
@@ -151,7 +149,7 @@ class LoadedOwnTask(LoadedTask):
         if self._metrics:
             outputs, targets = self._predictions(module, parts, link)
             values |= {name: float(metric(outputs, targets)) for name, metric in self._metrics.items()}
-        return Metrics(values)
+        return Metrics(values, {"train_loss": link.allgatherv(losses)})
 
     def _measured(self, client, dataset):
         """The samples of a client on which its loss is measured: the same in every evaluation."""
