@@ -1,7 +1,6 @@
 """Tasks that users write, `fedmpi.Task`: a Dataset per client, a loss and metrics."""
 
 import dataclasses
-import importlib
 import inspect
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 from fedmpi.errors import UserError
 from fedmpi.oracles.base import seed_noise
+from fedmpi.registry import import_path
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import LoadedTask, Metrics, constructor_of
@@ -297,12 +297,11 @@ def _measure(name, metric):
     metric, settings = metric if isinstance(metric, tuple) else (metric, {})
     if not isinstance(metric, str):
         return lambda outputs, targets: metric(outputs, targets, **settings)
-    module, _, attribute = metric.rpartition(".")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = import_path(metric)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"metric {name} = {metric}: cannot be imported: {error}") from None
-    if module.split(".")[0] == "sklearn":
+    if metric.split(".")[0] == "sklearn":
         return lambda outputs, targets: function(targets.numpy(), _predicted(outputs, targets).numpy(), **settings)
     if inspect.isclass(function):
         return lambda outputs, targets: function(**settings)(outputs, targets)
