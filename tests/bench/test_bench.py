@@ -211,7 +211,7 @@ def test_baselines_are_fedavg(ranks):
 
 def test_command_line(tmp_path):
     words = ["--quick", "--seconds", "0.05", "--traceback", "--set", "--batch_size 5"]
-    first = bench(2, "link", "round", "settings", "--json", tmp_path / "a.json", *words)
+    first = bench(2, "link", "round", "--json", tmp_path / "a.json", *words)
     assert first.returncode == 0, first.stderr
     measured = json.loads((tmp_path / "a.json").read_text())
     assert measured["machine"]["ranks"] == 2
