@@ -34,7 +34,7 @@ class RollCall:
         explain: function without arguments -> (phase that the ranks are in, how to resume), texts for the message.
 
     Attributes:
-        lost: ranks that are lost: nobody waits for them.
+        lost: ranks that are lost, for which the others no longer wait.
         goes_on: whether ranks that do not answer are killed, if that is possible, instead of ending the job.
     """
 
@@ -83,7 +83,10 @@ class RollCall:
 
     @contextlib.contextmanager
     def inside_mpi(self):
-        """A context for a call of MPI that waits by itself: if it takes too long, the process ends and names nobody."""
+        """A context for a call of MPI that waits by itself.
+
+        If it takes too long, the process ends, and its message cannot name the missing rank.
+        """
         self._inside_since = time.monotonic()
         yield
         self._inside_since = None
@@ -156,11 +159,11 @@ class RollCall:
             kill_process(*self._processes[rank].tolist())
 
     def _report(self, who, goes_on=False):
-        phase, way_on = self._explain()
-        kind, way_on = ("", "; killed, and the others continue") if goes_on else ("error: ", way_on)
+        phase, hint = self._explain()
+        kind, hint = ("", "; killed, and the others continue") if goes_on else ("error: ", hint)
         print(
             f"fedmpi: {kind}no sign of {who} for {self._limit:g} s during {phase}: stopped, stuck, or slower than "
-            f"--timeout {self._limit:g} allows{way_on}",
+            f"--timeout {self._limit:g} allows{hint}",
             file=sys.stderr,
             flush=True,
         )

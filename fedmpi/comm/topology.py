@@ -93,9 +93,9 @@ class Communicator:
             self.wait(self.mpi.Iallgather(mine, everyone))
         return everyone
 
-    def first_failing(self, failed):
-        """The lowest rank whose `failed` is true, or None."""
-        return lowest_true(self.allgather([float(failed)]))
+    def first_rank_where(self, condition):
+        """The lowest rank whose `condition` is true, or None."""
+        return lowest_true(self.allgather([float(condition)]))
 
     def allreduce(self, block):
         """Sum a contiguous 1-d tensor over the ranks, in place and in pieces.

@@ -1,4 +1,4 @@
-"""Opening HDF5 files, which may come from anybody: damaged ones, and those that refer to other files."""
+"""Opening HDF5 files, which may come from strangers: damaged ones, and those that refer to other files."""
 
 import contextlib
 import pathlib

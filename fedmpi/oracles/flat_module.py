@@ -234,8 +234,8 @@ class FlatModule:
         view.copy_(value)
 
     @torch.no_grad()
-    def gather(self, vector):
-        """`point_at(vector)`; parameters that other code has moved to memory of their own keep their values."""
+    def adopt_parameters(self, vector):
+        """Copy parameters that other code has moved to memory of their own into `vector`, and point them at it."""
         for parameter, view in zip(self.parameters, self._known_views(vector)):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter)

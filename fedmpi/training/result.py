@@ -15,7 +15,7 @@ from fedmpi.runs.model_files import read_state, save_client_model, save_hdf5, sa
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, spread_in_words, table
-from fedmpi.training.ending import selection_goal
+from fedmpi.training.early_stopping import selection_goal
 from fedmpi.training.model import describe_model, model_class
 
 

@@ -1,4 +1,4 @@
-"""python -m fedmpi.data: official files found or downloaded, one's own data, splits as pictures and files."""
+"""python -m fedmpi.data: official files found or downloaded, one's own data, splits as figures and files."""
 
 import gzip
 import hashlib

@@ -33,7 +33,7 @@ from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.training import loop, stopping
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
-from fedmpi.training.stopping import StopSignals, stopping_signal
+from fedmpi.training.signals import StopSignals, stopping_signal
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
 TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"

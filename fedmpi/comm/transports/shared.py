@@ -4,17 +4,17 @@ import collections
 
 import torch
 
-from fedmpi.comm.exchange import combine
 from fedmpi.comm.link import divide
+from fedmpi.comm.ordered_sum import combine
+from fedmpi.comm.summation_order import Partials, split
 from fedmpi.comm.transports.base import Transport, Unavailable
-from fedmpi.comm.tree import Partials, split
 from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread, slices
 
 SMALLEST_GAIN = 64 << 10  # bytes; below, two barriers on the node cost more than plain Allreduce
 
 
 class SharedMemory(Transport):
-    """Blocks live in windows of shared memory: each rank of a node sums one slice of everybody's block in place.
+    """Blocks live in windows of shared memory: each rank of a node sums one slice of all ranks' blocks in place.
 
     No copy and no message is needed on a node; between nodes, the ranks that own the same slice Allreduce it.
     The order of summation on a node is fixed: pairwise in rank order.
@@ -47,7 +47,7 @@ class SharedMemory(Transport):
             window = NodeWindow(topology.node, numel, dtype)
         except NoWindow as error:
             reason = str(error)
-        if topology.world.first_failing(window is None) is not None:
+        if topology.world.first_rank_where(window is None) is not None:
             if window is not None:
                 window.free()
             raise Unavailable(reason)
@@ -93,7 +93,7 @@ class SharedMemory(Transport):
         mine = parts[me] if me < len(parts) else None
 
         def spread(part, total, divisor):
-            """Divide a part of the total and copy it to the first vector of everybody on this node."""
+            """Divide a part of the total and copy it to the first vector of every rank of this node."""
             firsts = [vector[begins[0] + part.start : begins[0] + part.stop] for vector in window.vectors]
             divide_and_spread([total, *firsts], divisor)
 
@@ -149,7 +149,7 @@ class SharedMemory(Transport):
         return None
 
     def _synchronise(self, window):
-        """Make everybody's writes on this node visible to everybody."""
+        """Make the writes of every rank of this node visible to all of them."""
         window.sync()
         self.topology.node.barrier()
         window.sync()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fedmpi.comm.tree import Placement, tree
+from fedmpi.comm.summation_order import Placement, tree
 
 
 def added(terms, steps):

@@ -91,8 +91,8 @@ class Placement:
     def __init__(self, clients):
         self.clients = [tuple(of_rank) for of_rank in clients]
         self._rank_of = {client: rank for rank, of_rank in enumerate(self.clients) for client in of_rank}
-        everybody = self.plan(tuple(sorted(self._rank_of)))
-        self.num_slots = 1 + max((slot for turns in everybody[0] for slot in turns.slots.values()), default=0)
+        all_turns = self.plan(tuple(sorted(self._rank_of)))
+        self.num_slots = 1 + max((slot for turns in all_turns[0] for slot in turns.slots.values()), default=0)
 
     @functools.lru_cache(maxsize=16)  # noqa: B019  a placement lives as long as its federation
     def plan(self, participants):
