@@ -9,7 +9,7 @@ from fedmpi.errors import Diverged
 from fedmpi.tasks.base import Metrics
 from fedmpi.text import format_count
 
-# Passes of the gradients over the training data, with which the last evaluation, one more pass, is a small part of a run.
+# The gradients must pass over the training data so often that one more pass, the last evaluation, costs little.
 PASSES = 5
 _MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the largest value stays the largest
 
