@@ -6,7 +6,8 @@ import os
 import torch
 from mpi4py import MPI
 
-SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
+from fedmpi.comm.shared_memory import SHARED_FOLDER
+
 CACHE_LINE = 64  # bytes; two ranks never write to the same one
 STRIP = 65536  # elements of each vector that are in the cache at once, per thread
 
