@@ -1,4 +1,4 @@
-"""What all ranks exchange besides sums: errors that only some of them met, values of rank 0, lines of text."""
+"""What all ranks exchange besides sums: errors of some of them, values of rank 0, lines of text."""
 
 import json
 

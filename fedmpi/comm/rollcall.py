@@ -40,7 +40,7 @@ class RollCall:
 
     def __init__(self, comm, limit, describe, explain):
         self._comm = comm.Dup()
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # calls that meet a lost rank raise exceptions
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # calls in which a rank is lost raise exceptions
         self.lost, self.goes_on = set(), False
         self._processes = np.empty((comm.size, 3), np.int64)
         comm.Allgather(np.array(describe_process(), np.int64), self._processes)
@@ -83,7 +83,7 @@ class RollCall:
 
     @contextlib.contextmanager
     def inside_mpi(self):
-        """A context for a call of MPI that waits by itself.
+        """A context for a blocking call of MPI.
 
         If it takes too long, the process ends, and its message cannot name the missing rank.
         """

@@ -1,4 +1,4 @@
-"""How a rank waits inside MPI: spinning, or asleep on a node with more ranks than cores."""
+"""How a rank waits for MPI: it spins, or, on a node with more ranks than cores, yields its core and sleeps."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ class Waiter:
                 pause()
 
     def inside_mpi(self):
-        """A context for a call of MPI that waits by itself."""
+        """A context for a blocking call of MPI."""
         return contextlib.nullcontext() if self.roll_call is None else self.roll_call.inside_mpi()
 
 

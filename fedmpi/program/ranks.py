@@ -127,6 +127,6 @@ def end_at_once(link, error, wants_traceback):
         hint = ""
     print(f"fedmpi: error on {where}: {short(what, LONGEST_MESSAGE)}{hint}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS)
-    if is_loss(error):  # the others meet it, too; Open MPI's mpirun makes 0 of the code of the last rank that aborts
+    if is_loss(error):  # the others notice it, too; Open MPI's mpirun makes 0 of the code of the last rank that aborts
         os._exit(code)
     link.abort(code)

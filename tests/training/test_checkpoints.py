@@ -105,7 +105,7 @@ def test_every_task_resumes_to_the_same_bits(tmp_path, monkeypatch, files, task)
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; nobody changes it."""
+    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; no test changes it."""
     out = tmp_path_factory.mktemp("toy")
     go(out, f"{TOY} --rounds 6 --checkpoint-every 2 --name it")
     return out / "it"
