@@ -207,7 +207,7 @@ def describe_clients(clients):
 
 def combine_alone(vectors, partials, divisor, out):
     """`Link.combine` on the only rank, which has all partial sums."""
-    sums = {name: vectors[slot] for name, (_, slot) in partials.places.items()}
+    sums = {name: vectors[slot] for name, (_, slot) in partials.holders.items()}
     for a, b in partials.steps:
         sums[a].add_(sums[b])
     divide(sums[partials.root], divisor, out)

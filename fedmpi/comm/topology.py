@@ -84,7 +84,7 @@ class Topology:
     Attributes:
         world, node: `Communicator` of all ranks, and of this node's.
         num_nodes: that the ranks are on; smallest_node: number of ranks on the node with the fewest.
-        places: for each rank, (number of its node, its rank there); node_index: number of this node.
+        node_ranks: for each rank, (number of its node, its rank there); node_index: number of this node.
         usable_cores: of this machine, that any of its ranks may use.
         waiter: the `Waiter` of both.
     """
@@ -106,8 +106,8 @@ class Topology:
         self.smallest_node = int(sizes.min())
         nodes = np.unique(lowest).tolist()
         self.num_nodes = len(nodes)
-        self.places = [(nodes.index(first), local) for first, local in zip(lowest.tolist(), local_ranks.tolist())]
-        self.node_index = self.places[self.world.rank][0]
+        self.node_ranks = [(nodes.index(first), local) for first, local in zip(lowest.tolist(), local_ranks.tolist())]
+        self.node_index = self.node_ranks[self.world.rank][0]
 
     def close(self):
         """Free the node's communicator; the world's belongs to whoever made it."""

@@ -84,11 +84,13 @@ class SharedMemory(Transport):
         me, node = topology.node.rank, topology.node_index
         begins = [window.offset(vector) for vector in vectors]
         held = {
-            name: (topology.places[rank][1], begins[slot])
-            for name, (rank, slot) in partials.places.items()
-            if topology.places[rank][0] == node
+            name: (topology.node_ranks[rank][1], begins[slot])
+            for name, (rank, slot) in partials.holders.items()
+            if topology.node_ranks[rank][0] == node
         }
-        inner, outer = split(partials.steps, {n: topology.places[rank][0] for n, (rank, _) in partials.places.items()})
+        inner, outer = split(
+            partials.steps, {n: topology.node_ranks[rank][0] for n, (rank, _) in partials.holders.items()}
+        )
         parts = slices(0, out.numel(), topology.smallest_node, out.element_size())
         mine = parts[me] if me < len(parts) else None
 
@@ -108,7 +110,7 @@ class SharedMemory(Transport):
             left = self._left_after(inner, outer, partials)
             terms = [
                 window.vectors[rank][begin + mine.start : begin + mine.stop]
-                for rank, begin in (held[name] for name in left.places if name in held)
+                for rank, begin in (held[name] for name in left.holders if name in held)
             ]
             combine(self._slice_owners, terms, left, divisor, total)
             spread(mine, total, 1)
@@ -129,13 +131,13 @@ class SharedMemory(Transport):
 
     def _left_after(self, inner, outer, partials):
         """The `Partials` that the owners of this rank's slice hold after the steps within their nodes."""
-        places = self.topology.places
-        nodes = [node for node, local_rank in places if local_rank == self.topology.node.rank]  # of the owners
+        node_ranks = self.topology.node_ranks
+        nodes = [node for node, local_rank in node_ranks if local_rank == self.topology.node.rank]  # of the owners
         done = {b for steps in inner.values() for _, b in steps}
         left, slots = {}, collections.Counter()
-        for name, (rank, _) in partials.places.items():
+        for name, (rank, _) in partials.holders.items():
             if name not in done:
-                owner = nodes.index(places[rank][0])
+                owner = nodes.index(node_ranks[rank][0])
                 left[name] = owner, slots[owner]
                 slots[owner] += 1
         return Partials(left, tuple(outer), partials.root)
