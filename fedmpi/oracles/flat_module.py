@@ -281,7 +281,7 @@ class _Buffer(typing.NamedTuple):
 
 def _lay_out_buffers(module):
     """([`_Buffer`] of every float buffer, [n] values of each different one); modules may share a buffer."""
-    places, values, offsets, end = [], [], {}, 0
+    found, values, offsets, end = [], [], {}, 0
     for prefix, owner in module.named_modules():
         for key, buffer in owner.named_buffers(recurse=False):
             if not buffer.is_floating_point():
@@ -291,8 +291,8 @@ def _lay_out_buffers(module):
                 values.append(buffer.detach().reshape(-1))
                 end += buffer.numel()
             name = f"{prefix}.{key}" if prefix else key
-            places.append(_Buffer(owner, key, name, tuple(buffer.shape), offsets[id(buffer)]))
-    return places, values
+            found.append(_Buffer(owner, key, name, tuple(buffer.shape), offsets[id(buffer)]))
+    return found, values
 
 
 def _owners(module, parameters):
