@@ -30,7 +30,7 @@ from fedmpi.runs import recorder
 from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
 from fedmpi.tasks.classification import LoadedClassification
-from fedmpi.training import loop, signals
+from fedmpi.training import loop
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
 from fedmpi.training.signals import StopSignals, stopping_signal
@@ -439,7 +439,7 @@ def test_200_kills_at_random_times(tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):
-    monkeypatch.setattr(signals, "SAME_KEY_PRESS", 0.3)
+    monkeypatch.setattr("fedmpi.training.signals.SAME_KEY_PRESS", 0.3)
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, from the terminal and from the launcher
