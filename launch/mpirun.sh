@@ -100,6 +100,8 @@ if [ "$vendor" = "Open MPI" ]; then
     # It binds each rank to one core, refuses more ranks than cores, and gives remote ranks no variables, unless these options say otherwise.
     words+=(--bind-to none --oversubscribe -x OMP_NUM_THREADS -x GLIBC_TUNABLES)
     [ -z "${PYTHONPATH:-}" ] || words+=(-x PYTHONPATH)
+    # Without it, its mpirun ends the job when a rank dies.
+    [[ " $* " != *--on[-_]loss[=\ ]continue\ * ]] || words+=(--with-ft ulfm)
     if [ -s "$files/hosts" ]; then
         sed 's/ / slots=/' "$files/hosts" >"$files/hostfile"
         words+=(--hostfile "$files/hostfile")

@@ -17,7 +17,7 @@ from fedmpi.presets.reading import read_settings_file
 from fedmpi.registry import command_name
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
-from fedmpi.tasks.base import LoadedTask, Task, constructor_of
+from fedmpi.tasks.base import LoadedTask, Metrics, Task, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
 from fedmpi.text import short
 
@@ -254,17 +254,16 @@ class LoadedAttack(LoadedTask):
         return lead.clamp(min=0), (attacked - images).square().flatten(1).sum(1), lead < 0
 
     def evaluate(self, module, link):
-        of_clients = sum(self._means(module, samples)[:2] for samples in self._clients.values())
+        margins, distortions, _ = np.transpose([self._means(module, samples) for samples in self._clients.values()])
         mistaken = self._means(module, self._tests)[2] * self._tests.num
-        margin, distortion, mistaken, num = link.allgather([*of_clients, mistaken, self._tests.num]).sum(0)
-        num_clients = link.num_present(self._context.num_clients)
+        here = [margins.sum(), distortions.sum(), mistaken, self._tests.num]
+        margin, distortion, mistaken, num = link.allgather(here).sum(0)
+        num_clients, weight = link.num_present(self._context.num_clients), self._settings.distortion_weight
         margin, distortion = margin / num_clients, distortion / num_clients
-        return {
-            "train_loss": margin + self._settings.distortion_weight * distortion,
-            "attack_loss": margin,
-            "distortion": distortion,
-            "attack_accuracy": mistaken / num,
-        }
+        metrics = {"train_loss": margin + weight * distortion, "attack_loss": margin, "distortion": distortion}
+        of_clients = {"train_loss": margins + weight * distortions, "attack_loss": margins, "distortion": distortions}
+        clients = {name: link.allgatherv(values) for name, values in of_clients.items()}
+        return Metrics({**metrics, "attack_accuracy": mistaken / num}, clients)
 
     def _means(self, module, samples):
         """[3] means over all samples of what `_attack` gives."""

@@ -25,6 +25,7 @@ from fedmpi.runs.checkpoint import (
     write_manifest,
 )
 from fedmpi.training.checkpoint_writer import FAILED, WRITING, CheckpointWriter, available_memory, copied
+from fedmpi.training.replicas import check_replicas
 from fedmpi.training.resuming import resume
 
 DUE = 8  # a bit of `Federation.requests`, as those of `fedmpi.training.checkpoint_writer`
@@ -91,8 +92,14 @@ class Checkpoints:
             self.begin(own)
 
     def begin(self, own):
-        """Begin to write the current state; without memory for a copy, write all of it before returning."""
+        """Begin to write the current state; without memory for a copy, write all of it before returning.
+
+        Raises:
+            ReplicasDiffer: on every rank, if the user asked for checks and one fails: every checkpoint is a good one.
+        """
         federation, link = self._job.federation, self._job.link
+        if self._job.config.run.check_replicas:
+            check_replicas(federation)
         self._began, number = time.monotonic(), federation.round_index
         state, files = federation.state(), []
         for client in self._job.context.clients:

@@ -16,10 +16,11 @@ from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS
-from fedmpi.runs.checkpoint import find_checkpoints
-from fedmpi.runs.folder import read_records
+from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
+from fedmpi.runs.folder import is_complete, read_records
 from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
+from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
@@ -196,10 +197,8 @@ def _resume(job, recorder, checkpoints, progress, rule):
     state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
     if is_finished:
         if recorder:
-            print(
-                f"{folder}: the run is complete after {job.num_rounds} rounds; a larger --rounds continues it",
-                flush=True,
-            )
+            number = recorder.last_round()
+            print(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it", flush=True)
         return 0, folder
     progress.restore(state)
     agree(job.link, lambda: rule.check(job.federation))
@@ -218,8 +217,19 @@ def _write_split(job, recorder):
 
 def _find_run(job, recorder):
     """[folder of the resumed run, whether the run is complete, rounds of its checkpoints]; not collective."""
-    folder = recorder.folder
-    return [str(folder), recorder.is_finished(job.num_rounds), find_checkpoints(folder)]
+    folder, rounds = recorder.folder, find_checkpoints(recorder.folder)
+    is_finished = is_complete(folder) and (
+        recorder.last_round() == job.num_rounds or (rounds and _planned_rounds(folder, rounds[0]) == job.num_rounds)
+    )
+    return [str(folder), bool(is_finished), rounds]
+
+
+def _planned_rounds(folder, number):
+    """How many rounds were asked for when the checkpoint after `number` was written: the run may have ended early."""
+    try:
+        return read_manifest(checkpoint_folder(folder, number)).get("rounds")
+    except Damaged:
+        return None
 
 
 def _warn_of_choice(job):
@@ -304,14 +314,22 @@ def _stop(job, recorder, checkpoints, progress, signal):
 def _finish(job, records, checkpoints, progress, rule, evaluation):
     """Save the result, print the closing table, and write the last checkpoint."""
     federation, metrics = job.federation, progress.metrics
+    if job.config.run.check_replicas:
+        check_replicas(federation)
     selected, job.link.phase = federation.selected, "the end"
     if selected is not None and selected.round != federation.round_index:
         metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
+    problem = None
+    try:
+        agree(job.link, lambda: save_clients(job, checkpoints.folder))
+    except AgreedUserError as error:  # the model is saved all the same
+        problem = error
     saved_by = None
     while saved_by != job.link.members:  # again, if the rank that saved is lost
         saved_by = job.link.members
         agree(job.link, functools.partial(save, job, records.recorder()))
-    agree(job.link, lambda: save_clients(job, checkpoints.folder))
+    if problem is not None:
+        raise problem
     checkpoints.write_now(progress.state)
     recorder = records.recorder()
     if recorder is not None:

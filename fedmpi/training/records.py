@@ -2,6 +2,7 @@
 
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.recorder import Recorder
+from fedmpi.runs.trackers.base import make_trackers
 
 LOST = "lost"  # in a record: the clients that were lost and are absent from this round on
 
@@ -38,7 +39,7 @@ class Records:
         """A recorder that goes on after the last whole record, with those that rank 0 may not have written."""
         path = self._folder / RECORDS
         position = path.read_bytes().rfind(b"\n") + 1
-        recorder = Recorder(self._folder, self._job.num_rounds)
+        recorder = Recorder(self._folder, self._job.num_rounds, make_trackers(self._job.config.run.track))
         recorder.begin(self._job.config.resolved, position)
         for record, metrics in self._recent:
             if record["round"] > recorder.last.get("round", 0):

@@ -3,6 +3,7 @@
 import math
 import pathlib
 import shutil
+import sys
 import tempfile
 
 import torch
@@ -74,6 +75,8 @@ class ResultRule:
 def save(job, recorder):
     """Write the resulting model; on rank 0 only (`recorder` is None elsewhere).
 
+    The model comes last: a run folder with a model is complete.
+
     Raises:
         UserError: if a file cannot be written.
     """
@@ -88,10 +91,13 @@ def save(job, recorder):
     flat.point_counters_at(federation.clients[0].counters)
     values, description = flat.named_values(x, buffers), describe_model(job.config, job.task)
     try:
+        job.task.write_result(flat.module, recorder.folder)
+    except OSError as error:
+        print(f"fedmpi: {error.filename}: cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+    try:
         save_model(recorder.folder, values, rows, description)
     except UserError as error:
         raise UserError(f"{error}; {_save_elsewhere(recorder.folder.name, values, rows, description)}") from error
-    job.task.write_result(flat.module, recorder.folder)
 
 
 def save_clients(job, folder):

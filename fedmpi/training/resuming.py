@@ -21,6 +21,7 @@ from fedmpi.runs.checkpoint import (
 from fedmpi.runs.state_file import Damaged, read_state
 
 MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, besides those of speed and place
+EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # of speed, unless evaluations decide what the result is
 
 
 def resume(job, folder, recorder):
@@ -123,9 +124,8 @@ def _check_settings(job, folder, manifest):
     changes = [
         f"{key} was {value}, now {now[key]}"
         for key, value in then.items()
-        if key in now and now[key] != value and role(key) not in ("speed", "place") and key not in MAY_DIFFER
-        and key.partition(".")[0] != "paper"
-    ]  # fmt: skip
+        if key in now and now[key] != value and _must_agree(key, job.config.run) and key.partition(".")[0] != "paper"
+    ]
     if manifest["clients"] != job.context.num_clients:
         changes.append(f"clients was {manifest['clients']}, now {job.context.num_clients}")
     if not changes and manifest["layout"] != describe_layout(job.flat):
@@ -143,6 +143,13 @@ def _check_settings(job, folder, manifest):
     other = [f"{name} {old}" for name, old in manifest["versions"].items() if versions().get(name) != old]
     if other and job.link.rank == 0:
         _say(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
+
+
+def _must_agree(key, run):
+    """Whether a setting influences what is learned."""
+    if key in EVALUATION and (run.result == "best" or run.stop is not None or run.patience is not None):
+        return True
+    return role(key) not in ("speed", "place") and key not in MAY_DIFFER
 
 
 def _share_state(link, state):

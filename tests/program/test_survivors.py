@@ -80,12 +80,14 @@ def planned(tmp_path, absent, *settings):
     ids=["rank_0", "two_at_once", "all_but_one", "at_the_end"],
 )
 def test_the_survivors_go_on_as_if_it_had_been_planned(tmp_path, openmpi, ranks, deaths, absent, settings):
-    words, variables = words_of(ranks, tmp_path / "lost", *settings)
+    words, variables = words_of(ranks, tmp_path / "lost", *settings, "--track", "records_rounds.RecordsRounds")
     done = execute(words, env={**variables, "DIE": deaths})
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"fedmpi: rank \d on \S+ .* was lost during", done.stderr)) >= 1
     assert re.search(r"^  lost +rank \d", done.stdout, re.MULTILINE)
     assert check_against_plan(tmp_path, *settings) == absent
+    (recorded,) = tmp_path.glob("lost/*/rounds.txt")
+    assert recorded.read_text().split() == ["1", "2", "3", "4", "5", "6"]
 
 
 def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):

@@ -160,6 +160,10 @@ def test_loss_and_metrics_are_eq_8(classifier, task, size):
     assert metrics["attack_loss"] == pytest.approx(margin, abs=1e-9)
     assert metrics["distortion"] == pytest.approx(distortion, abs=1e-9)
     assert metrics["train_loss"] == pytest.approx(margin + 0.3 * distortion, abs=1e-9)
+    margins, distortions, _ = np.transpose(of_clients)
+    assert metrics.clients["attack_loss"] == pytest.approx(margins, abs=1e-9)
+    assert metrics.clients["distortion"] == pytest.approx(distortions, abs=1e-9)
+    assert metrics.clients["train_loss"] == pytest.approx(margins + 0.3 * distortions, abs=1e-9)
     assert size or metrics["attack_accuracy"] == 0 == pytest.approx(metrics["distortion"])
 
 
