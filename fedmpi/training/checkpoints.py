@@ -236,6 +236,7 @@ class Checkpoints:
                 remove_client_file(self._client_folder(number, client), client)
         if self._job.link.rank == 0:
             remove_checkpoints(self._folder, kept, needed)
+        self._job.link.barrier()  # a rank that began the next checkpoint earlier would lose its files to rank 0
 
     def _adopt(self, manifests):
         """Remember the checkpoints that there are, the newest first, up to the one that the run goes on from."""

@@ -28,8 +28,9 @@ from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
 from fedmpi.runs import recorder
-from fedmpi.runs.checkpoint import find_checkpoints
+from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
 from fedmpi.runs.recorder import Recorder
+from fedmpi.runs.state_file import check_file
 from fedmpi.tasks.auc import LoadedAUC
 from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.training import loop
@@ -495,6 +496,18 @@ def test_a_file_that_is_no_model(tmp_path):
         go(tmp_path, f"{SHORT} --init {tmp_path / 'it.h5'}")
     with pytest.raises(UserError, match=r"none.pt: no such file; expected model.pt, "):
         go(tmp_path, f"{SHORT} --init {tmp_path / 'none.pt'}")
+
+
+def test_removing_an_old_checkpoint_leaves_the_next_one_alone(tmp_path):
+    """Which the other ranks would begin to write before rank 0 has looked what there is to remove."""
+    ended = start(2, "-m", "prunes_slowly", *TOY.split(), "--rounds", 4, "--checkpoint-every", 1, "--out", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (run,) = tmp_path.iterdir()
+    assert find_checkpoints(run) == [4, 3]
+    for number in find_checkpoints(run):
+        folder = checkpoint_folder(run, number)
+        for name, sizes in read_manifest(folder)["files"].items():
+            check_file(folder / name, *sizes)
 
 
 def test_kills_at_steps_of_writing(tmp_path):
