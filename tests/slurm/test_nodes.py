@@ -6,7 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from conftest import PROGRAMS
+from conftest import PROGRAMS, ROOT
 from slurm_jobs import closing, options
 
 TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)
@@ -29,6 +29,22 @@ def test_sums_over_real_nodes(slurm, tmp_path):
     job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=TWO_EACH))
     assert job.code == 0, job.log
     assert job.log.count("equal:") == 16 and job.log.count("right:") == 4
+
+
+def test_the_launcher_script_in_a_job(slurm, tmp_path):
+    """It starts as many ranks as SLURM has tasks, on all nodes; more if asked."""
+    program = tmp_path / "where.py"
+    program.write_text(
+        "import platform\n"
+        "from mpi4py import MPI\n"
+        "names = MPI.COMM_WORLD.gather(platform.node())\n"
+        "if MPI.COMM_WORLD.rank == 0: print('ranks on', *names)\n"
+    )
+    lines = [f"{ROOT}/launch/mpirun.sh {words} python {program}" for words in ("", "-np 1")]
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=TWO_EACH))
+    assert job.code == 0, job.log
+    found = [sorted(line.split()[2:]) for line in job.log.splitlines() if line.startswith("ranks on")]
+    assert found == [["n1", "n1", "n2", "n2"], ["n1"]]
 
 
 def test_silos_and_a_run_folder_that_one_node_sees(slurm, tmp_path):
