@@ -32,10 +32,10 @@ from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
 from fedmpi.tasks.auc import LoadedAUC
 from fedmpi.tasks.classification import LoadedClassification
-from fedmpi.training import loop, stopping
+from fedmpi.training import loop
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
-from fedmpi.training.stopping import StopSignals, stopping_signal
+from fedmpi.training.signals import StopSignals, stopping_signal
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
 TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"
@@ -107,7 +107,7 @@ def test_every_task_resumes_to_the_same_bits(tmp_path, monkeypatch, files, task)
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; nobody changes it."""
+    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; no test changes it."""
     out = tmp_path_factory.mktemp("toy")
     go(out, f"{TOY} --rounds 6 --checkpoint-every 2 --name it")
     return out / "it"
@@ -527,7 +527,7 @@ def test_200_kills_at_random_times(tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):
-    monkeypatch.setattr(stopping, "SAME_KEY_PRESS", 0.3)
+    monkeypatch.setattr("fedmpi.training.signals.SAME_KEY_PRESS", 0.3)
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, from the terminal and from the launcher
