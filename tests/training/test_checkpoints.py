@@ -16,7 +16,7 @@ import h5py
 import pytest
 import torch
 from conftest import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
-from dies import outcome
+from dies import check_checkpoints, outcome
 
 import fedmpi.algorithms
 import fedmpi.training.checkpoints
@@ -28,9 +28,8 @@ from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
 from fedmpi.runs import recorder
-from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
+from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
-from fedmpi.runs.state_file import check_file
 from fedmpi.tasks.auc import LoadedAUC
 from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.training import loop
@@ -504,10 +503,7 @@ def test_removing_an_old_checkpoint_leaves_the_next_one_alone(tmp_path):
     assert ended.returncode == 0, ended.stderr
     (run,) = tmp_path.iterdir()
     assert find_checkpoints(run) == [4, 3]
-    for number in find_checkpoints(run):
-        folder = checkpoint_folder(run, number)
-        for name, sizes in read_manifest(folder)["files"].items():
-            check_file(folder / name, *sizes)
+    check_checkpoints(run)
 
 
 def test_kills_at_steps_of_writing(tmp_path):
@@ -561,6 +557,7 @@ def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     ended = start(2, *words, "--name", "it", "--resume", "auto")
     assert ended.returncode == 0 and "continuing after round" in ended.stdout, ended.stderr
     assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
+    check_checkpoints(tmp_path / "it")
 
 
 @pytest.mark.parametrize(
