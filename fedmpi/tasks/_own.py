@@ -222,16 +222,20 @@ class _Loader:
         """The batch of the draw that the sampler was asked for last."""
         number, task = self._sampler.number, self._task
         if number != self._next:
-            made = _Made(task, self._dataset, self._sampler.sampler, self._seed, self._client)
+            batches = _Batches(task, self._dataset, self._sampler.sampler, self._seed, self._client)
             loader = DataLoader(
-                made, batch_size=None, sampler=_From(number), num_workers=task.workers, prefetch_factor=task.prefetch
+                batches,
+                batch_size=None,
+                sampler=_CountFrom(number),
+                num_workers=task.workers,
+                prefetch_factor=task.prefetch,
             )
             self._iterator = iter(loader)
         self._next = number + 1
         return next(self._iterator)
 
 
-class _Made:
+class _Batches:
     """A Dataset of whole batches: number of a draw -> its batch, seeded as the oracle seeds that draw."""
 
     def __init__(self, task, dataset, sampler, seed, client):
@@ -243,7 +247,7 @@ class _Made:
         return _fetch(self._task, self._dataset, self._sampler(number))
 
 
-class _From:
+class _CountFrom:
     """A sampler without end: the numbers from `first` on."""
 
     def __init__(self, first):

@@ -19,9 +19,11 @@ from fedmpi.data.partitions import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
 from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
+from fedmpi.models.mlp import MLP
 from fedmpi.oracles import Autograd, TwoPoint
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.run_files import ROC
 from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.saddle_toys import TwoParameterAUC
@@ -36,6 +38,16 @@ def loaded(num_clients=4, partition=None, dtype=torch.float64, **fields):
     task = DeepAUC(**fields).load(place(num_clients, dtype=dtype), partition or Stride())
     task.synchronise(SoloLink())
     return task
+
+
+def test_the_roc_curve_is_written_if_the_model_was_evaluated_on_a_part_of_the_data(tmp_path):
+    task = loaded()
+    module, part = task.build_model(MLP, {"hidden": 2}).double(), task.subset(40)
+    assert part is not task
+    with torch.no_grad():
+        part.evaluate(module, SoloLink())
+    task.write_result(module, tmp_path)
+    assert len((tmp_path / ROC).read_text(encoding="utf-8").splitlines()) > 10
 
 
 # The metric.
@@ -238,8 +250,6 @@ def test_p_is_of_all_clients_or_of_each():
 def test_the_oracle_turns_w_round_and_only_w(kind):
     """The gradient row against PyTorch's own, its last number negative and scaled."""
     task = loaded(ascent_scale=0.5)
-    from fedmpi.models.mlp import MLP
-
     torch.manual_seed(0)
     flat = FlatModule(task.build_model(MLP, {"hidden": 2}).double())
     assert flat.names[-3:] == ["auc.a", "auc.b", "auc.w"] and flat.x[-3:].tolist() == [1, 0, 0]

@@ -16,7 +16,7 @@ import h5py
 import pytest
 import torch
 from conftest import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
-from dies import outcome
+from dies import check_checkpoints, outcome
 
 import fedmpi.algorithms
 import fedmpi.training.checkpoints
@@ -28,15 +28,14 @@ from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
 from fedmpi.runs import recorder
-from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
+from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
-from fedmpi.runs.state_file import check_file
 from fedmpi.tasks.auc import LoadedAUC
 from fedmpi.tasks.classification import LoadedClassification
-from fedmpi.training import loop, stopping
+from fedmpi.training import loop
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
-from fedmpi.training.stopping import StopSignals, stopping_signal
+from fedmpi.training.signals import StopSignals, stopping_signal
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
 TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"
@@ -108,7 +107,7 @@ def test_every_task_resumes_to_the_same_bits(tmp_path, monkeypatch, files, task)
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; nobody changes it."""
+    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; no test changes it."""
     out = tmp_path_factory.mktemp("toy")
     go(out, f"{TOY} --rounds 6 --checkpoint-every 2 --name it")
     return out / "it"
@@ -504,10 +503,7 @@ def test_removing_an_old_checkpoint_leaves_the_next_one_alone(tmp_path):
     assert ended.returncode == 0, ended.stderr
     (run,) = tmp_path.iterdir()
     assert find_checkpoints(run) == [4, 3]
-    for number in find_checkpoints(run):
-        folder = checkpoint_folder(run, number)
-        for name, sizes in read_manifest(folder)["files"].items():
-            check_file(folder / name, *sizes)
+    check_checkpoints(run)
 
 
 def test_kills_at_steps_of_writing(tmp_path):
@@ -531,7 +527,7 @@ def test_200_kills_at_random_times(tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):
-    monkeypatch.setattr(stopping, "SAME_KEY_PRESS", 0.3)
+    monkeypatch.setattr("fedmpi.training.signals.SAME_KEY_PRESS", 0.3)
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, from the terminal and from the launcher
@@ -561,6 +557,7 @@ def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     ended = start(2, *words, "--name", "it", "--resume", "auto")
     assert ended.returncode == 0 and "continuing after round" in ended.stdout, ended.stderr
     assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
+    check_checkpoints(tmp_path / "it")
 
 
 @pytest.mark.parametrize(
