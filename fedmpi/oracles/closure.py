@@ -65,7 +65,8 @@ class ClosureOracle(Oracle):
     def whole(self):
         if self.whole_closure is None:
             raise UserError(
-                "this algorithm needs a gradient over all data of the client: give join(..., whole=CLOSURE)"
+                "this algorithm needs a gradient over all data of the client: assign fed.whole = CLOSURE before the "
+                "first step"
             )
         return ClosureSample(self.whole_closure)
 

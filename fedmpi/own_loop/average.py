@@ -25,7 +25,6 @@ def average(
     comm=None,
     *,
     weight=1.0,
-    transport="auto",
     **settings,
 ):
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
@@ -56,7 +55,6 @@ def average(
             "nesterov" (DiLoCo) and "adam" (FedAdam) treat the mean move as a negative gradient.
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
-        transport: how ranks sum, as ``--transport``.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay (adam).
 
     Returns:
@@ -74,7 +72,7 @@ def average(
     cls = OUTER[outer]
     offered = [name for name in OUTER_SETTINGS if name in cls.__dataclass_fields__]
     algorithm = cls(**known_settings(f"outer {outer}", offered, settings), names=names)
-    link = open_link(comm, transport)
+    link = open_link(comm)
     module = getattr(model, "_orig_mod", model)
     flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT)
 

@@ -171,10 +171,9 @@ class OwnLoop:
         self._link.traffic = Traffic()
 
 
-def open_link(comm, transport):
+def open_link(comm):
     """The `Link` of an mpi4py communicator, or of all ranks. Collective."""
     link = MPILink(comm, cuda_aware=cuda_aware_by_environment())
-    link.transport = transport
     _end_job_on_error(link)
     return link
 

@@ -20,8 +20,6 @@ def join(
     weight=1.0,
     clip_norm=None,
     weight_decay=0.0,
-    whole=None,
-    transport="auto",
     **settings,
 ):
     """Let this rank be a client of a federation that trains `model` by an algorithm. Collective on `comm`.
@@ -45,9 +43,6 @@ def join(
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
-        whole: a closure that returns the mean loss over all of this client's data, for the algorithms
-            that take its gradient (MimeAdam).
-        transport: how ranks sum, as ``--transport``.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -57,16 +52,14 @@ def join(
         UserError: on every rank: what was given, what is allowed.
     """
     algorithm = _make_algorithm(algorithm, settings)
-    link = open_link(comm, transport)
+    link = open_link(comm)
     flat = FlatModule(getattr(model, "_orig_mod", model), channels_last=None, direct_gradients=False)
     rows = flat.x.new_zeros(2, flat.dim)
 
     def make_oracle(client):
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    joined = Joined(model, algorithm, make_oracle, link, flat, local_steps, weight)
-    joined.federation.clients[0].oracle.whole_closure = whole
-    return joined
+    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight)
 
 
 def _make_algorithm(algorithm, settings):
@@ -129,6 +122,18 @@ class Joined(OwnLoop):
     def load_state_dict(self, state):
         super().load_state_dict(state)
         self._has_started = True
+
+    @property
+    def whole(self):
+        """A closure that returns the mean loss over all of this client's data, or None.
+
+        Assign it before the first step of an algorithm that takes its gradient in every round (MimeAdam).
+        """
+        return self._client.oracle.whole_closure
+
+    @whole.setter
+    def whole(self, closure):
+        self._client.oracle.whole_closure = closure
 
     @property
     def step_size(self):

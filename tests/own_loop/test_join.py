@@ -101,7 +101,7 @@ def test_wrong_settings_are_one_line(settings, message):
         ("fedavg", lambda: 3.0, "returned a float: expected the loss"),
         ("fedavg", lambda: torch.ones(2, requires_grad=True), r"a tensor of shape \[2\]"),
         ("fedavg", lambda: torch.ones(1), "does not depend on a trainable parameter"),
-        ("mimeadam", lambda: torch.ones(1, requires_grad=True), "whole=CLOSURE"),
+        ("mimeadam", lambda: torch.ones(1, requires_grad=True), "assign fed.whole = CLOSURE"),
     ],
 )
 def test_wrong_closures_are_one_line(algorithm, closure, message):

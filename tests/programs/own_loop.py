@@ -39,7 +39,8 @@ def check_train():
             sampler = job.federation.clients[0].oracle._objective.sampler
             return lambda: job.task.loss(module, job.task.batch(RANK, sampler(number)))
 
-        fed = fedmpi.join(module, rule, local_steps=4, whole=closure(WHOLE))
+        fed = fedmpi.join(module, rule, local_steps=4)
+        fed.whole = closure(WHOLE)
         fed.start(closure(FIRST))
         for number in range(12):
             fed.step(closure(number))
