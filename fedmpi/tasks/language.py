@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from fedmpi.data.hdf5 import files_of
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file, names_silos, silo_path
@@ -53,10 +54,10 @@ class Language(Task):
         if names_silos(self.data):
             texts = [Text(silo_path(self.data, client)) for client in context.clients]
             train, test = ([text.words(split, 0, 1) for text in texts] for split in ("train", "test"))
-            return LoadedLanguage(self, context, train, list(itertools.chain(*test)))
+            return LoadedLanguage(self, context, train, list(itertools.chain(*test)), [text.path for text in texts])
         text = Text(find_file(self.data, context.data_dir))
         train, test = (text.words(split, context.rank, context.num_ranks) for split in ("train", "test"))
-        return LoadedLanguage(self, context, [train], test)
+        return LoadedLanguage(self, context, [train], test, [text.path] if context.rank == 0 else [])
 
 
 @dataclasses.dataclass
@@ -88,8 +89,12 @@ class LoadedLanguage(LoadedTask):
     default_model = "lstm"
     carries = True
 
-    def __init__(self, settings, context, train, test):
-        """`train`: lists of words, one per client of this rank or one to be dealt; `test`: this rank's words."""
+    def __init__(self, settings, context, train, test, paths):
+        """`train`: lists of words, one per client of this rank or one to be dealt; `test`: this rank's words.
+
+        paths: of the texts that this rank accounts for.
+        """
+        self._files = [file for path in paths for file in files_of(path)]
         self._settings, self._context, self._words = settings, context, (train, test)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
@@ -135,6 +140,9 @@ class LoadedLanguage(LoadedTask):
         word_edges(total, num_parts, f"task.data = {self._settings.data}")  # or one line that says why not
         parts = deal(link, numbers, num_parts, ranges)
         return {part: self._to_device(stream) for part, stream in parts.items()}
+
+    def data_files(self):
+        return self._files
 
     def write_split(self, folder):
         if self._num_words is not None:
