@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 
-from fedmpi.errors import STOPPED, Stopped, UserError
+from fedmpi.errors import INTERRUPTED, STOPPED, Stopped, UserError
 from fedmpi.text import short
 
 LONGEST = 3000  # characters of a message
@@ -33,7 +33,7 @@ def run_single(program, arguments):
         sys.exit(STOPPED)
     except KeyboardInterrupt:
         print("fedmpi: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         discard_output()
         sys.exit(1)
