@@ -123,6 +123,7 @@ class LoadedAUC(LoadedClassification):
         originals = [f", of {source.num_original_classes}" for source in sources.values()]
         self._facts = [f"{fact}{original}" for fact, original in zip(self._facts, originals)]
         self.ascent_scale = settings.ascent_scale
+        self._roc = {}  # "points": of the last evaluation; the same dict in subsets, which also evaluate
 
     def synchronise(self, link):
         """Agree on p, the share of positives. Collective on the link."""
@@ -179,13 +180,13 @@ class LoadedAUC(LoadedClassification):
             outputs, positive = map(link.allgatherv, here)
             metrics[name] = roc_auc(outputs, positive)
             if name == "auc":
-                self._roc = roc_points(outputs, positive)
+                self._roc["points"] = roc_points(outputs, positive)
             if name != "auc" or not self._is_shared:
                 clients[name] = link.allgatherv([_own_auc(*part) for part in scored])
         return Metrics(metrics, clients)
 
     def write_result(self, module, folder):
-        lines = [f"{false:.6g},{true:.6g}" for false, true in self._roc]
+        lines = [f"{false:.6g},{true:.6g}" for false, true in self._roc["points"]]
         (folder / ROC).write_text("\n".join(["false positives,true positives", *lines, ""]), encoding="utf-8")
 
     def _scored(self):
