@@ -70,7 +70,9 @@ setup(
             "pandas>=2.0",  # Run.frame, tables
             "pyarrow>=14",  # tables in parquet files
             "pillow>=10.0",
-            "tensorboard>=2.16",  # what --track tensorboard wrote is read back
+            "tensorboard>=2.16",  # what --track wrote is read back
+            "wandb>=0.16",
+            "mlflow-skinny>=2.10",
             "optuna>=4.0",
             "torchmetrics>=1.4",  # metrics by name
             "shtab>=1.6",

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedmpi.config.run import Run
-from fedmpi.program.ranks import run_program, show
+from fedmpi.training.signals import remember_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,12 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Wrong input ends the process with one line and exit code 2; see `fedmpi.program.ranks.run_program`.
     """
+    if arguments is None:
+        remember_signals()  # the next import loads torch and begins MPI, which takes seconds
+    from fedmpi.program.ranks import run_program
+
     run_program(_run, sys.argv[1:] if arguments is None else list(arguments))
 
 
 def _run(arguments, link):
     """The program: train, or print what a flag asked for. Collective on the link."""
     from fedmpi.comm.host import seconds_since_start
+    from fedmpi.program.ranks import show
     from fedmpi.training.build import read_config
     from fedmpi.training.loop import train
 

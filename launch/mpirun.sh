@@ -97,9 +97,11 @@ export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.tri
 words=(-np "$ranks")
 if [ "$vendor" = "Open MPI" ]; then
     [ "$EUID" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-    # It binds each rank to one core, refuses more ranks than cores, and gives remote ranks no variables, unless told.
+    # It binds each rank to one core, refuses more ranks than cores, and gives remote ranks no variables, unless these options say otherwise.
     words+=(--bind-to none --oversubscribe -x OMP_NUM_THREADS -x GLIBC_TUNABLES)
     [ -z "${PYTHONPATH:-}" ] || words+=(-x PYTHONPATH)
+    # Without it, its mpirun ends the job when a rank dies.
+    [[ " $* " != *--on[-_]loss[=\ ]continue\ * ]] || words+=(--with-ft ulfm)
     if [ -s "$files/hosts" ]; then
         sed 's/ / slots=/' "$files/hosts" >"$files/hostfile"
         words+=(--hostfile "$files/hostfile")

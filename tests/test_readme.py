@@ -151,17 +151,14 @@ def test_the_settings_file_is_one(tmp_path):
     assert resolved["partition"]["name"] == "dirichlet"
 
 
-def test_the_table_of_algorithms_is_the_programs():
-    assert block("text", "naive_adaptive_fedavg  ").strip() == read_command_line(["--list", "algorithms"]).strip()
-
-
 def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 150
 
 
-@pytest.mark.parametrize("path", re.findall(r"`(?:\./)?((?:launch|slurm)/[\w./]+)`", README))
-def test_files_that_the_readme_names_are_there(path):
-    assert (ROOT / path).is_file()
+def test_files_that_the_readme_names_are_there():
+    paths = set(re.findall(r"(?:launch|slurm|examples)/[\w./]*\w", README))
+    assert "slurm/train.sbatch" in paths
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
 
 
 def test_the_pages_are_built_without_a_warning(tmp_path):

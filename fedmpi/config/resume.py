@@ -1,5 +1,7 @@
 """Which run a command line resumes, and the settings of that run; needs neither torch nor MPI."""
 
+import contextlib
+import json
 import pathlib
 
 from fedmpi.config.grammar import assignments_of, last_text, read_file, rename, split_paper
@@ -50,12 +52,22 @@ def _read(text, assignments):
         if given.resolve() != folder.resolve():
             raise UserError(f"resume = {folder}: the run continues in that folder; leave --out and --name out")
     settings, paper = split_paper(read_file(folder / SETTINGS), folder / SETTINGS)
+    if settings.get("clients") is None:  # one client per rank, of which there may be another number now
+        settings = {**settings, "clients": _num_clients(folder)}
     return {"folder": str(folder), "settings": settings, "paper": paper}
 
 
 def has_checkpoint(folder):
     """Whether a run folder has a checkpoint, damaged or not."""
     return any((folder / CHECKPOINTS).glob(f"*/{MANIFEST}"))
+
+
+def _num_clients(folder):
+    """How many clients a run has, by its newest checkpoint that can be read; None if there is none."""
+    for path in sorted((folder / CHECKPOINTS).glob(f"*/{MANIFEST}"), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(path.read_bytes())["clients"])
+    return None
 
 
 def _is_resumable(folder):

@@ -163,8 +163,8 @@ class Run:
     )
     check_replicas: int | None = setting(
         None,
-        "every so many rounds, check that the state that all ranks share is equal on all of them, and stop if it is "
-        "not; default: never",
+        "every so many rounds, and before every checkpoint, check that the state that all ranks share is equal on all "
+        "of them, and stop if it is not; default: never",
         least=1,
         role="speed",
     )

@@ -9,13 +9,15 @@ reason. Every other one has
     panels:    name -> settings (a preset, and what differs from it). A paper's figure has a curve per method in each.
     methods:   name -> settings; the preset adds the tuned values of the algorithm that they choose.
     first:     settings of a run before all others; "{first}" in other settings is its folder.
-    scales:    small and full -> says (what is reduced), settings, first, and panels or methods where only some are.
+    scales:    small and full -> says (what is reduced), settings, first, panels or methods where only some are, and
+               tuned: method -> settings that were chosen for runs of this length (see tune).
     metric:    by which methods are compared.
     printed:   metric, place, and values: panel -> method -> the number in the paper.
     figure:    place, axis and metrics of the paper's figure.
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at: round,
                of_at: round of the others}.
-    tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method.
+    tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
+               is best is in the preset, or for runs as short as those of the small scale, in its `tuned`.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
     findings:  list of sentences: what was found out about claims that failed.
@@ -73,10 +75,11 @@ class Experiment:
             )
         what = self.scales[scale] or {}
         panels, methods = what.get("panels", list(self.panels)), what.get("methods", list(self.methods))
-        reduction = what.get("settings", {})
+        tuned, reduction = what.get("tuned", {}), what.get("settings", {})
+        common = {panel: as_texts(self.settings, self.panels[panel]) for panel in panels}
+        own = {method: as_texts(self.methods[method], tuned.get(method, {}), reduction) for method in methods}
         return [
-            Point(panel, method, as_texts(self.settings, self.panels[panel], self.methods[method], reduction))
-            for panel, method in itertools.product(panels, methods)
+            Point(panel, method, common[panel] | own[method]) for panel, method in itertools.product(panels, methods)
         ]
 
     def first_run(self, scale):
@@ -190,6 +193,7 @@ def _problems(one):
         if scale not in SCALES:
             yield f"scales: {scale}: expected small or full"
         named += [(key, name) for key in known for name in (what or {}).get(key, [])]
+        named += [("methods", name) for name in (what or {}).get("tuned", {})]
     named += [("methods", method) for method in one.tune.get("grids", {})]
     named += [("panels", one.tune["panel"])] if one.tune else []
     for key, name in named:

@@ -47,8 +47,13 @@ def summary(folder):
         lines += [plain_table(["claim", "where", "outcome", "scale, seeds", "numbers"], rows)]
         lines += _findings(folder, of_paper)
     lines += ["## Every table and figure", ""]
-    rows = [[one.name, one.title, one.place, state(folder, one, ""), cost(one)] for one in experiments]
-    lines += [plain_table(["name", "what", "in the paper", "state", "CPU time of the full scale, one seed"], rows)]
+    rows = [
+        [one.name, one.title, one.place, state(folder, one, ""), _spent(folder, [one], "small"), cost(one)]
+        for one in experiments
+    ]
+    header = ["name", "what", "in the paper", "state", "CPU time at small, all seeds", "CPU time at full, one seed"]
+    lines += [plain_table(header, rows)]
+    lines += [f"All runs at small together: {_spent(folder, experiments, 'small')} of CPU time.", ""]
     lines += _tuned(folder)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -104,6 +109,13 @@ def state(folder, experiment, lacking):
     words = "; ".join(made) or "not run"
     reason = experiment.not_run or (f"data not here: {lacking}" if lacking and not made else "")
     return f"{words}: {reason}" if reason else words
+
+
+def _spent(folder, experiments, scale):
+    """CPU time of the runs of some experiments, as text."""
+    found = filter(None, (read_results(folder, one, scale) for one in experiments))
+    seconds = [float(row["cpu_seconds"]) for results in found for row in results.runs if row["cpu_seconds"]]
+    return format_seconds(sum(seconds)) if seconds else "–"
 
 
 def cost(experiment):

@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from fedmpi.errors import UserError
 from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
-from fedmpi.runs.folder import is_complete
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import titled
@@ -93,9 +92,9 @@ class Recorder:
         """Where the records of the rounds so far end, in bytes."""
         return self._lines.seek(0, os.SEEK_END)
 
-    def is_finished(self, num_rounds):
-        """Whether the folder has the model of a run of `num_rounds` rounds."""
-        return is_complete(self.folder) and self._last_line(self.position()).get("round") == num_rounds
+    def last_round(self):
+        """The number of the last recorded round; 0 if there is none."""
+        return self._last_line(self.position()).get("round", 0)
 
     def check(self, position, num_rounds):
         """Check that the record of a round ends at a position.
@@ -111,6 +110,8 @@ class Recorder:
     def sync(self):
         """Flush the records to the disk (fsync)."""
         os.fsync(self._lines.fileno())
+        for tracker in self._begun:
+            tracker.sync()
 
     def _last_line(self, position):
         """The record that ends at a position; {} if none does."""
@@ -235,9 +236,15 @@ def clear_run_folder(folder):
     if not folder.is_dir():
         return
     begun = {f"{SETTINGS}.part", RECORDS}  # a run makes them before its settings
-    if (folder / SETTINGS).is_file() or {path.name for path in folder.iterdir()} <= begun:
+    inner = list(folder.iterdir())
+    if (folder / SETTINGS).is_file() or {path.name for path in inner} <= begun:
         try:
-            shutil.rmtree(folder)
+            for path in sorted(inner, key=lambda path: path.name == SETTINGS):  # last: by it the folder is a run's
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            folder.rmdir()
         except OSError as error:
             raise UserError(f"run folder {error.filename}: cannot be removed: {error.strerror}") from None
 

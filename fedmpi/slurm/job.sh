@@ -116,7 +116,7 @@ choose_launch() {
     ! command -v mpirun >/dev/null || tried+=("mpirun -np $ranks $words")
     for FEDMPI_LAUNCH in "${tried[@]}"; do
         launch_environment
-        ! ranks_meet || return 0
+        ! ranks_find_each_other || return 0
     done
     say "no way to start $ranks ranks that find each other through $vendor; tried:"
     printf 'fedmpi:   %s\n' "${tried[@]}" >&2
@@ -124,7 +124,7 @@ choose_launch() {
     exit 2
 }
 
-ranks_meet() {
+ranks_find_each_other() {
     timeout $PROBE_SECONDS $FEDMPI_LAUNCH "$python" -m mpi4py -c \
         "from mpi4py import MPI; import sys; sys.exit(MPI.COMM_WORLD.size != $ranks)" >/dev/null 2>&1
 }

@@ -17,11 +17,11 @@ from fedmpi.presets.reading import read_settings_file
 from fedmpi.registry import command_name
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
-from fedmpi.tasks.base import LoadedTask, Task, constructor_of
+from fedmpi.tasks.base import LoadedTask, Metrics, Task, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
 from fedmpi.text import short
 
-SHOWN = 8  # images in the picture
+SHOWN = 8  # images in the figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def load_classifier(folder, context):
 
 
 def _network(given, model, source):
-    """The network that a run folder's settings name, one of fedmpi's: a folder may come from anybody.
+    """The network that a run folder's settings name, one of fedmpi's: a folder may come from a stranger.
 
     Raises:
         UserError: one line that begins with `given`.
@@ -259,17 +259,16 @@ class LoadedAttack(LoadedTask):
         return lead.clamp(min=0), (attacked - images).square().flatten(1).sum(1), lead < 0
 
     def evaluate(self, module, link):
-        of_clients = sum(self._means(module, samples)[:2] for samples in self._clients.values())
+        margins, distortions, _ = np.transpose([self._means(module, samples) for samples in self._clients.values()])
         mistaken = self._means(module, self._tests)[2] * self._tests.num
-        margin, distortion, mistaken, num = link.allgather([*of_clients, mistaken, self._tests.num]).sum(0)
-        num_clients = link.num_present(self._context.num_clients)
+        here = [margins.sum(), distortions.sum(), mistaken, self._tests.num]
+        margin, distortion, mistaken, num = link.allgather(here).sum(0)
+        num_clients, weight = link.num_present(self._context.num_clients), self._settings.distortion_weight
         margin, distortion = margin / num_clients, distortion / num_clients
-        return {
-            "train_loss": margin + self._settings.distortion_weight * distortion,
-            "attack_loss": margin,
-            "distortion": distortion,
-            "attack_accuracy": mistaken / num,
-        }
+        metrics = {"train_loss": margin + weight * distortion, "attack_loss": margin, "distortion": distortion}
+        of_clients = {"train_loss": margins + weight * distortions, "attack_loss": margins, "distortion": distortions}
+        clients = {name: link.allgatherv(values) for name, values in of_clients.items()}
+        return Metrics({**metrics, "attack_accuracy": mistaken / num}, clients)
 
     def _means(self, module, samples):
         """[3] means over all samples of what `_attack` gives."""
@@ -296,7 +295,7 @@ class LoadedAttack(LoadedTask):
         change = module.xi.abs().max().item() or 1.0
         shown = axes[0, -1].imshow(_drawable(module.xi / (2 * change) + 0.5), cmap="seismic", vmin=0, vmax=1)
         axes[0, -1].set_title("perturbation Ξ", fontsize=9)
-        if module.xi.shape[0] == 1:  # of several channels, the picture is one in colours
+        if module.xi.shape[0] == 1:  # of several channels, the perturbation is shown in colour
             bar = figure.colorbar(shown, ax=axes[:, -1].tolist(), ticks=[0, 0.5, 1], shrink=0.8)
             bar.ax.set_yticklabels([f"{value:.2g}" for value in (-change, 0, change)], fontsize=8)
         for axis in axes.flat:

@@ -19,15 +19,16 @@ from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.tasks.base import LoadedTask, Metrics, Task
 
-TEST_PARTS = 20  # columns of the test text; fixed, so that the result does not depend on the ranks
+SPLITS = ("train", "test")
+TEST_PARTS = 20  # columns of a test text; fixed, so that the result does not depend on the ranks
 
 
 @dataclasses.dataclass(frozen=True)
 class Language(Task):
     """Learn to predict the next word of a text that is cut into one contiguous part per client.
 
-    If there is one file per client, its training text is the client's part; the test texts of all files, in a
-    row, are the test text.
+    If there is one file per client, its training text is the client's part, and the model is tested on each
+    client's own test text, too.
 
     A client's part is cut into --batch-size columns; a local step reads `bptt` words of each. The
     hidden state is carried from step to step without its gradient, and begins at zero with each pass.
@@ -53,11 +54,12 @@ class Language(Task):
     def load(self, context, partition):
         if names_silos(self.data):
             texts = [Text(silo_path(self.data, client)) for client in context.clients]
-            train, test = ([text.words(split, 0, 1) for text in texts] for split in ("train", "test"))
-            return LoadedLanguage(self, context, train, list(itertools.chain(*test)), [text.path for text in texts])
-        text = Text(find_file(self.data, context.data_dir))
-        train, test = (text.words(split, context.rank, context.num_ranks) for split in ("train", "test"))
-        return LoadedLanguage(self, context, [train], test, [text.path] if context.rank == 0 else [])
+            shares = ([text.words(split, 0, 1) for text in texts] for split in SPLITS)
+        else:
+            texts = [Text(find_file(self.data, context.data_dir))]
+            shares = ([texts[0].words(split, context.rank, context.num_ranks)] for split in SPLITS)
+        mine = texts if names_silos(self.data) or context.rank == 0 else []
+        return LoadedLanguage(self, context, *shares, [file for text in mine for file in files_of(text.path)])
 
 
 @dataclasses.dataclass
@@ -78,7 +80,7 @@ class Piece:
 
 
 class LoadedLanguage(LoadedTask):
-    """See `LoadedTask`. Metrics: train_loss, test_loss (both per word), perplexity.
+    """See `LoadedTask`. Metrics: train_loss, test_loss (both per word), perplexity; of held-out data the last two.
 
     With `RankContext.holdout`, the last words of each client's part are held out: holdout_loss, holdout_perplexity.
 
@@ -89,12 +91,12 @@ class LoadedLanguage(LoadedTask):
     default_model = "lstm"
     carries = True
 
-    def __init__(self, settings, context, train, test, paths):
-        """`train`: lists of words, one per client of this rank or one to be dealt; `test`: this rank's words.
+    def __init__(self, settings, context, train, test, files):
+        """`train` and `test`: lists of words, one per client of this rank, or one to be dealt.
 
-        paths: of the texts that this rank accounts for.
+        files: the data files that this rank accounts for.
         """
-        self._files = [file for path in paths for file in files_of(path)]
+        self._files = files
         self._settings, self._context, self._words = settings, context, (train, test)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
@@ -105,21 +107,21 @@ class LoadedLanguage(LoadedTask):
         context = self._context
         (train, test), self._words = self._words, None
         dictionary = self._dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
-        train, test = [numbers_of(words, dictionary) for words in train], numbers_of(test, dictionary)
+        train, test = ([numbers_of(words, dictionary) for words in texts] for texts in (train, test))
         self.num_classes = len(dictionary)
         if names_silos(self._settings.data):
-            parts = self._own_texts(link, train)
+            parts, self._test = self._own_texts(link, train), self._own_tests(link, test)
         else:
             self._num_words = int(link.allgather([len(train[0])]).sum())
             starts = link.allgather([context.clients.start, context.clients.stop]).astype(int)
             parts = self._deal(link, train[0], context.num_clients, [range(*edges) for edges in starts])
+            edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
+            self._test = self._deal(link, test[0], TEST_PARTS, [range(a, b) for a, b in zip(edges, edges[1:])])
         ends = {part: len(stream) - math.floor(context.holdout * len(stream)) for part, stream in parts.items()}
         self._train = {part: stream[: ends[part]] for part, stream in parts.items()}
-        self._held = [stream[ends[part] :] for part, stream in parts.items() if ends[part] + 2 <= len(stream)]
-        if context.holdout and not link.allgather([len(self._held)]).sum():
+        self._held = {part: stream[ends[part] :] for part, stream in parts.items()}
+        if context.holdout and not link.allgather([sum(len(stream) > 1 for stream in self._held.values())]).sum():
             raise UserError(f"holdout = {context.holdout}: holds out no words: all clients have too few")
-        edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
-        self._test = self._deal(link, test, TEST_PARTS, [range(a, b) for a, b in zip(edges, edges[1:])])
 
     def _own_texts(self, link, texts):
         """This rank's parts of the training text if every client has a text of its own. Collective."""
@@ -129,6 +131,12 @@ class LoadedLanguage(LoadedTask):
             raise UserError(
                 f"task.data = {self._settings.data}: client {client} has {int(lengths[client])} words: too few"
             )
+        return {client: self._to_device(text) for client, text in zip(self._context.clients, texts)}
+
+    def _own_tests(self, link, texts):
+        """This rank's test texts if every client has one of its own, which may be empty. Collective."""
+        if not link.allgather([sum(len(text) > 1 for text in texts)]).sum():
+            raise UserError(f"task.data = {self._settings.data}: no client has a test text of at least 2 words")
         return {client: self._to_device(text) for client, text in zip(self._context.clients, texts)}
 
     def _to_device(self, stream):
@@ -182,17 +190,25 @@ class LoadedLanguage(LoadedTask):
 
     def evaluate(self, module, link):
         most, most_test = self._most
-        train = [self._sum(module, [stream[:most]]) for stream in self._train.values()]
-        test = self._sum(module, [stream[: most_test and most_test // TEST_PARTS] for stream in self._test.values()])
+        most_test = most_test and max(2, most_test // self._num_tests)
+        train, held = (self._sums(module, streams, most) for streams in (self._train, self._held))
+        test = self._sums(module, self._test, most_test)
         objective = sum(loss / number for loss, number in train)
-        held = self._sum(module, [stream[:most] for stream in self._held])
-        total = link.allgather(np.array([objective, *test, *held])).sum(0)
-        clients = {"train_loss": link.allgatherv([loss / number for loss, number in train])}
+        total = link.allgather(np.array([objective, *test.sum(0), *held.sum(0)])).sum(0)
+        clients = {"train_loss": _per_word(train)}
+        if names_silos(self._settings.data):
+            clients |= {"test_loss": _per_word(test), "perplexity": _perplexities(test)}
         metrics = {"train_loss": total[0] / link.num_present(self._context.num_clients)}
         metrics |= {"test_loss": total[1] / total[2], "perplexity": _perplexity(total[1] / total[2])}
         if self._context.holdout:
             metrics |= {"holdout_loss": total[3] / total[4], "holdout_perplexity": _perplexity(total[3] / total[4])}
-        return Metrics(metrics, clients)
+            clients |= {"holdout_loss": _per_word(held), "holdout_perplexity": _perplexities(held)}
+        return Metrics(metrics, {name: link.allgatherv(values) for name, values in clients.items()})
+
+    @property
+    def _num_tests(self):
+        """Parts of the test text on all ranks."""
+        return self._context.num_clients if names_silos(self._settings.data) else TEST_PARTS
 
     def subset(self, num_samples, tests=True):
         """On the first words of every part: as many as that number of sequences of `bptt` words has."""
@@ -201,13 +217,17 @@ class LoadedLanguage(LoadedTask):
         train, test = (min(limit, most or limit) for limit, most in zip(limits, self._most))
         part._most = (train, test if tests else self._most[1])
         covers = [len(stream) <= train for stream in self._train.values()]
-        covers += [len(stream) <= test // TEST_PARTS for stream in self._test.values() if tests]
+        covers += [len(stream) <= test // self._num_tests for stream in self._test.values() if tests]
         return self if all(covers) else part
 
-    def _sum(self, module, streams):
-        """(sum of losses, number of words) over streams, each read from an empty hidden state."""
+    def _sums(self, module, streams, most):
+        """[n, 2] sum of losses and number of words of n streams, of each only the first `most` words unless None."""
+        return np.array([self._sum(module, stream[:most]) for stream in streams.values()]).reshape(-1, 2)
+
+    def _sum(self, module, stream):
+        """(sum of losses, number of words) of a stream, read from an empty hidden state."""
         loss, number = 0.0, 0
-        for stream in streams:
+        if len(stream) > 1:
             columns = max(1, min(TEST_PARTS, len(stream) // (2 * self._settings.bptt)))
             sampler = SequentialSampler(len(stream), columns, columns, self._settings.bptt, stream.device)
             state = None
@@ -219,8 +239,17 @@ class LoadedLanguage(LoadedTask):
         return loss, number
 
 
+def _per_word(sums):
+    """[n] mean losses per word of [n, 2] sums; nan where there are no words."""
+    return sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan)
+
+
+def _perplexities(sums):
+    return [_perplexity(loss) for loss in _per_word(sums)]
+
+
 def _perplexity(loss):
-    return math.exp(loss) if loss < 700 else math.inf
+    return math.inf if loss >= 700 else math.exp(loss)
 
 
 def _detached(state):

@@ -16,15 +16,16 @@ from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS
-from fedmpi.runs.checkpoint import find_checkpoints
-from fedmpi.runs.folder import read_records
+from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
+from fedmpi.runs.folder import is_complete, read_records
 from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
+from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.data_account import account_for_data
-from fedmpi.training.ending import Callbacks, Ending
+from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.records import Records
 from fedmpi.training.replicas import check_replicas
@@ -37,7 +38,7 @@ from fedmpi.training.result import (
     save_selected,
     trained_module,
 )
-from fedmpi.training.stopping import StopSignals, stopping_signal
+from fedmpi.training.signals import StopSignals, stopping_signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +81,8 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
         recorder, folder = _open(job)
         try:
             checkpoints = Checkpoints(job, folder, recorder)
-            link.way_on = lambda: (
-                f"; --resume {folder} continues after round {checkpoints.done}" * bool(checkpoints.done)
+            link.how_to_resume = lambda: (
+                f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
             )
             job.federation.request = lambda: signals.bits | checkpoints.request()
             return _run(job, recorder, checkpoints, callbacks, began)
@@ -126,12 +127,12 @@ class _Progress:
     """The loop's own state, which a checkpoint contains: the clocks, the last metrics, and what may end it early.
 
     Attributes:
-        ending: the `Ending`. metrics: of the last evaluation. start_seconds: of the program before its
+        early_stopping: the `EarlyStopping`. metrics: of the last evaluation. start_seconds: of the program before its
             first round.
     """
 
-    def __init__(self, ending):
-        self.ending = ending
+    def __init__(self, early_stopping):
+        self.early_stopping = early_stopping
         self._began, self.evaluation_seconds = time.perf_counter(), 0.0
         self.metrics, self.start_seconds = {}, 0.0
 
@@ -151,20 +152,20 @@ class _Progress:
         """Name -> number, for a checkpoint."""
         clocks = {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds}
         metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
-        return clocks | self.ending.state() | metrics
+        return clocks | self.early_stopping.state() | metrics
 
     def restore(self, state):
         """Take what `state` gave."""
         self._began = time.perf_counter() - state["seconds"]
         self.evaluation_seconds = state["evaluation_seconds"]
-        self.ending.restore(state)
+        self.early_stopping.restore(state)
         self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
 
 
 def _run(job, recorder, checkpoints, callbacks, began):
     """The whole run, from its start or a checkpoint to its `Outcome`. Collective."""
     run, link = job.config.run, job.link
-    progress = _Progress(Ending(run, job.task.goal, link, callbacks))
+    progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks))
     rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
     position = 0
     if run.resume not in (None, AUTO):
@@ -172,7 +173,7 @@ def _run(job, recorder, checkpoints, callbacks, began):
         if complete_in is not None:
             return _outcome(job, checkpoints.folder, complete_in)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
-    _survive(job)  # a resumed run: the records end where they should
+    _survive(job)  # a resumed run only now: another rank 0 would append to records that go beyond the checkpoint
     checkpoints.records = records = Records(job, checkpoints.folder, recorder)
     account_for_data(job, records.recorder())
     _warn_of_choice(job)
@@ -204,10 +205,8 @@ def _resume(job, recorder, checkpoints, progress, rule):
     state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
     if is_finished:
         if recorder:
-            print(
-                f"{folder}: the run is complete after {job.num_rounds} rounds; a larger --rounds continues it",
-                flush=True,
-            )
+            number = recorder.last_round()
+            print(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it", flush=True)
         return 0, folder
     progress.restore(state)
     agree(job.link, lambda: rule.check(job.federation))
@@ -226,8 +225,19 @@ def _write_split(job, recorder):
 
 def _find_run(job, recorder):
     """[folder of the resumed run, whether the run is complete, rounds of its checkpoints]; not collective."""
-    folder = recorder.folder
-    return [str(folder), recorder.is_finished(job.num_rounds), find_checkpoints(folder)]
+    folder, rounds = recorder.folder, find_checkpoints(recorder.folder)
+    is_finished = is_complete(folder) and (
+        recorder.last_round() == job.num_rounds or (rounds and _planned_rounds(folder, rounds[0]) == job.num_rounds)
+    )
+    return [str(folder), bool(is_finished), rounds]
+
+
+def _planned_rounds(folder, number):
+    """How many rounds were asked for when the checkpoint after `number` was written: the run may have ended early."""
+    try:
+        return read_manifest(checkpoint_folder(folder, number)).get("rounds")
+    except Damaged:
+        return None
 
 
 def _warn_of_choice(job):
@@ -258,7 +268,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
             evaluated = _evaluate(job, progress, evaluation, whole=is_last)
         rule.consider(federation, evaluated)
         record = _record(job, loss, progress)
-        if progress.ending.after({**record, **evaluated}, is_evaluated=bool(evaluated)) and not is_last:
+        if progress.early_stopping.after({**record, **evaluated}, is_evaluated=bool(evaluated)) and not is_last:
             is_last = True
             evaluated = _evaluate(job, progress, evaluation, whole=True)
             record = _record(job, loss, progress)
@@ -312,11 +322,19 @@ def _stop(job, recorder, checkpoints, progress, signal):
 def _finish(job, records, checkpoints, progress, rule, evaluation):
     """Save the result, print the closing table, and write the last checkpoint."""
     federation, metrics = job.federation, progress.metrics
+    if job.config.run.check_replicas:
+        check_replicas(federation)
     selected, job.link.phase = federation.selected, "the end"
     if selected is not None and selected.round != federation.round_index:
         metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
+    problem = None
+    try:
+        agree(job.link, lambda: save_clients(job, checkpoints.folder))
+    except AgreedUserError as error:  # the model is saved all the same
+        problem = error
     _on_rank_0(job.link, lambda: save(job, records.recorder()))
-    agree(job.link, lambda: save_clients(job, checkpoints.folder))
+    if problem is not None:
+        raise problem
     checkpoints.write_now(progress.state)
     job.link.barrier()  # all ranks have come to the end: only now does the run look complete
     _on_rank_0(job.link, lambda: complete_run(records.recorder()))
@@ -325,7 +343,7 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
         recorder.close()
         facts = {"evaluated on": evaluation.describe()}
         facts |= {"start-up": f"{progress.start_seconds:.2f} s before the first round"}
-        facts |= {"ended early": progress.ending.reason} if progress.ending.reason else {}
+        facts |= {"ended early": progress.early_stopping.reason} if progress.early_stopping.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"
         print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
     return _outcome(job, checkpoints.folder, metrics=metrics)

@@ -3,6 +3,7 @@
 import math
 import pathlib
 import shutil
+import sys
 import tempfile
 
 import torch
@@ -10,12 +11,12 @@ import torch
 from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
-from fedmpi.run_files import CLIENT_MODEL, KEPT
+from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.runs.model_files import complete, read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, spread_in_words, table
-from fedmpi.training.ending import selection_goal
+from fedmpi.training.early_stopping import selection_goal
 from fedmpi.training.model import describe_model, model_class
 
 
@@ -72,7 +73,7 @@ class ResultRule:
 
 
 def save(job, recorder):
-    """Write the resulting model; on rank 0 only (`recorder` is None elsewhere). `complete_run` follows.
+    """Write the resulting model, which `complete_run` gives its name; on rank 0 only (`recorder` is None elsewhere).
 
     Raises:
         UserError: if a file cannot be written.
@@ -88,10 +89,13 @@ def save(job, recorder):
     flat.point_counters_at(federation.clients[0].counters)
     values, description = flat.named_values(x, buffers), describe_model(job.config, job.task)
     try:
+        job.task.write_result(flat.module, recorder.folder)
+    except OSError as error:
+        print(f"fedmpi: {error.filename}: cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+    try:
         save_model(recorder.folder, values, rows, description)
     except UserError as error:
         raise UserError(f"{error}; {_save_elsewhere(recorder.folder.name, values, rows, description)}") from error
-    job.task.write_result(flat.module, recorder.folder)
 
 
 def complete_run(recorder):
@@ -162,7 +166,7 @@ def save_selected(job, recorder):
     Raises:
         UserError: if it cannot be written.
     """
-    selected, path = job.federation.selected, recorder.folder / KEPT
+    selected, path = job.federation.selected, recorder.folder / BEST_SO_FAR
     job.flat.point_counters_at(job.federation.clients[0].counters)
     save_hdf5(path, job.flat.named_values(selected.x, selected.buffers), {"x": selected.x})
     return path

@@ -62,6 +62,15 @@ def test_a_killed_rank(any_mpi, tmp_path):
     assert "restart 1 of 1" in ended.stderr
 
 
+def test_a_run_that_continues_without_lost_ranks(tmp_path):
+    """Open MPI's mpirun needs an option for it."""
+    if "openmpi" not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
+    run = ("--rounds", 1, "--local-steps", 1, "--out", tmp_path, "--on-loss", "continue")
+    ended = mpirun("-np", 2, "python", "-m", "fedmpi.train", *run, mpi="openmpi")
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_killed_launcher(any_mpi, tmp_path):
     ended = mpirun("-np", 2, "--max-restarts", 1, "python", DIES, tmp_path / "marker", "launcher", mpi=any_mpi)
     assert ended.returncode == 0 and "2 ranks" in ended.stdout, ended.stderr

@@ -11,6 +11,8 @@ import time
 import pytest
 from conftest import launch_words, train, wait_for
 
+from fedmpi.runs.checkpoint import find_checkpoints
+
 
 def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path, any_mpi):
     stuck = ("--model", "faulty.Faulty", "--model.kind", "stop", "--timeout", 5)
@@ -58,8 +60,13 @@ def test_no_rank_outlives_its_launcher(tmp_path, any_mpi, killed):
         job.wait()
 
 
-def test_ranks_that_differ_end_the_run(tmp_path):
-    ended = train(3, tmp_path, "--rounds", 6, "--algorithm", "flips.Flips", "--check_replicas", 3)
+@pytest.mark.parametrize(("every", "checkpoints"), [(3, [2]), (5, [])])
+def test_ranks_that_differ_end_the_run(tmp_path, every, checkpoints):
+    """They differ after round 3. In the second case a check is due because of a checkpoint, which is not written."""
+    checks = ("--check_replicas", every, "--checkpoint-every", 2 if checkpoints else 3)
+    ended = train(3, tmp_path, "--rounds", 6, "--algorithm", "flips.Flips", *checks)
     assert ended.returncode == 1
     assert "error: after round 3: row x on rank 1 is not that of the other ranks" in ended.stderr, ended.stderr
-    assert not list(tmp_path.glob("*/model.pt"))
+    assert ("; the last checkpoint is that of round 2" in ended.stderr) == bool(checkpoints)
+    assert find_checkpoints(next(tmp_path.iterdir())) == checkpoints
+    assert not list(tmp_path.glob("*/model*"))

@@ -5,12 +5,14 @@ import re
 import statistics
 import sys
 
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, execute
 
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
+from fedmpi.federation.participation import draw_participants
 from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.reproduce.__main__ import listing
@@ -61,6 +63,21 @@ def test_every_preset_and_setting_in_a_file_exists(one):
     for scale in one.scales:
         words = [f"--{key}={text}" for key, text in one.first_run(scale).items()]
         assert not words or read_command_line(words).run
+
+
+def test_the_data_can_be_dealt_to_the_clients_of_every_scale():
+    labels = np.arange(60_000) % 10
+    points = {str(point.settings): point for one in RUN for scale in one.scales for point in one.points(scale)}
+    cases = set()
+    for point in points.values():
+        config = read_command_line([f"--{key}={text}" for key, text in point.settings.items()])
+        if config.partition is not None:
+            active = draw_participants(config.run.clients, config.run.participation, seed=0, round_index=0)
+            cases.add((config.partition, config.run.clients, tuple(active)))
+    assert len(cases) > 10
+    for partition, num_clients, active in cases:
+        assert len(partition(labels, num_clients, seed=0)) == num_clients
+        assert not partition.redeal or len(partition.deal(labels, active, seed=0, round_index=0)) == len(active)
 
 
 @pytest.mark.parametrize("one", RUN, ids=names(RUN))
@@ -237,11 +254,12 @@ def test_committed_pages_are_made_from_the_committed_numbers(one, scale):
 
 
 @pytest.mark.parametrize("one", [one for one in RUN if (RESULTS / "tuning" / f"{one.name}.csv").is_file()])
-def test_presets_contain_what_tuning_chose(one):
+def test_presets_or_the_small_scale_contain_what_tuning_chose(one):
+    scale = "small" if "tuned" in one.scales["small"] else "full"
     chosen = [row for row in rows(RESULTS / "tuning" / f"{one.name}.csv") if row["chosen"]]
     assert {row["method"] for row in chosen} == set(one.tune["grids"])
     for row in chosen:
-        (point,) = [p for p in one.points("full") if (p.panel, p.method) == (row["panel"], row["method"])]
+        (point,) = [p for p in one.points(scale) if (p.panel, p.method) == (row["panel"], row["method"])]
         used = read_command_line([f"--{key}={text}" for key, text in point.settings.items()]).resolved["algorithm"]
         for setting in row["settings"].split(", "):
             name, value = setting.split()

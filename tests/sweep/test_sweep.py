@@ -161,7 +161,7 @@ def test_a_wrong_setting_ends_the_sweep_with_one_line(tmp_path):
     [
         (
             ("--metric", "holdout_nope"),
-            "no holdout_nope",
+            "holdout_nope was not measured",
             "expected one of loss, train_loss, holdout_loss, holdout_accuracy",
         ),
         (("--holdout", 0), "no held-out data", "no run measured held-out data"),

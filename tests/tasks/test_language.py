@@ -1,6 +1,7 @@
 """Language modelling: the text's words, the order of pieces, the hidden state, perplexity."""
 
 import math
+import re
 
 import h5py
 import numpy as np
@@ -62,7 +63,7 @@ def test_silo_texts_are_the_clients_parts(tmp_path):
     words += ["--local_steps", 2, "--batch_size", 2, "--model", "lstm", "--model.hidden", 8]
     outputs = [train(ranks, tmp_path, *words, "--name", f"on-{ranks}") for ranks in (1, 2)]
     assert [ended.returncode for ended in outputs] == [0, 0], outputs
-    perplexities = [float(ended.stdout.split("perplexity")[-1].split()[0]) for ended in outputs]
+    perplexities = [float(re.search(r"^  perplexity +(\S+)", ended.stdout, re.MULTILINE)[1]) for ended in outputs]
     assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-3)
     assert not (tmp_path / "on-1" / "partition.h5").exists()  # they are split already
     (tmp_path / "silo_1.h5").unlink()
@@ -232,6 +233,36 @@ def test_perplexity_of_a_uniform_guess_is_the_number_of_words(tmp_path):
     assert metrics["train_loss"] == pytest.approx(math.log(loaded.num_classes))
     fewer = load(tmp_path / "text.h5", num_clients=3, evaluation_words=60)
     assert fewer.evaluate(Uniform(fewer.num_classes), SoloLink())["perplexity"] == pytest.approx(fewer.num_classes)
+
+
+def test_every_silo_is_tested_on_its_own_text(tmp_path):
+    """A silo with less than two words has no value; all words of all silos have the same weight in the whole."""
+    for client, text in enumerate(["the cat sat\n" * 9, "one", "a mat on a mat\n" * 30]):
+        write(tmp_path / f"silo_{client}.h5", story(100, seed=client), text)
+    loaded = load(tmp_path / "silo_{client}.h5", num_clients=3, bptt=6)
+    metrics = evaluated(loaded, small_lstm(loaded))
+    alone = {}
+    for client in (0, 2):
+        other = load(tmp_path / "silo_{client}.h5", num_clients=3, bptt=6)
+        other._test = {client: loaded._test[client]}
+        alone[client] = evaluated(other, small_lstm(other))
+    of_clients = metrics.clients
+    assert of_clients["test_loss"] == pytest.approx(
+        [alone[0]["test_loss"], math.nan, alone[2]["test_loss"]], nan_ok=True
+    )
+    assert of_clients["perplexity"] == pytest.approx(np.exp(of_clients["test_loss"]), nan_ok=True)
+    numbers = [9 * 4 - 1, 30 * 6 - 20]  # of predicted words: one fewer than words, in each of the columns
+    assert metrics["test_loss"] == pytest.approx(np.average(of_clients["test_loss"][::2], weights=numbers), rel=0.01)
+    assert len(of_clients["train_loss"]) == 3 and "holdout_loss" not in of_clients
+    for client in (0, 2):
+        write(tmp_path / f"silo_{client}.h5", story(100, seed=client), "one")
+    with pytest.raises(UserError, match="no client has a test text of at least 2 words"):
+        load(tmp_path / "silo_{client}.h5", num_clients=3)
+
+
+def evaluated(loaded, module):
+    with torch.no_grad():
+        return loaded.evaluate(module.double().eval(), SoloLink())
 
 
 def test_it_trains_and_ranks_agree(tmp_path):

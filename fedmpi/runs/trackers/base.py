@@ -45,6 +45,9 @@ class Tracker(abc.ABC):
             number: of the round, from 1. values: title -> number, see `titled`.
         """
 
+    def sync(self):  # noqa: B027  most programs keep nothing back
+        """A checkpoint is written: rounds that were passed on so far will not be passed on again."""
+
     @abc.abstractmethod
     def close(self):
         """The run has ended."""

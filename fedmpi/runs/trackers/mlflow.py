@@ -14,6 +14,7 @@ class MLflow(Tracker):
 
     def begin(self, folder, settings, done):
         if "MLFLOW_TRACKING_URI" not in os.environ:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # otherwise MLflow 3 refuses to write to files
             self.package.set_tracking_uri((folder.parent / "mlruns").resolve().as_uri())
         self.package.set_experiment("fedmpi")
         self.package.start_run(run_name=folder.name)

@@ -19,5 +19,8 @@ class TensorBoard(Tracker):
         for title, value in values.items():
             self._writer.add_scalar(title, value, number)
 
+    def sync(self):
+        self._writer.flush()  # it keeps up to 120 s in memory
+
     def close(self):
         self._writer.close()

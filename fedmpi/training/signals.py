@@ -10,6 +10,20 @@ SIGNALS = {signal.SIGINT: 1, signal.SIGTERM: 2, signal.SIGUSR1: 4}
 SAME_KEY_PRESS = 1.0  # seconds in which both the terminal and the launcher may pass on the same Ctrl-C
 
 
+_remembered = 0  # bits of the signals that came before there was a `StopSignals`
+
+
+def remember_signals():
+    """Remember SIGTERM and SIGUSR1 from now on, for the next `StopSignals`; Ctrl-C still ends the program at once."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _remember)
+
+
+def _remember(number, frame):
+    global _remembered
+    _remembered |= SIGNALS[number]
+
+
 class StopSignals:
     """A context in which SIGINT, SIGTERM and SIGUSR1 are only remembered.
 
@@ -26,11 +40,12 @@ class StopSignals:
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        self.bits |= _remembered
         return self
 
     def __exit__(self, *error):
         for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, signal.SIG_DFL if handler in (None, _remember) else handler)
 
     def _remember(self, number, frame):
         self.bits |= SIGNALS[number]
