@@ -26,11 +26,15 @@ ROUNDS, STEPS, STEP_SIZE, BATCH = 6, 3, 0.1, 20
 
 
 def plainly_averaged(job, rounds, by_samples):
-    """x after some rounds of FedAvg by plain PyTorch, given who took part; on the batches that the samplers name."""
+    """(x, the mean loss of each round's steps) of FedAvg by plain PyTorch, given who took part.
+
+    It trains on the batches that the samplers name.
+    """
     names = job.flat.names
     x = {name: value.clone() for name, value in zip(names, job.flat.views(job.flat.x))}
-    module, draws = MLP((1, 8, 8), 10), dict.fromkeys(range(4), 0)
+    module, draws, means = MLP((1, 8, 8), 10), dict.fromkeys(range(4), 0), []
     for participants in rounds:
+        losses = []
         total, sums = 0.0, {name: torch.zeros_like(value) for name, value in x.items()}
         for client in participants:
             module.load_state_dict(x)
@@ -39,6 +43,7 @@ def plainly_averaged(job, rounds, by_samples):
                 inputs, labels = job.task.batch(client, sampler(draws[client]))
                 draws[client] += 1
                 loss = functional.cross_entropy(module(inputs), labels)
+                losses.append(loss.item())
                 for parameter, slope in zip(module.parameters(), torch.autograd.grad(loss, list(module.parameters()))):
                     parameter.data -= STEP_SIZE * slope
             weight = job.task.num_samples(client) if by_samples else 1
@@ -46,7 +51,8 @@ def plainly_averaged(job, rounds, by_samples):
             for name, value in module.state_dict().items():
                 sums[name] += weight * value
         x = {name: value / total for name, value in sums.items()}
-    return x
+        means.append(np.mean(losses))
+    return x, means
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -57,14 +63,16 @@ def test_participants_and_weights_are_those_asked_for(weighting):
     sizes = [job.task.num_samples(client) for client in range(4)]
     assert max(sizes) > 1.5 * min(sizes), "parts of different sizes, so that weights show"
     job.federation.start()
-    rounds = []
+    rounds, losses = [], []
     for _ in range(ROUNDS):
-        job.federation.run_round()
+        losses.append(job.federation.run_round())
         rounds.append(sorted(job.federation.server.round.participants))
     assert all(len(set(participants)) == 2 for participants in rounds)
     assert len({tuple(participants) for participants in rounds}) > 1 and set(np.concatenate(rounds)) == set(range(4))
     found = dict(zip(job.flat.names, job.flat.views(job.federation.server.x)))
-    for name, value in plainly_averaged(job, rounds, weighting == "samples").items():
+    x, expected_losses = plainly_averaged(job, rounds, weighting == "samples")
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
+    for name, value in x.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
