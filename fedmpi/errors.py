@@ -1,5 +1,7 @@
 """Exceptions that end a program with one line instead of a traceback, each with its exit code."""
 
+LONGEST = 2000  # characters of a message, which may quote anything
+
 
 class UserError(Exception):
     """Wrong input, found before any work starts; its text is the one line shown (exit code 2).
@@ -10,12 +12,17 @@ class UserError(Exception):
     fedmpi.errors.UserError: algorithm.step_size = -0.1: expected a number > 0 (η, step size of the local SGD steps)
     """
 
+    def __init__(self, text=""):
+        line = "".join(letter if letter.isprintable() else " " for letter in str(text))
+        super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
+
 
 class AgreedUserError(UserError):
     """A `UserError` that is raised on all ranks; its text is empty on ranks that need not print it (exit code 2)."""
 
 
 STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)
+INTERRUPTED = 130  # exit code: Ctrl-C (128 and the number of SIGINT, as in shells)
 
 
 class Stopped(Exception):

@@ -34,7 +34,7 @@ def _share_once(link, action):
 
 
 def agree(link, action):
-    """Call `action`, and if it raises a `UserError` on some ranks, raise an error on all. Collective on the link.
+    """Call `action`, and if it raises a `UserError` (or OSError) on some ranks, raise an error on all. Collective.
 
     Args:
         action: a function without arguments. If it is collective itself, it must fail on all ranks or on none.
@@ -53,6 +53,9 @@ def agree(link, action):
         raise
     except UserError as met:
         error = met
+    except OSError as met:  # a file or folder that no check expected: too long a name, no right to look into it
+        error = UserError(f"{met.filename}: {met.strerror}" if met.filename and met.strerror else str(met))
+        error.__cause__ = met
     failing = link.first_rank_where(error is not None)
     if failing is None:
         return result

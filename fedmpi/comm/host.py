@@ -91,6 +91,18 @@ def _quota_of(group):
     return math.inf
 
 
+def seconds_without_core():
+    """How long the threads of this process have been ready to run and had no core, added up; None if unknown.
+
+    Linux counts it, also the time for which a control group's quota is used up.
+    """
+    found = []
+    for path in pathlib.Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+            found.append(int(path.read_text(encoding="ascii").split()[1]) / 1e9)
+    return sum(found) if found else None
+
+
 def share_of_cores(link):
     """Threads for this rank: the node's usable cores divided among its ranks, at least 1.
 

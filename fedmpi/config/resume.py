@@ -27,8 +27,14 @@ def read_resumed(assignments):
         UserError: one line, if the folder is not a run folder, or contains no checkpoint.
     """
     text = last_text(assignments, "resume")
-    if text in (None, "null"):
-        return None
+    try:
+        return None if text in (None, "null") else _read(text, assignments)
+    except OSError as error:
+        raise UserError(f"resume = {text}: cannot be read: {error.strerror}") from None
+
+
+def _read(text, assignments):
+    """`read_resumed` of the setting's text."""
     out, name = (last_text(assignments, key) for key in ("out", "name"))
     if text.lower() == AUTO:
         if name in (None, "null"):

@@ -18,18 +18,31 @@ def readable(path):
     """
     try:
         with h5py.File(path) as file:
-            _check_own(path, file, pathlib.Path(path).parent.resolve())
+            _check_own(path, file, pathlib.Path(path).parent.resolve(), {pathlib.Path(path).resolve()})
             yield file
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError) as error:
         raise UserError(f"{path}: cannot be read as HDF5: {short(error)}") from None
 
 
-def _check_own(path, group, folder, seen=()):
+def files_of(path):
+    """[path, and the paths of the files beside it of which its virtual data sets are views].
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    path, found = pathlib.Path(path), set()
+    with readable(path) as file:
+        _check_own(path, file, path.parent.resolve(), found)
+    return [path, *sorted(found - {path.resolve()})]
+
+
+def _check_own(path, group, folder, files, seen=()):
     """Check that what a group of an HDF5 file contains lies in that file, or in files that are there beside it.
 
     HDF5 can refer to any file of the machine by its name: a data set from a stranger could read a private one.
 
     Args:
+        folder: in which all files must be. files: set of those that are checked, to which views add theirs.
         seen: addresses of the groups around it.
 
     Raises:
@@ -46,22 +59,27 @@ def _check_own(path, group, folder, seen=()):
         if isinstance(item, h5py.Group):
             address = h5py.h5o.get_info(item.id).addr
             if address not in seen:
-                _check_own(path, item, folder, (*seen, address))
+                _check_own(path, item, folder, files, (*seen, address))
         elif isinstance(item, h5py.Dataset) and item.external:
             raise UserError(f"{where} lies in another file ({item.external[0][0]}): expected the data themselves")
         elif isinstance(item, h5py.Dataset) and item.is_virtual:
-            _check_virtual(where, item, folder)
+            _check_virtual(where, item, folder, files)
 
 
-def _check_virtual(where, item, folder):
+def _check_virtual(where, item, folder, files):
+    here = pathlib.Path(item.file.filename).resolve().parent
     for source in item.virtual_sources():
         if source.file_name == ".":
             continue
-        file = (folder / source.file_name).resolve()
+        file = (here / source.file_name).resolve()
         if not file.is_relative_to(folder):
             raise UserError(f"{where} is a view of {source.file_name}: expected a file in the same folder")
         if not file.is_file():
             raise UserError(f"{where} is a view of {source.file_name}, which is missing: its samples would be 0")
+        if file not in files:  # it may refer to others in turn
+            files.add(file)
+            with h5py.File(file) as other:
+                _check_own(file, other, folder, files)
 
 
 def data_sets(file):

@@ -57,6 +57,7 @@ class ImbalancedBinary(Source):
             classes_declared=source.classes_declared,
             rows_at_once=source.rows_at_once,
         )
+        self.path = source.path
 
     def read(self, split, indices):
         return self._source.read(split, self._samples[split][indices])

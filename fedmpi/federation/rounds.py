@@ -18,6 +18,31 @@ from fedmpi.federation.sums import make_sums
 from fedmpi.federation.variables import Iterate
 
 
+class WorkClock:
+    """Wall and CPU time in which this rank's clients have worked, communication left out."""
+
+    def __init__(self):
+        self._wall, self._cpu, self._begun = 0.0, 0.0, None
+
+    def begin(self):
+        """The clients begin to work."""
+        self._begun = time.perf_counter(), time.process_time()
+
+    def end(self):
+        """They have done their work; returns the seconds since they began."""
+        wall, cpu = self.wall() - self._wall, self.cpu() - self._cpu
+        self._wall, self._cpu, self._begun = self._wall + wall, self._cpu + cpu, None
+        return wall
+
+    def wall(self):
+        """Seconds of work so far."""
+        return self._wall + (time.perf_counter() - self._begun[0] if self._begun else 0)
+
+    def cpu(self):
+        """Seconds of CPU time of all threads of the process in it."""
+        return self._cpu + (time.process_time() - self._begun[1] if self._begun else 0)
+
+
 class Federation:
     """One rank's part of a federation: its clients, the replicated server, and the rounds.
 
@@ -57,6 +82,7 @@ class Federation:
         lost: frozenset of the clients whose ranks are lost; they are absent from every round.
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
+        worked: the `WorkClock`.
         selected: the `Iterate` that `select` remembered, or None.
         request: function without arguments, called whenever the ranks exchange their losses; it returns a whole number,
             of which the bits are this rank's requests to all (a checkpoint is due, a signal has come).
@@ -91,7 +117,7 @@ class Federation:
         self.present = set(range(plan.num_clients))
         self.round_index = 0
         self.num_gradients = 0
-        self.seconds = {"local": 0.0, "communication": 0.0}
+        self.seconds, self.worked = {"local": 0.0, "communication": 0.0}, WorkClock()
         self.selected = None
         self.request, self.requests = lambda: 0, 0
 
@@ -223,7 +249,7 @@ class Federation:
 
     def _exchange(self, exchange, first_in_round, first_step=0):
         """Let the participants work, then average their rows; see `steps`. Collective on the link."""
-        begun = time.perf_counter()
+        self.worked.begin()
         self._drop_lost()
         current, store = self.server.round, self.store
         weights = dict(zip(current.participants, current.weights))
@@ -245,9 +271,9 @@ class Federation:
                 losses.check_rows(client, store.turn()[: len(exchange.rows) * store.dim], exchange.rows)
                 store.end_turn(position, weights[client.index])
                 losses.add(client)
+        self.seconds["local"] += self.worked.end()
         worked_until = time.perf_counter()
         loss, weights = self._average(exchange, losses, weights, where)
-        self.seconds["local"] += worked_until - begun
         self.seconds["communication"] += time.perf_counter() - worked_until
         if weights:
             self._use_averages(exchange.then, [client for client in self.clients if client.index in weights])

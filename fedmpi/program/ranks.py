@@ -11,7 +11,7 @@ from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
 from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.comm.survivors import is_loss
-from fedmpi.errors import STOPPED, AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.output import make_output_safe, write_past_launcher
 from fedmpi.text import LONGEST_MESSAGE, short
 
@@ -46,6 +46,8 @@ def run_program(program, arguments):
         if link.rank == 0:
             print(f"fedmpi: {stopped}", file=sys.stderr, flush=True)
         _end_in_order(link, "", None, code=STOPPED)
+    except KeyboardInterrupt:
+        _end_interrupted(link)
     except BaseException as error:  # noqa: BLE001  any error must end the job
         end_at_once(link, error, wants_traceback)
 
@@ -106,6 +108,18 @@ def _leave_as_survivor(link, code):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _end_interrupted(link):
+    """End all ranks at once after Ctrl-C. Not collective.
+
+    Usually all ranks are interrupted, and rank 0 prints the line for all; another rank does so if it is the only one.
+    """
+    if link.rank > 0:
+        time.sleep(2 * OUTPUT_SECONDS)  # rank 0 ends this one meanwhile
+    print(f"fedmpi: interrupted during {link.phase}{link.way_on()}", file=sys.stderr, flush=True)
+    time.sleep(OUTPUT_SECONDS)
+    link.abort(INTERRUPTED)
 
 
 def end_at_once(link, error, wants_traceback):

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 
-from fedmpi.errors import STOPPED, Stopped, UserError
+from fedmpi.errors import INTERRUPTED, STOPPED, Stopped, UserError
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
@@ -31,7 +31,7 @@ def run_single(program, arguments):
         sys.exit(STOPPED)
     except KeyboardInterrupt:
         print("fedmpi: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         discard_output()
         sys.exit(1)

@@ -2,10 +2,9 @@
 
 import pathlib
 
-import h5py
 import torch
 
-from fedmpi.data.hdf5 import data_sets
+from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
 from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE
 from fedmpi.runs.checkpoint import checkpoint_folder, describe_layout, find_checkpoints, read_manifest
@@ -57,7 +56,7 @@ def _read(file):
         return load_file(file)
     if file.suffix in (".h5", ".hdf5"):
         file.stat()  # h5py's own message for a missing file is long
-        with h5py.File(file) as content:
+        with readable(file) as content:
             return {name: torch.as_tensor(item[()]) for name, item in data_sets(content["model"])}
     return torch.load(file, weights_only=True)  # a model of an earlier version or of plain PyTorch: tensors only
 

@@ -23,9 +23,13 @@ from torch import nn
 from fedmpi.errors import UserError
 from fedmpi.run_files import FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
 
+LAST_PART = f"{MODEL}.ready"  # the file until all ranks have said that the run has ended
+
 
 def save_model(folder, named_values, rows, description):
     """Write the model files into a run folder; each is written completely or not at all.
+
+    model.safetensors, by which a run is complete, gets its name from `complete`.
 
     Args:
         folder: a `pathlib.Path`.
@@ -37,7 +41,20 @@ def save_model(folder, named_values, rows, description):
         UserError: if a file cannot be written (full disk).
     """
     for name, content in _encode(_plain(named_values), rows, description):
-        _write(folder / name, content)
+        _write(folder / (LAST_PART if name == MODEL else name), content)
+
+
+def complete(folder):
+    """Give the last file that `save_model` wrote its name; nothing, if that is done.
+
+    Raises:
+        UserError: if it cannot be renamed.
+    """
+    try:
+        if (folder / LAST_PART).exists():
+            (folder / LAST_PART).replace(folder / MODEL)
+    except OSError as error:
+        raise UserError(f"{folder / MODEL}: cannot be written: {error.strerror}") from None
 
 
 def _plain(named_values):

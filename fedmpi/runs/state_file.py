@@ -72,6 +72,8 @@ def read_state(path, nbytes, checksum):
 
         def take(name, item):
             if isinstance(item, h5py.Dataset):
+                if item.external or item.is_virtual:
+                    raise Damaged(f"{path}: {name} lies in another file")
                 state[name] = torch.from_numpy(_array(path, item))
 
         file.visititems(take)

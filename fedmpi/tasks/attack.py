@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmpi.data.hdf5 import data_sets, readable
+from fedmpi.data.hdf5 import data_sets, files_of, readable
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, input_shape
 from fedmpi.data.source import names_silos, open_source
@@ -177,7 +177,9 @@ class LoadedAttack(LoadedTask):
     def __init__(self, settings, context, partition, classifier, source):
         self._settings, self._context, self._partition = settings, context, partition
         self._classifier, self._shape = classifier, input_shape(source.shape)
-        self._data = str(getattr(source, "path", None) or source.name)
+        self._data = str(source.path or source.name)
+        files = [*(files_of(source.path) if source.path else ()), pathlib.Path(settings.classifier) / MODEL_AND_ROWS]
+        self._files = files if context.rank == 0 else []
         y = settings.target_class
         others = [j for j in range(source.num_classes) if j != y]
         self._others = torch.tensor(others, device=context.device)
@@ -222,6 +224,9 @@ class LoadedAttack(LoadedTask):
     def _split(self, values):
         """One index array per client, of images with these values of the partition's column."""
         return self._partition(values, self._context.num_clients, self._context.seed)
+
+    def data_files(self):
+        return self._files
 
     def write_split(self, folder):
         write_partition(folder / PARTITION, self._parts, self._data)

@@ -9,6 +9,7 @@ import numpy as np
 from torch.nn import functional
 
 from fedmpi.comm.agreement import agree, allgather_lines
+from fedmpi.data.hdf5 import files_of
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, Transform, check_normalisation, input_shape
@@ -144,7 +145,7 @@ class LoadedClassification(LoadedTask):
         self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}
         self._file_rows = source.file_rows
         mine = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
-        self._files = [one.path for one in mine if one.path is not None]
+        self._files = [file for one in mine if one.path is not None for file in files_of(one.path)]
         self._is_shared = not names_silos(settings.data)
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._dtype, self._attributes = source.dtype, source.attributes

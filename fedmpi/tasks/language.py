@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from fedmpi.data.hdf5 import files_of
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file, names_silos, silo_path
@@ -55,9 +56,10 @@ class Language(Task):
             texts = [Text(silo_path(self.data, client)) for client in context.clients]
             shares = ([text.words(split, 0, 1) for text in texts] for split in SPLITS)
         else:
-            text = Text(find_file(self.data, context.data_dir))
-            shares = ([text.words(split, context.rank, context.num_ranks)] for split in SPLITS)
-        return LoadedLanguage(self, context, *shares)
+            texts = [Text(find_file(self.data, context.data_dir))]
+            shares = ([texts[0].words(split, context.rank, context.num_ranks)] for split in SPLITS)
+        mine = texts if names_silos(self.data) or context.rank == 0 else []
+        return LoadedLanguage(self, context, *shares, [file for text in mine for file in files_of(text.path)])
 
 
 @dataclasses.dataclass
@@ -89,8 +91,12 @@ class LoadedLanguage(LoadedTask):
     default_model = "lstm"
     carries = True
 
-    def __init__(self, settings, context, train, test):
-        """`train` and `test`: lists of words, one per client of this rank, or one to be dealt."""
+    def __init__(self, settings, context, train, test, files):
+        """`train` and `test`: lists of words, one per client of this rank, or one to be dealt.
+
+        files: the data files that this rank accounts for.
+        """
+        self._files = files
         self._settings, self._context, self._words = settings, context, (train, test)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
@@ -142,6 +148,9 @@ class LoadedLanguage(LoadedTask):
         word_edges(total, num_parts, f"task.data = {self._settings.data}")  # or one line that says why not
         parts = deal(link, numbers, num_parts, ranges)
         return {part: self._to_device(stream) for part, stream in parts.items()}
+
+    def data_files(self):
+        return self._files
 
     def write_split(self, folder):
         if self._num_words is not None:

@@ -27,6 +27,7 @@ from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, check_same_everywhere, try_training
+from fedmpi.training.slow_steps import SlowSteps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,14 +102,14 @@ def prepare(config, link):
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
     plan, num_rounds, num_batches = agree(link, lambda: _plan(run, link, context, task, samplers))
     if config.task.has_model:
-        first = context.clients[0]
-        note = agree(link, lambda: try_training(config, flat, task, first, samplers[first]))
+        note = agree(link, lambda: try_training(config, flat, task, samplers))
         if note and link.rank == 0:
             print(f"fedmpi: {note}", file=sys.stderr, flush=True)
     oracles = _oracles(config, task, flat, samplers)
     private = agree(link, lambda: private_parts(run, task, flat))
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
-    federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables))
+    observe = SlowSteps(link, context.device)
+    federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables, observe=observe))
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 
 

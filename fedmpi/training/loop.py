@@ -29,7 +29,15 @@ from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.records import Records
 from fedmpi.training.replicas import check_replicas
-from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_selected, trained_module
+from fedmpi.training.result import (
+    ResultRule,
+    closing_table,
+    complete_run,
+    save,
+    save_clients,
+    save_selected,
+    trained_module,
+)
 from fedmpi.training.signals import StopSignals, stopping_signal
 
 
@@ -324,13 +332,12 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
         agree(job.link, lambda: save_clients(job, checkpoints.folder))
     except AgreedUserError as error:  # the model is saved all the same
         problem = error
-    saved_by = None
-    while saved_by != job.link.members:  # again, if the rank that saved is lost
-        saved_by = job.link.members
-        agree(job.link, functools.partial(save, job, records.recorder()))
+    _on_rank_0(job.link, lambda: save(job, records.recorder()))
     if problem is not None:
         raise problem
     checkpoints.write_now(progress.state)
+    job.link.barrier()  # all ranks have come to the end: only now does the run look complete
+    _on_rank_0(job.link, lambda: complete_run(records.recorder()))
     recorder = records.recorder()
     if recorder is not None:
         recorder.close()
@@ -340,6 +347,14 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
         result = f"{rule.describe(selected)}, in {recorder.folder}"
         print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
     return _outcome(job, checkpoints.folder, metrics=metrics)
+
+
+def _on_rank_0(link, action):
+    """`agree` on an action of rank 0; again on the next rank if that one is lost. Collective."""
+    done_by = None
+    while done_by != link.members:
+        done_by = link.members
+        agree(link, action)
 
 
 def _outcome(job, folder, complete_in=None, metrics=None):

@@ -15,7 +15,7 @@ from fedmpi.oracles.base import seed_noise
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.registry import command_name
 from fedmpi.runs.model_files import check_savable
-from fedmpi.streams import derive
+from fedmpi.streams import FIRST, derive
 from fedmpi.training.layers import freeze
 
 SHOWN = 3  # names in a message
@@ -170,13 +170,14 @@ def _described(line):
     return f"'{name}' {rest} with hash {digest}"
 
 
-def try_training(config, flat, task, client, sampler):
-    """One pass in training mode over the first minibatch of a client; it leaves no trace in the model's tensors.
+def try_training(config, flat, task, samplers):
+    """One pass in training mode over a client's first minibatch; it leaves no trace in the model's tensors.
 
+    Another pass follows over a minibatch of a single sample, if there is one: batch norm, for example, refuses it.
     Not collective.
 
     Args:
-        client: number of a client of this rank. sampler: its sampler.
+        samplers: number -> sampler of each client of this rank.
 
     Returns:
         a line for the user, or "".
@@ -184,7 +185,7 @@ def try_training(config, flat, task, client, sampler):
     Raises:
         UserError: one line, if the pass fails, or the loss does not depend on the parameters or is not finite.
     """
-    module, frozen = flat.module, _frozen(flat.module)
+    module, frozen, client = flat.module, _frozen(flat.module), next(iter(samplers))
     counters = flat.counters
     z, buffers = flat.x.clone(), flat.buffers.clone()
     flat.point_at(z, buffers)
@@ -194,8 +195,10 @@ def try_training(config, flat, task, client, sampler):
     try:
         with torch.random.fork_rng(devices):
             seed_noise(derive(config.run.seed, "try"), z.device)
-            batch = task.batch(client, sampler(0), *(({},) if task.carries else ()))
-            loss = _one_pass(config, flat, task, batch, torch.empty_like(z))
+            losses = []
+            for owner, indices in _to_try(config.run, samplers):
+                batch = task.batch(owner, indices, *(({},) if task.carries else ()))
+                losses.append(_one_pass(config, flat, task, batch, torch.empty_like(z)))
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
@@ -210,6 +213,7 @@ def try_training(config, flat, task, client, sampler):
             f"a pass changes the frozen parameter '{changed[0]}', which no average reaches: make it a buffer "
             "(buffers are averaged)",
         )
+    loss = losses[0]
     if not loss.isfinite().all():
         raise _wrong(
             module,
@@ -217,6 +221,18 @@ def try_training(config, flat, task, client, sampler):
             "values of the data and the model's initial parameters",
         )
     return _about_unused(flat.unused)
+
+
+def _to_try(run, samplers):
+    """[(client, indices)] of the first minibatch, and of the first one with a single sample."""
+    (first, sampler), *_ = samplers.items()
+    yield first, sampler(0)
+    for client, sampler in samplers.items():
+        draws = [sampler.batches_per_pass - 1] + [FIRST] * (run.first_batch_size is not None)
+        single = next((indices for indices in map(sampler, draws) if len(indices) == 1), None)
+        if single is not None:
+            yield client, single
+            return
 
 
 def _frozen(module):

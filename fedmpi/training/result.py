@@ -12,7 +12,7 @@ from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
-from fedmpi.runs.model_files import read_state, save_client_model, save_hdf5, save_model
+from fedmpi.runs.model_files import complete, read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, spread_in_words, table
@@ -73,9 +73,7 @@ class ResultRule:
 
 
 def save(job, recorder):
-    """Write the resulting model; on rank 0 only (`recorder` is None elsewhere).
-
-    The model comes last: a run folder with a model is complete.
+    """Write the resulting model, which `complete_run` gives its name; on rank 0 only (`recorder` is None elsewhere).
 
     Raises:
         UserError: if a file cannot be written.
@@ -98,6 +96,16 @@ def save(job, recorder):
         save_model(recorder.folder, values, rows, description)
     except UserError as error:
         raise UserError(f"{error}; {_save_elsewhere(recorder.folder.name, values, rows, description)}") from error
+
+
+def complete_run(recorder):
+    """Give the resulting model its name in the run folder, by which the run is complete; on rank 0 only.
+
+    Raises:
+        UserError: if that is impossible.
+    """
+    if recorder is not None:
+        complete(recorder.folder)
 
 
 def save_clients(job, folder):
@@ -127,6 +135,7 @@ def _save_elsewhere(name, values, rows, description):
         try:
             folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-result-", dir=place))
             save_model(folder, values, rows, description)
+            complete(folder)
             return f"the model is in {folder}"
         except (OSError, UserError):
             if folder is not None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedmpi.comm.link import SoloLink
+from fedmpi.data.hdf5 import files_of
 from fedmpi.data.partitions import Column, Dirichlet, Even
 from fedmpi.data.source import HDF5Source, open_source, silo_path
 from fedmpi.errors import UserError
@@ -272,7 +273,23 @@ def test_a_file_that_refers_to_others_is_refused(tmp_path, kind, place, message)
 
 
 def test_a_view_of_files_in_the_same_folder_is_read(tmp_path):
-    load(refer("near", tmp_path / "it.h5", tmp_path / "other.h5"))
+    path, other = tmp_path / "it.h5", tmp_path / "other.h5"
+    load(refer("near", path, other))
+    assert files_of(path) == [path, other]
+
+
+@pytest.mark.parametrize("kind", ["link", "storage", "distant"])
+def test_a_view_of_a_file_that_refers_to_others_is_refused(tmp_path, kind):
+    (tmp_path / "data").mkdir()
+    seen = refer(kind, tmp_path / "data" / "seen.h5", tmp_path / "other.h5")
+    path = write(tmp_path / "data" / "it.h5", train__images=None)
+    with h5py.File(path, "a") as file:
+        layout = h5py.VirtualLayout(IMAGES.shape, IMAGES.dtype)
+        layout[:] = h5py.VirtualSource(str(seen), "train/images", IMAGES.shape)
+        file.create_virtual_dataset("train/images", layout)
+    with pytest.raises(UserError, match=r"seen.h5: /train/images (is a link into|lies in|is a view of)") as error:
+        load(path)
+    one_line(error)
 
 
 @pytest.mark.parametrize("number", [2.5, np.nan, 0, -3, [3, 3], "three"])

@@ -13,21 +13,37 @@ import pytest
 import torch
 from torch import nn
 
+import fedmpi.algorithms
+import fedmpi.data.partitions
+from fedmpi.algorithms import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.config.grammar import read_file
 from fedmpi.config.run import Run
-from fedmpi.data.partitions import Even
+from fedmpi.data.partitions import Even, Partition
 from fedmpi.errors import Diverged, UserError
+from fedmpi.registry import known
 from fedmpi.runs.folder import find_runs
 from fedmpi.settings import roles
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 from fedmpi.training.build import prepare
+from fedmpi.training.loop import train
 
 SEEDS = [pytest.param(range(20), id="short"), pytest.param(range(20, 3000), id="long", marks=pytest.mark.slow)]
 FEW_SEEDS = [pytest.param(range(4), id="short"), pytest.param(range(4, 400), id="long", marks=pytest.mark.slow)]
-KEYS = [*roles(Run), "algorithm", "algorithm.step_size", "task", "task.data", "model", "oracle", "partition", "data"]
+KEYS = [
+    *roles(Run),
+    "config",
+    "algorithm",
+    "algorithm.step_size",
+    "task",
+    "task.data",
+    "model",
+    "oracle",
+    "partition",
+    "data",
+]
 VALUES = [
     "", "0", "-1", "1", "010", "1:30", "1e999", "-0.0", ".nan", "inf", "null", "true", "yes", "[]", "{}", "[1, 2", "'",
     '"', "\\", "$HOME", "%s", "{client}", "../..", "/dev/null", "é", "²", "\x00", "\x1b[31m", "\ud800", "a" * 10_000,
@@ -35,14 +51,16 @@ VALUES = [
 ]  # fmt: skip
 
 
-def refused_in_one_line(action):
-    """Whether `action()` raised an error of the user's; any other exception is a failure."""
+def refused_in_one_line(action, words=()):
+    """Whether `action()` raised an error of the user's; any other exception is a failure, with `words` in its notes."""
     try:
         action()
     except (UserError, Diverged) as error:
         text = str(error)
         assert "\n" not in text and 5 < len(text) < 3000, text
         return True
+    except Exception as error:
+        raise AssertionError(f"{type(error).__name__}: {error} of {words}") from error
     return False
 
 
@@ -191,3 +209,62 @@ def test_modules(seeds):
             assert job.federation.server.x.isfinite().all()
 
         refused_in_one_line(run)
+
+
+# Settings that are allowed each for itself -> some of their values.
+LEGAL = {
+    "algorithm": sorted(known(fedmpi.algorithms, Algorithm)),
+    "task": ["classification"] * 3 + ["auc", "language", "quadratic", "counterexample", "saddle_quadratic"],
+    "oracle": ["autograd", "two_point"],
+    "partition": sorted(known(fedmpi.data.partitions, Partition)),
+    "model": ["mlp", "lstm", "test_fuzz.RandomModule", "batchnorm.Net"],
+    "clients": [1, 2, 3, 5],
+    "participation": [0.01, 0.5, 0.99],
+    "local_steps": [1, 3],
+    "local_epochs": [0.2],
+    "epochs": [0.1, 1],
+    "batch_size": [1, 7, 1000],
+    "first_batch_size": [1, 1000],
+    "weighting": ["samples"],
+    "clip_norm": [1e-30, 0.1],
+    "weight_decay": [0.1],
+    "result": ["best", "uniform"],
+    "private": ["*bias", "nothing.*", "bn"],
+    "freeze": ["*weight", "*"],
+    "holdout": [0.1, 0.99],
+    "eval_every": [1, 2, 100],
+    "evaluate_samples": [1, 50],
+    "evaluate": ["full"],
+    "stop": ["accuracy>=0", "nothing<1", "train_loss<=1e9"],
+    "patience": [1],
+    "checkpoint_every": [1],
+    "checkpoint_clients": ["{client}", "here"],
+    "dtype": ["float64"],
+    "reduction": ["reproducible"],
+    "check_replicas": [1],
+    "channels_last": ["false"],
+    "direct_gradients": ["false"],
+    "track": ["tensorboard"],
+    "seed": [2**63, 12345],
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seeds", FEW_SEEDS)
+def test_whole_runs(seeds, tmp_path, monkeypatch):
+    """Settings that are each allowed, in any combination: a run that ends with its result, or one line."""
+    monkeypatch.chdir(tmp_path)
+    text = " ".join(f"w{number % 23}" for number in range(900))
+    with h5py.File("text.h5", "w") as file:
+        file["train/text"] = file["test/text"] = np.frombuffer(text.encode(), np.uint8)
+    for seed in seeds:
+        draw, words = random.Random(seed), f"--threads 1 --tune-malloc false --rounds 2 --name {seed}".split()
+        chosen = {key: draw.choice(LEGAL[key]) for key in draw.sample([*LEGAL], draw.randint(1, 7))}
+        if chosen.get("task") == "language":
+            chosen |= {"task.data": "text.h5", "model.hidden": 4, "model": "lstm"}
+        words += [word for key, value in chosen.items() for word in (f"--{key}", str(value))]
+        if not refused_in_one_line(lambda words=words: train(read_command_line(words), SoloLink()), words):
+            (run,), complaints = find_runs([tmp_path / "runs" / str(seed)])
+            assert run.is_complete and not complaints, words
+            losses = [record["train_loss"] for record in run.records if "train_loss" in record]
+            assert losses and np.isfinite(losses).all(), words

@@ -1,12 +1,15 @@
 """A job that fails ends: at once, with a non-zero exit code and one line that names rank and client."""
 
+import os
 import pathlib
 import re
 import shutil
+import signal
+import sys
 import time
 
 import pytest
-from conftest import disk_of, train
+from conftest import ROOT, disk_of, execute, ranks_of, running, train, wait_for
 
 from fedmpi.runs.model_files import read_state
 
@@ -55,6 +58,32 @@ def _ends_at_once(ended, began):
     assert time.monotonic() - failed < 5 + (failed - began)
 
 
+def test_a_second_ctrl_c_is_one_line_for_the_job(tmp_path, any_mpi):
+    """Both ranks are interrupted twice in a round that takes long."""
+    (tmp_path / "slow").touch()
+    words = ("--rounds", 50, "--local-steps", 500, "--model", "slow.Slow", "--out", tmp_path, "--name", "it")
+    with running(2, "-m", "fedmpi.train", *words, mpi=any_mpi, env={"SLOW_WHILE": str(tmp_path / "slow")}) as job:
+        wait_for((tmp_path / "it" / "partition.h5").is_file)
+        for _ in range(2):
+            for rank in ranks_of(job):
+                os.kill(rank, signal.SIGINT)
+            time.sleep(1.5)
+        output, _ = job.communicate(timeout=100)
+    assert job.returncode != 0
+    lines = [line for line in output.splitlines() if "fedmpi" in line]
+    assert lines == ["fedmpi: interrupted during the local steps of round 1"], output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ctrl_c_while_a_program_is_loaded_is_one_line_for_the_job(tmp_path, rank):
+    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PMI_RANK": rank}
+    ended = execute([sys.executable, "-m", "fedmpi.train"], env=variables)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == ("" if int(rank) else "fedmpi: interrupted during the start\n")
+
+
 def test_traceback_shows_where(tmp_path):
     ended = train(2, tmp_path, *SHORT, "--traceback")
     assert "the silo is on fire" in ended.stderr
@@ -88,6 +117,10 @@ def test_rank_and_client_differ_where_a_rank_has_several(tmp_path):
         (["--partition", "halves", "--clients", "3"], "clients = 3: expected an even number for partition halves"),
         (["--task", "counterexample"], "clients = 2: task counterexample has 3 clients"),
         (["--model", "fashion_cnn"], "model fashion_cnn takes images of at least 10x10 pixels"),
+        (["--resume", "9" * 300], "resume = 999"),
+        (["--data", "9" * 300 + ".h5"], "File name too long"),
+        (["--name", "9" * 300], "cannot be created: File name too long"),
+        (["--algorithm", "a\nb"], "unknown algorithm 'a b'"),
         (["--dtype", "float16"], "dtype = float16: expected one of float32, float64"),
     ],
 )

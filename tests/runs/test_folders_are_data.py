@@ -2,7 +2,9 @@
 
 import json
 import sys
+import zlib
 
+import h5py
 import pytest
 import torch
 import yaml
@@ -10,6 +12,9 @@ from safetensors.torch import save_file
 
 import fedmpi
 from fedmpi.errors import UserError
+from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.runs.initial import read_initial
+from fedmpi.runs.state_file import Damaged, read_state
 from fedmpi.tasks.attack import load_classifier
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.toys import Point
@@ -51,6 +56,20 @@ def test_a_damaged_classifier_is_one_line(tmp_path, settings):
     with pytest.raises(UserError) as error:
         classifier(tmp_path, **settings)
     assert "\n" not in str(error.value)
+
+
+def test_files_of_tensors_refer_to_no_other_file(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(64))
+    for path in (tmp_path / "model.h5", tmp_path / "state.h5"):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("model/0.weight", (8,), "f8", external=[(str(secret), 0, 64)])
+    flat = FlatModule(torch.nn.Sequential(torch.nn.Linear(8, 1, bias=False)))
+    with pytest.raises(UserError, match=r"^init = \S+: cannot be read: [^\n]+ lies in another file"):
+        read_initial(str(tmp_path), flat)
+    content = (tmp_path / "state.h5").read_bytes()
+    with pytest.raises(Damaged, match="model/0.weight lies in another file"):
+        read_state(tmp_path / "state.h5", len(content), zlib.crc32(content))
 
 
 def test_load_imports_nothing_that_a_folder_names(tmp_path, trap):

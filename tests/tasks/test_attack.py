@@ -256,5 +256,15 @@ def test_an_attack_under_mpirun(classifier, tmp_path):
     evaluated = [line for line in lines if "attack_accuracy" in line]
     assert evaluated[-1]["train_loss"] < 0.8 * evaluated[0]["train_loss"]
     assert evaluated[-1]["attack_accuracy"] > 0.2 > evaluated[0]["attack_accuracy"]
+    xi = load_file(tmp_path / "a" / "model.safetensors")["xi"].double().numpy()[0]
+    tests, source = digits("test"), DigitsSource()
+    tests = tests[network(classifier)(tests).argmax(1) == Y]
+    with h5py.File(tmp_path / "a" / "partition.h5") as file:
+        of_clients = [source.read("train", file[f"client_{client}"][:]) / 255 for client in range(5)]
+    margin, distortion, _ = np.mean([written_out(classifier, images, xi, 1.0) for images in of_clients], axis=0)
+    last = evaluated[-1]
+    assert last["attack_accuracy"] == pytest.approx(written_out(classifier, tests, xi, 1.0)[2])
+    found = last["attack_loss"], last["distortion"], last["train_loss"]
+    assert found == pytest.approx((margin, distortion, margin + distortion), rel=1e-4)
     pytest.importorskip("matplotlib")
     assert (tmp_path / "a" / "attack.png").read_bytes()[:4] == b"\x89PNG"

@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedmpi.algorithms import FAFED, FMGDA
 from fedmpi.comm.link import SoloLink
+from fedmpi.config.build import read_command_line
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.partitions import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
@@ -27,6 +28,7 @@ from fedmpi.run_files import ROC
 from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.saddle_toys import TwoParameterAUC
+from fedmpi.training.loop import train as train_here
 
 
 def place(num_clients=4, clients=None, dtype=torch.float64):
@@ -287,7 +289,8 @@ def test_training_reports_the_auc_of_the_whole_test_set(tmp_path):
         done = train(2, tmp_path, *settings_, *options)
         assert done.returncode == 0, done.stderr
         folder = tmp_path / algorithm
-        reported = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["auc"]
+        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        reported = last["auc"]
         state = load_file(folder / "model.safetensors")
         source = DigitsSource()
         images = source.read("test", np.arange(len(source.labels["test"]))).reshape(-1, 64) / 255
@@ -298,6 +301,27 @@ def test_training_reports_the_auc_of_the_whole_test_set(tmp_path):
             scores = net(x).squeeze(1).numpy()
         assert reported == pytest.approx(roc_auc_score(source.labels["test"] >= 5, scores), abs=1e-4)
         assert reported > 0.85
+        with h5py.File(folder / "partition.h5") as file:
+            rows = [file[f"client_{client}"][:] for client in range(4)]
+        p = np.mean(source.labels["train"][np.concatenate(rows)] >= 5)
+        a, b, w = (state[f"auc.{name}"].item() for name in "abw")
+        losses = []
+        for of_client in rows:
+            images = torch.from_numpy(source.read("train", of_client).reshape(-1, 64) / 255)
+            with torch.no_grad():
+                h = torch.sigmoid(net(((images - source.mean[0]) / source.std[0]).float())).squeeze(1).numpy()
+            is_positive = source.labels["train"][of_client] >= 5
+            plus, minus = np.where(is_positive, h, 0), np.where(is_positive, 0, h)
+            squares = (1 - p) * (h - a) ** 2 * is_positive + p * (h - b) ** 2 * ~is_positive
+            losses.append(np.mean(squares + 2 * (1 + w) * (p * minus - (1 - p) * plus)) - p * (1 - p) * w**2)
+        assert last["train_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def test_a_short_run_that_is_evaluated_on_samples_has_its_curve_too(tmp_path):
+    words = "--task auc --clients 2 --rounds 2 --threads 1 --evaluate-samples 50 --tune-malloc false --name it"
+    folder = train_here(read_command_line([*words.split(), "--out", str(tmp_path)]), SoloLink()).folder
+    lines = (folder / "roc.csv").read_text().splitlines()
+    assert lines[:2] == ["false positives,true positives", "0,0"] and lines[-1] == "1,1" and len(lines) > 5
 
 
 def test_the_algorithms_take_their_settings():

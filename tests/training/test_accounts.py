@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import h5py
 import numpy as np
@@ -9,23 +10,31 @@ import pytest
 import torch
 from conftest import train
 from safetensors.torch import load_file
+from slow import STEP_SECONDS
 from torch.nn import functional
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
+from fedmpi.data.holdout import hold_out
 from fedmpi.data.source import DigitsSource
+from fedmpi.models.lstm import LSTM
 from fedmpi.models.mlp import MLP
 from fedmpi.training.build import prepare
+from fedmpi.training.loop import train as train_here
 
 ROUNDS, STEPS, STEP_SIZE, BATCH = 6, 3, 0.1, 20
 
 
 def plainly_averaged(job, rounds, by_samples):
-    """x after some rounds of FedAvg by plain PyTorch, given who took part; on the batches that the samplers name."""
+    """(x, the mean loss of each round's steps) of FedAvg by plain PyTorch, given who took part.
+
+    It trains on the batches that the samplers name.
+    """
     names = job.flat.names
     x = {name: value.clone() for name, value in zip(names, job.flat.views(job.flat.x))}
-    module, draws = MLP((1, 8, 8), 10), dict.fromkeys(range(4), 0)
+    module, draws, means = MLP((1, 8, 8), 10), dict.fromkeys(range(4), 0), []
     for participants in rounds:
+        losses = []
         total, sums = 0.0, {name: torch.zeros_like(value) for name, value in x.items()}
         for client in participants:
             module.load_state_dict(x)
@@ -34,6 +43,7 @@ def plainly_averaged(job, rounds, by_samples):
                 inputs, labels = job.task.batch(client, sampler(draws[client]))
                 draws[client] += 1
                 loss = functional.cross_entropy(module(inputs), labels)
+                losses.append(loss.item())
                 for parameter, slope in zip(module.parameters(), torch.autograd.grad(loss, list(module.parameters()))):
                     parameter.data -= STEP_SIZE * slope
             weight = job.task.num_samples(client) if by_samples else 1
@@ -41,7 +51,8 @@ def plainly_averaged(job, rounds, by_samples):
             for name, value in module.state_dict().items():
                 sums[name] += weight * value
         x = {name: value / total for name, value in sums.items()}
-    return x
+        means.append(np.mean(losses))
+    return x, means
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -52,14 +63,16 @@ def test_participants_and_weights_are_those_asked_for(weighting):
     sizes = [job.task.num_samples(client) for client in range(4)]
     assert max(sizes) > 1.5 * min(sizes), "parts of different sizes, so that weights show"
     job.federation.start()
-    rounds = []
+    rounds, losses = [], []
     for _ in range(ROUNDS):
-        job.federation.run_round()
+        losses.append(job.federation.run_round())
         rounds.append(sorted(job.federation.server.round.participants))
     assert all(len(set(participants)) == 2 for participants in rounds)
     assert len({tuple(participants) for participants in rounds}) > 1 and set(np.concatenate(rounds)) == set(range(4))
     found = dict(zip(job.flat.names, job.flat.views(job.federation.server.x)))
-    for name, value in plainly_averaged(job, rounds, weighting == "samples").items():
+    x, expected_losses = plainly_averaged(job, rounds, weighting == "samples")
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
+    for name, value in x.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
@@ -69,7 +82,7 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("accounts")
     ended = train(
         2, out, "--algorithm", "fedavg", "--clients", 3, "--participation", 0.7, "--rounds", 5, "--local-steps", 4,
-        "--eval-every", 2, "--partition", "dirichlet", "--name", "it",
+        "--eval-every", 2, "--partition", "dirichlet", "--holdout", 0.2, "--name", "it",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     lines = (out / "it" / "metrics.jsonl").read_text().splitlines()
@@ -91,11 +104,21 @@ def test_metrics_are_those_of_the_saved_model(run):
         parts = [file[f"client_{client}"][:] for client in range(3)]
     assert sorted(np.concatenate(parts)) == list(range(len(source.labels["train"])))
     outputs, labels = scores("test", np.arange(len(source.labels["test"])))
+    divided = [hold_out(len(part), 0.2, 0, client) for client, part in enumerate(parts)]
+    assert [len(held) for _, held in divided] == [len(part) // 5 for part in parts]
+    losses = [functional.cross_entropy(*scores("train", part[used])).item() for part, (used, _) in zip(parts, divided)]
+    held_outputs, held_labels = scores("train", np.concatenate([part[held] for part, (_, held) in zip(parts, divided)]))
     expected = {
-        "train_loss": np.mean([functional.cross_entropy(*scores("train", np.sort(part))).item() for part in parts]),
+        "train_loss": np.mean(losses),
         "test_loss": functional.cross_entropy(outputs, labels).item(),
         "accuracy": (outputs.argmax(1) == labels).float().mean().item(),
+        "holdout_loss": functional.cross_entropy(held_outputs, held_labels).item(),
+        "holdout_accuracy": (held_outputs.argmax(1) == held_labels).float().mean().item(),
     }
+    assert records[-1]["clients"]["train_loss"] == pytest.approx(losses, rel=1e-5)
+    is_right, ends = (held_outputs.argmax(1) == held_labels).float(), np.cumsum([len(held) for _, held in divided])
+    of_clients = [part.mean().item() for part in torch.tensor_split(is_right, ends[:-1].tolist())]
+    assert records[-1]["clients"]["holdout_accuracy"] == pytest.approx(of_clients, rel=1e-5)
     for name, value in expected.items():
         assert records[-1][name] == pytest.approx(value, rel=1e-5), name
         printed = re.search(rf"^  {name.replace('_', ' ')} +([0-9.]+)", output, re.MULTILINE)[1]
@@ -119,3 +142,61 @@ def test_amounts_are_what_the_settings_say(run):
         assert (after["evaluation_seconds"] > before["evaluation_seconds"]) == has_evaluated
     assert start["evaluation_seconds"] == 0
     assert re.search(r"^  sent per client +293\.2 KiB in 5 Allreduces$", output, re.MULTILINE), output
+
+
+def test_perplexity_is_that_of_the_saved_model(tmp_path):
+    """Two ranks; every text is read in one go by an LSTM, from an empty state."""
+    draw, texts = np.random.default_rng(0), {}
+    with h5py.File(tmp_path / "text.h5", "w") as file:
+        for split, number in (("train", 330), ("test", 500)):
+            texts[split] = [f"w{word}" for word in draw.integers(0, 20 if split == "train" else 22, number)]
+            file[f"{split}/text"] = np.frombuffer(" ".join(texts[split]).encode(), np.uint8)
+    words = (
+        "--task",
+        "language",
+        "--data",
+        tmp_path / "text.h5",
+        "--model",
+        "lstm",
+        "--model.hidden",
+        8,
+        "--clients",
+        3,
+    )
+    options = ("--rounds", 3, "--local-steps", 3, "--batch-size", 4, "--holdout", 0.2, "--name", "it")
+    ended = train(2, tmp_path, *words, *options)
+    assert ended.returncode == 0, ended.stderr
+    dictionary = {word: number for number, word in enumerate(dict.fromkeys([*texts["train"], "<unk>"]))}
+    module = LSTM(len(dictionary), hidden=8)
+    module.load_state_dict(load_file(tmp_path / "it" / "model.safetensors"))
+    module.eval()
+
+    def losses(text):
+        """Of each word but the first."""
+        numbers = torch.tensor([dictionary.get(word, dictionary["<unk>"]) for word in text])
+        with torch.no_grad():
+            outputs, _ = module(numbers[:-1, None], None)
+        return functional.cross_entropy(outputs[:, 0], numbers[1:], reduction="none")
+
+    clients = [texts["train"][at : at + 110] for at in (0, 110, 220)]
+    held, test = torch.cat([losses(part[88:]) for part in clients]), texts["test"]
+    tests = torch.cat([losses(test[at : at + 25]) for at in range(0, 500, 25)])  # in 20 parts, whatever the ranks
+    expected = {
+        "train_loss": np.mean([losses(part[:88]).mean().item() for part in clients]),
+        "test_loss": tests.mean().item(), "perplexity": tests.mean().exp().item(),
+        "holdout_loss": held.mean().item(), "holdout_perplexity": held.mean().exp().item(),
+    }  # fmt: skip
+    record = json.loads((tmp_path / "it" / "metrics.jsonl").read_text().splitlines()[-1])
+    for name, value in expected.items():
+        assert record[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_times_contain_what_the_steps_took(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLOW_WHILE", str(tmp_path))
+    words = f"--algorithm fedavg --model slow.Slow --clients 2 --local-steps 2 --rounds 3 --threads 1 --out {tmp_path}"
+    began = time.perf_counter()
+    records = train_here(read_command_line([*words.split(), "--tune-malloc", "false"]), SoloLink()).records
+    took = time.perf_counter() - began
+    for number, record in enumerate(records, 1):
+        assert record["local_seconds"] >= number * 2 * 2 * STEP_SECONDS
+    assert records[-1]["local_seconds"] < records[-1]["seconds"] <= took

@@ -19,6 +19,7 @@ from conftest import PROGRAMS, disk_of, launchers, ranks_of, running, start, tra
 from dies import check_checkpoints, outcome
 
 import fedmpi.algorithms
+import fedmpi.tasks
 import fedmpi.training.checkpoints
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.link import SoloLink
@@ -29,10 +30,14 @@ from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
 from fedmpi.runs import recorder
 from fedmpi.runs.checkpoint import find_checkpoints
+from fedmpi.runs.folder import outcome as state_of_run
 from fedmpi.runs.recorder import Recorder
+from fedmpi.settings import roles
 from fedmpi.tasks.auc import LoadedAUC
+from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.training import loop
+from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
 from fedmpi.training.signals import StopSignals, stopping_signal
@@ -103,6 +108,28 @@ def test_every_task_resumes_to_the_same_bits(tmp_path, monkeypatch, files, task)
     settings = final_rows.TASKS[task].replace("FOLDER", str(files))
     usual = SHORT.replace("--clients 4 ", "") if "--clients 3" in settings else SHORT
     check_resumes(monkeypatch, tmp_path, f"{usual} {settings}")
+
+
+# task -> its settings, the files that it reads
+DATA_FILES = {
+    "classification": (final_rows.TASKS["classification-images"], ["images.h5"]),
+    "auc": ("--task auc --data FOLDER/images.h5 --model mlp", ["images.h5"]),
+    "attack": (final_rows.TASKS["attack"], ["images.h5", "runs/classifier/model.h5"]),
+    "language": (final_rows.TASKS["language"], ["text.h5"]),
+}
+
+
+@pytest.mark.parametrize("task", DATA_FILES)
+def test_every_data_file_is_accounted_for(files, task):
+    settings, names = DATA_FILES[task]
+    words = f"--clients 2 --threads 1 {settings}".replace("FOLDER", str(files)).split()
+    job = prepare(read_command_line(words), SoloLink())
+    assert job.task.data_files() == [files / name for name in names]
+
+
+def test_all_tasks_with_data_files_are_here():
+    reading = {name for name, cls in known(fedmpi.tasks, Task).items() if {"data", "classifier"} & {*roles(cls)}}
+    assert reading == {*DATA_FILES}
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +281,22 @@ def test_a_signal_while_the_result_is_saved_is_too_late(tmp_path, monkeypatch, l
 
     monkeypatch.setattr(loop, "save", with_signal)
     assert outcome(go(tmp_path, f"{TOY} --rounds 8 --eval-every 1")) == longer
+
+
+@pytest.mark.parametrize("last", ["save_clients", "complete_run"])
+def test_a_run_that_fails_at_its_very_end_is_not_complete(tmp_path, monkeypatch, longer, last):
+    """The model is written, but some rank has not said that all is well."""
+
+    def fail(*arguments):
+        raise UserError("the disk is full")
+
+    words = f"{TOY} --rounds 8 --eval-every 1 --name it"
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
+        patch.setattr(loop, last, fail)
+        go(tmp_path, words)
+    assert state_of_run(tmp_path / "it") == "broken" and (tmp_path / "it" / "model.h5").exists()
+    go(None, f"{words} --resume auto --out {tmp_path}")
+    assert state_of_run(tmp_path / "it") == "complete" and outcome(tmp_path / "it") == longer
 
 
 def test_settings_of_speed_and_place_may_change(run, longer):
