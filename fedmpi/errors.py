@@ -12,7 +12,7 @@ class UserError(Exception):
     fedmpi.errors.UserError: algorithm.step_size = -0.1: expected a number > 0 (η, step size of the local SGD steps)
     """
 
-    def __init__(self, text=""):
+    def __init__(self, text: object = "") -> None:
         line = "".join(letter if letter.isprintable() else " " for letter in str(text))
         super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
 
