@@ -113,7 +113,6 @@ def test_every_legal_module_is_stacked_rightly_or_not_at_all(module):
         ("--model odd_modules.Lazy", "the model has buffers"),
         ("--model odd_modules.Dropping", "the model or the loss draws random numbers"),
         ("--model odd_modules.MovingData", "torch.func cannot compute their gradients at once (RuntimeError: "),
-        ("--task language", "the task keeps a state"),
         ("--clients 1", "this rank has one client"),
     ],
 )
@@ -121,6 +120,15 @@ def test_what_cannot_be_stacked_is_stepped_in_turn(options, reason, capfd):
     job = prepared("--stack", "2", *options.split())
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"fedmpi: stack = 2: clients take turns, because {reason}")
+    assert job.federation.stack is None
+
+
+def test_a_recurrent_state_is_not_stacked(tmp_path, capfd):
+    with h5py.File(tmp_path / "text.h5", "w") as file:
+        for split in ("train", "test"):
+            file[f"{split}/text"] = np.frombuffer(b"the cat sat on a mat\n" * 80, np.uint8)
+    job = prepared("--stack", "2", "--task", "language", "--data", str(tmp_path / "text.h5"), "--model.hidden", "8")
+    assert "because the task keeps a state from one minibatch to the next" in capfd.readouterr().err
     assert job.federation.stack is None
 
 
