@@ -1,4 +1,4 @@
-"""An algorithm of one's own, beside FedAvg: local SGD whose server keeps a momentum.
+"""An algorithm of your own, beside FedAvg: local SGD whose server keeps a momentum.
 
 mpirun -np 2 python own_algorithm.py
 """

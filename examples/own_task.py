@@ -1,4 +1,4 @@
-"""A task of one's own: Dataset, loss and metrics.
+"""A task of your own: Dataset, loss and metrics.
 
 mpirun -np 4 python -m fedmpi.train --task own_task.Waves --rounds 50 --algorithm fedavg
 """

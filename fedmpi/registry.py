@@ -103,14 +103,23 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
     )
 
 
-def _import(kind: str, path: str, base: type) -> Any:
-    """The class with this dotted path; the current folder is searched too. See `find` for the arguments and errors."""
-    module_name, _, class_name = path.rpartition(".")
+def import_path(path: str) -> Any:
+    """What a dotted path names, like "mymodule.MyClass"; the current folder is searched too.
+
+    Raises:
+        Exception: of any kind, what importing the user's module raises.
+    """
+    module_name, _, name = path.rpartition(".")
     here = os.getcwd()
     if not getattr(sys.flags, "safe_path", False) and not {"", here} & set(sys.path):
         sys.path.append(here)  # as python -m does, so that the command fedmpi-train also finds mymodel.py
+    return getattr(importlib.import_module(module_name), name)
+
+
+def _import(kind: str, path: str, base: type) -> Any:
+    """The class with this dotted path. See `find` for the arguments and errors."""
     try:
-        cls = getattr(importlib.import_module(module_name), class_name)
+        cls = import_path(path)
     except Exception as error:  # noqa: BLE001  importing a user's module can raise anything
         raise UserError(f"{kind} '{path}': cannot be imported: {type(error).__name__}: {error}") from error
     if kind == "model" and callable(cls) and not inspect.isclass(cls):

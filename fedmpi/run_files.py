@@ -16,4 +16,4 @@ ATTACK_FIGURE = "attack.png"  # images before and after a black-box attack
 CHECKPOINTS = "checkpoints"  # a folder for each checkpoint, named after its round: 000120
 MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoint is complete
 SERVER_STATE = "server.h5"  # beside it: the state that all ranks share
-KEPT = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
+BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS

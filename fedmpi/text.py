@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 
+LONGEST_MESSAGE = 3000  # characters, of the line with which a program ends
 # Kind of quantity -> (smallest number for which the unit is used, its size, its name).
 UNITS = {
     "bytes": (

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedmpi.config.run import Run
-from fedmpi.training.stopping import remember_signals
+from fedmpi.training.signals import remember_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Starts MPI ranks with the options that fedmpi needs, for any MPI: finds the launcher of the MPI that mpi4py uses, sets
-# threads, binding, oversubscription and malloc, takes hosts from a file or from PBS or LSF, and restarts a killed job.
+# threads, binding, oversubscription and malloc, takes hosts from a file or from the scheduler (SLURM, PBS, LSF), and
+# restarts a killed job.
 #
 #   launch/mpirun.sh -np 4 python -m fedmpi.train --name mine --resume auto
 #   launch/mpirun.sh --hosts launch/hosts.example --max-restarts 5 python -m fedmpi.train --name mine --resume auto
 #
-#   -np N             number of ranks; default: the slots of all hosts, or the cores of this machine
+#   -np N             number of ranks; default: the slots of all hosts, SLURM's tasks, or the cores of this machine
 #   --hosts FILE      a line per host: NAME or NAME:SLOTS or NAME slots=SLOTS; the program must be installed on each
 #   --max-restarts N  start the job again, at most N times, if it was stopped (exit code 75) or if a rank, a host or
 #                     mpirun itself was killed; not after an error that would occur again; default: 0
@@ -62,6 +63,13 @@ if [ -s "$files/hosts" ]; then
     most=$(awk '$2 > most { most = $2 } END { print most }' "$files/hosts") # on one host
     ranks=${ranks:-$slots}
     [ "$ranks" -le "$slots" ] || most=$ranks
+elif [ -n "${SLURM_JOB_ID:-}" ]; then # MPI's launcher takes the hosts from SLURM
+    slots=${SLURM_NTASKS:-${SLURM_JOB_NUM_NODES:-1}} most=${SLURM_TASKS_PER_NODE:-1}
+    most=${most%%[!0-9]*} # of 4(x2): 4 on each of two nodes
+    ranks=${ranks:-$slots}
+    [ "$ranks" -le "$slots" ] || most=$ranks
+    # It starts a daemon per node by srun, whose ranks may then use all cores of the job.
+    [[ $(scontrol show config 2>&1) != *task/affinity* ]] || export SLURM_CPU_BIND=none
 else
     ranks=${ranks:-$cores} most=${ranks:-$cores}
 fi
@@ -97,7 +105,7 @@ export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.tri
 words=(-np "$ranks")
 if [ "$vendor" = "Open MPI" ]; then
     [ "$EUID" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-    # It binds each rank to one core, refuses more ranks than cores, and gives remote ranks no variables, unless told.
+    # It binds each rank to one core, refuses more ranks than cores, and gives remote ranks no variables, unless these options say otherwise.
     words+=(--bind-to none --oversubscribe -x OMP_NUM_THREADS -x GLIBC_TUNABLES)
     [ -z "${PYTHONPATH:-}" ] || words+=(-x PYTHONPATH)
     # Without it, its mpirun ends the job when a rank dies.

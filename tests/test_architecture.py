@@ -38,7 +38,7 @@ UNCLEAR = {
     r"sat out": "was absent",
     r"(?:kept|keeps?|keep \w+(?: \w+)*) aside": "held out",
     r"crowded": "oversubscribed",
-    r"told apart|tells? no|be told": "distinguish, say",
+    r"tells? no|\btold\b": "distinguish, say",
     r"who waits": "the ranks that wait",
     r"gives? the core": "yields",
     r"\balike\b": "equal, on all ranks",
@@ -49,7 +49,8 @@ UNCLEAR = {
     r"_unmoved|_move_statistics|_expect_alike|_beside_printed": "names that say what they do",
     r"\bgather(?:ed)? from all ranks": "allgather",
     r"\bfor ever\b": "forever",
-    r"somebody's own|person's own": "the user's own",
+    r"somebody's own|person's own|\bof one's own": "the user's own",
+    r"\b(?:some|any|every)body\b": "clients, ranks, users",
     r"br(?:ing|ings|ought) [\w ]*to the disk": "flush",
     r"gone on with": "continued",
 }

@@ -59,7 +59,7 @@ def test_load_run_takes_a_string_or_a_path_and_says_what_is_wrong(tmp_path):
 
 
 def test_a_program_is_checked_against_our_types(tmp_path):
-    """As for a user who installed fedmpi: `py.typed` tells a type checker to read our annotations."""
+    """As for a user who installed fedmpi: with `py.typed` a type checker reads our annotations."""
     program = """
         import dataclasses
         import fedmpi

@@ -1,4 +1,4 @@
-"""A test that meets its time limit fails alone, shows what was printed, and leaves no process."""
+"""A test that exceeds its time limit fails alone, shows what was printed, and leaves no process."""
 
 import os
 import pathlib
@@ -27,7 +27,7 @@ def test_ranks_are_killed_and_their_output_is_shown(any_mpi, tmp_path):
     program.write_text(SLEEPER)
     with pytest.raises(pytest.fail.Exception, match=r"no end within 10 s: .*mpirun (.|\n)*this far"):
         start(2, program, mpi=any_mpi, timeout=10)
-    wait_for(lambda: not processes_with(str(program)), 30)  # a killed process is there until somebody has noticed
+    wait_for(lambda: not processes_with(str(program)), 30)  # a killed process exists until its parent waits for it
 
 
 def test_the_other_tests_run_on(tmp_path):

@@ -319,7 +319,7 @@ class CODA(_Staged):
         self._add_to_mean(client)
 
     def server_step(self, server):
-        """x is the average; perhaps a stage ends."""
+        """x is the average; after the last round of a stage, the next one is set up."""
         self._end_round(server)
 
     def ask_for_scores(self, client, server, oracle):
@@ -403,7 +403,7 @@ class CODASCA(_Staged):
         client.c_i.add_(client.delta_c)
 
     def server_step(self, server):
-        """x <- x + η_g (mean(x_i) - x), c <- c + (|S|/N) mean(c_i⁺ - c_i); perhaps a stage ends."""
+        """x <- x + η_g (mean(x_i) - x), c <- c + (|S|/N) mean(c_i⁺ - c_i); then as in CODA."""
         torch.lerp(server.x_start, server.x, self.server_step_size, out=server.x)
         server.c.add_(server.delta_c, alpha=server.participation)
         self._end_round(server)

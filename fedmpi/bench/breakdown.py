@@ -26,7 +26,7 @@ def break_down(rounds, seconds):
     Returns:
         dict: "gradient", "update" (of rows, by the algorithm), "data" (making minibatches),
         "communication" (sums over the rank's clients and over the ranks), "waiting" (for the slowest
-        rank, when the losses are gathered), "overhead" (the rest); means over the ranks.
+        rank, when the ranks exchange their losses), "overhead" (the rest); means over the ranks.
     """
     clock = _Clock()
     federation = rounds.federation

@@ -1,4 +1,4 @@
-"""What all ranks exchange besides sums: errors that only some of them met, values of rank 0, lines of text."""
+"""What all ranks exchange besides sums: errors of some of them, values of rank 0, lines of text."""
 
 import json
 
@@ -53,7 +53,7 @@ def agree(link, action):
         raise
     except UserError as met:
         error = met
-    failing = link.first_failing(error is not None)
+    failing = link.first_rank_where(error is not None)
     if failing is None:
         return result
     where = f"on rank {failing}: " if failing > 0 else ""

@@ -44,12 +44,12 @@ def check_launch(link, expected=None):
 
 
 def started_by():
-    """(who started this process, how many processes, the number of this one); ("nobody", 1, 0) without a launcher."""
+    """(the launcher of this process, how many processes it started, the number of this one)."""
     for launcher, names in LAUNCHERS.items():
         size, number = (os.environ.get(name, "") for name in names)
         if size.isdigit():
             return f"{launcher} ({names[0]})", int(size), int(number) if number.isdigit() else 0
-    return "nobody", 1, 0
+    return "no launcher", 1, 0
 
 
 def _remedy(launcher):

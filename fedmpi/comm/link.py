@@ -51,7 +51,7 @@ class Link(abc.ABC):
         lost_in: lost rank -> the phase in which it was lost.
         survives: whether `survive` was called. clients: the numbers of each started rank's clients, after `watch`.
         phase: what the ranks do currently, as text, for the message about ranks that do not arrive.
-        way_on: function without arguments -> how the user can resume the run, or "", for the same message.
+        how_to_resume: function without arguments -> how the user can resume the run, or "", for the same message.
     """
 
     reduction = "plain"
@@ -64,7 +64,7 @@ class Link(abc.ABC):
     summed_by = "nothing to sum"
 
     @staticmethod
-    def way_on():
+    def how_to_resume():
         return ""
 
     @abc.abstractmethod
@@ -90,7 +90,7 @@ class Link(abc.ABC):
         Args:
             vectors: [n] each: this rank's vectors, one for each slot, all of them parts of one block that
                 `allocate` gave; they may be overwritten.
-            partials: a `fedmpi.comm.tree.Partials`, the same on every rank. divisor: the same on every rank.
+            partials: a `fedmpi.comm.summation_order.Partials`, the same on every rank. divisor: the same on every rank.
             out: [n]; may be the first of the vectors.
         """
 
@@ -119,7 +119,7 @@ class Link(abc.ABC):
     def barrier(self):
         """Wait for all ranks."""
 
-    def watch(self, limit, clients):  # noqa: B027  one process waits for nobody
+    def watch(self, limit, clients):  # noqa: B027  a single process never waits
         """From now on, end the job if the ranks wait for others longer than `limit` seconds, and name those.
 
         Args:
@@ -149,9 +149,9 @@ class Link(abc.ABC):
         """Sum a contiguous 1-d tensor over all ranks, in place; see `average`."""
         self.average(block, 1, block)
 
-    def first_failing(self, failed):
-        """The lowest rank whose `failed` is true, or None."""
-        return lowest_true(self.allgather([float(failed)]))
+    def first_rank_where(self, condition):
+        """The lowest rank whose `condition` is true, or None."""
+        return lowest_true(self.allgather([float(condition)]))
 
 
 class SoloLink(Link):
@@ -184,7 +184,7 @@ class SoloLink(Link):
         """There is one rank."""
 
     def barrier(self):
-        """One process waits for nobody."""
+        """A single process never waits."""
 
     def close(self):
         """Nothing was opened."""
@@ -207,7 +207,7 @@ def describe_clients(clients):
 
 def combine_alone(vectors, partials, divisor, out):
     """`Link.combine` on the only rank, which has all partial sums."""
-    sums = {name: vectors[slot] for name, (_, slot) in partials.places.items()}
+    sums = {name: vectors[slot] for name, (_, slot) in partials.holders.items()}
     for a, b in partials.steps:
         sums[a].add_(sums[b])
     divide(sums[partials.root], divisor, out)

@@ -113,14 +113,14 @@ class MPILink(Link):
     def allgatherv(self, values):
         mine, world = np.ascontiguousarray(values, dtype=np.float64), self.topology.world
 
-        def gather():
+        def exchange():
             counts = world.allgather([mine.size])[:, 0].astype(int)
             everyone = np.empty(counts.sum())
             self._wait(world.mpi.Iallgatherv(mine, [everyone, counts]))
             return everyone
 
         self.traffic.other_bytes += mine.nbytes + 8
-        return self._repeat(gather)
+        return self._repeat(exchange)
 
     def alltoallv(self, rows, wanted):
         counts = [len(indices) for indices in wanted]
@@ -154,14 +154,14 @@ class MPILink(Link):
             return f"rank {rank} on {hosts[rank]} ({describe_clients(clients[rank])})"
 
         self._describe = describe
-        self._roll_call = RollCall(self.comm, limit, describe, lambda: (self.phase, self.way_on()))
+        self._roll_call = RollCall(self.comm, limit, describe, lambda: (self.phase, self.how_to_resume()))
         self.topology.waiter.roll_call = self._roll_call
 
     def survive(self):
         if self.size > 1 and not self.survives:
             waiter = self.topology.waiter
             self._survivors, self.survives = Survivors(self.comm, waiter), True
-            waiter.may_block = False  # in a call that blocks, nobody notices who is stuck
+            waiter.may_block = False  # inside a blocking call, a rank cannot answer that it waits
             if self._roll_call is not None:
                 self._roll_call.goes_on = True
             self._adopt()
@@ -201,7 +201,7 @@ class MPILink(Link):
                 file=sys.stderr, flush=True,
             )  # fmt: skip
 
-    def part(self):
+    def wait_for_survivors(self):
         """Wait until all ranks that are left are here; some may have gone on from here already. Collective."""
         with contextlib.suppress(RanksLost):
             self._survivors.attempt(self.topology.world.barrier)
@@ -216,8 +216,8 @@ class MPILink(Link):
             transport.close()
         self.topology.close()
 
-    def leave(self):
-        """End MPI in order; this process can use it no more. Collective over all ranks."""
+    def finalize(self):
+        """Finalize MPI, which this process cannot use afterwards. Collective over all ranks."""
         MPI.Finalize()
 
     def abort(self, code):

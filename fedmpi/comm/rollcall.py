@@ -34,13 +34,13 @@ class RollCall:
         explain: function without arguments -> (phase that the ranks are in, how to resume), texts for the message.
 
     Attributes:
-        lost: ranks that are lost: nobody waits for them.
+        lost: ranks that are lost, for which the others no longer wait.
         goes_on: whether ranks that do not answer are killed, if that is possible, instead of ending the job.
     """
 
     def __init__(self, comm, limit, describe, explain):
         self._comm = comm.Dup()
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # calls that meet a lost rank raise exceptions
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # calls in which a rank is lost raise exceptions
         self.lost, self.goes_on = set(), False
         self._processes = np.empty((comm.size, 3), np.int64)
         comm.Allgather(np.array(describe_process(), np.int64), self._processes)
@@ -83,7 +83,10 @@ class RollCall:
 
     @contextlib.contextmanager
     def inside_mpi(self):
-        """A context for a call of MPI that waits by itself: if it takes too long, the process ends and names nobody."""
+        """A context for a blocking call of MPI.
+
+        If it takes too long, the process ends, and its message cannot name the missing rank.
+        """
         self._inside_since = time.monotonic()
         yield
         self._inside_since = None
@@ -156,11 +159,11 @@ class RollCall:
             kill_process(*self._processes[rank].tolist())
 
     def _report(self, who, goes_on=False):
-        phase, way_on = self._explain()
-        kind, way_on = ("", "; killed, and the others continue") if goes_on else ("error: ", way_on)
+        phase, hint = self._explain()
+        kind, hint = ("", "; killed, and the others continue") if goes_on else ("error: ", hint)
         print(
             f"fedmpi: {kind}no sign of {who} for {self._limit:g} s during {phase}: stopped, stuck, or slower than "
-            f"--timeout {self._limit:g} allows{way_on}",
+            f"--timeout {self._limit:g} allows{hint}",
             file=sys.stderr,
             flush=True,
         )

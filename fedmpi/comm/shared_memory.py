@@ -11,7 +11,7 @@ import re
 import sys
 import time
 
-SHARED_FOLDER = "/dev/shm"
+SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
 NEEDED = 4 << 20  # bytes; MPICH takes 2 MB for 2 ranks
 OF_MPI = re.compile(r"mpich_shm_\w+|(sm_segment|vader_segment|osc_sm|osc_rdma)\.[\w.-]+")  # MPICH's, Open MPI's
 YOUNG = 10.0  # seconds; a younger file may not have been mapped yet by the process that made it

@@ -12,7 +12,7 @@ HOW = (
     "with mpirun --with-ft ulfm"
 )
 
-_SWITCH = "OMPI_MCA_mpi_ft_enable"  # what mpirun --with-ft tells its ranks
+_SWITCH = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft
 
 
 def why_unavailable():

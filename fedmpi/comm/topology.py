@@ -1,8 +1,4 @@
-"""Which ranks there are, which of them share a node, and how a rank waits for the others."""
-
-import contextlib
-import os
-import time
+"""Which ranks there are, and which of them share a node."""
 
 import mpi4py
 import numpy as np
@@ -13,63 +9,10 @@ from mpi4py import MPI  # noqa: E402  (initialises MPI)
 
 from fedmpi.comm.host import core_quota, usable_cores  # noqa: E402
 from fedmpi.comm.link import lowest_true  # noqa: E402
+from fedmpi.comm.waiting import Waiter  # noqa: E402
 
-# How a rank waits on an oversubscribed node: at first it yields its core between two tests of the request, later it
-# sleeps between them, longer and longer (seconds).
-TESTS_BEFORE_SLEEPS, SHORTEST_SLEEP, LONGEST_SLEEP = 100, 1e-5, 2e-3
 PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
 LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit
-
-
-class Waiter:
-    """Waits for MPI's requests.
-
-    Attributes:
-        oversubscribed: whether the node has more ranks than cores. Waiting inside MPI spins, which then
-            takes the cores from the ranks that others wait for: yield or sleep between tests instead.
-        may_block: whether ranks may also use MPI's blocking collectives, because no node is oversubscribed. It is the
-            same on all ranks: MPI does not match the blocking call of one with the nonblocking call of another.
-        roll_call: the `RollCall` that ends waits which take too long, or None.
-    """
-
-    def __init__(self, oversubscribed=False, may_block=True):
-        self.oversubscribed, self.may_block = oversubscribed, may_block
-        self.roll_call = None
-
-    def __call__(self, request):
-        """Wait until `request` is complete."""
-        pause = _Pauses().next if self.oversubscribed else _spin
-        if self.roll_call is not None:
-            self.roll_call.wait(request, pause)
-        elif not self.oversubscribed:
-            request.Wait()
-        else:
-            while not request.Test():
-                pause()
-
-    def inside_mpi(self):
-        """A context for a call of MPI that waits by itself."""
-        return contextlib.nullcontext() if self.roll_call is None else self.roll_call.inside_mpi()
-
-
-class _Pauses:
-    """The pauses of one wait on an oversubscribed node."""
-
-    def __init__(self):
-        self._tests, self._sleep = 0, SHORTEST_SLEEP
-
-    def next(self):
-        """Yield the core, or sleep."""
-        self._tests += 1
-        if self._tests < TESTS_BEFORE_SLEEPS:
-            os.sched_yield()
-        else:
-            time.sleep(self._sleep)
-            self._sleep = min(1.3 * self._sleep, LONGEST_SLEEP)
-
-
-def _spin():
-    """Make no pause: every rank has a core of its own."""
 
 
 class Communicator:
@@ -93,9 +36,9 @@ class Communicator:
             self.wait(self.mpi.Iallgather(mine, everyone))
         return everyone
 
-    def first_failing(self, failed):
-        """The lowest rank whose `failed` is true, or None."""
-        return lowest_true(self.allgather([float(failed)]))
+    def first_rank_where(self, condition):
+        """The lowest rank whose `condition` is true, or None."""
+        return lowest_true(self.allgather([float(condition)]))
 
     def allreduce(self, block):
         """Sum a contiguous 1-d tensor over the ranks, in place and in pieces.
@@ -141,7 +84,7 @@ class Topology:
     Attributes:
         world, node: `Communicator` of all ranks, and of this node's.
         num_nodes: that the ranks are on; smallest_node: number of ranks on the node with the fewest.
-        places: for each rank, (number of its node, its rank there); node_index: number of this node.
+        node_ranks: for each rank, (number of its node, its rank there); node_index: number of this node.
         usable_cores: of this machine, that any of its ranks may use.
         waiter: the `Waiter` of both.
     """
@@ -163,8 +106,8 @@ class Topology:
         self.smallest_node = int(sizes.min())
         nodes = np.unique(lowest).tolist()
         self.num_nodes = len(nodes)
-        self.places = [(nodes.index(first), local) for first, local in zip(lowest.tolist(), local_ranks.tolist())]
-        self.node_index = self.places[self.world.rank][0]
+        self.node_ranks = [(nodes.index(first), local) for first, local in zip(lowest.tolist(), local_ranks.tolist())]
+        self.node_index = self.node_ranks[self.world.rank][0]
 
     def close(self):
         """Free the node's communicator; the world's belongs to whoever made it."""

@@ -6,7 +6,8 @@ import os
 import torch
 from mpi4py import MPI
 
-SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
+from fedmpi.comm.shared_memory import SHARED_FOLDER
+
 CACHE_LINE = 64  # bytes; two ranks never write to the same one
 STRIP = 65536  # elements of each vector that are in the cache at once, per thread
 
@@ -35,14 +36,14 @@ class NodeWindow:
         self._itemsize = dtype.itemsize
         nbytes = -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE  # no page has two owners
         # Linux overcommits: a window that is too large is granted, and the process is killed on first touch.
-        if node.first_failing(_free_bytes() < nbytes * node.size) is not None:
+        if node.first_rank_where(_free_bytes() < nbytes * node.size) is not None:
             raise NoWindow(f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left")
         window, reason = None, "on another rank"
         try:
             window = MPI.Win.Allocate_shared(nbytes, 1, comm=node.mpi)
         except MPI.Exception as error:
             reason = error.Get_error_string()
-        if node.first_failing(window is None) is not None:
+        if node.first_rank_where(window is None) is not None:
             raise NoWindow(f"MPI_Win_allocate_shared failed: {reason}")
         self._window = window
         self._window.Lock_all(MPI.MODE_NOCHECK)

@@ -23,7 +23,7 @@ import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.config.elsewhere import name_here
+from fedmpi.config.foreign_names import our_name
 from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, find_key, last_text, plain_value, rename
 from fedmpi.config.help import declared_settings, list_text, make_parser
 from fedmpi.config.layers import read_layers
@@ -168,7 +168,7 @@ def _texts(assignments, settings, classes):
 def _unknown(key, settings, classes):
     """Raise the `UserError` for a key that no setting has."""
     key = short(key, 100)
-    if hint := name_here(key):
+    if hint := our_name(key):
         raise UserError(f"unknown setting {key}{hint} (more such names: docs/coming_from.md)")
     group, _, name = key.partition(".")
     if group not in CHOICES or not name:

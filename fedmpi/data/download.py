@@ -50,7 +50,7 @@ def _download_rest(url, part):
         response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # nothing is missing; the checksum tells whether the part is right
+            return  # nothing is missing; the checksum decides whether the part is right
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:

@@ -1,4 +1,4 @@
-"""Opening HDF5 files, which may come from anybody: damaged ones, and those that refer to other files."""
+"""Opening HDF5 files, which may come from strangers: damaged ones, and those that refer to other files."""
 
 import contextlib
 import pathlib
@@ -27,7 +27,7 @@ def readable(path):
 def _check_own(path, group, folder, seen=()):
     """Check that what a group of an HDF5 file contains lies in that file, or in files that are there beside it.
 
-    HDF5 can refer to any file of the machine by its name: a data set from somebody else could read a private one.
+    HDF5 can refer to any file of the machine by its name: a data set from a stranger could read a private one.
 
     Args:
         seen: addresses of the groups around it.

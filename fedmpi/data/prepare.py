@@ -42,7 +42,7 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
         write_file(path, splits, {"dataset": name, **attributes})
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001  files from anybody are odd in ways that no list holds
+    except Exception as error:  # noqa: BLE001  damaged files make readers raise errors of many kinds
         raise UserError(f"{readable_path}: cannot be read: {short(f'{type(error).__name__}: {error}')}") from error
     return path
 

@@ -1,6 +1,7 @@
 """Samples in memory as they are in the file, and the batches made of them on the device."""
 
 import dataclasses
+import inspect
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from fedmpi.errors import UserError
+from fedmpi.registry import import_path
 from fedmpi.text import short
 
 EVALUATION_BATCH = 1000  # samples; larger batches need more memory and are not faster
@@ -44,6 +46,49 @@ class Augmentation:
         return runs.view(num_images, height, line, *padded.shape[3:])[:, :, :width]
 
 
+class Transform:
+    """A user's function of one training input, applied to each input of a batch, like those of torchvision.
+
+    Args:
+        path: dotted path of the function, of an object that can be called, or of a class that needs no arguments.
+
+    Raises:
+        UserError: if it cannot be imported or called.
+    """
+
+    def __init__(self, path):
+        self._path = path
+        try:
+            self._function = import_path(path)
+            if inspect.isclass(self._function):
+                self._function = self._function()
+        except Exception as error:  # noqa: BLE001  a user's module can raise anything
+            raise UserError(f"task.transform = {path}: {type(error).__name__}: {short(error)}") from error
+        if not callable(self._function):
+            raise UserError(
+                f"task.transform = {path}: expected a function, and this is a {type(self._function).__name__}"
+            )
+
+    def __call__(self, inputs):
+        """[b, ...] the inputs after the transform, each of the same shape as before.
+
+        Raises:
+            UserError: if the function fails, or returns something else.
+        """
+        try:
+            changed = [self._function(one) for one in inputs]
+        except Exception as error:  # noqa: BLE001
+            raise UserError(f"task.transform = {self._path}: {type(error).__name__}: {short(error)}") from error
+        for one in changed:
+            if not isinstance(one, torch.Tensor) or one.shape != inputs.shape[1:] or not one.is_floating_point():
+                found = f"{one.dtype} {list(one.shape)}" if isinstance(one, torch.Tensor) else f"a {type(one).__name__}"
+                raise UserError(
+                    f"task.transform = {self._path}: returned {found} for an input {list(inputs.shape[1:])}: expected "
+                    "floats of the same shape"
+                )
+        return torch.stack(changed).to(inputs)
+
+
 class Samples:
     """Rows of a data set in memory as they are in the file (uint8 images stay bytes).
 
@@ -76,18 +121,24 @@ class Samples:
         _check_size(rows, scale, shift)
         return cls(*(t.to(context.device) for t in (rows, torch.from_numpy(labels), scale, shift)))
 
-    def at(self, indices, augmentation=None):
-        """(inputs, labels) at int64 `indices` [b]; inputs of images are [b, channels, height, width]."""
+    def at(self, indices, augmentation=None, transform=None):
+        """(inputs, labels) at int64 `indices` [b]; inputs of images are [b, channels, height, width].
+
+        Args:
+            augmentation: an `Augmentation` or None. transform: after it, a `Transform` of inputs that are not yet
+                normalised (bytes become numbers from 0 to 1), or None.
+        """
         rows = augmentation.gather(self._rows, indices) if augmentation else self._rows.index_select(0, indices)
+        labels = self.labels.index_select(0, indices)
+        if transform is not None:
+            per_value = 255 if rows.dtype == torch.uint8 else 1
+            values = _channels_first(transform(_channels_first(rows.to(self._scale.dtype) / per_value)), back=True)
+            return _channels_first(values.mul_(self._scale * per_value).add_(self._shift)), labels
         if self._scale_number is not None and rows.dtype == torch.uint8:
             inputs = torch.add(self._shift, rows, alpha=self._scale_number)  # also converts to float
         else:
             inputs = rows.to(self._scale.dtype).mul_(self._scale).add_(self._shift)
-        if inputs.dim() == 3:
-            inputs = inputs.unsqueeze(1)
-        elif inputs.dim() == 4:
-            inputs = inputs.permute(0, 3, 1, 2)  # channels stay last in memory: faster convolutions
-        return inputs, self.labels.index_select(0, indices)
+        return _channels_first(inputs), labels
 
     def take(self, indices):
         """The `Samples` at an int64 array `indices`, in memory of their own."""
@@ -100,6 +151,18 @@ class Samples:
         for start in range(0, self.num, EVALUATION_BATCH):
             indices = torch.arange(start, min(start + EVALUATION_BATCH, self.num), device=self.labels.device)
             yield self.at(indices)
+
+
+def _channels_first(rows, back=False):
+    """Images as models take them, [b, channels, height, width], of images as they are in a file; or `back`.
+
+    Vectors stay as they are. Channels stay last in memory: faster convolutions.
+    """
+    if rows.dim() < 3:
+        return rows
+    if back:
+        return rows.squeeze(1) if rows.shape[1] == 1 else rows.permute(0, 2, 3, 1)
+    return rows.unsqueeze(1) if rows.dim() == 3 else rows.permute(0, 3, 1, 2)
 
 
 def _check_size(rows, scale, shift):

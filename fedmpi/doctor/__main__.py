@@ -24,7 +24,7 @@ from fedmpi.doctor.checks import (
     check_ranks,
     check_versions,
 )
-from fedmpi.doctor.collect import check_needs, gather_facts, try_sum
+from fedmpi.doctor.collect import allgather_facts, check_needs, try_sum
 from fedmpi.doctor.facts import describe_rank
 from fedmpi.doctor.speed import measure
 from fedmpi.errors import AgreedUserError, UserError
@@ -75,7 +75,7 @@ def _run(arguments, link):
     options, config = read
     agree(link, lambda: check_launch(link, config.run.ranks))
     link.barrier()
-    ranks = gather_facts(link, describe_rank(link, config.run.device))
+    ranks = allgather_facts(link, describe_rank(link, config.run.device))
     summed, used = try_sum(link, config.run.transport)
     checks = [check_ranks(ranks, summed, used), check_cores(ranks), check_devices(ranks)]
     checks += [check_versions(ranks), check_clocks(ranks)]

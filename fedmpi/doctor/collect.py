@@ -22,14 +22,14 @@ SUM_ELEMENTS = 1 << 16  # of the test sum: enough for shared memory to be used
 LOOK_SECONDS = 5.0  # that another node may need to see a new file: network file systems cache folders
 
 
-def gather_texts(link, text):
+def allgather_texts(link, text):
     """Every rank's text, in rank order; line breaks become blanks."""
     return allgather_lines(link, [" ".join(text.splitlines())])
 
 
-def gather_facts(link, facts):
+def allgather_facts(link, facts):
     """The `RankFacts` of all ranks."""
-    return [RankFacts(**json.loads(text)) for text in gather_texts(link, json.dumps(dataclasses.asdict(facts)))]
+    return [RankFacts(**json.loads(text)) for text in allgather_texts(link, json.dumps(dataclasses.asdict(facts)))]
 
 
 def try_sum(link, transport):
@@ -39,7 +39,7 @@ def try_sum(link, transport):
     block.copy_(torch.arange(SUM_ELEMENTS) % 251 + link.rank)
     link.allreduce(block)
     expected = (torch.arange(SUM_ELEMENTS) % 251) * link.size + link.size * (link.size - 1) // 2
-    return link.first_failing(not torch.equal(block, expected.to(block.dtype))) is None, link.summed_by
+    return link.first_rank_where(not torch.equal(block, expected.to(block.dtype))) is None, link.summed_by
 
 
 def check_needs(link, ranks, config):
@@ -50,13 +50,13 @@ def check_needs(link, ranks, config):
     except (UserError, OSError, MemoryError) as met:
         task, error = None, " ".join(str(met).split()) or type(met).__name__
     described = str(getattr(config.task, "data", "no files"))
-    data = check_data(gather_texts(link, error), described)
+    data = check_data(allgather_texts(link, error), described)
     if data.state == FAILED:
         size, memory = 0, Check("memory", SKIPPED, "needs the data")
     else:
         task.synchronise(link)
         sizes, error = _try_model(config, context, task)
-        size, memory = _check_rows(link, ranks, config, context, sizes, gather_texts(link, error))
+        size, memory = _check_rows(link, ranks, config, context, sizes, allgather_texts(link, error))
     return [data, memory, _check_folder(link, pathlib.Path(config.run.out), size)]
 
 
@@ -105,7 +105,7 @@ def _check_folder(link, out, rows):
             room = _write_token(out, token)
         except OSError as met:
             error = f"{met.filename or out}: cannot be written: {met.strerror}"
-    error, room = gather_texts(link, error)[0], link.allgather([room])[0, 0]
+    error, room = allgather_texts(link, error)[0], link.allgather([room])[0, 0]
     blind = [] if error else np.flatnonzero(link.allgather([not _appears(token)])[:, 0]).tolist()
     link.barrier()
     if link.rank == 0:

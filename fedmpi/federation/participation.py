@@ -99,30 +99,31 @@ class Plan:
         return self._all_weights[client]
 
     def start(self, lost=frozenset()):
-        """The `Round` before the first one: everybody who is not lost takes part, and no local step is made."""
-        everybody = tuple(c for c in range(self.num_clients) if c not in lost)
-        weights = tuple(self._all_weights[c] for c in everybody)
-        return Round(-1, 0, everybody, weights, 0, sum(weights) / sum(self._all_weights), max(self._steps))
+        """The `Round` before the first one: all clients that are not lost take part, and no local step is made."""
+        all_clients = tuple(c for c in range(self.num_clients) if c not in lost)
+        weights = tuple(self._all_weights[c] for c in all_clients)
+        return Round(-1, 0, all_clients, weights, 0, sum(weights) / sum(self._all_weights), max(self._steps))
 
     def round(self, index, lost=frozenset()):
         """The `Round` number `index`.
 
         Args:
-            lost: clients that are lost: absent, whatever the plan says. If nobody else takes part, all others do.
+            lost: clients that are lost: absent, whatever the plan says. If all participants are lost, all other
+                clients take part.
 
         Raises:
             UserError: if the participants are not different clients.
         """
-        everybody = range(self.num_clients)
-        participants = [int(c) for c in (self.participants(index) if self.participants else everybody)]
-        if not participants or len({*participants}) < len(participants) or not {*participants} <= {*everybody}:
+        all_clients = range(self.num_clients)
+        participants = [int(c) for c in (self.participants(index) if self.participants else all_clients)]
+        if not participants or len({*participants}) < len(participants) or not {*participants} <= {*all_clients}:
             raise UserError(
                 f"participants of round {index} = {participants}: expected at least one of the clients "
-                f"0 to {everybody[-1]}, and each of them once"
+                f"0 to {all_clients[-1]}, and each of them once"
             )
         if lost:
             present = [c for c in participants if c not in lost]
-            participants = present or [c for c in everybody if c not in lost]
+            participants = present or [c for c in all_clients if c not in lost]
         weights = [self._all_weights[c] for c in participants]
         weight, nominal = sum(weights), max(self._steps)
         steps = [self._steps[c] if self.dealt_steps is None else self.dealt_steps(index, c) for c in participants]

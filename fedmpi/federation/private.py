@@ -6,7 +6,8 @@ import torch
 
 from fedmpi.federation.client import Server
 
-KEPT = "private"  # the entry of `Client.kept` with a client's private values
+PRIVATE = "private"  # the entry of `Client.kept` with a client's private values: name of a row, or BUFFERS -> tensor
+BUFFERS = "float buffers"
 
 
 class PrivateParts:
@@ -37,7 +38,7 @@ class PrivateParts:
             rows = {**store.averaged_rows(), **store.server_rows()}
             values = {name: row.new_zeros(len(self._at)) for name, row in rows.items()}
             values["x"].copy_(self._start)
-            client.kept[KEPT] = {**values, "float buffers": self._buffers_start.clone()}
+            client.kept[PRIVATE] = {**values, BUFFERS: self._buffers_start.clone()}
 
     def __bool__(self):
         return len(self._at) + len(self._buffers_at) > 0
@@ -45,10 +46,10 @@ class PrivateParts:
     def give_back(self, client):
         """Put a client's private values where it works with them; its turn begins."""
         if self:
-            values = client.kept[KEPT]
+            values = client.kept[PRIVATE]
             for name, row in self._rows(client).items():
                 row[self._at] = values[name]
-            client.buffers[self._buffers_at] = values["float buffers"]
+            client.buffers[self._buffers_at] = values[BUFFERS]
 
     def take(self, client):
         """Take a client's private values away from what is sent; its turn ends.
@@ -57,9 +58,9 @@ class PrivateParts:
         """
         if not self:
             return
-        values, averaged = client.kept[KEPT], self._store.averaged_rows()
+        values, averaged = client.kept[PRIVATE], self._store.averaged_rows()
         if client.round_index >= 0:
-            values["float buffers"].copy_(client.buffers[self._buffers_at])
+            values[BUFFERS].copy_(client.buffers[self._buffers_at])
         for name in averaged:
             values[name].copy_(client.rows[name][self._at])
         for name, row in self._rows(client).items():
@@ -73,7 +74,7 @@ class PrivateParts:
             then: `then(server)`, of an `Exchange`, or None.
         """
         if self and then is not None and len(self._at):
-            values = {name: row for name, row in client.kept[KEPT].items() if name != "float buffers"}
+            values = {name: row for name, row in client.kept[PRIVATE].items() if name != BUFFERS}
             server = Server(values, 1, self._segments, len(self._at))
             alone = {"participants": (client.index,), "weights": (1.0,), "participation": 1.0}
             server.round = dataclasses.replace(client.round, **alone)
@@ -88,8 +89,8 @@ class PrivateParts:
 
     def model(self, client, x, buffers):
         """(x, buffers) of a client's own model: copies of the shared ones with its private values."""
-        x, buffers, values = x.clone(), buffers.clone(), client.kept[KEPT]
-        x[self._at], buffers[self._buffers_at] = values["x"], values["float buffers"]
+        x, buffers, values = x.clone(), buffers.clone(), client.kept[PRIVATE]
+        x[self._at], buffers[self._buffers_at] = values["x"], values[BUFFERS]
         return x, buffers
 
     def _rows(self, client):

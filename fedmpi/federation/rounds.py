@@ -1,4 +1,4 @@
-"""The loop: rounds, local steps, one average after them. Only here do ranks and algorithms meet.
+"""The loop: rounds, local steps, one average after them. Only this module uses both ranks and algorithms.
 
 `Federation` runs the same on N ranks and in one process with all clients (`fedmpi.simulate`): that depends only on the
 link over which it sums.

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fedmpi.comm.link import SoloLink
-from fedmpi.comm.tree import Placement
+from fedmpi.comm.summation_order import Placement
 
 ALIGNMENT = 16  # elements; every slot begins on a cache line
 
@@ -18,8 +18,8 @@ def make_sums(link, clients):
     if link.reduction == "plain":
         return RunningSums(len(clients), link)
     ends = link.allgather([len(clients)])[:, 0].astype(int).cumsum()
-    everybody = np.split(link.allgatherv(list(clients)).astype(int), ends[:-1])
-    return TreeSums(clients, Placement([of_rank.tolist() for of_rank in everybody]), link)
+    of_ranks = np.split(link.allgatherv(list(clients)).astype(int), ends[:-1])
+    return TreeSums(clients, Placement([of_rank.tolist() for of_rank in of_ranks]), link)
 
 
 class RunningSums:
@@ -107,7 +107,7 @@ class RunningSums:
 class TreeSums:
     """Sums in the order of one tree over the clients' numbers, the same bits wherever the clients are.
 
-    See `fedmpi.comm.tree`. A rank keeps a partial sum for each largest subtree that it holds alone.
+    See `fedmpi.comm.summation_order`. A rank keeps a partial sum for each largest subtree that it holds alone.
 
     Args:
         clients: of this rank, in the order of their turns. placement: a `Placement`. link: sums over the ranks.

@@ -60,7 +60,7 @@ class FlatModule:
         self.dim = sum(self._sizes)
         begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
         self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
-        self._buffers, values = _place_buffers(module)
+        self._buffers, values = _lay_out_buffers(module)
         self._integer_buffers = [
             (owner, key)
             for owner in module.modules()
@@ -101,7 +101,7 @@ class FlatModule:
     @property
     def buffer_slices(self):
         """Name -> slice of `buffers` of every float buffer."""
-        return {place.name: slice(place.offset, place.offset + math.prod(place.shape)) for place in self._buffers}
+        return {buffer.name: slice(buffer.offset, buffer.offset + math.prod(buffer.shape)) for buffer in self._buffers}
 
     def _known_views(self, vector):
         """What `views` returns, made once for each vector."""
@@ -190,13 +190,13 @@ class FlatModule:
             if parameter.data_ptr() != view.data_ptr():
                 parameter.data = view
         if buffers is not None:
-            self._buffers_at = [self._buffer_view(place, buffers) for place in self._buffers]
-            for place, view in zip(self._buffers, self._buffers_at):
-                place.owner._buffers[place.key] = view.view(view.shape)  # an alias: the module may set its .data
+            self._buffers_at = [self._buffer_view(buffer, buffers) for buffer in self._buffers]
+            for buffer, view in zip(self._buffers, self._buffers_at):
+                buffer.owner._buffers[buffer.key] = view.view(view.shape)  # an alias: the module may set its .data
 
     @staticmethod
-    def _buffer_view(place, buffers):
-        return buffers[place.offset : place.offset + math.prod(place.shape)].view(place.shape)
+    def _buffer_view(buffer, buffers):
+        return buffers[buffer.offset : buffer.offset + math.prod(buffer.shape)].view(buffer.shape)
 
     @torch.no_grad()
     def adopt(self):
@@ -217,11 +217,11 @@ class FlatModule:
                     f"model {type(self.module).__name__}: a pass puts another object in the place of parameter "
                     f"'{name}', which is not trained: change its values instead ({name}.data = ...)"
                 )
-        for place, view in zip(self._buffers, self._buffers_at):
-            current = place.owner._buffers[place.key]
+        for buffer, view in zip(self._buffers, self._buffers_at):
+            current = buffer.owner._buffers[buffer.key]
             if current is None or current.data_ptr() != view.data_ptr():
-                self._take(place.name, current, view)
-                place.owner._buffers[place.key] = view.view(view.shape)
+                self._take(buffer.name, current, view)
+                buffer.owner._buffers[buffer.key] = view.view(view.shape)
 
     def _take(self, name, value, view):
         """Copy a value that the module has put somewhere else into its view."""
@@ -234,8 +234,8 @@ class FlatModule:
         view.copy_(value)
 
     @torch.no_grad()
-    def gather(self, vector):
-        """`point_at(vector)`; parameters that other code has moved to memory of their own keep their values."""
+    def adopt_parameters(self, vector):
+        """Copy parameters that other code has moved to memory of their own into `vector`, and point them at it."""
         for parameter, view in zip(self.parameters, self._known_views(vector)):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter)
@@ -257,7 +257,7 @@ class FlatModule:
         The module itself stays as it is: this is for `torch.func.functional_call`.
         """
         values = dict(zip(self.names, self.views(vector)))
-        values.update({place.name: self._buffer_view(place, buffers) for place in self._buffers})
+        values.update({buffer.name: self._buffer_view(buffer, buffers) for buffer in self._buffers})
         return values
 
     def named_values(self, vector, buffers):
@@ -269,7 +269,7 @@ class FlatModule:
         return self.module.state_dict()
 
 
-class _Place(typing.NamedTuple):
+class _Buffer(typing.NamedTuple):
     """Where a float buffer lies: in the module `owner` as `key`, in the vector of all buffers from `offset` on."""
 
     owner: nn.Module
@@ -279,9 +279,9 @@ class _Place(typing.NamedTuple):
     offset: int
 
 
-def _place_buffers(module):
-    """([`_Place`] of every float buffer, [n] values of each different one); modules may share a buffer."""
-    places, values, offsets, end = [], [], {}, 0
+def _lay_out_buffers(module):
+    """([`_Buffer`] of every float buffer, [n] values of each different one); modules may share a buffer."""
+    found, values, offsets, end = [], [], {}, 0
     for prefix, owner in module.named_modules():
         for key, buffer in owner.named_buffers(recurse=False):
             if not buffer.is_floating_point():
@@ -291,8 +291,8 @@ def _place_buffers(module):
                 values.append(buffer.detach().reshape(-1))
                 end += buffer.numel()
             name = f"{prefix}.{key}" if prefix else key
-            places.append(_Place(owner, key, name, tuple(buffer.shape), offsets[id(buffer)]))
-    return places, values
+            found.append(_Buffer(owner, key, name, tuple(buffer.shape), offsets[id(buffer)]))
+    return found, values
 
 
 def _owners(module, parameters):

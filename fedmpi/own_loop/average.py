@@ -6,7 +6,7 @@ import torch
 
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.algorithms.fedopt import FedAdam
-from fedmpi.algorithms.outer import DiLoCo, FedAvgServerMomentum
+from fedmpi.algorithms.server_momentum import DiLoCo, FedAvgServerMomentum
 from fedmpi.errors import UserError
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
@@ -150,7 +150,7 @@ class OptimizerState(Oracle):
         Raises:
             UserError: if the optimizers have no such state, or one of another shape than its parameter.
         """
-        self._flat.gather(self.client.x)
+        self._flat.adopt_parameters(self.client.x)
         for name in self._names:
             found = 0
             for parameter, view in zip(self._flat.parameters, self._flat.views(self.client.rows[name])):

@@ -12,7 +12,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.link import Traffic
 from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
-from fedmpi.config.elsewhere import HERE
+from fedmpi.config.foreign_names import OURS
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
@@ -190,7 +190,7 @@ def known_settings(owner, names, settings):
     """
     for name in settings:
         if name not in names:
-            ours = HERE.get(name, "").removeprefix("algorithm.")
+            ours = OURS.get(name, "").removeprefix("algorithm.")
             hint = f"; its name in fedmpi is {ours}" if ours in names else nearest(name, names)
             raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
     return settings

@@ -1,4 +1,4 @@
-"""Reading settings files, which may come from anybody: files of a limited size, without YAML's surprises.
+"""Reading settings files, which may come from strangers: files of a limited size, without YAML's surprises.
 
 YAML 1.1 reads ``010`` as 8, ``1:30`` as 90, ``yes`` as true and ``2024-01-01`` as a date. Here these are text, which
 a setting of another type refuses. Aliases, tags and repeated keys are refused.

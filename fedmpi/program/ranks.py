@@ -13,9 +13,7 @@ from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.output import make_output_safe, write_past_launcher
-from fedmpi.text import short
-
-LONGEST = 3000  # characters of a message
+from fedmpi.text import LONGEST_MESSAGE, short
 
 
 def run_program(program, arguments):
@@ -92,19 +90,19 @@ def _end_in_order(link, text, error, code):
     if text:
         if error is not None:
             traceback.print_exception(error)
-        print(f"fedmpi: error: {short(text, LONGEST)}", file=sys.stderr, flush=True)
+        print(f"fedmpi: error: {short(text, LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
     link.barrier()  # so that no launcher kills a rank before it has printed
     _leave_as_survivor(link, code)
     link.close()
     if "mpi4py.run" in sys.modules:  # `python -m mpi4py` would abort the job at an exit code that is not 0
-        link.leave()
+        link.finalize()
     sys.exit(code)
 
 
 def _leave_as_survivor(link, code):
     """End this process without MPI_Finalize if ranks may be lost: it may wait for them forever."""
     if link.survives:
-        link.part()  # until then the others that are left may need this rank
+        link.wait_for_survivors()  # until then the others that are left may need this rank
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -127,8 +125,8 @@ def end_at_once(link, error, wants_traceback):
     if wants_traceback:
         traceback.print_exception(error)
         hint = ""
-    print(f"fedmpi: error on {where}: {short(what, LONGEST)}{hint}", file=sys.stderr, flush=True)
+    print(f"fedmpi: error on {where}: {short(what, LONGEST_MESSAGE)}{hint}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS)
-    if is_loss(error):  # the others meet it, too; Open MPI's mpirun makes 0 of the code of the last rank that aborts
+    if is_loss(error):  # the others notice it, too; Open MPI's mpirun makes 0 of the code of the last rank that aborts
         os._exit(code)
     link.abort(code)

@@ -8,9 +8,7 @@ import os
 import sys
 
 from fedmpi.errors import STOPPED, Stopped, UserError
-from fedmpi.text import short
-
-LONGEST = 3000  # characters of a message
+from fedmpi.text import LONGEST_MESSAGE, short
 
 
 def run_single(program, arguments):
@@ -26,7 +24,7 @@ def run_single(program, arguments):
         program(arguments)
         sys.stdout.flush()  # here, so that a closed output is not reported at exit
     except UserError as error:
-        print(f"fedmpi: error: {short(error, LONGEST)}", file=sys.stderr)
+        print(f"fedmpi: error: {short(error, LONGEST_MESSAGE)}", file=sys.stderr)
         sys.exit(2)
     except Stopped as stopped:
         print(f"fedmpi: {stopped}", file=sys.stderr)

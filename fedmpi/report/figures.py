@@ -1,6 +1,6 @@
 """One figure: a metric against rounds, bytes, gradients or time, a line per method, a band over its seeds.
 
-This module and `pictures` are the only ones of the report that need matplotlib.
+This module and `further_figures` are the only ones of the report that need matplotlib.
 """
 
 import dataclasses
@@ -144,7 +144,7 @@ def _lay_out(figure, axes, ends, y_name, style):
 
 
 def _as_error(point):
-    """A point of a share that should be large, as one of what it lacks."""
+    """A point of a share, like the accuracy, as the point of 1 minus the share."""
     return Point(point.x, 1 - point.mean, 1 - point.high, 1 - point.low)
 
 

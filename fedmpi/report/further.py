@@ -11,7 +11,7 @@ from fedmpi.runs.record import HELD_OUT, less_is_better
 
 def further_parts(problem, style):
     """Yield (heading, `Table` or None, figure) of each further part for which a problem's runs have data."""
-    from fedmpi.report.pictures import draw_roc, draw_setting, draw_silos
+    from fedmpi.report.further_figures import draw_roc, draw_setting, draw_silos
 
     methods, table = problem.methods, silo_table(problem)
     clients = {number: clients_at_end(method) for number, method in enumerate(methods)}

@@ -61,18 +61,30 @@ def _outcome(experiment, claim, panel, results):
     at = claim.get("at")
     of_at = claim.get("of_at", at)
     ours = results.method(panel, claim["ahead"]) if results else None
-    others = [one for name in claim["of"] if results and (one := results.method(panel, name))]
-    if ours is None or not others:
+    others = [one for name in claim.get("of", []) if results and (one := results.method(panel, name))]
+    goal = claim.get("reaches")
+    if ours is None or (goal is None and not others):
         return Outcome(claim["claim"], panel, NOT_TESTED, f"{claim['ahead']} or its rivals were not run at this scale")
     mine = spread(ours, metric, at)
     if mine is None:
         return Outcome(claim["claim"], panel, NOT_CONFIRMED, f"{ours.label} diverged")
+    if goal is not None:
+        holds = _has_reached(ours, metric, goal)
+        words = f"{ours.label} {mine}; expected {title(metric)} {'<=' if less_is_better(metric) else '>='} {goal:g}"
+        return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, words)
     verdicts = [_against(ours, other, metric, (at, of_at)) for other in others]
     holds = all(ahead for ahead, _ in verdicts) and not num_diverged(ours)
     words = "" if metric == experiment.metric else f"by {title(metric)}: "
     words += f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
     words += f" at round {at}" if at else ""
     return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, "; ".join([words, *_words(verdicts)]))
+
+
+def _has_reached(method, metric, goal):
+    """Whether every run of a method ends with a metric as good as `goal`, or better."""
+    sign = -1 if less_is_better(metric) else 1
+    values = [value(run, metric) for run in method.runs]
+    return not num_diverged(method) and all(one is not None and sign * one >= sign * goal for one in values)
 
 
 def _words(verdicts):

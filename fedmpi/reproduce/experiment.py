@@ -15,7 +15,7 @@ reason. Every other one has
     printed:   metric, place, and values: panel -> method -> the number in the paper.
     figure:    place, axis and metrics of the paper's figure.
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at: round,
-               of_at: round of the others}.
+               of_at: round of the others}; or with reaches: number, at the end, instead of `of`.
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
@@ -185,7 +185,7 @@ def _problems(one):
         if not getattr(one, key):
             yield f"expected {key}, or not_run with the reason"
     known = {"panels": one.panels, "methods": one.methods}
-    named = [("methods", method) for claim in one.claims for method in [claim["ahead"], *claim["of"]]]
+    named = [("methods", method) for claim in one.claims for method in [claim["ahead"], *claim.get("of", [])]]
     named += [("panels", claim["panel"]) for claim in one.claims if "panel" in claim]
     for panel, values in one.printed.get("values", {}).items():
         named += [("panels", panel), *(("methods", method) for method in values)]

@@ -128,14 +128,14 @@ def remove_checkpoints(run_folder, keep, needed=()):
     Args:
         needed: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
     """
-    names = {(home, client_file(client)) for client, home in needed if home is not None}
+    names = {(written, client_file(client)) for client, written in needed if written is not None}
     with contextlib.suppress(OSError):  # what cannot be removed now is tried again after the next checkpoint
         for folder in (pathlib.Path(run_folder) / CHECKPOINTS).iterdir():
             if not folder.name.isdecimal() or int(folder.name) in keep:
                 continue
             number = int(folder.name)
             (folder / MANIFEST).unlink(missing_ok=True)  # before its files: it is incomplete from now on
-            if any(home == number for home, _ in names):
+            if any(written == number for written, _ in names):
                 for path in folder.iterdir():
                     if (number, path.name) not in names:
                         path.unlink(missing_ok=True)

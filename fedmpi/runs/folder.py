@@ -112,7 +112,7 @@ def find_runs(paths):
             runs.append(run)
         except UserError as error:
             complaints.append(short(error))
-        except Exception as error:  # noqa: BLE001  a folder from anybody costs at most itself
+        except Exception as error:  # noqa: BLE001  one folder that cannot be read must not hide the others
             complaints.append(short(f"{folder}: cannot be read: {type(error).__name__}: {error}"))
     return runs, complaints
 
@@ -175,7 +175,7 @@ def read_records(path):
 
 
 def _number(value):
-    """A value that can be added to others: too large ones are infinite, and nothing is -inf."""
+    """A value that can be added to others: beyond `LARGEST_VALUE` it becomes inf, below minus that, nan."""
     if abs(value) < LARGEST_VALUE:
         return value
     return math.inf if value > 0 else math.nan

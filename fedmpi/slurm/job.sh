@@ -15,6 +15,15 @@ PROBE_SECONDS=60
 
 say() { printf 'fedmpi: %s\n' "$*" >&2; }
 
+# From the start, SLURM may warn this script of the time limit (USR1) or end it (TERM): `wait_for` passes both on.
+warned='' stopped='' signal='' pid='' began=''
+trap 'warned=yes; pass_on "$signal"' USR1
+trap 'stopped=yes; pass_on TERM' TERM
+pass_on() {
+    woken=yes
+    [ -z "$pid" ] || kill -"$1" "$pid" 2>/dev/null || true
+}
+
 # fedmpi_train ARGUMENTS: train; requeue this job if it is not finished.
 fedmpi_train() {
     local code=0
@@ -38,6 +47,7 @@ fedmpi_sweep() {
         2 | "$NOT_FINISHED") finish $code ;; # wrong settings; or the time is over
         *) worst=$code ;;
         esac
+        [ -z "$stopped" ] || break
     done
     finish $worst
 }
@@ -92,8 +102,14 @@ check_place() {
     checked=yes
     choose_launch
     say "$ranks ranks on $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), started by: $FEDMPI_LAUNCH"
-    [ "${FEDMPI_DOCTOR:-1}" != 0 ] || return 0
+    [ "${FEDMPI_DOCTOR:-1}" = 0 ] || check_ranks "$@"
+    [ -z "${FEDMPI_RANK_LOGS:-}" ] || FEDMPI_LAUNCH+=" bash $here/rank_log.sh"
+}
+
+# check_ranks SETTINGS: run the doctor; end the job if a check fails.
+check_ranks() {
     $FEDMPI_LAUNCH "$python" -m mpi4py -m fedmpi.doctor --ranks "$ranks" "$@" || {
+        [ -z "$stopped" ] || finish 143
         say "the checks failed: nothing was started (FEDMPI_DOCTOR=0 starts without checks)"
         exit 2
     }
@@ -116,7 +132,8 @@ choose_launch() {
     ! command -v mpirun >/dev/null || tried+=("mpirun -np $ranks $words")
     for FEDMPI_LAUNCH in "${tried[@]}"; do
         launch_environment
-        ! ranks_meet || return 0
+        ! ranks_find_each_other || return 0
+        [ -z "$stopped" ] || finish 143
     done
     say "no way to start $ranks ranks that find each other through $vendor; tried:"
     printf 'fedmpi:   %s\n' "${tried[@]}" >&2
@@ -124,7 +141,7 @@ choose_launch() {
     exit 2
 }
 
-ranks_meet() {
+ranks_find_each_other() {
     timeout $PROBE_SECONDS $FEDMPI_LAUNCH "$python" -m mpi4py -c \
         "from mpi4py import MPI; import sys; sys.exit(MPI.COMM_WORLD.size != $ranks)" >/dev/null 2>&1
 }
@@ -141,38 +158,41 @@ launch_environment() {
 
 # run_ranks SIGNAL MODULE ARGUMENTS: start the ranks and return their exit code, see `wait_for`.
 run_ranks() {
-    local signal=$1 log=()
+    local signal=$1
     shift
-    [ -z "${FEDMPI_RANK_LOGS:-}" ] || { mkdir -p "$FEDMPI_RANK_LOGS"; log=(bash "$here/rank_log.sh"); }
     # `python -m mpi4py` ends the job if a rank dies of an error before fedmpi itself watches.
-    wait_for "$signal" $FEDMPI_LAUNCH "${log[@]}" "$python" -m mpi4py -m "$@"
+    wait_for "$signal" $FEDMPI_LAUNCH "$python" -m mpi4py -m "$@"
 }
 
-# wait_for SIGNAL COMMAND: run a command and return its exit code.  If SLURM warns of the time limit (USR1), $warned is
-# set and the command gets SIGNAL; if it ends the job, $stopped is set.
+# wait_for SIGNAL COMMAND: run a command and return its exit code, or 75 if it did not end well after a warning of the
+# time limit. The warning is passed on to it as SIGNAL.
 wait_for() {
-    local signal=$1 pid code
+    local signal=$1 code
     shift
-    warned='' stopped=''
+    [ -z "$stopped" ] || return 143
+    [ -z "$warned" ] || [ -z "$began" ] || return $NOT_FINISHED # warned between two commands
     "$@" &
-    pid=$!
-    trap 'warned=yes; woken=yes; kill -$signal $pid' USR1
-    trap 'stopped=yes; woken=yes; kill -TERM $pid' TERM
+    pid=$! began=yes
+    # Warned during the checks: the time limit is short, and half of what is left of it is for the command.
+    [ -z "$warned" ] || { sleep $(($(seconds_left) / 2)); pass_on "$signal"; } &
     while :; do
         woken='' code=0
         wait $pid || code=$?
         [ -n "$woken" ] || break # a signal ends `wait` before the ranks have ended
     done
-    trap - USR1 TERM
+    pid=''
     # Ranks that were warned before they could hear it were ended by the signal; wrong settings stay wrong.
     if [ -n "$warned" ] && [ $code -ne 0 ] && [ $code -ne 2 ]; then code=$NOT_FINISHED; fi
     return $code
 }
 
+# seconds_left: until the job's time limit.
+seconds_left() { echo $(($(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s) - $(date +%s))); }
+
 # finish CODE: end this job; if it is not finished, requeue it.
 finish() {
     local most code=$1
-    if [ -n "${stopped:-}" ]; then
+    if [ -n "$stopped" ]; then
         # Of these, SLURM requeues preempted jobs and those of lost nodes itself.
         if [[ $(scontrol -o show job "$SLURM_JOB_ID") != *Reason=TimeLimit* || $code -eq 0 ]]; then
             say "job $SLURM_JOB_ID was ended by SLURM: cancelled, preempted, or a node was lost"
@@ -180,6 +200,7 @@ finish() {
         fi
         code=$NOT_FINISHED # the ranks may not have had the time to say so
     fi
+    trap - TERM
     case $code in
     "$NOT_FINISHED") most=${FEDMPI_MAX_REQUEUES:-100} ;;
     9 | 14 | 137 | 143 | 255) most=${FEDMPI_RESTARTS:-0} ;; # what launchers say of a killed rank or a lost node

@@ -1,7 +1,6 @@
 """Tasks that users write, `fedmpi.Task`: a Dataset per client, a loss and metrics."""
 
 import dataclasses
-import importlib
 import inspect
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 from fedmpi.errors import UserError
 from fedmpi.oracles.base import seed_noise
+from fedmpi.registry import import_path
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import LoadedTask, Metrics, constructor_of
@@ -222,16 +222,20 @@ class _Loader:
         """The batch of the draw that the sampler was asked for last."""
         number, task = self._sampler.number, self._task
         if number != self._next:
-            made = _Made(task, self._dataset, self._sampler.sampler, self._seed, self._client)
+            batches = _Batches(task, self._dataset, self._sampler.sampler, self._seed, self._client)
             loader = DataLoader(
-                made, batch_size=None, sampler=_From(number), num_workers=task.workers, prefetch_factor=task.prefetch
+                batches,
+                batch_size=None,
+                sampler=_CountFrom(number),
+                num_workers=task.workers,
+                prefetch_factor=task.prefetch,
             )
             self._iterator = iter(loader)
         self._next = number + 1
         return next(self._iterator)
 
 
-class _Made:
+class _Batches:
     """A Dataset of whole batches: number of a draw -> its batch, seeded as the oracle seeds that draw."""
 
     def __init__(self, task, dataset, sampler, seed, client):
@@ -243,7 +247,7 @@ class _Made:
         return _fetch(self._task, self._dataset, self._sampler(number))
 
 
-class _From:
+class _CountFrom:
     """A sampler without end: the numbers from `first` on."""
 
     def __init__(self, first):
@@ -297,12 +301,11 @@ def _measure(name, metric):
     metric, settings = metric if isinstance(metric, tuple) else (metric, {})
     if not isinstance(metric, str):
         return lambda outputs, targets: metric(outputs, targets, **settings)
-    module, _, attribute = metric.rpartition(".")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = import_path(metric)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"metric {name} = {metric}: cannot be imported: {error}") from None
-    if module.split(".")[0] == "sklearn":
+    if metric.split(".")[0] == "sklearn":
         return lambda outputs, targets: function(targets.numpy(), _predicted(outputs, targets).numpy(), **settings)
     if inspect.isclass(function):
         return lambda outputs, targets: function(**settings)(outputs, targets)

@@ -21,7 +21,7 @@ from fedmpi.tasks.base import LoadedTask, Metrics, Task, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
 from fedmpi.text import short
 
-SHOWN = 8  # images in the picture
+SHOWN = 8  # images in the figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def load_classifier(folder, context):
 
 
 def _network(given, model, source):
-    """The network that a run folder's settings name, one of fedmpi's: a folder may come from anybody.
+    """The network that a run folder's settings name, one of fedmpi's: a folder may come from a stranger.
 
     Raises:
         UserError: one line that begins with `given`.
@@ -290,7 +290,7 @@ class LoadedAttack(LoadedTask):
         change = module.xi.abs().max().item() or 1.0
         shown = axes[0, -1].imshow(_drawable(module.xi / (2 * change) + 0.5), cmap="seismic", vmin=0, vmax=1)
         axes[0, -1].set_title("perturbation Ξ", fontsize=9)
-        if module.xi.shape[0] == 1:  # of several channels, the picture is one in colours
+        if module.xi.shape[0] == 1:  # of several channels, the perturbation is shown in colour
             bar = figure.colorbar(shown, ax=axes[:, -1].tolist(), ticks=[0, 0.5, 1], shrink=0.8)
             bar.ax.set_yticklabels([f"{value:.2g}" for value in (-change, 0, change)], fontsize=8)
         for axis in axes.flat:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
-from fedmpi.data.samples import Augmentation, Samples, check_normalisation, input_shape
+from fedmpi.data.samples import Augmentation, Samples, Transform, check_normalisation, input_shape
 from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import SILO_NAME, HDF5Source, names_silos, open_source, silo_path
 from fedmpi.errors import UserError
@@ -51,6 +51,11 @@ class Classification(Task):
     )
     crop_padding: int = setting(0, "pad training images by this many black pixels and crop at random", least=0)
     flip: bool = setting(False, "mirror training images left to right at random")
+    transform: str | None = setting(
+        None,
+        "dotted path of a function that changes one training input, [channels, height, width] with pixels from 0 to 1, "
+        "or [features]; applied before mean and std, like mymodule.augment = torchvision.transforms.v2.Compose([...])",
+    )
 
     def load(self, context, partition):
         if partition.redeal:
@@ -146,7 +151,8 @@ class LoadedClassification(LoadedTask):
         self._augmentation = None
         if settings.crop_padding or settings.flip:
             self._augmentation = Augmentation(settings.crop_padding, settings.flip)
-        self.random_batches = self._augmentation is not None
+        self._transform = None if settings.transform is None else Transform(settings.transform)
+        self.random_batches = self._augmentation is not None or self._transform is not None
         self._check(source)
         self._facts = [_facts(own) for own in sources.values()]
         self.num_classes = max(own.num_classes for own in sources.values())
@@ -198,7 +204,7 @@ class LoadedClassification(LoadedTask):
         return self._train[client].num
 
     def batch(self, client, indices):
-        return self._train[client].at(indices, self._augmentation)
+        return self._train[client].at(indices, self._augmentation, self._transform)
 
     def loss(self, module, batch):
         inputs, labels = batch

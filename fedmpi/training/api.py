@@ -22,7 +22,7 @@ from fedmpi.program.ranks import end_at_once
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.training import loop
 from fedmpi.training.build import read_config
-from fedmpi.training.ending import Callbacks
+from fedmpi.training.early_stopping import Callbacks
 
 
 @dataclasses.dataclass(frozen=True)

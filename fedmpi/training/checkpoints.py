@@ -24,11 +24,11 @@ from fedmpi.runs.checkpoint import (
     sync_folder,
     write_manifest,
 )
+from fedmpi.training.checkpoint_writer import FAILED, WRITING, CheckpointWriter, available_memory, copied
 from fedmpi.training.replicas import check_replicas
 from fedmpi.training.resuming import resume
-from fedmpi.training.writing import FAILED, WRITING, Writing, available_memory, copied
 
-DUE = 8  # a bit of `Federation.requests`, as those of `fedmpi.training.writing`
+DUE = 8  # a bit of `Federation.requests`, as those of `fedmpi.training.checkpoint_writer`
 SMALL = 64 << 20  # bytes that are copied in any case
 SHARE_OF_MEMORY = 0.5  # of what is available on the node, for the copies of all its ranks
 
@@ -112,10 +112,10 @@ class Checkpoints:
         position = self._recorder.position() if self._recorder else None
         nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
         if nbytes <= max(SMALL, SHARE_OF_MEMORY * available_memory() / link.local_size):
-            self._pending = Writing(number, copied(files), position, link.members)
+            self._pending = CheckpointWriter(number, copied(files), position, link.members)
             self._pending.start()
         else:
-            self._pending = Writing(number, files, position, link.members)
+            self._pending = CheckpointWriter(number, files, position, link.members)
             self._pending.run()
 
     def write_now(self, own):
@@ -169,17 +169,17 @@ class Checkpoints:
                 f"fedmpi: the checkpoint of round {written.number} could not be written: {written.problem}; {kept}",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
-        checksums = {} if failed else self._gather_checksums(written)
+        checksums = {} if failed else self._allgather_checksums(written)
         failed = failed or link.members != written.members  # a file of a lost rank may be missing
         problem = self._write_manifest(written, checksums) if link.rank == 0 and not failed else None
-        if not failed and link.first_failing(problem is not None) is None and link.members == written.members:
-            self._rounds[written.number] = self._homes(written.number, checksums)
+        if not failed and link.first_rank_where(problem is not None) is None and link.members == written.members:
+            self._rounds[written.number] = self._rounds_written(written.number, checksums)
             self._sizes |= checksums
         else:
             self._remove_clients(written.number)
         self._prune()
 
-    def _gather_checksums(self, written):
+    def _allgather_checksums(self, written):
         """Client -> (size, checksum) of all clients' files."""
         mine = [(client, *written.sizes[client_file(client)]) for client in self._job.context.clients]
         everyone = self._job.link.allgatherv([number for one in mine for number in one]).reshape(-1, 3)
@@ -188,7 +188,7 @@ class Checkpoints:
     def _write_manifest(self, written, checksums):
         """Complete the checkpoint on rank 0; returns what went wrong, or None. Not collective."""
         job, folder = self._job, checkpoint_folder(self._folder, written.number)
-        homes = self._homes(written.number, checksums)
+        rounds_written = self._rounds_written(written.number, checksums)
         files = {client_file(client): sizes for client, sizes in sorted({**self._sizes, **checksums}.items())}
         settings = {**job.config.resolved, "clients": job.context.num_clients}
         try:
@@ -202,7 +202,7 @@ class Checkpoints:
                 "layout": describe_layout(job.flat),
                 "records": written.position,
                 "files": {SERVER_STATE: written.sizes[SERVER_STATE], **files},
-                "lost": {str(client): home for client, home in homes.items() if home != written.number},
+                "lost": {str(client): number for client, number in rounds_written.items() if number != written.number},
                 "settings": settings,
             }
             write_manifest(folder, content)
@@ -216,7 +216,7 @@ class Checkpoints:
             return problem
         return None
 
-    def _homes(self, number, present):
+    def _rounds_written(self, number, present):
         """Client -> the round after which its state was written, of the checkpoint after round `number`.
 
         Args:
@@ -228,21 +228,22 @@ class Checkpoints:
     def _prune(self):
         """Remove what does not belong to the newest checkpoints."""
         kept = sorted(self._rounds)[-self._job.config.run.checkpoint_keep :]
-        dropped = {(c, home) for homes in self._rounds.values() for c, home in homes.items() if home is not None}
+        dropped = {one for rounds in self._rounds.values() for one in rounds.items() if one[1] is not None}
         self._rounds = {number: self._rounds[number] for number in kept}
-        needed = {(client, home) for homes in self._rounds.values() for client, home in homes.items()}
-        for client, home in dropped - needed:
+        needed = {one for rounds in self._rounds.values() for one in rounds.items()}
+        for client, number in dropped - needed:
             if client in self._job.context.clients:
-                remove_client_file(self._client_folder(home, client), client)
+                remove_client_file(self._client_folder(number, client), client)
         if self._job.link.rank == 0:
             remove_checkpoints(self._folder, kept, needed)
+        self._job.link.barrier()  # a rank that began the next checkpoint earlier would lose its files to rank 0
 
     def _adopt(self, manifests):
         """Remember the checkpoints that there are, the newest first, up to the one that the run goes on from."""
         for manifest in manifests:
-            homes = dict.fromkeys(range(manifest["clients"]), manifest["round"])
-            homes |= {int(client): home for client, home in manifest.get("lost", {}).items()}
-            self._rounds[manifest["round"]] = homes
+            rounds = dict.fromkeys(range(manifest["clients"]), manifest["round"])
+            rounds |= {int(client): number for client, number in manifest.get("lost", {}).items()}
+            self._rounds[manifest["round"]] = rounds
         clients, sizes = range(manifests[0]["clients"]), manifests[0]["files"]
         self._sizes = {c: tuple(sizes[client_file(c)]) for c in clients if client_file(c) in sizes}
 

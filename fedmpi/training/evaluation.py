@@ -9,9 +9,8 @@ from fedmpi.errors import Diverged
 from fedmpi.tasks.base import Metrics
 from fedmpi.text import format_count
 
-PASSES = (
-    5  # of the gradients over the training data: the last evaluation, one more pass, is then a small part of the run
-)
+# The gradients must pass over the training data so often that one more pass, the last evaluation, costs little.
+PASSES = 5
 _MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the largest value stays the largest
 
 
@@ -32,7 +31,7 @@ class Evaluation:
         is_partial = run.evaluate == "subset" and run.result != "best"
         self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
         self._all_tests = job.task.subset(run.evaluate_samples, tests=False) if is_partial else job.task
-        self.is_partial = job.link.first_failing(self._part is not job.task) is not None  # of any rank's clients
+        self.is_partial = job.link.first_rank_where(self._part is not job.task) is not None  # of any rank's clients
         self._fast = pool_first(job.flat.module)
 
     def describe(self):

@@ -25,12 +25,12 @@ from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.data_account import account_for_data
-from fedmpi.training.ending import Callbacks, Ending
+from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.records import Records
 from fedmpi.training.replicas import check_replicas
 from fedmpi.training.result import ResultRule, closing_table, save, save_clients, save_selected, trained_module
-from fedmpi.training.stopping import StopSignals, stopping_signal
+from fedmpi.training.signals import StopSignals, stopping_signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
         recorder, folder = _open(job)
         try:
             checkpoints = Checkpoints(job, folder, recorder)
-            link.way_on = lambda: (
-                f"; --resume {folder} continues after round {checkpoints.done}" * bool(checkpoints.done)
+            link.how_to_resume = lambda: (
+                f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
             )
             job.federation.request = lambda: signals.bits | checkpoints.request()
             return _run(job, recorder, checkpoints, callbacks, began)
@@ -119,12 +119,12 @@ class _Progress:
     """The loop's own state, which a checkpoint contains: the clocks, the last metrics, and what may end it early.
 
     Attributes:
-        ending: the `Ending`. metrics: of the last evaluation. start_seconds: of the program before its
+        early_stopping: the `EarlyStopping`. metrics: of the last evaluation. start_seconds: of the program before its
             first round.
     """
 
-    def __init__(self, ending):
-        self.ending = ending
+    def __init__(self, early_stopping):
+        self.early_stopping = early_stopping
         self._began, self.evaluation_seconds = time.perf_counter(), 0.0
         self.metrics, self.start_seconds = {}, 0.0
 
@@ -144,20 +144,20 @@ class _Progress:
         """Name -> number, for a checkpoint."""
         clocks = {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds}
         metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
-        return clocks | self.ending.state() | metrics
+        return clocks | self.early_stopping.state() | metrics
 
     def restore(self, state):
         """Take what `state` gave."""
         self._began = time.perf_counter() - state["seconds"]
         self.evaluation_seconds = state["evaluation_seconds"]
-        self.ending.restore(state)
+        self.early_stopping.restore(state)
         self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
 
 
 def _run(job, recorder, checkpoints, callbacks, began):
     """The whole run, from its start or a checkpoint to its `Outcome`. Collective."""
     run, link = job.config.run, job.link
-    progress = _Progress(Ending(run, job.task.goal, link, callbacks))
+    progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks))
     rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
     position = 0
     if run.resume not in (None, AUTO):
@@ -165,7 +165,7 @@ def _run(job, recorder, checkpoints, callbacks, began):
         if complete_in is not None:
             return _outcome(job, checkpoints.folder, complete_in)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
-    _survive(job)  # a resumed run: the records end where they should
+    _survive(job)  # a resumed run only now: another rank 0 would append to records that go beyond the checkpoint
     checkpoints.records = records = Records(job, checkpoints.folder, recorder)
     account_for_data(job, records.recorder())
     _warn_of_choice(job)
@@ -260,7 +260,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
             evaluated = _evaluate(job, progress, evaluation, whole=is_last)
         rule.consider(federation, evaluated)
         record = _record(job, loss, progress)
-        if progress.ending.after({**record, **evaluated}, is_evaluated=bool(evaluated)) and not is_last:
+        if progress.early_stopping.after({**record, **evaluated}, is_evaluated=bool(evaluated)) and not is_last:
             is_last = True
             evaluated = _evaluate(job, progress, evaluation, whole=True)
             record = _record(job, loss, progress)
@@ -336,7 +336,7 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
         recorder.close()
         facts = {"evaluated on": evaluation.describe()}
         facts |= {"start-up": f"{progress.start_seconds:.2f} s before the first round"}
-        facts |= {"ended early": progress.ending.reason} if progress.ending.reason else {}
+        facts |= {"ended early": progress.early_stopping.reason} if progress.early_stopping.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"
         print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
     return _outcome(job, checkpoints.folder, metrics=metrics)

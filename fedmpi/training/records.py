@@ -4,7 +4,7 @@ from fedmpi.run_files import RECORDS
 from fedmpi.runs.recorder import Recorder
 from fedmpi.runs.trackers.base import make_trackers
 
-LEFT = "left"  # in a record: the clients that were lost and are absent from this round on
+LOST = "lost"  # in a record: the clients that were lost and are absent from this round on
 
 
 class Records:
@@ -16,7 +16,7 @@ class Records:
 
     def __init__(self, job, folder, recorder):
         self._job, self._folder, self._recorder = job, folder, recorder
-        self._recent, self._left = [], frozenset()
+        self._recent, self._lost = [], frozenset()
 
     def recorder(self):
         """The recorder on the rank that is 0 now, None elsewhere."""
@@ -27,10 +27,10 @@ class Records:
     def round(self, record, metrics):
         """Write one round, or remember it; see `Recorder.round`."""
         lost = self._job.federation.lost
-        left, self._left = lost - self._left, lost
+        newly_lost, self._lost = lost - self._lost, lost
         recorder = self.recorder()  # if this rank has become rank 0, it first writes what is missing
-        if left:
-            record = {**record, LEFT: sorted(left)}
+        if newly_lost:
+            record = {**record, LOST: sorted(newly_lost)}
         self._recent = [*self._recent[-1:], (record, metrics)]
         if recorder is not None:
             recorder.round(record, metrics)

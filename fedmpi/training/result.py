@@ -11,12 +11,12 @@ import torch
 from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
-from fedmpi.run_files import CLIENT_MODEL, KEPT
+from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.runs.model_files import read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, spread_in_words, table
-from fedmpi.training.ending import selection_goal
+from fedmpi.training.early_stopping import selection_goal
 from fedmpi.training.model import describe_model, model_class
 
 
@@ -157,7 +157,7 @@ def save_selected(job, recorder):
     Raises:
         UserError: if it cannot be written.
     """
-    selected, path = job.federation.selected, recorder.folder / KEPT
+    selected, path = job.federation.selected, recorder.folder / BEST_SO_FAR
     job.flat.point_counters_at(job.federation.clients[0].counters)
     save_hdf5(path, job.flat.named_values(selected.x, selected.buffers), {"x": selected.x})
     return path

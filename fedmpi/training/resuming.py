@@ -46,7 +46,7 @@ def resume(job, folder, recorder):
             state = _read_files(job, folder, manifest)
         except Damaged as damage:
             problem = str(damage)
-        failing = link.first_failing(problem is not None)
+        failing = link.first_rank_where(problem is not None)
         if failing is None:
             break
         if failing == link.rank:
@@ -55,8 +55,8 @@ def resume(job, folder, recorder):
         agree(link, lambda: _refuse(folder))
     shared = _share_state(link, state)
     job.federation.restore({**shared, **state})
-    for client, home in manifest.get("lost", {}).items() if link.rank == 0 else ():
-        _say(f"client {client} was lost and takes part again, {_since(home)}")
+    for client, written in manifest.get("lost", {}).items() if link.rank == 0 else ():
+        _say(f"client {client} was lost and takes part again, {_since(written)}")
     loop = {name.removeprefix("loop/"): value for name, value in shared.items() if name.startswith("loop/")}
     return loop, manifest, [one for one in manifests if one["round"] <= manifest["round"]]
 
@@ -65,9 +65,9 @@ def _say(text):
     print(f"fedmpi: {text}", file=sys.stderr, flush=True)
 
 
-def _since(home):
+def _since(written):
     """With which state a client that was lost takes part again, as text."""
-    return "without a state" if home is None else f"with its state after round {home}"
+    return "without a state" if written is None else f"with its state after round {written}"
 
 
 def _refuse(folder):
@@ -95,21 +95,21 @@ def _read_files(job, folder, manifest):
     """
     files, state = manifest["files"], {}
     for client in job.context.clients:
-        name, home = client_file(client), manifest.get("lost", {}).get(str(client), manifest["round"])
-        if home is None:
+        name, written = client_file(client), manifest.get("lost", {}).get(str(client), manifest["round"])
+        if written is None:
             continue  # lost before the first checkpoint: it begins without a state
         if name not in files:
             raise Damaged(f"there is no state of client {client}: the run had {manifest['clients']} clients")
-        state |= read_state(_find_client_folder(job, folder, manifest, client, home) / name, *files[name])
+        state |= read_state(_find_client_folder(job, folder, manifest, client, written) / name, *files[name])
     if job.link.rank == 0:
         state |= read_state(checkpoint_folder(folder, manifest["round"]) / SERVER_STATE, *files[SERVER_STATE])
     return state
 
 
-def _find_client_folder(job, folder, manifest, client, home):
-    """The folder with a client's file after round `home`: where it would be written now, or was written then."""
+def _find_client_folder(job, folder, manifest, client, written):
+    """The folder with a client's file after round `written`: where it would be written now, or was written then."""
     patterns = (job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients"))
-    here, there = (client_folder(one, folder, home, client, job.link.rank) for one in patterns)
+    here, there = (client_folder(one, folder, written, client, job.link.rank) for one in patterns)
     return here if (here / client_file(client)).exists() else there
 
 

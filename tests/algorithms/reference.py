@@ -11,7 +11,7 @@ function is named like the algorithm on the command line and takes
     ...        hyper-parameters by the names of the settings; step_size is a number or a function of t
 
 and yields {row: value} after the start, after every local step, and after every communication. Rows
-of all clients are [num_clients, dim]: x, m, v, ... of an absent client are what everybody received.
+of all clients are [num_clients, dim]: x, m, v, ... of an absent client are what all clients received.
 """
 
 import numpy as np

@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 
 
-def everybody(n, active, s):
+def participants_of(n, active, s):
     return list(range(n)) if active is None else list(active(s))
 
 
@@ -24,7 +24,7 @@ def local_sgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, active=None):
     z, draws, trace, K = np.array(z0, float), [0] * n, [np.array(z0, float)], steps_of(n, q)
     for s in range(rounds):
         moved = []
-        for i in everybody(n, active, s):
+        for i in participants_of(n, active, s):
             theta, w = z[:d1].copy(), z[d1:].copy()
             for _ in range(K[i]):
                 g = grad(i, np.concatenate([theta, w]), draws[i])
@@ -74,7 +74,7 @@ def fmgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, alpha, beta, active=None
         D[i], E[i] = g[:d1], g[d1:]
     old, draws, trace, present = z.copy(), [0] * n, [np.array(z0, float)], set(range(n))
     for t in range(1, rounds * q + 1):
-        working = everybody(n, active, (t - 1) // q)  # the block that ends with the average at t = q, 2q, ...
+        working = participants_of(n, active, (t - 1) // q)  # the block that ends with the average at t = q, 2q, ...
         if t % q:
             working = [i for i in working if t % q < K[i]]
         for i in working:
@@ -87,7 +87,7 @@ def fmgda(grad, z0, d1, n, rounds, q, eta_theta, eta_w, alpha, beta, active=None
                 z[i], D[i], E[i] = np.concatenate([theta, w]), mean_D.copy(), mean_E.copy()
             trace.append(z[0].copy())
             present = set(working)
-            working = everybody(n, active, t // q)  # who goes on
+            working = participants_of(n, active, t // q)  # who takes part
             for i in working:
                 if i not in present:
                     old[i] = z[i]
@@ -127,7 +127,7 @@ def coda(
     for s in range(stages):
         ref, visited, length = theta.copy(), [], round(stage_rounds * growth**s)
         for r in range(length):
-            ends, means, working = [], [], everybody(n, active, next(rounds))
+            ends, means, working = [], [], participants_of(n, active, next(rounds))
             for i in working:
                 th, dual, seen = theta.copy(), w.copy(), []
                 for _ in range(K[i]):
@@ -181,7 +181,7 @@ def codasca(
     for s in range(stages):
         ref = z[:d1].copy()
         for _ in range(round(stage_rounds * growth**s)):
-            working = everybody(n, active, next(rounds))
+            working = participants_of(n, active, next(rounds))
             ends, change_theta, change_w = [], np.zeros(d1), np.zeros(len(z0) - d1)
             for i in working:
                 theta, w = z[:d1].copy(), z[d1:].copy()
@@ -218,7 +218,7 @@ def fedzo(loss, directions, x0, n, rounds, q, eta, mu, active=None):
     x, draws, trace = np.array(x0, float), [0] * n, [np.array(x0, float)]
     for s in range(rounds):
         ends = []
-        for i in everybody(n, active, s):
+        for i in participants_of(n, active, s):
             x_i = x.copy()
             for _ in range(q):
                 x_i = x_i - eta * two_point(loss, i, x_i, draws[i], directions, mu)

@@ -1,8 +1,8 @@
 """Where the methods end on heterogeneous quadratics with exact gradients, whose minimum is known.
 
 f_i(x) = ½ Σ h_i (x - b_i)², diagonal, with curvatures h_i in [1, 3] and far-apart minima b_i. A method
-is free of client drift if the minimum of the mean is a fixed point of its round: nobody who starts a
-round there leaves it, at a constant step size and with several local steps.
+is free of client drift if the minimum of the mean is a fixed point of its round: a round that starts
+there also ends there, at a constant step size and with several local steps.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the author of an algorithm meets: mistakes are told in one line, and what is asked for is what happens."""
+"""What authors of algorithms rely on: a mistake gives one line, and the declared rows are what is exchanged."""
 
 import dataclasses
 

@@ -35,11 +35,11 @@ def partial(r):
     return [[0, 2], [1], [1, 2], [0, 1], [0, 2], [2]][r % 6]
 
 
-def everybody(r):
+def all_clients(r):
     return [0, 1, 2]
 
 
-ANY_PARTICIPATION = pytest.mark.parametrize("participants", [everybody, partial])
+ANY_PARTICIPATION = pytest.mark.parametrize("participants", [all_clients, partial])
 
 
 def full_batch(client, x, sample):
@@ -211,8 +211,8 @@ def test_07_fafed_with_beta_1_keeps_its_matrix_and_both_orders_agree():
 
 
 @ANY_FAFED
-def test_07_fafed_with_everybody_in_every_block_is_full_participation(settings):
-    a, b = run(FAFED(**settings)), run(FAFED(**settings), participants=everybody)
+def test_07_fafed_with_all_clients_in_every_block_is_full_participation(settings):
+    a, b = run(FAFED(**settings)), run(FAFED(**settings), participants=all_clients)
     np.testing.assert_array_equal(every_moment(a), every_moment(b))
 
 
@@ -255,7 +255,7 @@ def test_10_scaffold_on_identical_clients_is_fedavg():
 
 
 @pytest.mark.parametrize("c0", ["zero", "gradient"])
-def test_10_scaffold_with_one_local_step_of_everybody_is_fedavg(c0):
+def test_10_scaffold_with_one_local_step_of_all_clients_is_fedavg(c0):
     scaffold = run(SCAFFOLD(step_size=0.1, c0=c0), local_steps=1)
     fedavg = run(FedAvg(step_size=0.1), local_steps=1)
     assert_equal_up_to_rounding(rounds_of(scaffold), rounds_of(fedavg))
@@ -344,13 +344,13 @@ def test_14_the_reparameterised_form_makes_the_same_iterates(cls, gamma, partici
     assert_equal_up_to_rounding(every_moment(original, "g"), beta * every_moment(other, "g"))
 
 
-def test_15_with_one_local_step_of_everybody_control_variates_cancel():
+def test_15_with_one_local_step_of_all_clients_control_variates_cancel():
     settings = {"step_size": 0.1, "fresh_weight": 0.3}
     a, b = run(SCAFFOLDM(**settings), local_steps=1), run(FedAvgM(**settings), local_steps=1)
     assert_equal_up_to_rounding(rounds_of(a), rounds_of(b))
 
 
-def test_15_with_one_local_step_of_everybody_four_methods_are_one():
+def test_15_with_one_local_step_of_all_clients_four_methods_are_one():
     settings = {"step_size": 0.1, "fresh_weight": 0.3}
     storm = run(MBSTORM(**settings), local_steps=1)
     for cls in (SCAFFOLDMVR, FedAvgMVR, CELSGD):

@@ -1,4 +1,4 @@
-"""Settings files from anybody: data of a limited size that mean what a person reads, or one line."""
+"""Settings files from strangers: data of a limited size that mean what a person reads, or one line."""
 
 import os
 

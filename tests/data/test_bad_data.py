@@ -213,7 +213,7 @@ def test_flipped_bytes(tmp_path, flips):
 
 
 def test_training_on_broken_files_ends_with_one_line(tmp_path):
-    """Also where only one rank meets it: the others do not wait."""
+    """Also if only one rank finds it: the others do not wait."""
     write(tmp_path / "silo_0.h5")
     (tmp_path / "silo_1.h5").write_bytes((tmp_path / "silo_0.h5").read_bytes()[:3000])
     ended = train(2, tmp_path / "runs", "--data", tmp_path / "silo_{client}.h5")

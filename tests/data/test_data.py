@@ -13,6 +13,7 @@ from fedmpi.data.partitions import IID, Even
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.data.samples import Augmentation, Samples
 from fedmpi.data.source import HDF5Source, open_source
+from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
 from fedmpi.oracles import AutogradOracle, seed_noise
 from fedmpi.oracles.base import LocalObjective
@@ -139,6 +140,74 @@ def test_both_gradients_of_a_pair_see_one_augmentation_and_evaluation_sees_none(
     plain = torch.from_numpy(images).float() / 255
     assert torch.allclose(torch.cat([inputs for inputs, _ in loaded._train[0].all()]).squeeze(1), plain)
     assert torch.allclose(torch.cat([inputs for inputs, _ in loaded._tests[0].all()]).squeeze(1), plain)
+
+
+def darker(image):
+    """Half as bright, or a third."""
+    return image / (2 + torch.randint(2, ()))
+
+
+class Upside:
+    def __call__(self, image):
+        return image.flip(-2)
+
+
+not_callable = 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean"), [((8, 6), (0.5,)), ((8, 6, 1), (0.5,)), ((8, 6, 3), (0.1, 0.2, 0.3)), ((5,), (0.5,))]
+)
+def test_a_transform_changes_training_inputs_before_they_are_normalised(tmp_path, shape, mean):
+    images = np.random.default_rng(0).integers(0, 256, (20, *shape), dtype=np.uint8)
+    path, settings = str(write(tmp_path / "data.h5", images)), {"mean": mean, "std": (0.25,) * len(mean)}
+    loaded = Classification(data=path, transform=f"{__name__}.darker", **settings).load(place(), Even())
+    loaded.synchronise(SoloLink())
+    assert loaded.random_batches
+    torch.manual_seed(3)
+    changed, labels = loaded.batch(0, torch.arange(20))
+    torch.manual_seed(3)
+    factors = torch.stack([1 / (2 + torch.randint(2, ())) for _ in range(20)])
+    plain, expected_labels = next(iter(loaded._train[0].all()))
+    middle = torch.tensor(mean).view(-1, *(1,) * (plain.dim() - 2)) if plain.dim() > 2 else mean[0]
+    pixels = plain * 0.25 + middle
+    expected = (pixels * factors.view(-1, *(1,) * (plain.dim() - 1)) - middle) / 0.25
+    assert changed.shape == plain.shape and torch.equal(labels, expected_labels) and len(set(factors.tolist())) == 2
+    assert torch.allclose(changed, expected, atol=1e-5)
+    assert torch.allclose(next(iter(loaded._tests[0].all()))[0], plain)
+
+
+def test_a_transform_follows_crops_and_a_class_is_made(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+    path = str(write(tmp_path / "data.h5", images))
+    batches = []
+    for transform in (None, f"{__name__}.Upside"):
+        loaded = Classification(data=path, crop_padding=2, transform=transform).load(place(), Even())
+        loaded.synchronise(SoloLink())
+        torch.manual_seed(1)
+        batches.append(loaded.batch(0, torch.arange(20))[0])
+    assert torch.allclose(batches[0].flip(-2), batches[1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        ("nomodule.augment", "nomodule.augment: ModuleNotFoundError: No module named 'nomodule'"),
+        (f"{__name__}.not_callable", "expected a function, and this is a int"),
+        (
+            "torch.argmax",
+            r"torch.argmax: returned torch.int64 \[\] for an input \[1, 8, 8\]: expected floats of the same",
+        ),
+        ("torch.linalg.inv", "torch.linalg.inv: .*singular"),
+    ],
+)
+def test_wrong_transforms_are_one_line(tmp_path, transform, message):
+    path = str(write(tmp_path / "data.h5", np.zeros((20, 8, 8), dtype=np.uint8)))
+    with pytest.raises(UserError, match=f"^task.transform = .*{message}") as error:
+        loaded = Classification(data=path, transform=transform).load(place(), Even())
+        loaded.synchronise(SoloLink())
+        loaded.try_out(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2)), 0)
+    assert "\n" not in str(error.value)
 
 
 def test_shuffled_parts_are_the_rows_of_the_partition(tmp_path):

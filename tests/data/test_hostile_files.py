@@ -1,4 +1,4 @@
-"""`prepare` on files from anybody: one line, never a traceback, and no memory for what a header only claims."""
+"""`prepare` on files from strangers: one line, never a traceback, and no memory for what a header only claims."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Partitions: exact sizes, disjointness, coverage, determinism, and each one's own promise."""
+"""Partitions: exact sizes, disjointness, coverage, determinism, and what each promises."""
 
 import types
 
@@ -92,7 +92,7 @@ def test_even_is_blocks_of_the_file():
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-def test_shared_gives_everybody_everything():
+def test_shared_gives_every_client_all_samples():
     assert all(np.array_equal(part, np.arange(600)) for part in Shared()(TEN_CLASSES, 4, 0))
 
 
@@ -106,7 +106,7 @@ def test_similarity_95_leaves_one_twentieth_sorted():
     labels = np.repeat(np.arange(10), 2000)
     parts = Similarity()(labels, 10, 0)
     own_class = [(labels[part] == client).mean() for client, part in enumerate(parts)]
-    # 5 % of one's own class and a tenth of the rest: 0.05 + 0.95 / 10
+    # 5 % of a client's own class and a tenth of the rest: 0.05 + 0.95 / 10
     assert np.allclose(own_class, 0.145, atol=0.03)
 
 

@@ -1,4 +1,4 @@
-"""python -m fedmpi.data: official files found or downloaded, one's own data, splits as pictures and files."""
+"""python -m fedmpi.data: official files found or downloaded, the user's own data, splits as figures and files."""
 
 import gzip
 import hashlib
@@ -300,7 +300,7 @@ def test_a_mirror_without_the_file_and_no_network(tmp_path, capsys, server):
     assert "cannot be downloaded" in fails(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--mirror", "nonsense")
 
 
-# --- one's own data -------------------------------------------------------------------------------
+# --- the user's own data --------------------------------------------------------------------------
 
 
 def test_npz(tmp_path, capsys):
@@ -387,7 +387,7 @@ def test_image_folders(tmp_path, capsys, is_split):
     ],
     ids=str,
 )
-def test_bad_files_of_ones_own(tmp_path, capsys, name, content, message):
+def test_bad_files_of_the_users_own(tmp_path, capsys, name, content, message):
     if isinstance(content, dict):
         np.savez(tmp_path / name, **content)
     elif content is not None:
@@ -398,7 +398,7 @@ def test_bad_files_of_ones_own(tmp_path, capsys, name, content, message):
 
 
 @pytest.mark.parametrize("known", ["mnist", "fashion_mnist", "cifar10"])
-def test_known_data_sets_in_the_forms_of_ones_own(tmp_path, capsys, known):
+def test_known_data_sets_in_the_forms_of_the_users_own(tmp_path, capsys, known):
     arrays = {"x_train": IMAGES.astype(np.int64), "y_train": LABELS, "x_test": IMAGES[:20], "y_test": LABELS[:20]}
     np.savez(tmp_path / "keras.npz", **arrays)
     assert run(capsys, "prepare", known, "--from", tmp_path / "keras.npz", "--data-dir", tmp_path)[0] == 0

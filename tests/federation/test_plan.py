@@ -9,11 +9,11 @@ from fedmpi.federation.participation import draw_participants, spread
 
 def test_a_round_of_all_and_of_some():
     plan = Plan(4, lambda client: 1 + client, weights=[1, 2, 3, 4])
-    everybody = plan.round(0)
-    assert (everybody.index, everybody.iteration, everybody.first_iteration) == (0, 4, 0)
-    assert everybody.participants == (0, 1, 2, 3)
-    assert everybody.participation == 1
-    assert everybody.num_steps == (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4) / 10
+    all_clients = plan.round(0)
+    assert (all_clients.index, all_clients.iteration, all_clients.first_iteration) == (0, 4, 0)
+    assert all_clients.participants == (0, 1, 2, 3)
+    assert all_clients.participation == 1
+    assert all_clients.num_steps == (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4) / 10
     some = Plan(4, 2, lambda r: {3, 1}, weights=[1, 2, 3, 4]).round(2)
     assert sorted(some.participants) == [1, 3]
     assert dict(zip(some.participants, some.weights)) == {1: 2, 3: 4}

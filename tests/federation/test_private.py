@@ -1,6 +1,7 @@
 """Private coordinates: what is private differs between clients and nothing else; each client is alone with them."""
 
-import numpy as np
+import functools
+
 import pytest
 import torch
 
@@ -13,28 +14,24 @@ from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle
 from fedmpi.registry import known
 
-DIM, CENTRES = 6, np.array([1.0, -2.0, 4.0])
+DIM, CENTRES, PRIVATE = 6, (1.0, -2.0, 4.0), (slice(0, 2),)
+START = torch.linspace(0, 1, DIM, dtype=torch.float64)
 ALGORITHMS = known(fedmpi.algorithms, Algorithm)
 # The one client that moves alone is drawn among all of them, so that others stand still.
 DRAWN = {"ce_lsgd"}
 SETTINGS = {"coda": {"stage_rounds": 100}, "codasca": {"stage_rounds": 100}}
 
 
-def run(name, clients, private, rounds=4, weights=None):
-    """A federation after some rounds on f_i = ½ ‖x - c_i‖²."""
+def run(name, centres, private=(), participants=None):
+    """A federation after four rounds on f_i = ½ ‖x - c_i‖², with a client for each of the centres c_i."""
     cls = ALGORITHMS[name]
-    algorithm = cls(step_size=0.05, **SETTINGS.get(name, {}))
-
-    def make(client):
-        return FunctionOracle(lambda index, x, sample: x - CENTRES[index], client)
-
-    x = torch.linspace(0, 1, DIM, dtype=torch.float64)
-    ascent = slice(DIM - 1, DIM) if "dual_step_size" in {field for field in cls.__dataclass_fields__} else None
-    plan = Plan(3, 3, participants=lambda index: clients)
-    variables = Variables(x, None, [slice(0, 2), slice(2, DIM)], ascent, private)
-    federation = Federation(algorithm, SoloLink(), dict.fromkeys(range(3), make), plan, variables)
+    oracles = dict.fromkeys(range(len(centres)), functools.partial(FunctionOracle, lambda i, x, sample: x - centres[i]))
+    ascent = slice(DIM - 1, DIM) if "dual_step_size" in cls.__dataclass_fields__ else None
+    variables = Variables(START, None, [slice(0, 2), slice(2, DIM)], ascent, private)
+    algorithm, plan = cls(step_size=0.05, **SETTINGS.get(name, {})), Plan(len(centres), 3, participants)
+    federation = Federation(algorithm, SoloLink(), oracles, plan, variables)
     federation.start()
-    for _ in range(rounds):
+    for _ in range(4):
         federation.run_round()
     return federation
 
@@ -50,49 +47,27 @@ def gradient_oracle_is_enough(name):
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in DRAWN and gradient_oracle_is_enough(name)])
 def test_a_client_is_alone_with_its_private_coordinates(name):
     """f_i has no terms across coordinates: private ones move as in a federation of this client alone."""
-    private = (slice(0, 2),)
-    federation = run(name, range(3), private)
-    for client in range(3):
-        alone = _alone(name, client)
+    federation = run(name, CENTRES, PRIVATE)
+    for client, centre in enumerate(CENTRES):
+        alone = run(name, [centre]).server.x
         assert torch.allclose(model(federation, client)[:2], alone[:2], rtol=1e-9, atol=1e-12), name
-
-
-def _alone(name, client):
-    """x of a federation with this one client."""
-    cls = ALGORITHMS[name]
-    algorithm = cls(step_size=0.05, **SETTINGS.get(name, {}))
-
-    def make(one):
-        return FunctionOracle(lambda index, x, sample: x - CENTRES[client], one)
-
-    x = torch.linspace(0, 1, DIM, dtype=torch.float64)
-    ascent = slice(DIM - 1, DIM) if "dual_step_size" in {field for field in cls.__dataclass_fields__} else None
-    federation = Federation(
-        algorithm, SoloLink(), {0: make}, Plan(1, 3), Variables(x, None, [slice(0, 2), slice(2, DIM)], ascent)
-    )
-    federation.start()
-    for _ in range(4):
-        federation.run_round()
-    return federation.server.x
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if gradient_oracle_is_enough(name)])
 def test_what_is_private_differs_between_clients_and_nothing_else(name):
-    federation, shared = run(name, range(3), (slice(0, 2),)), run(name, range(3), ())
+    federation, shared = run(name, CENTRES, PRIVATE), run(name, CENTRES)
     models = torch.stack([model(federation, client) for client in range(3)])
     assert torch.equal(models[:, 2:], models[:1, 2:].expand(3, DIM - 2))
     if name not in DRAWN:
         assert (models[:, :2].std(0) > 1e-3).all()
     assert torch.allclose(federation.server.x[2:], shared.server.x[2:])  # as without private ones
-    start = torch.linspace(0, 1, DIM, dtype=torch.float64)
-    assert torch.equal(federation.server.x[:2], start[:2]), "the server knows nothing of private values"
+    assert torch.equal(federation.server.x[:2], START[:2]), "the server has no private values"
 
 
 def test_an_absent_client_keeps_what_it_has():
-    federation = run("fedavg", [0, 1], (slice(0, 2),))
-    start = torch.linspace(0, 1, DIM, dtype=torch.float64)
-    assert torch.equal(model(federation, 2)[:2], start[:2])
-    assert not torch.equal(model(federation, 0)[:2], start[:2])
+    federation = run("fedavg", CENTRES, PRIVATE, participants=lambda index: [0, 1])
+    assert torch.equal(model(federation, 2)[:2], START[:2])
+    assert not torch.equal(model(federation, 0)[:2], START[:2])
 
 
 def test_patterns_of_names():

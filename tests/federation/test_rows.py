@@ -66,7 +66,7 @@ def test_absent_clients_are_left_out_of_the_tree():
 
 
 @pytest.mark.parametrize("num_local", [1, 2])
-def test_nobody_working_sums_to_zero(num_local):
+def test_without_participants_the_sum_is_zero(num_local):
     store = RowStore(FedAvg(), dim=3, num_buffers=0, num_local=num_local, dtype=torch.float32)
     store.client_rows(0)["x"].fill_(7)
     store.begin_exchange(("x",), True)

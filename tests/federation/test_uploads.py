@@ -76,7 +76,7 @@ def test_a_stage_sees_every_exchange_with_its_own_rows(num_clients):
 def test_stages_change_the_rows_in_order_and_before_the_weights(num_clients):
     class Double(Upload):
         def apply(self, client, rows, start, kept):
-            assert start is None  # nobody asked for it
+            assert start is None  # no upload asked for it
             assert kept == {}
             rows["x"].mul_(2)
 

@@ -1,4 +1,4 @@
-"""The papers' networks: parameter counts, shapes, determinism of dropout, and models of one's own."""
+"""The papers' networks: parameter counts, shapes, determinism of dropout, and models of the user's own."""
 
 import pytest
 import torch
@@ -106,7 +106,7 @@ def test_what_a_model_does_not_take_is_one_line(model, settings, shape, message)
     assert "\n" not in str(error.value)
 
 
-def test_a_model_of_ones_own_with_its_arguments(tmp_path, monkeypatch):
+def test_a_model_of_the_users_own_with_its_arguments(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "class Net(nn.Sequential):\n"

@@ -18,7 +18,7 @@ def link():
 
 
 @pytest.fixture(autouse=True)
-def ranks_meet_after_each_test():
+def barrier_after_each_test():
     """A rank that strayed is caught in its own test: after LIMIT it shows where it hangs and ends the job."""
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     yield

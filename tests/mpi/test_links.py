@@ -56,8 +56,8 @@ def test_lists_of_numbers_from_all_ranks(any_link):
     np.testing.assert_array_equal(any_link.allgather([rank, 0.5]), [[r, 0.5] for r in range(size)])
     np.testing.assert_array_equal(any_link.allgatherv([rank] * rank), [r for r in range(size) for _ in range(r)])
     assert any_link.allgatherv([]).shape == (0,)
-    assert any_link.first_failing(False) is None
-    assert any_link.first_failing(rank == size - 1) == size - 1
+    assert any_link.first_rank_where(False) is None
+    assert any_link.first_rank_where(rank == size - 1) == size - 1
     any_link.barrier()
 
 

@@ -65,9 +65,9 @@ def test_gather_and_concatenate(link):
     np.testing.assert_array_equal(link.allgatherv(mine), expected)
 
 
-def test_first_failing(link):
-    assert link.first_failing(False) is None
-    assert link.first_failing(link.rank == link.size - 1) == link.size - 1
+def test_first_rank_where(link):
+    assert link.first_rank_where(False) is None
+    assert link.first_rank_where(link.rank == link.size - 1) == link.size - 1
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_bytes_read_and_memory_are_the_ranks_share(link, folder, partition, seve
     held = reader._rows.nbytes if isinstance(reader._rows, np.ndarray) else sum(r.nbytes for r in reader._rows.values())
     rows = reader.collect(link)
     share, chunk = 1 / link.size, CHUNK / NUM
-    # A chunk more where two clients meet. 20 kB: HDF5's own tables and the edges of a read
+    # A chunk more at the border of two clients' rows. 20 kB: HDF5's own tables and the edges of a read
     assert read < (share + (several + 1) * chunk) * path.stat().st_size + 20_000
     assert held <= (share + 2 * chunk) * NUM * 256
     assert [rows[client].nbytes for client in mine] == [len(parts[client]) * 256 for client in mine]

@@ -130,7 +130,7 @@ INPUTS, LABELS = torch.randn(24, 1, 8, 8, generator=GENERATOR), torch.arange(24)
 
 
 class Rows:
-    """The least of a task: rows and labels in memory; sees that nobody builds a graph."""
+    """The least of a task: rows and labels in memory; checks that no graph is built."""
 
     forward_only = True
 

@@ -1,4 +1,4 @@
-"""`fedmpi.join`: an algorithm in a loop of one's own."""
+"""`fedmpi.join`: an algorithm in a loop of the user's own."""
 
 import pytest
 import torch
@@ -124,7 +124,7 @@ def test_a_state_of_another_algorithm_is_refused():
         fedmpi.join(nn.Linear(1, 1), "fafed").load_state_dict(state)
 
 
-def test_the_step_size_can_follow_a_schedule_of_ones_own():
+def test_the_step_size_can_follow_a_schedule_of_the_users_own():
     model = nn.Linear(1, 1, bias=False)
     fed = fedmpi.join(model, "fedavg", local_steps=1, step_size=1.0)
     before = model.weight.item()

@@ -1,4 +1,4 @@
-"""The benchmark's part about loops of one's own."""
+"""The benchmark's part about loops of the user's own."""
 
 import json
 

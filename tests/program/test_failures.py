@@ -33,7 +33,7 @@ def test_a_failing_rank_ends_the_job(tmp_path, any_mpi, kind, message):
     _ends_at_once(ended, began)
 
 
-def test_what_one_rank_meets_before_training_names_it(tmp_path):
+def test_an_error_of_one_rank_before_training_names_the_rank(tmp_path):
     ended = train(2, tmp_path, *SHORT, "--model.kind", "early")
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[0] == "fedmpi: error: on rank 1: model Faulty: the silo is not there"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from conftest import ranks_of, running, start, wait_for
-from dies import outcome
+from dies import check_checkpoints, outcome
 
 from fedmpi.runs.folder import is_complete
 
@@ -48,6 +48,7 @@ def test_200_kills_of_ranks(tmp_path, any_mpi):
             output, _ = job.communicate(timeout=300)
         if job.returncode == 0 and is_complete(folder):
             assert outcome(folder) == expected, f"{folder}\n{output}"
+            check_checkpoints(folder)
             ended += 1
             print(f"{killed} kills, {ended} equal ends", flush=True)
         else:

@@ -49,7 +49,7 @@ def check_against_plan(tmp_path, *settings, output=""):
     early = {int(number) for number in re.findall(r"\d+", early)}  # no rank has more than two clients
     rows, losses, records = found(tmp_path / "lost")
     assert [record["round"] for record in records] == list(range(1, len(records) + 1))  # none is lost, none is twice
-    left = [(client, record["round"] - 1) for record in records for client in record.get("left", ())]
+    left = [(client, record["round"] - 1) for record in records for client in record.get("lost", ())]
     absent = [f"{client}@{-1 if client in early else since}" for client, since in left]
     assert (rows, losses) == planned(tmp_path, [f"{one}:{len(records)}" for one in absent], *settings), output
     return absent
@@ -80,14 +80,14 @@ def planned(tmp_path, absent, *settings):
     ids=["rank_0", "two_at_once", "all_but_one", "at_the_end"],
 )
 def test_the_survivors_go_on_as_if_it_had_been_planned(tmp_path, openmpi, ranks, deaths, absent, settings):
-    words, variables = words_of(ranks, tmp_path / "lost", *settings, "--track", "tells.Tells")
+    words, variables = words_of(ranks, tmp_path / "lost", *settings, "--track", "records_rounds.RecordsRounds")
     done = execute(words, env={**variables, "DIE": deaths})
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"fedmpi: rank \d on \S+ .* was lost during", done.stderr)) >= 1
     assert re.search(r"^  lost +rank \d", done.stdout, re.MULTILINE)
     assert check_against_plan(tmp_path, *settings) == absent
-    (told,) = tmp_path.glob("lost/*/told.txt")
-    assert told.read_text().split() == ["1", "2", "3", "4", "5", "6"]
+    (recorded,) = tmp_path.glob("lost/*/rounds.txt")
+    assert recorded.read_text().split() == ["1", "2", "3", "4", "5", "6"]
 
 
 def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
@@ -95,7 +95,7 @@ def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
     done = execute(words, env={**variables, "DIE": "1@sum:4"})
     assert done.returncode == 0, done.stderr
     _, losses, records = found(tmp_path / "lost")
-    assert [record.get("left") for record in records] == [None, None, [1, 2], None, None, None]
+    assert [record.get("lost") for record in records] == [None, None, [1, 2], None, None, None]
     assert losses[-1] < losses[0]
 
 

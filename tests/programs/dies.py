@@ -21,8 +21,9 @@ import h5py
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.runs.checkpoint import find_checkpoints
+from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
 from fedmpi.runs.folder import is_complete
+from fedmpi.runs.state_file import check_file
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.loop import train
 
@@ -51,6 +52,15 @@ def outcome(folder):
         rows = {name: values[()].tobytes() for name, values in file["rows"].items()}
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return rows, [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
+
+
+def check_checkpoints(folder):
+    """Check that no file of a run's checkpoints is missing or damaged, and that there are two."""
+    found = find_checkpoints(folder)
+    assert len(found) == 2, found
+    for number in found:
+        for name, sizes in read_manifest(checkpoint_folder(folder, number))["files"].items():
+            check_file(checkpoint_folder(folder, number) / name, *sizes)
 
 
 def unbroken(out, settings):

@@ -10,11 +10,11 @@ import torch
 from mpi4py import MPI
 from transports import check
 
-import fedmpi.comm.exchange
 import fedmpi.comm.mpi
+import fedmpi.comm.ordered_sum
 import fedmpi.comm.topology
 from fedmpi.comm.mpi import MPILink
-from fedmpi.comm.tree import Placement
+from fedmpi.comm.summation_order import Placement
 from fedmpi.federation.sums import TreeSums
 
 PERIOD = 1021  # elements; sums of such small whole numbers are exact
@@ -84,7 +84,7 @@ def check_gather_and_broadcast(nbytes):
 
 def main(nbytes, *how):
     if how == ("split",):
-        for module in (fedmpi.comm.topology, fedmpi.comm.exchange):
+        for module in (fedmpi.comm.topology, fedmpi.comm.ordered_sum):
             module.PIECE = 1 << 10
         for module in (fedmpi.comm.topology, fedmpi.comm.mpi):
             module.LARGEST_CALL = 1 << 10

@@ -1,6 +1,6 @@
 """fedmpi.train whose ranks die or stop, or whose clients are absent by plan: the variables DIE, STOP and ABSENT.
 
-DIE: "RANK@EVENT:NUMBER ...": the rank dies when it meets the event for that time, counted from 1. Events: "turn" (a
+DIE: "RANK@EVENT:NUMBER ...": the rank dies when the event occurs for the NUMBERth time. Events: "turn" (a
 client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save",
 "model" (before it is built).
 STOP: the same for ranks that stop (SIGSTOP).
@@ -31,7 +31,7 @@ SIGNALS = {
     for word in os.environ.get(name, "").split()
 }
 ABSENT = [tuple(map(int, word.replace("@", ":").split(":"))) for word in os.environ.get("ABSENT", "").split()]
-met = collections.Counter()
+seen = collections.Counter()
 
 
 def dies_at(owner, name, event):
@@ -39,8 +39,8 @@ def dies_at(owner, name, event):
     function = getattr(owner, name)
 
     def call(*args, **options):
-        met[event] += 1
-        if number := SIGNALS.get((str(RANK), f"{event}:{met[event]}")):
+        seen[event] += 1
+        if number := SIGNALS.get((str(RANK), f"{event}:{seen[event]}")):
             os.kill(os.getpid(), number)
         return function(*args, **options)
 

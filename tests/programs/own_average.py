@@ -94,7 +94,7 @@ def check_hand():
         for name, value in by_hand.state_dict().items():
             assert torch.equal(module.state_dict()[name], value), name
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(moments, expected, strict=True))
-        module[5].weight.data.zero_()  # a plain module: nobody else sees this
+        module[5].weight.data.zero_()  # a plain module: this changes no other rank's
         optimizer.step()
 
 

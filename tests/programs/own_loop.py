@@ -190,7 +190,7 @@ def check_communicator():
 
 
 def check_uneven():
-    """Ranks that make different numbers of steps are told."""
+    """Ranks that make different numbers of steps get an error."""
     model = nn.Linear(1, 1)
     fed = fedmpi.join(model, "fedavg", local_steps=1)
     for _ in range(2 + RANK):
@@ -209,7 +209,7 @@ def check_error():
 
 
 def check_different():
-    """Ranks with different models are told."""
+    """Ranks with different models get an error."""
     fedmpi.join(nn.Linear(1, 1 + RANK))
 
 

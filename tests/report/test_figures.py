@@ -144,7 +144,7 @@ def test_clients_roc_and_settings_are_shown(tmp_path):
     assert "client 0, Aachen" in ended.stdout
 
 
-def test_the_picture_of_a_split_explains_its_sizes(tmp_path):
+def test_the_figure_of_a_split_explains_its_sizes(tmp_path):
     words = ("digits", "--clients", "4", "--partition", "dirichlet", "--plot", tmp_path / "split.svg")
     ended = execute([sys.executable, "-m", "fedmpi.data", "partition", *words], env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr

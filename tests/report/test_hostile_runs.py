@@ -1,4 +1,4 @@
-"""Reports on run folders that come from anybody: what is in one costs at most that run, never the page."""
+"""Reports on run folders from strangers: a damaged one is left out, and the page is still made."""
 
 import csv
 import json

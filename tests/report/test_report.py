@@ -326,7 +326,7 @@ def test_different_data_are_different_comparisons(tmp_path):
     assert [problem.label for problem in problems(find_runs([tmp_path])[0])] == ["digits, even", "silos, even"]
 
 
-def test_problems_are_told_apart_by_what_all_of_a_name_know(tmp_path):
+def test_problems_are_distinguished_by_settings_that_all_runs_have(tmp_path):
     """Another partition's settings stand in no label; equal file names and settings of a new version do no harm."""
     dirichlet = {"name": "dirichlet", "concentration": 0.3, "min_samples": 1}
     make_run(tmp_path / "a", "fafed", 0)

@@ -219,6 +219,14 @@ def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
     assert (found.state, words in found.words) == (state, True), found
 
 
+@pytest.mark.parametrize(("gaps", "state"), [([1.0e-12, 1.0e-11], "confirmed"), ([1.0e-12, 1.0e-5], "not confirmed")])
+def test_a_claim_to_reach_a_value_holds_if_every_seed_reaches_it(gaps, state):
+    one = next(one for one in EXPERIMENTS if one.name == "auc_figure1")
+    runs = [RunFolder(None, {"seed": seed}, [{"round": 1, "gap": gap}], True, "", {}) for seed, gap in enumerate(gaps)]
+    (found,) = outcomes(one, Results([], {"two weights": [Method("FMGDA", runs)]}))
+    assert (found.state, "expected gap <= 1e-10" in found.words) == (state, True), found
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,4 +1,4 @@
-"""A run folder may come from anybody: nothing that it names is imported or executed, and a damaged one is one line."""
+"""Run folders from strangers: nothing that one names is imported or executed, and a damaged one gives one line."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""``--track``: other programs read what they were told."""
+"""``--track``: trackers receive every record."""
 
 import json
 
@@ -12,19 +12,19 @@ RUN = ("--clients", 2, "--rounds", 4, "--eval-every", 2, "--local-steps", 2, "--
 
 
 class Listening(Tracker):
-    """A tracker of one's own."""
+    """A tracker of the user's own."""
 
     module = "json"
-    told = []
+    calls = []
 
     def begin(self, folder, settings, done):
-        self.told.append(("begin", folder.name, settings["rounds"], done))
+        self.calls.append(("begin", folder.name, settings["rounds"], done))
 
     def round(self, number, values):
-        self.told.append((number, values))
+        self.calls.append((number, values))
 
     def close(self):
-        self.told.append("end")
+        self.calls.append("end")
 
 
 def records(folder):
@@ -113,12 +113,12 @@ def test_trackers_of_other_packages_have_every_record(tmp_path, read, monkeypatc
         assert points == [(line["round"], pytest.approx(line[key], rel=1e-6)) for line in lines if key in line], title
 
 
-def test_a_tracker_of_ones_own_is_told_every_round(tmp_path):
-    Listening.told.clear()
+def test_a_tracker_of_the_users_own_gets_every_round(tmp_path):
+    Listening.calls.clear()
     fedmpi.train(clients=2, rounds=3, local_steps=1, out=str(tmp_path), name="run", track=f"{__name__}.Listening")
-    assert Listening.told[0] == ("begin", "run", 3, 0) and Listening.told[-1] == "end"
-    assert [number for number, _ in Listening.told[1:-1]] == [1, 2, 3]
-    assert Listening.told[1][1].keys() >= {"loss", "run/iteration"}
+    assert Listening.calls[0] == ("begin", "run", 3, 0) and Listening.calls[-1] == "end"
+    assert [number for number, _ in Listening.calls[1:-1]] == [1, 2, 3]
+    assert Listening.calls[1][1].keys() >= {"loss", "run/iteration"}
 
 
 def test_titles():

@@ -287,7 +287,7 @@ class Cluster:
     def let_run_again(self, number, restarts):
         """Return when a requeued job runs for the time after `restarts` requeues: SLURM alone waits two minutes."""
         self.until(number, lambda: self.fields(number).get("JobState") == "PENDING")
-        # Not at once: a node takes no credential of the second in which it was told to end this job.
+        # Not at once: a node takes no credential of the second in which it received the order to end this job.
         self.run("scontrol", "update", f"JobId={number}", "StartTime=now+2", check=True)
         self.until(number, lambda: self.fields(number).get("JobState") == "RUNNING")
         assert self.fields(number)["Restarts"] == str(restarts)
@@ -308,7 +308,7 @@ def _read(fields):
 
 
 def free_ports(number):
-    """That many ports which nobody listens on."""
+    """That many ports that no process listens on."""
     sockets = [socket.create_server(("", 0)) for _ in range(number)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:

@@ -6,7 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from conftest import PROGRAMS
+from conftest import PROGRAMS, ROOT
 from slurm_jobs import closing, options
 
 TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)
@@ -31,21 +31,38 @@ def test_sums_over_real_nodes(slurm, tmp_path):
     assert job.log.count("equal:") == 16 and job.log.count("right:") == 4
 
 
+def test_the_launcher_script_in_a_job(slurm, tmp_path):
+    """It starts as many ranks as SLURM has tasks, on all nodes; more if asked."""
+    program = tmp_path / "where.py"
+    program.write_text(
+        "import platform\n"
+        "from mpi4py import MPI\n"
+        "names = MPI.COMM_WORLD.gather(platform.node())\n"
+        "if MPI.COMM_WORLD.rank == 0: print('ranks on', *names)\n"
+    )
+    lines = [f"{ROOT}/launch/mpirun.sh {words} python {program}" for words in ("", "-np 1")]
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=TWO_EACH))
+    assert job.code == 0, job.log
+    found = [sorted(line.split()[2:]) for line in job.log.splitlines() if line.startswith("ranks on")]
+    assert found == [["n1", "n1", "n2", "n2"], ["n1"]]
+
+
 def test_silos_and_a_run_folder_that_one_node_sees(slurm, tmp_path):
-    """Each silo's file is on the node of its client alone; the run folder exists on the first node alone."""
+    """Each node has its own client's file alone, in a folder of another name; the run folder is on the first node."""
     for client in range(2):
         rng = np.random.default_rng(client)
         with h5py.File(tmp_path / f"made_{client}.h5", "w") as file:
             for split in ("train", "test"):
                 file[f"{split}/images"] = rng.integers(0, 255, (40, 8, 8), dtype=np.uint8)
                 file[f"{split}/labels"] = np.arange(40) % 4
-    silos = "/dev/shm/silo_{client}.h5"
+    silos, own = "/dev/shm/silos/silo_{client}.h5", "/dev/shm/of_node_$SLURM_NODEID"
     settings = f"--data '{silos}' --rounds 3 --local-steps 2 --threads 1 --out /dev/shm/out"
     lines = [
-        f"srun -N2 -n2 bash -c 'cp {tmp_path}/made_$SLURM_NODEID.h5 /dev/shm/silo_$SLURM_NODEID.h5'",
+        f"srun -N2 -n2 bash -c 'mkdir {own} && ln -s {own} /dev/shm/silos'",
+        f"srun -N2 -n2 bash -c 'cp {tmp_path}/made_$SLURM_NODEID.h5 {own}/silo_$SLURM_NODEID.h5'",
         f"mpirun -np 2 python -m mpi4py -m fedmpi.doctor {settings}",
         f"mpirun -np 2 python -m mpi4py -m fedmpi.train {settings} --name mine",
-        "srun -N2 -n2 bash -c 'rm /dev/shm/silo_$SLURM_NODEID.h5'",
+        f"srun -N2 -n2 bash -c 'rm {own}/silo_$SLURM_NODEID.h5'",
         f"! mpirun -np 2 python -m mpi4py -m fedmpi.train {settings} --name other || exit 3",
     ]
     job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=ONE_EACH))
@@ -53,7 +70,7 @@ def test_silos_and_a_run_folder_that_one_node_sees(slurm, tmp_path):
     assert "warning  run folder" in job.log and "/dev/shm/out is not the same folder on rank 1 as on rank 0" in job.log
     assert closing(job.log, "clients") == "2 on 2 ranks"
     said = [line for line in job.log.splitlines() if line.startswith("fedmpi: error")]
-    assert said == [f"fedmpi: error: task.data = {silos}: client 0 has no file /dev/shm/silo_0.h5"]
+    assert said == [f"fedmpi: error: task.data = {silos}: client 0 has no file /dev/shm/silos/silo_0.h5"]
 
 
 def test_the_link_between_nodes_is_measured(slurm, tmp_path):

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 from conftest import train
-from slurm_jobs import SLURM, options
+from slurm_jobs import SLURM, TINY, options
 
 from fedmpi.runs.folder import find_runs
 
@@ -81,6 +81,34 @@ def test_no_more_requeues_than_allowed(slurm, tmp_path, slow):
     job = slurm.wait(number)
     assert (job.state, job.code) == ("FAILED", 75)
     assert "ended with exit code 75 after 0 of at most 0 requeues" in job.log
+
+
+def test_a_warning_during_the_checks(slurm, tmp_path):
+    """The time limit is short: the run has half of what is left, here minutes, and ends before."""
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *TINY, options=TWO, FEDMPI_LAUNCH="mpirun -np 2")
+    slurm.until(number, lambda: any("started by: " in log.read_text() for log in tmp_path.glob(f"{number}.out")))
+    slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
+    job = slurm.wait(number)
+    assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "0"), job.log
+
+
+def test_a_warning_between_two_runs_of_a_sweep(slurm, tmp_path):
+    """The job's script gets it while it prepares the next run: this run is made after the requeue."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(
+        '#!/usr/bin/env bash\nmpirun -np 2 "$@" || exit\n'
+        "(sleep 0.3; kill -USR1 $PPID) >/dev/null 2>&1 &\n"  # fedmpi.sweep takes longer to say what comes next
+    )
+    launcher.chmod(0o755)
+    words = ("--grid", "seed=0,1", *TINY, "--clients", 2, "--out", tmp_path / "sweep")
+    quick = {"FEDMPI_DOCTOR": "0", "FEDMPI_LAUNCH": str(launcher)}
+    number = slurm.submit(tmp_path, SLURM / "sweep.sbatch", *words, options=TWO, **quick)
+    slurm.until(number, lambda: slurm.fields(number)["Restarts"] == "1")
+    slurm.let_run_again(number, 1)
+    job = slurm.wait(number)
+    assert job.code == 0, job.log
+    runs, complaints = find_runs([tmp_path / "sweep"])
+    assert [run.is_complete for run in runs] == [True, True] and not complaints
 
 
 @pytest.mark.slow

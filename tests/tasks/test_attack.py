@@ -1,4 +1,4 @@
-"""The black-box attack: its loss, its classifier from a run folder, its data and metrics, its picture."""
+"""The black-box attack: its loss, its classifier from a run folder, its data and metrics, its figure."""
 
 import functools
 import json
@@ -168,7 +168,7 @@ def test_loss_and_metrics_are_eq_8(classifier, task, size):
 
 
 @pytest.mark.parametrize(("darker", "num_mistaken"), [(0, 0), (1, 2), (3, 4)])
-def test_the_picture_shows_mistaken_images_first(task, darker, num_mistaken):
+def test_the_figure_shows_mistaken_images_first(task, darker, num_mistaken):
     """Half of them at most: 3 fools the classifier on seven images."""
     module = task.build_model(None, {}).double()
     module.xi.data.fill_(-darker)
@@ -247,7 +247,7 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
 
 
 def test_an_attack_under_mpirun(classifier, tmp_path):
-    """Two ranks, more clients than ranks: the objective falls, images are mistaken, a picture is drawn."""
+    """Two ranks, more clients than ranks: the objective falls, images are mistaken, a figure is drawn."""
     settings = ["--task", "attack", "--task.classifier", classifier, "--algorithm", "fafedzo", "--clients", 5]
     options = ["--batch-size", 10, "--rounds", 20, "--local-steps", 5, "--eval-every", 5, "--name", "a"]
     done = train(2, tmp_path, *settings, "--algorithm.step_size", 0.03, *options)

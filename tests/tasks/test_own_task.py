@@ -1,4 +1,4 @@
-"""Tasks of one's own: a Dataset per client, a loss and metrics."""
+"""Tasks of the user's own: a Dataset per client, a loss and metrics."""
 
 import json
 

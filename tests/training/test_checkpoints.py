@@ -16,7 +16,7 @@ import h5py
 import pytest
 import torch
 from conftest import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
-from dies import outcome
+from dies import check_checkpoints, outcome
 
 import fedmpi.algorithms
 import fedmpi.training.checkpoints
@@ -32,10 +32,10 @@ from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.recorder import Recorder
 from fedmpi.tasks.auc import LoadedAUC
 from fedmpi.tasks.classification import LoadedClassification
-from fedmpi.training import loop, stopping
+from fedmpi.training import loop
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
-from fedmpi.training.stopping import StopSignals, stopping_signal
+from fedmpi.training.signals import StopSignals, stopping_signal
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
 TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"
@@ -107,7 +107,7 @@ def test_every_task_resumes_to_the_same_bits(tmp_path, monkeypatch, files, task)
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; nobody changes it."""
+    """A finished run of 6 rounds with checkpoints after 2, 4 and 6, of which two are kept; no test changes it."""
     out = tmp_path_factory.mktemp("toy")
     go(out, f"{TOY} --rounds 6 --checkpoint-every 2 --name it")
     return out / "it"
@@ -497,6 +497,15 @@ def test_a_file_that_is_no_model(tmp_path):
         go(tmp_path, f"{SHORT} --init {tmp_path / 'none.pt'}")
 
 
+def test_removing_an_old_checkpoint_leaves_the_next_one_alone(tmp_path):
+    """Which the other ranks would begin to write before rank 0 has looked what there is to remove."""
+    ended = start(2, "-m", "prunes_slowly", *TOY.split(), "--rounds", 4, "--checkpoint-every", 1, "--out", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (run,) = tmp_path.iterdir()
+    assert find_checkpoints(run) == [4, 3]
+    check_checkpoints(run)
+
+
 def test_kills_at_steps_of_writing(tmp_path):
     ended = start(1, PROGRAMS / "dies.py", "steps", tmp_path, 9, *TOY.split(), "--rounds", 4, "--checkpoint-every", 1)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -518,7 +527,7 @@ def test_200_kills_at_random_times(tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):
-    monkeypatch.setattr(stopping, "SAME_KEY_PRESS", 0.3)
+    monkeypatch.setattr("fedmpi.training.signals.SAME_KEY_PRESS", 0.3)
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, from the terminal and from the launcher
@@ -548,6 +557,7 @@ def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     ended = start(2, *words, "--name", "it", "--resume", "auto")
     assert ended.returncode == 0 and "continuing after round" in ended.stdout, ended.stderr
     assert outcome(tmp_path / "it") == outcome(tmp_path / "whole")
+    check_checkpoints(tmp_path / "it")
 
 
 @pytest.mark.parametrize(

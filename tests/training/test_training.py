@@ -173,7 +173,7 @@ def test_output_rules(tmp_path):
         expected = train(1, tmp_path, "--rounds", chosen, *settings, "--name", f"as-{rule}")
         assert rows(tmp_path / rule).keys() == {"x"}
         np.testing.assert_array_equal(rows(tmp_path / rule)["x"], rows(tmp_path / f"as-{rule}")["x"])
-        # the closing table tells what the result is worth
+        # the closing table says what the result is worth
         accuracy = re.compile("^  accuracy .*$", re.MULTILINE)
         assert accuracy.search(ended.stdout).group() == accuracy.search(expected.stdout).group()
 

@@ -5,7 +5,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.comm.exchange import combine
+from fedmpi.comm.ordered_sum import combine
 
 
 class Unavailable(Exception):

@@ -4,17 +4,17 @@ import collections
 
 import torch
 
-from fedmpi.comm.exchange import combine
 from fedmpi.comm.link import divide
+from fedmpi.comm.ordered_sum import combine
+from fedmpi.comm.summation_order import Partials, split
 from fedmpi.comm.transports.base import Transport, Unavailable
-from fedmpi.comm.tree import Partials, split
 from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread, slices
 
 SMALLEST_GAIN = 64 << 10  # bytes; below, two barriers on the node cost more than plain Allreduce
 
 
 class SharedMemory(Transport):
-    """Blocks live in windows of shared memory: each rank of a node sums one slice of everybody's block in place.
+    """Blocks live in windows of shared memory: each rank of a node sums one slice of all ranks' blocks in place.
 
     No copy and no message is needed on a node; between nodes, the ranks that own the same slice Allreduce it.
     The order of summation on a node is fixed: pairwise in rank order.
@@ -47,7 +47,7 @@ class SharedMemory(Transport):
             window = NodeWindow(topology.node, numel, dtype)
         except NoWindow as error:
             reason = str(error)
-        if topology.world.first_failing(window is None) is not None:
+        if topology.world.first_rank_where(window is None) is not None:
             if window is not None:
                 window.free()
             raise Unavailable(reason)
@@ -84,16 +84,18 @@ class SharedMemory(Transport):
         me, node = topology.node.rank, topology.node_index
         begins = [window.offset(vector) for vector in vectors]
         held = {
-            name: (topology.places[rank][1], begins[slot])
-            for name, (rank, slot) in partials.places.items()
-            if topology.places[rank][0] == node
+            name: (topology.node_ranks[rank][1], begins[slot])
+            for name, (rank, slot) in partials.holders.items()
+            if topology.node_ranks[rank][0] == node
         }
-        inner, outer = split(partials.steps, {n: topology.places[rank][0] for n, (rank, _) in partials.places.items()})
+        inner, outer = split(
+            partials.steps, {n: topology.node_ranks[rank][0] for n, (rank, _) in partials.holders.items()}
+        )
         parts = slices(0, out.numel(), topology.smallest_node, out.element_size())
         mine = parts[me] if me < len(parts) else None
 
         def spread(part, total, divisor):
-            """Divide a part of the total and copy it to the first vector of everybody on this node."""
+            """Divide a part of the total and copy it to the first vector of every rank of this node."""
             firsts = [vector[begins[0] + part.start : begins[0] + part.stop] for vector in window.vectors]
             divide_and_spread([total, *firsts], divisor)
 
@@ -108,7 +110,7 @@ class SharedMemory(Transport):
             left = self._left_after(inner, outer, partials)
             terms = [
                 window.vectors[rank][begin + mine.start : begin + mine.stop]
-                for rank, begin in (held[name] for name in left.places if name in held)
+                for rank, begin in (held[name] for name in left.holders if name in held)
             ]
             combine(self._slice_owners, terms, left, divisor, total)
             spread(mine, total, 1)
@@ -129,13 +131,13 @@ class SharedMemory(Transport):
 
     def _left_after(self, inner, outer, partials):
         """The `Partials` that the owners of this rank's slice hold after the steps within their nodes."""
-        places = self.topology.places
-        nodes = [node for node, local_rank in places if local_rank == self.topology.node.rank]  # of the owners
+        node_ranks = self.topology.node_ranks
+        nodes = [node for node, local_rank in node_ranks if local_rank == self.topology.node.rank]  # of the owners
         done = {b for steps in inner.values() for _, b in steps}
         left, slots = {}, collections.Counter()
-        for name, (rank, _) in partials.places.items():
+        for name, (rank, _) in partials.holders.items():
             if name not in done:
-                owner = nodes.index(places[rank][0])
+                owner = nodes.index(node_ranks[rank][0])
                 left[name] = owner, slots[owner]
                 slots[owner] += 1
         return Partials(left, tuple(outer), partials.root)
@@ -149,7 +151,7 @@ class SharedMemory(Transport):
         return None
 
     def _synchronise(self, window):
-        """Make everybody's writes on this node visible to everybody."""
+        """Make the writes of every rank of this node visible to all of them."""
         window.sync()
         self.topology.node.barrier()
         window.sync()

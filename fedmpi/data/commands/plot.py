@@ -1,4 +1,4 @@
-"""Pictures of a split: samples by client and class, or how much each client has."""
+"""Figures of a split: samples by client and class, or how much each client has."""
 
 import textwrap
 
@@ -7,7 +7,7 @@ import numpy as np
 from fedmpi.errors import UserError
 
 COLOUR = "#2c7fb8"
-CELL = 0.32  # inches of the grid per client and per class, unless the picture would be too large
+CELL = 0.32  # inches of the grid per client and per class, unless the figure would be too large
 MIN_SIDE, MAX_SIDE = 4, 20  # inches
 LETTERS = 11  # of the title, per inch
 LARGEST = 0.9  # diameter of the largest bubble, as a share of its cell
@@ -15,10 +15,10 @@ MAX_CLIENT_TICKS, MAX_CLASS_TICKS = 40, 25
 
 
 def draw_class_counts(path, counts, title):
-    """Write a picture with a bubble per client and class, whose area is the number of samples.
+    """Write a figure with a bubble per client and class, whose area is the number of samples.
 
     Args:
-        path: of the picture; its ending is the format: .png, .pdf or .svg. counts: [num_clients, num_classes].
+        path: of the figure; its ending is the format: .png, .pdf or .svg. counts: [num_clients, num_classes].
         title: a line above it.
 
     Raises:
@@ -58,10 +58,10 @@ def _round_number(value):
 
 
 def draw_sizes(path, sizes, unit, title):
-    """Write a picture with a bar per client.
+    """Write a figure with a bar per client.
 
     Args:
-        path: of the picture, see `draw_class_counts`. sizes: [num_clients], in `unit`. title: a line above it.
+        path: of the figure, see `draw_class_counts`. sizes: [num_clients], in `unit`. title: a line above it.
 
     Raises:
         UserError: if matplotlib is not installed, or the file cannot be written.
@@ -76,7 +76,7 @@ def draw_sizes(path, sizes, unit, title):
 
 
 def _width(num_clients):
-    """Width of a picture in inches."""
+    """Width of a figure in inches."""
     return np.clip(1.5 + CELL * num_clients, MIN_SIDE, MAX_SIDE)
 
 

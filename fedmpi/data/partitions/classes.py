@@ -42,7 +42,7 @@ class Classes(Partition):
         return self._assign(rng.permutation(len(classes))[codes], num_clients, rng)
 
     def _assign(self, labels, num_clients, rng):
-        """One array of sample indices per client; of a class that nobody holds, no sample is in any of them."""
+        """One array of sample indices per client; the samples of a class that no client holds are left out."""
         classes, k = np.unique(labels), self.per_client
         held = [[(client * k + j) % len(classes) for j in range(k)] for client in range(num_clients)]
         parts = [[] for _ in range(num_clients)]

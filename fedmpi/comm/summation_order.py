@@ -56,11 +56,11 @@ class Partials:
     """The partial sums that ranks hold, and how they become one.
 
     Attributes:
-        places: name -> (rank, slot): who holds it, in which of its vectors.
+        holders: name -> (rank, slot): who holds it, in which of its vectors.
         steps: in order; root: name of the sum over all.
     """
 
-    places: dict
+    holders: dict
     steps: tuple
     root: int
 
@@ -91,8 +91,8 @@ class Placement:
     def __init__(self, clients):
         self.clients = [tuple(of_rank) for of_rank in clients]
         self._rank_of = {client: rank for rank, of_rank in enumerate(self.clients) for client in of_rank}
-        everybody = self.plan(tuple(sorted(self._rank_of)))
-        self.num_slots = 1 + max((slot for turns in everybody[0] for slot in turns.slots.values()), default=0)
+        all_turns = self.plan(tuple(sorted(self._rank_of)))
+        self.num_slots = 1 + max((slot for turns in all_turns[0] for slot in turns.slots.values()), default=0)
 
     @functools.lru_cache(maxsize=16)  # noqa: B019  a placement lives as long as its federation
     def plan(self, participants):
@@ -108,12 +108,12 @@ class Placement:
             for rank, of_rank in enumerate(self.clients)
         ]
         consumed = {b for steps in inner.values() for _, b in steps}
-        places = {
+        holders = {
             client: (self._rank_of[client], turns[self._rank_of[client]].slots[client])
             for client in participants
             if client not in consumed
         }
-        return turns, Partials(places, tuple(outer), min(participants))
+        return turns, Partials(holders, tuple(outer), min(participants))
 
     def after_loss(self, participants, present, members):
         """The `Partials` of the ranks that are left, when some are lost after the turns of an exchange.
@@ -124,12 +124,12 @@ class Placement:
         """
         inner, _ = split(tree(participants), self._rank_of)
         taken = {step for rank in members for step in inner.get(rank, ())}
-        places = {
+        holders = {
             name: (members.index(rank), slot)
-            for name, (rank, slot) in self.plan(participants)[1].places.items()
+            for name, (rank, slot) in self.plan(participants)[1].holders.items()
             if rank in members
         }
-        return Partials(places, tuple(step for step in tree(present) if step not in taken), min(present))
+        return Partials(holders, tuple(step for step in tree(present) if step not in taken), min(present))
 
 
 def _turns(clients, steps):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fedmpi.comm.tree import Placement, tree
+from fedmpi.comm.summation_order import Placement, tree
 
 
 def added(terms, steps):
@@ -31,7 +31,7 @@ def added_by_ranks(placement, participants):
                 slots[its_turns.slots[a]] = f"({slots[its_turns.slots[a]]}+{other})"
         assert all(slot < placement.num_slots for slot in slots)
         held.append(slots)
-    return added({name: held[rank][slot] for name, (rank, slot) in partials.places.items()}, partials.steps)
+    return added({name: held[rank][slot] for name, (rank, slot) in partials.holders.items()}, partials.steps)
 
 
 def test_the_tree_is_over_numbers():

@@ -8,11 +8,11 @@ import torch
 from fedmpi.runs.checkpoint import make_folders, sync_folder
 from fedmpi.runs.state_file import write_state
 
-WRITING, FAILED = 16, 32  # bits of `Federation.requests`, above those of `fedmpi.training.stopping`
+WRITING, FAILED = 16, 32  # bits of `Federation.requests`, above those of `fedmpi.training.signals`
 LARGE_TENSOR = 1 << 20  # bytes; copies go into memory of their own, which returns to the system
 
 
-class Writing:
+class CheckpointWriter:
     """The files of one checkpoint on their way to the disk.
 
     Args:

@@ -1,6 +1,6 @@
 """What settings are called in other systems (Flower, NVFlare, FedML, APPFL, FedLab, ...) and in this one."""
 
-_HERE = {  # ours -> theirs, in the spelling of `fedmpi.config.grammar`
+_THEIRS = {  # ours -> theirs, in the spelling of `fedmpi.config.grammar`
     "algorithm": "strategy optimizer client_optimizer server_optimizer federated_optimizer aggregator fl_algorithm",
     "algorithm.step_size": "lr learning_rate client_lr local_lr client_learning_rate local_learning_rate eta",
     "algorithm.server_step_size": "server_lr server_learning_rate global_lr outer_lr",
@@ -31,15 +31,15 @@ _HERE = {  # ours -> theirs, in the spelling of `fedmpi.config.grammar`
     "name": "run_name experiment_name exp_name run_id",
     "eval_every": "frequency_of_the_test eval_freq eval_interval evaluate_every validation_interval",
 }
-HERE = {theirs: ours for ours, names in _HERE.items() for theirs in names.split()}
+OURS = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
 
 
-def name_here(key):
-    """The end of a message about the unknown setting `key`, like ": here it is --seed"; "" if there is no such name.
+def our_name(key):
+    """The end of a message about the unknown setting `key`, like ": its name in fedmpi is --seed"; or "".
 
     Args:
         key: like "lr", or "algorithm.lr".
     """
     group, _, name = key.rpartition(".")
-    ours = HERE.get(name)
+    ours = OURS.get(name)
     return f": its name in fedmpi is --{ours}" if ours and ours.startswith(group) else ""

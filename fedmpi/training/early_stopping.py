@@ -53,7 +53,7 @@ def selection_goal(goal, metrics):
     return (held_out, goal[1]) if held_out in metrics else goal
 
 
-class Ending:
+class EarlyStopping:
     """Decides after every round whether the run ends there. Collective: all ranks agree.
 
     Args:
@@ -84,12 +84,12 @@ class Ending:
             callback = getattr(self._callbacks, name)
             if callback is None or (name == "on_evaluation" and not is_evaluated):
                 continue
-            if self._link.first_failing(callback(dict(record)) is True) is not None:
+            if self._link.first_rank_where(callback(dict(record)) is True) is not None:
                 self.reason = self.reason or f"by {name}"
         return bool(self.reason)
 
     def state(self):
-        """Name -> number, for a checkpoint."""
+        """Name -> number, for a checkpoint; the names are those of earlier versions."""
         return {"ending/best": self.best, "ending/num_worse": self.num_worse}
 
     def restore(self, state):

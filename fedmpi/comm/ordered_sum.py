@@ -1,4 +1,4 @@
-"""Sums in a given order by messages: each rank adds one slice of everybody's partial sums."""
+"""Sums in a given order by messages: each rank adds one slice of all ranks' partial sums."""
 
 import torch
 
@@ -20,7 +20,7 @@ def combine(comm, vectors, partials, divisor, out):
         out: [n], contiguous, on the CPU; may be one of the vectors.
     """
     # For each rank, the names of the partial sums that it holds; layer k consists of the k-th of every rank.
-    held = [[name for name, (owner, _) in partials.places.items() if owner == rank] for rank in range(comm.size)]
+    held = [[name for name, (owner, _) in partials.holders.items() if owner == rank] for rank in range(comm.size)]
     step = PIECE // out.element_size()
     for begin in range(0, out.numel(), step):
         piece = slice(begin, min(begin + step, out.numel()))
@@ -30,8 +30,8 @@ def combine(comm, vectors, partials, divisor, out):
         for layer in range(max(map(len, held))):
             names = [of_rank[layer] if layer < len(of_rank) else None for of_rank in held]
             sent = names[comm.rank]
-            vector = out[:0] if sent is None else vectors[partials.places[sent][1]][piece]
-            mine |= _exchange(comm, names, vector, counts)
+            vector = out[:0] if sent is None else vectors[partials.holders[sent][1]][piece]
+            mine |= _send_slices(comm, names, vector, counts)
         for a, b in partials.steps:
             mine[a].add_(mine[b])
         total = mine[partials.root]
@@ -39,7 +39,7 @@ def combine(comm, vectors, partials, divisor, out):
         comm.wait(comm.mpi.Iallgatherv(total.numpy(), [out[piece].numpy(), counts]))
 
 
-def _exchange(comm, names, vector, counts):
+def _send_slices(comm, names, vector, counts):
     """Every rank's slice of one vector of each rank. Collective on `comm`.
 
     Args:

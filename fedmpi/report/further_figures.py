@@ -1,4 +1,4 @@
-"""Further pictures of a comparison: results of each client, ROC curves, what a setting does."""
+"""Further figures of a comparison: results of each client, ROC curves, what a setting does."""
 
 import statistics
 import textwrap
@@ -13,7 +13,7 @@ from fedmpi.runs.record import title
 
 
 def _plain_axes(style, height):
-    """(figure, axes) of a picture whose words matplotlib lays out."""
+    """(figure, axes) of a figure whose text matplotlib lays out."""
     figure = Figure(figsize=(style.width / 72, height / 72), layout="constrained")
     return figure, figure.add_subplot()
 

@@ -1,0 +1,60 @@
+"""How a rank waits for MPI: it spins, or, on a node with more ranks than cores, yields its core and sleeps."""
+
+import contextlib
+import os
+import time
+
+# How a rank waits on an oversubscribed node: at first it yields its core between two tests of the request, later it
+# sleeps between them, longer and longer (seconds).
+TESTS_BEFORE_SLEEPS, SHORTEST_SLEEP, LONGEST_SLEEP = 100, 1e-5, 2e-3
+
+
+class Waiter:
+    """Waits for MPI's requests.
+
+    Attributes:
+        oversubscribed: whether the node has more ranks than cores. Waiting inside MPI spins, which then
+            takes the cores from the ranks that others wait for: yield or sleep between tests instead.
+        may_block: whether ranks may also use MPI's blocking collectives, because no node is oversubscribed. It is the
+            same on all ranks: MPI does not match the blocking call of one with the nonblocking call of another.
+        roll_call: the `RollCall` that ends waits which take too long, or None.
+    """
+
+    def __init__(self, oversubscribed=False, may_block=True):
+        self.oversubscribed, self.may_block = oversubscribed, may_block
+        self.roll_call = None
+
+    def __call__(self, request):
+        """Wait until `request` is complete."""
+        pause = _Pauses().next if self.oversubscribed else _spin
+        if self.roll_call is not None:
+            self.roll_call.wait(request, pause)
+        elif not self.oversubscribed:
+            request.Wait()
+        else:
+            while not request.Test():
+                pause()
+
+    def inside_mpi(self):
+        """A context for a blocking call of MPI."""
+        return contextlib.nullcontext() if self.roll_call is None else self.roll_call.inside_mpi()
+
+
+class _Pauses:
+    """The pauses of one wait on an oversubscribed node."""
+
+    def __init__(self):
+        self._tests, self._sleep = 0, SHORTEST_SLEEP
+
+    def next(self):
+        """Yield the core, or sleep."""
+        self._tests += 1
+        if self._tests < TESTS_BEFORE_SLEEPS:
+            os.sched_yield()
+        else:
+            time.sleep(self._sleep)
+            self._sleep = min(1.3 * self._sleep, LONGEST_SLEEP)
+
+
+def _spin():
+    """Make no pause: every rank has a core of its own."""
