@@ -127,7 +127,7 @@ def test_a_recurrent_state_is_not_stacked(tmp_path, capfd):
     with h5py.File(tmp_path / "text.h5", "w") as file:
         for split in ("train", "test"):
             file[f"{split}/text"] = np.frombuffer(b"the cat sat on a mat\n" * 80, np.uint8)
-    job = prepared("--stack", "2", "--task", "language", "--data", str(tmp_path / "text.h5"), "--model.hidden", "8")
+    job = prepared("--stack", "2", "--task", "language", "--data", str(tmp_path / "text.h5"), "--model", "lstm")
     assert "because the task keeps a state from one minibatch to the next" in capfd.readouterr().err
     assert job.federation.stack is None
 
