@@ -84,6 +84,7 @@ class _Train:
         channels_last: bool = True,
         direct_gradients: bool = True,
         fused_update: bool = False,
+        stack: int = 1,
         tune_malloc: bool = True,
         **settings: Any,
     ) -> Run: ...

@@ -61,6 +61,10 @@ class FAFED(Algorithm):
     server_rows = ("A",)
     client_rows = ("x_prev",)
 
+    @property
+    def stackable(self):
+        return self.adaptive_matrix == "diagonal"
+
     def start(self, client, server, oracle):
         """Lines 1-2: m_i = ∇f_i(x_0; B_0), v_i = its square; both are averaged next."""
         g = oracle.gradient(client.x, oracle.draw_first())
@@ -132,6 +136,8 @@ class FAFED(Algorithm):
 
 class _CompiledFAFED(FAFED):
     """FAFED with the diagonal matrix, its local step's arithmetic compiled into one pass over the rows."""
+
+    stackable = False
 
     def advance(self, client, server, g, g_prev, eta):
         """See `FAFED.advance`."""

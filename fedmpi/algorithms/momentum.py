@@ -65,6 +65,7 @@ class FedAvgM(_Momentum):
 
     form: str = _form()
 
+    stackable = True
     server_rows = ("x_start", "g")
     downlink = ("x",)  # clients recover g = (x^r - x^{r+1}) / γ
 
@@ -102,6 +103,7 @@ class FedAvgMVR(_Momentum):
 
     name = "fedavg_m_vr"
 
+    stackable = True
     exchanged = ("g", "x")
     exchanged_at_start = ("g",)
     server_rows = ("x_start", "x_prev")
@@ -151,6 +153,7 @@ class SCAFFOLDM(_Momentum):
     form: str = _form()
     c0: str = _c0()
 
+    stackable = True
     exchanged = ("x", "delta_c")
     server_rows = ("x_start", "g", "c")
     client_rows = ("c_i",)
@@ -213,6 +216,7 @@ class SCAFFOLDMVR(_Momentum):
 
     c0: str = _c0()
 
+    stackable = True
     exchanged = ("x", "delta_c")
     server_rows = ("x_start", "x_prev", "g", "c")
     client_rows = ("c_i",)

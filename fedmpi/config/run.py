@@ -179,6 +179,13 @@ class Run:
         "compile FAFED's update into one pass over memory; helps large models with short steps; needs a C++ compiler",
         role="speed",
     )
+    stack: int = setting(
+        1,
+        "K, clients of a rank that take each local step at once, for GPUs with many small clients (docs/gpu.md; not "
+        "tested on a GPU); 1: in turn",
+        least=1,
+        role="speed",
+    )
     tune_malloc: bool = setting(True, "configure malloc to keep freed memory, which saves page faults", role="speed")
 
     def __post_init__(self):

@@ -202,15 +202,25 @@ class ModuleOracle(Oracle):
 
     def _gradient(self, z, xi, out):
         """Fill `out` with the gradient that the algorithm sees."""
-        objective, flat = self._objective, self._flat
+        flat = self._flat
         if not flat.module.training:
             flat.module.train()
         flat.point_counters_at(self.client.counters)
-        self._losses.append(self._evaluate(z, xi, out))
+        self.count(self._evaluate(z, xi, out))
         self.client.counters = flat.counters
+        return self.treat(out, z)
+
+    def count(self, loss=None):
+        """Count a gradient, with its loss (a 0-d tensor) if that is a training loss."""
         self.client.num_gradients += 1
-        negate_ascent(out, objective.ascent, objective.ascent_scale)
-        return clip_and_decay(out, z, objective.clip_norm, objective.weight_decay)
+        if loss is not None:
+            self._losses.append(loss)
+
+    def treat(self, gradient, z):
+        """What the algorithm sees of a gradient at z, in place; [dim], or [k, dim] of several clients."""
+        objective = self._objective
+        negate_ascent(gradient, objective.ascent, objective.ascent_scale)
+        return clip_and_decay(gradient, z, objective.clip_norm, objective.weight_decay)
 
     def _evaluate(self, z, xi, out):
         """Put ∇F_i(z; ξ) into `out` and return F_i(z; ξ) without a graph."""
@@ -234,6 +244,17 @@ class ModuleOracle(Oracle):
         self._flat.point_counters_at(counters)
 
 
+class LossModule(nn.Module):
+    """A task's loss as a module around the task's module, so that `torch.func.functional_call` reaches it."""
+
+    def __init__(self, module, task):
+        super().__init__()
+        self.module, self._task = module, task
+
+    def forward(self, batch):
+        return self._task.loss(self.module, batch)
+
+
 def may_draw(module):
     """Whether a pass through a module may draw random numbers: unless all its parts are known never to.
 
@@ -253,9 +274,13 @@ def _num_bytes(batch):
 
 
 def clip_and_decay(gradient, z, clip_norm, weight_decay):
-    """Shorten a gradient [dim] to the norm `clip_norm` unless that is None, then add weight_decay times z; in place."""
+    """Shorten a gradient to the norm `clip_norm` unless that is None, then add weight_decay times z; in place.
+
+    Args:
+        gradient: [dim], or [k, dim]: k of them. z: of the same shape.
+    """
     if clip_norm is not None:
-        gradient.mul_((clip_norm / torch.linalg.vector_norm(gradient)).clamp(max=1))
+        gradient.mul_((clip_norm / torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)).clamp(max=1))
     if weight_decay:
         gradient.add_(z, alpha=weight_decay)
     return gradient
@@ -265,10 +290,10 @@ def negate_ascent(gradient, ascent, scale=1.0):
     """Change the sign of the ascent block of a gradient, in place: descending there is ascending.
 
     Args:
-        gradient: [dim]. ascent: a slice of it, or None. scale: further factor of the block.
+        gradient: [dim], or [k, dim]: k of them. ascent: a slice of [dim], or None. scale: further factor of the block.
     """
     if ascent is not None:
-        gradient[ascent].mul_(-scale)
+        gradient[..., ascent].mul_(-scale)
 
 
 def seed_noise(seed, device):

@@ -4,12 +4,11 @@ import dataclasses
 import functools
 
 import torch
-from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fedmpi.oracles.base import ModuleOracle, OracleKind, seed_noise
+from fedmpi.oracles.base import LossModule, ModuleOracle, OracleKind, seed_noise
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
@@ -83,7 +82,7 @@ class TwoPointOracle(ModuleOracle):
         super().__init__(client, objective, workspace.rows)
         self._workspace, self._smoothing = workspace, smoothing
         self._losses_at = {"batched": self._losses_at_once, "one_by_one": self._losses_in_turn}[evaluation]
-        self._loss_module = _LossModule(objective.flat.module, objective.task)
+        self._loss_module = LossModule(objective.flat.module, objective.task)
         self.num_evaluations = 0  # forward passes on one minibatch
 
     @torch.no_grad()
@@ -173,17 +172,6 @@ def _largest(images, size, dim):
     return functools.reduce(
         torch.maximum, images.narrow(dim, 0, number * size).unflatten(dim, (number, size)).unbind(dim)
     )
-
-
-class _LossModule(nn.Module):
-    """A task's loss as a module around the task's module, so that `functional_call` reaches it."""
-
-    def __init__(self, module, task):
-        super().__init__()
-        self.module, self._task = module, task
-
-    def forward(self, batch):
-        return self._task.loss(self.module, batch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,7 +61,8 @@ def private_parts(run, task, flat):
         return (), ()
     if not task.is_personal:
         raise UserError(f"private = {run.private}: this task cannot evaluate a model per client; classification can")
-    for name, value, needed in (("result", run.result, "last"), ("fused_update", run.fused_update, False)):
+    for name, needed in {"result": "last", "fused_update": False, "stack": 1}.items():
+        value = getattr(run, name)
         if value != needed:
             raise UserError(
                 f"private = {run.private}: expected {name} = {needed}, because each client has its own model"

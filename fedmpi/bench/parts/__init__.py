@@ -13,6 +13,7 @@ from fedmpi.bench.parts import (
     round,
     scaling,
     settings,
+    stack,
     uploads,
     workloads,
 )
@@ -23,6 +24,7 @@ PARTS = {
     "workloads": workloads,
     "own_loop": own_loop,
     "settings": settings,
+    "stack": stack,
     "scaling": scaling,
     "directions": directions,
     "jobs": jobs,
