@@ -252,9 +252,26 @@ class Federation:
             holder.round = current
 
     def _exchange(self, exchange, first_in_round, first_step=0):
-        """Let the participants work, then average their rows; see `steps`. Collective on the link."""
+        """Let the participants work, then average their rows; see `steps`. Collective on the link.
+
+        If all participants are lost meanwhile, the remaining clients take part instead, as in a round that was planned
+        without the lost ones.
+        """
+        weights = {}
+        while not weights:
+            self._drop_lost()
+            loss, weights = yield from self._work_and_average(exchange, first_in_round, first_step)
+            if not weights:
+                self.store.undo()
+            if exchange.alone:
+                break
+        if weights:
+            self._use_averages(exchange.then, [client for client in self.clients if client.index in weights])
+        return loss
+
+    def _work_and_average(self, exchange, first_in_round, first_step):
+        """The participants' turns and their average; returns what `_average` returns."""
         self.worked.begin()
-        self._drop_lost()
         current, store = self.server.round, self.store
         weights = dict(zip(current.participants, current.weights))
         if exchange.alone:
@@ -281,9 +298,7 @@ class Federation:
         worked_until = time.perf_counter()
         loss, weights = self._average(exchange, losses, weights, where)
         self.seconds["communication"] += time.perf_counter() - worked_until
-        if weights:
-            self._use_averages(exchange.then, [client for client in self.clients if client.index in weights])
-        return loss
+        return loss, weights
 
     def _average(self, exchange, losses, weights, where):
         """Average the participants' rows; if ranks are lost meanwhile, do it again without their clients.

@@ -137,6 +137,10 @@ class RowStore:
         """
         self._sums.average(divisor, self.block[self._region], present)
 
+    def undo(self):
+        """Restore the averages after an `average` that failed because all participants are lost."""
+        self._sums.undo()
+
     def keep_start(self):
         """From now on, keep the rows that a round begins with; see `start_rows`."""
         if not self._shared:  # with several clients the averages stay untouched while clients work

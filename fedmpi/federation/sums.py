@@ -92,16 +92,25 @@ class RunningSums:
         if not self._link.survives:
             self._link.average(self.total(), divisor, out)
             return
-        total = self.outgoing[self._region] if self._is_saved else self.total()
+        outgoing = self.outgoing[self._region]
         if self._saved is None:
             self._saved = torch.empty_like(self.outgoing)
-        saved = self._saved[: total.numel()]
-        if self._is_saved:
-            total.copy_(saved)
-        else:
-            saved.copy_(total)
+        saved = self._saved[: outgoing.numel()]
+        if not self._is_saved:
+            # A rank without participants adds zeros, and may have the averages there: see `undo`.
+            saved.copy_(outgoing if self._turns == 0 else self.total())
             self._is_saved = True
-        self._link.average(total, divisor, out)
+        elif self._turns > 0:
+            outgoing.copy_(saved)
+        if self._turns == 0:
+            outgoing.zero_()
+        self._link.average(outgoing, divisor, out)
+
+    def undo(self):
+        """Restore the averages of a rank without participants, if all others' participants were lost in `average`."""
+        if self._is_saved and self._turns == 0:
+            outgoing = self.outgoing[self._region]
+            outgoing.copy_(self._saved[: outgoing.numel()])
 
 
 class TreeSums:
@@ -161,3 +170,6 @@ class TreeSums:
         total = self._total[: out.numel()]
         link.combine(vectors, partials, divisor, total)
         out.copy_(total)
+
+    def undo(self):
+        """A sum that fails leaves the averages as they were."""

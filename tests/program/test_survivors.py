@@ -99,6 +99,16 @@ def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("reduction", ["plain", "reproducible"])
+def test_a_round_that_loses_all_its_participants_is_made_by_the_others(tmp_path, openmpi, reduction):
+    """In round 4 only client 2 takes part, and its rank dies in the sum, to which the other ranks add zeros."""
+    settings = ("--algorithm", "fedavg", "--clients", 3, "--participation", 0.34, "--reduction", reduction)
+    words, variables = words_of(3, tmp_path / "lost", *settings)
+    done = execute(words, env={**variables, "DIE": "2@sum:4"})
+    assert done.returncode == 0, done.stderr
+    assert check_against_plan(tmp_path, *settings) == ["2@3"]
+
+
 def test_the_survivors_checkpoints_bring_lost_silos_back(tmp_path, openmpi):
     """One is lost before there was a checkpoint, one after a checkpoint that has its state."""
     scaffold = ("--algorithm", "scaffold", "--name", "it")

@@ -48,11 +48,12 @@ def dies_at(owner, name, event):
 
 
 def present(draw):
-    """Participants as drawn, without those that are absent by plan."""
+    """Participants as drawn, without those that are absent by plan; if nobody is left, all that are not absent."""
 
-    def participants(*args):
-        absent = {client for client, since, end in ABSENT if since <= args[-1] < end}
-        return [client for client in draw(*args) if client not in absent]
+    def participants(num_clients, participation, seed, round_index):
+        absent = {client for client, since, end in ABSENT if since <= round_index < end}
+        drawn = draw(num_clients, participation, seed, round_index)
+        return sorted({*drawn} - absent or {*range(num_clients)} - absent)
 
     return participants
 
