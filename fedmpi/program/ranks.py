@@ -117,7 +117,7 @@ def _end_interrupted(link):
     """
     if link.rank > 0:
         time.sleep(2 * OUTPUT_SECONDS)  # rank 0 ends this one meanwhile
-    print(f"fedmpi: interrupted during {link.phase}{link.way_on()}", file=sys.stderr, flush=True)
+    print(f"fedmpi: interrupted during {link.phase}{link.how_to_resume()}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS)
     link.abort(INTERRUPTED)
 
