@@ -35,6 +35,7 @@ CASES = [
     ("fafed", "--clip_norm 0.1 --weight_decay 0.01 --weighting samples --model mlp"),
     ("coda", "--task auc --algorithm.prox closed --algorithm.stage_output average --algorithm.stage_rounds 2"),
     ("codasca", "--task auc --task.ascent_scale 0.5 --clip_norm 0.1"),
+    (f"{__name__}.Counting", ""),
     *((name, UNEVEN) for name in ("fedavg", "fafed", "scaffold", "mb_storm", "stem")),
 ]
 
@@ -60,6 +61,16 @@ class Shrink(Upload):
         for name, row in rows.items():
             row.lerp_(start[name], 0.5)
             kept["sent"][name].copy_(row)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(FedAvg):
+    """What is sent depends on the number of the last local step."""
+
+    stackable = True
+
+    def upload(self, client, server, oracle):
+        client.x.mul_(1 + 0.01 * client.iteration + client.is_last_step)
 
 
 def prepared(*words):
