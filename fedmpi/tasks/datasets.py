@@ -64,7 +64,7 @@ class LoadedDatasets(LoadedClassification):
     random_batches = False
 
     def __init__(self, context, train, test, test_rows):
-        self._context, self._augmentation, self._is_shared = context, None, True
+        self._context, self._augmentation, self._transform, self._is_shared = context, None, None, True
         self._files = []
         first = next(iter(train.values()))[0]
         self.shape = tuple(first.shape[1:])
@@ -100,7 +100,7 @@ class _TensorSamples(Samples):
         inputs = inputs[chosen].to(context.device, context.dtype)
         return cls(inputs, labels[chosen].to(context.device), one, torch.zeros_like(one))
 
-    def at(self, indices, augmentation=None):
+    def at(self, indices, augmentation=None, transform=None):
         return self._rows.index_select(0, indices), self.labels.index_select(0, indices)
 
 

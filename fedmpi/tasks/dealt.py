@@ -46,4 +46,4 @@ class Dealt:
         return DealtSampler(self.dealer, client, batch_size, first_batch_size, seed, device)
 
     def batch(self, client, indices):
-        return self._all.at(indices, self._augmentation)
+        return self._all.at(indices, self._augmentation, self._transform)

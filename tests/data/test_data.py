@@ -177,6 +177,17 @@ def test_a_transform_changes_training_inputs_before_they_are_normalised(tmp_path
     assert torch.allclose(next(iter(loaded._tests[0].all()))[0], plain)
 
 
+def test_a_transform_also_changes_samples_that_are_dealt_anew(tmp_path):
+    path = str(write(tmp_path / "data.h5", np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)))
+    batches = []
+    for transform in (None, f"{__name__}.Upside"):
+        loaded = Classification(data=path, transform=transform).load(place(2), IID(redeal=True))
+        loaded.synchronise(SoloLink())
+        loaded.begin_round(0)
+        batches.append(loaded.batch(0, torch.arange(5))[0])
+    assert torch.allclose(batches[0].flip(-2), batches[1], atol=1e-6)
+
+
 def test_a_transform_follows_crops_and_a_class_is_made(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
     path = str(write(tmp_path / "data.h5", images))
