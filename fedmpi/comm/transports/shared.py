@@ -24,8 +24,8 @@ class SharedMemory(Transport):
     preference = 1
     description = "shared memory"
 
-    def __init__(self, topology, cuda_aware=False):
-        super().__init__(topology, cuda_aware)
+    def __init__(self, topology):
+        super().__init__(topology)
         self._windows = []
         # Communicator of the ranks that sum the same slice, one per node; None until there is a window, and on ranks
         # that sum none because another node has fewer ranks.

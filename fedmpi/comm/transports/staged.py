@@ -7,7 +7,7 @@ stands in for the way between device and host, so that the order of its steps is
 import torch
 
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import Transport
+from fedmpi.comm.transports.base import Transport, lies_in
 
 CHUNK = 4 << 20  # bytes of a copy; two are on their way while a third is summed
 NUM_BUFFERS = 3  # one comes from the device, one is summed, one goes back
@@ -72,8 +72,8 @@ class Staged(Transport):
     preference = 1
     description = "Allreduce in host memory, staged"
 
-    def __init__(self, topology, cuda_aware=False):
-        super().__init__(topology, cuda_aware)
+    def __init__(self, topology):
+        super().__init__(topology)
         self._blocks, self._copies, self._buffers = [], {}, {}
 
     @classmethod
@@ -88,9 +88,7 @@ class Staged(Transport):
         return block
 
     def owns(self, block):
-        return any(
-            0 <= block.data_ptr() - own.data_ptr() < own.nbytes and block.device == own.device for own in self._blocks
-        )
+        return any(lies_in(block, own) for own in self._blocks)
 
     def average(self, block, divisor, out):
         copies = self._copies[block.device]
