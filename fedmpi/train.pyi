@@ -85,6 +85,9 @@ class _Train:
         direct_gradients: bool = True,
         fused_update: bool = False,
         stack: int = 1,
+        tf32: bool = False,
+        deterministic: bool = False,
+        cuda_graph: str = "auto",
         tune_malloc: bool = True,
         **settings: Any,
     ) -> Run: ...
