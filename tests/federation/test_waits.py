@@ -70,9 +70,9 @@ def test_a_round_looks_once_in_an_exchange(monkeypatch, name):
 @pytest.mark.parametrize(
     "words",
     [
-        "--clip_norm 0.1 --weight_decay 0.01", "--model lamb_cnn", "--model.norm batch --model resnet18",
+        "--clip_norm 0.1 --weight_decay 0.01", "--model odd_modules.Dropping", "--model odd_modules.Lazy",
         "--oracle two_point", "--autocast bf16", "--reduction reproducible", "--stack 2",
-        "--task.crop_padding 1 --task.flip true", "--weighting samples", "--schedule cosine",
+        "--task.crop_padding 1 --task.flip true", "--weighting samples", "--algorithm.schedule cosine",
     ],
 )  # fmt: skip
 def test_settings_add_no_look(monkeypatch, words):

@@ -19,10 +19,16 @@ from fedmpi.training.build import prepare
 COMMON = "--clients 3 --participation 0.7 --local_steps 2 --batch_size 16 --threads 1"
 MINMAX = {"local_sgda", "momentum_local_sgda", "fmgda", "coda", "codasca"}
 TASKS = [
-    "--task auc --algorithm coda", "--task quadratic", "--task saddle_quadratic --algorithm fmgda", "--model lamb_cnn",
-    "--model resnet18 --model.norm batch --batch_size 4", "--oracle two_point", "--stack 2", "--data_on host",
-    "--reduction reproducible", "--clip_norm 0.1 --weight_decay 0.01", "--private *.bias --model mlp",
+    "--task auc --algorithm coda", "--task quadratic", "--task saddle_quadratic --algorithm fmgda",
+    "--model odd_modules.Dropping", "--model odd_modules.Lazy --batch_size 4", "--oracle two_point", "--stack 2",
+    "--data_on host", "--reduction reproducible", "--clip_norm 0.1 --weight_decay 0.01",
+    "--private *.bias --model mlp",
 ]  # fmt: skip
+
+
+def needs_gpu(test):
+    """A test that is skipped, visibly, where there is no GPU."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")(test))
 
 
 def run(words, device="cpu", rounds=2):
@@ -55,7 +61,7 @@ def test_every_algorithm_in_float64(device, name):
 @pytest.mark.parametrize("words", TASKS)
 def test_settings_in_float32(device, words):
     """Dropout draws other masks on a GPU."""
-    rounds = 2 if device == "cpu" or "lamb_cnn" not in words else 0
+    rounds = 2 if device == "cpu" or "Dropping" not in words else 0
     assert_close(run(words, device, rounds)[0], run(words, rounds=rounds)[0], 1e-4)
 
 
@@ -73,15 +79,17 @@ def test_a_state_goes_from_the_cpu_to_a_device_and_back(device, name):
         assert_close(after, whole, 1e-10)
 
 
-def test_transports(device):
-    done = start(2, "-m", "transports", "real", device)
+@needs_gpu
+def test_transports():
+    done = start(2, "-m", "transports", "real", "cuda")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "done"
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("words", ["", "--algorithm scaffold", "--model lamb_cnn", "--data_on host", "--stack 2"])
+@needs_gpu
+@pytest.mark.parametrize(
+    "words", ["", "--algorithm scaffold", "--model odd_modules.Dropping", "--data_on host", "--stack 2"]
+)
 def test_local_steps_do_not_wait_for_the_gpu(monkeypatch, words):
     federation, _ = run(words, "cuda")
     collect = Losses.collect
@@ -98,8 +106,7 @@ def test_local_steps_do_not_wait_for_the_gpu(monkeypatch, words):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("words", ["", "--model lamb_cnn", "--model resnet18 --model.norm batch --batch_size 4"])
+@needs_gpu
+@pytest.mark.parametrize("words", ["", "--model odd_modules.Dropping", "--model odd_modules.Lazy --batch_size 4"])
 def test_graphs_have_the_bits_of_eager_steps(words):
     assert_close(run(f"{words} --deterministic true --cuda_graph on", "cuda")[0], run(words, "cuda")[0], 0)

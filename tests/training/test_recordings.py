@@ -22,11 +22,11 @@ from fedmpi.training.recording import record_gradients
 COMMON = "--clients 3 --participation 0.7 --local_steps 3 --batch_size 16 --threads 1"
 LOOKS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal"}
 CASES = [
-    "--algorithm fedavg", "--algorithm fafed --schedule cube_root", "--algorithm scaffold --schedule cosine",
+    "--algorithm fedavg", "--algorithm fafed --algorithm.schedule cube_root", "--algorithm scaffold --schedule cosine",
     "--algorithm mimeadam --algorithm.lite false", "--algorithm mb_storm", "--algorithm fed_lamb --weight_decay 0.1",
-    "--algorithm fafed --model lamb_cnn --clip_norm 0.1",  # dropout
+    "--algorithm fafed --model odd_modules.Dropping --clip_norm 0.1",  # dropout
     "--algorithm fafed --task.crop_padding 1 --task.flip true --dtype float64",
-    "--algorithm stem --model resnet18 --model.norm batch --local_steps 2 --batch_size 4 --clients 2",
+    "--algorithm stem --model odd_modules.Lazy --local_steps 2 --clients 2",
     "--algorithm fafed --local_epochs 0.5 --batch_size 100 --partition uneven",  # smaller minibatches
     "--algorithm coda --task auc", "--algorithm fafed --autocast bf16",
     "--algorithm fafed --model mlp --private *.bias",
@@ -154,7 +154,7 @@ def test_a_recurrent_state_is_not_recorded(tmp_path):
 
 
 def test_trying_changes_nothing():
-    words = "--algorithm fafed --model resnet18 --model.norm batch --batch_size 4"
+    words = "--algorithm fafed --model odd_modules.Lazy --batch_size 4"
     tried, fresh = recorded(words)[0], prepared(words)
     states = [job.federation.state() for job in (tried, fresh)]
     assert_same_bits(*(([], {k: v for k, v in state.items() if "seconds" not in k}) for state in states))

@@ -14,6 +14,7 @@ class CudaAware(Transport):
     """Blocks on a GPU that MPI reads and writes; on each node, the first rank tries it before in another process."""
 
     name = "cuda_aware"
+    preference = 1
     description = "Allreduce in GPU memory"
 
     def __init__(self, topology):

@@ -25,6 +25,7 @@ class Nccl(Transport):
     """
 
     name = "nccl"
+    preference = 1
     description = "NCCL"
 
     def __init__(self, topology):
