@@ -52,7 +52,7 @@ class Recordings:
 
         Args:
             loss_of: `loss_of(module, batch)`. seed: called before a replay, seeds what the model draws at random.
-            buffers: float buffers of the model. batch: tensors in nested tuples.
+            buffers: float buffers of the model. batch: tensors and numbers in nested tuples.
         """
         shape = _shape(batch)
         key = out.data_ptr(), buffers.data_ptr(), shape
@@ -81,6 +81,8 @@ class Recordings:
         flat.point_counters_at(self._counters)
         try:
             loss, replay = self._record(lambda: flat.gradient(lambda module: loss_of(module, inputs), out))
+            if any(found is not mine for found, mine in zip(flat.counters, self._counters)):
+                raise RuntimeError("the model puts another tensor in the place of an integer buffer")
         finally:
             flat.point_at(z, buffers)
             flat.point_counters_at(counters)
@@ -89,9 +91,11 @@ class Recordings:
 
 
 def _shape(batch):
-    """What the recordings of two minibatches must have in common; None if it contains more than tensors."""
+    """What two minibatches of one recording have in common; None if they contain more than tensors and numbers."""
     if isinstance(batch, torch.Tensor):
         return batch.shape, batch.stride(), batch.dtype
+    if isinstance(batch, int | float):
+        return batch
     if not isinstance(batch, tuple):
         return None
     parts = tuple(map(_shape, batch))
@@ -99,12 +103,14 @@ def _shape(batch):
 
 
 def _empty_like(batch):
-    return tuple(map(_empty_like, batch)) if isinstance(batch, tuple) else torch.empty_like(batch)
+    if isinstance(batch, tuple):
+        return tuple(map(_empty_like, batch))
+    return torch.empty_like(batch) if isinstance(batch, torch.Tensor) else batch
 
 
 def _copy(source, target):
     if isinstance(source, tuple):
         for its, part in zip(source, target):
             _copy(its, part)
-    else:
+    elif isinstance(source, torch.Tensor):
         target.copy_(source)

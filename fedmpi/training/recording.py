@@ -71,7 +71,7 @@ def _tried_reason(flat, oracle, recordings):
         oracle.recordings = None
         restore()
         flat.point_at(flat.x, flat.buffers)
-    return "" if recordings.number else "a minibatch contains more than tensors"
+    return "" if recordings.number else "a minibatch contains more than tensors and numbers"
 
 
 def _is_close(one, other):

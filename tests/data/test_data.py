@@ -120,13 +120,12 @@ def test_augmented_images_are_crops_and_mirror_images(shape, padding, flip):
 @pytest.mark.parametrize("augmentation", [None, Augmentation(2, True)])
 def test_samples_in_the_memory_of_the_host(augmentation):
     """The device "meta" stands for a GPU: a minibatch is there, and the data are not."""
-    rows, labels = np.zeros((10, 8, 8), np.uint8), np.arange(10)
+    rows, labels = np.zeros((10, 8, 8, 3), np.uint8), np.arange(10)
     context = dataclasses.replace(place(), device=torch.device("meta"), data_on="host")
-    samples = Samples.from_arrays(rows, labels, (0.5,), (0.3,), context)
-    for indices in (torch.arange(4), torch.arange(4, device="cpu:0")):
-        inputs, its_labels = samples.at(indices, augmentation)
-        assert (inputs.device.type, inputs.shape, inputs.dtype) == ("meta", (4, 1, 8, 8), context.dtype)
-        assert (its_labels.device.type, its_labels.shape) == ("meta", (4,))
+    samples = Samples.from_arrays(rows, labels, (0.5, 0.4, 0.3), (0.3, 0.3, 0.3), context)
+    inputs, its_labels = samples.at(torch.arange(4), augmentation)
+    assert (inputs.device.type, inputs.shape, inputs.dtype) == ("meta", (4, 3, 8, 8), context.dtype)
+    assert (its_labels.device.type, its_labels.shape) == ("meta", (4,))
     assert samples.labels.device.type == samples.take(np.arange(3)).labels.device.type == "cpu"
     assert [len(its_labels) for _, its_labels in samples.all()] == [10]
 

@@ -101,7 +101,7 @@ def test_samples_do_not_depend_on_how_many_are_made_ahead():
 def test_no_more_is_made_ahead_than_asked_for():
     made = []
     _, oracle = make(linear())
-    oracle._sample = lambda number, sample=oracle._sample: made.append(number) or sample(number)
+    oracle.sample = lambda number, sample=oracle.sample: made.append(number) or sample(number)
     oracle.expect(3)
     [oracle.draw() for _ in range(4)]
     assert made == [0, 1, 2, 3]

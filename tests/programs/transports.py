@@ -92,7 +92,8 @@ def main(colours, device="cpu"):
             check((difference <= tolerance * scale).all(), f"{what}: {name} equals allreduce")
         if one_node:
             expected = tree(everyone) / dtype(divisor) if divisor != 1 else tree(everyone)
-            check(np.array_equal(results["shared"], expected), f"{what}: pairwise in rank order")
+            for name in ("shared", "staged"):
+                check(np.array_equal(results[name], expected), f"{what}: {name} pairwise in rank order")
         if world.rank == 0:
             print("equal:", what)
     check(plain.traffic.collectives == 5 * len(SIZES) * 4, "the account: one collective a sum")

@@ -22,7 +22,8 @@ from fedmpi.training.recording import record_gradients
 COMMON = "--clients 3 --participation 0.7 --local_steps 3 --batch_size 16 --threads 1"
 LOOKS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal"}
 CASES = [
-    "--algorithm fedavg", "--algorithm fafed --algorithm.schedule cube_root", "--algorithm scaffold --schedule cosine",
+    "--algorithm fedavg", "--algorithm fafed --algorithm.schedule cube_root",
+    "--algorithm scaffold --algorithm.schedule cosine",
     "--algorithm mimeadam --algorithm.lite false", "--algorithm mb_storm", "--algorithm fed_lamb --weight_decay 0.1",
     "--algorithm fafed --model odd_modules.Dropping --clip_norm 0.1",  # dropout
     "--algorithm fafed --task.crop_padding 1 --task.flip true --dtype float64",
