@@ -131,12 +131,19 @@ class Looking(Counting):
         return super().forward(inputs) * max(1.0, inputs.max().item())
 
 
+class Shrinking(Counting):
+    def forward(self, inputs):
+        self.weight.data.mul_(0.9999)
+        return nn.functional.linear(inputs.flatten(1), self.weight)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         ("--oracle two_point", "only exact gradients"),
         ("--algorithm fedavg --stack 2", "several clients take each local step at once"),
         (f"--model {__name__}.Counting", "a replay computes other gradients of this model"),
+        (f"--model {__name__}.Shrinking", "a pass changes the parameters"),
         (f"--model {__name__}.Looking", "the evaluation of the model cannot be recorded (RuntimeError: operation not"),
     ],
 )
