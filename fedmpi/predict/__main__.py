@@ -16,8 +16,8 @@ AT_ONCE = 1000  # samples
 DESCRIPTION = """\
 Write the class that the model of a run folder predicts for every sample of a file, and its probability, as CSV.
 
-The file is HDF5 (test/images, or images), npz (x_test, or x) or a CSV table with the columns that the model was trained
-on. If it has labels, they are written too, and the accuracy is printed."""
+The file is HDF5 (test/images, or images), npz (x_test, or x) or a table (CSV or parquet) with the columns that the
+model was trained on. If it has labels, they are written too, and the accuracy is printed."""
 
 
 def main(arguments=None):
@@ -29,10 +29,10 @@ def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.predict", description=DESCRIPTION)
     parser.add_argument("folder", metavar="FOLDER", help="run folder")
-    parser.add_argument("file", metavar="FILE", help="samples: a file that ends in .h5, .npz or .csv")
+    parser.add_argument("file", metavar="FILE", help="samples: a file that ends in .h5, .npz, .csv or .parquet")
     parser.add_argument("--out", metavar="FILE", default="predictions.csv", help="default: predictions.csv")
     parser.add_argument("--split", default="test", help="part of an HDF5 or npz file: test (the default) or train")
-    parser.add_argument("--label", metavar="COLUMN", help="column of a CSV table that has the labels")
+    parser.add_argument("--label", metavar="COLUMN", help="column of a table that has the labels")
     return parser
 
 

@@ -7,6 +7,7 @@
     task:   name of the task.
     input:  shape of one input; the module takes (value / divide_by - mean) / std, channels before height and width.
     class_names, feature_names, words: if the data have them.
+    columns: of data from a table: how its columns become features (`fedmpi.data.formats.features.Columns`).
 """
 
 import importlib
