@@ -10,7 +10,7 @@ from fedmpi.errors import UserError
 from fedmpi.predict.reading import read_samples
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
-from fedmpi.runs.model_files import load_model, prepare_inputs
+from fedmpi.runs.model_files import has_client_models, load_model, prepare_inputs
 
 AT_ONCE = 1000  # samples
 DESCRIPTION = """\
@@ -33,12 +33,17 @@ def make_parser():
     parser.add_argument("--out", metavar="FILE", default="predictions.csv", help="default: predictions.csv")
     parser.add_argument("--split", default="test", help="part of an HDF5 or npz file: test (the default) or train")
     parser.add_argument("--label", metavar="COLUMN", help="column of a table that has the labels")
+    text = "number of the client whose own model predicts, if layers are personal (--private)"
+    parser.add_argument("--client", type=int, metavar="N", help=text)
     return parser
 
 
 def _run(arguments):
     options = make_parser().parse_args(arguments)
-    model = load_model(pathlib.Path(options.folder))
+    folder = pathlib.Path(options.folder)
+    if options.client is None and has_client_models(folder):
+        raise UserError(f"{folder}: each client has a model of its own (--private): choose one, like --client 0")
+    model = load_model(folder, client=options.client)
     samples, labels = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
     predicted, probability = predict(model, samples)
     names = model.fedmpi.get("class_names")

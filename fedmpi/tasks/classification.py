@@ -303,26 +303,25 @@ def as_strings(values):
 
 
 def _facts(source, settings):
-    """What must be equal in the files of all clients, as one line of text. The settings may replace mean and std."""
+    """What must be equal in the files of all clients, a list of str. The settings may replace mean and std."""
     names = {key: as_strings(source.attributes[key]) for key in NAMES if key in source.attributes}
-    facts = [
+    return [
         f"{source.dtype} samples {list(source.shape)}",
         f"{source.num_classes} classes" if source.classes_declared else "",
         *(f"{key.replace('_', ' ')}: {', '.join(names.get(key, ['none']))}" for key in NAMES),
         f"mean {list(settings.mean or source.mean)}, std {list(settings.std or source.std)}",
     ]
-    return json.dumps(facts)
 
 
 def _check_equal(link, facts, data):
-    """Check that all clients' facts are the same text. Collective on the link.
+    """Check that all clients' facts are the same. Collective on the link.
 
     Raises:
         UserError: on every rank, with the first client that differs from client 0.
     """
-    lines = allgather_lines(link, facts)
-    for client, line in enumerate(lines):
-        for other, first in zip(json.loads(line), json.loads(lines[0])):
+    of_clients = [json.loads(line) for line in allgather_lines(link, map(json.dumps, facts))]
+    for client, others in enumerate(of_clients):
+        for other, first in zip(others, of_clients[0]):
             if other != first:
                 raise UserError(
                     f"{data}: client {client} has {short(other)}; client 0 has {short(first)}: expected the same; "
