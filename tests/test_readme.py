@@ -30,7 +30,8 @@ ONLY_PRINTS = re.compile(r"--(list|help|print_config|table)\b")
 # Stands in for SLURM: it runs the job script here, with two ranks, or as the first task of an array.
 SBATCH = """#!/bin/sh
 export SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=n1
-export SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_ARRAY_TASK_ID=0 FEDMPI_VENV=$PWD/environment
+export SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_ARRAY_TASK_ID=0
+export SLURM_JOB_NAME=job FEDMPI_VENV=$PWD/environment
 mkdir -p environment/bin && : > environment/bin/activate
 while [ "${1#--}" != "$1" ]; do shift; done
 exec bash "$@"

@@ -26,13 +26,14 @@ def draw_silos(methods, metric, values, style=None):
     """
     style = style or Style()
     with matplotlib.rc_context({**figure_settings(style), "axes.grid.axis": "x"}):
-        figure, axes = _plain_axes(style, 52 + 24 * len(values))
+        figure, axes = _plain_axes(style, 64 + 24 * len(values))
         for row, (number, of_clients) in enumerate(values.items()):
             known = [value for value in of_clients if value == value]
             axes.scatter(known, [row] * len(known), s=26, color=color(number), alpha=0.6, linewidth=0)
             axes.plot([statistics.fmean(known)] * 2, [row - 0.3, row + 0.3], color=INK, linewidth=1.4)
         axes.set_yticks(range(len(values)), [_short(style.label(methods[number].label)) for number in values])
-        axes.set(ylim=(len(values) - 0.4, -0.6), xlabel=f"{title(metric)} of each client (line: mean)")
+        words = textwrap.fill(f"{title(metric)} of each client (line: mean)", int(style.width / (0.75 * style.size)))
+        axes.set(ylim=(len(values) - 0.4, -0.6), xlabel=words)
     return figure
 
 

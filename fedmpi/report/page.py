@@ -144,9 +144,10 @@ def _findings(problem, colors):
         if best is None:
             continue
         word = "lowest" if less_is_better(metric) else "highest"
+        doubt = "" if clearly_best(problem.methods, metric) == best else " (no clear lead)"
         mean, _, deviation = str(final(problem.methods[best], metric)).partition(" ")
         items.append(
-            f'<li style="--c:{colors[best]}"><span class=muted>{word} {html.escape(title(metric))}</span>'
+            f'<li style="--c:{colors[best]}"><span class=muted>{word} {html.escape(title(metric))}{doubt}</span>'
             f"<b>{mean} <small>{deviation}</small></b>{html.escape(problem.methods[best].label)}</li>"
         )
     return f"<ul class=findings>{''.join(items)}</ul><p>{html.escape(_conclusion(problem))}</p>"

@@ -99,7 +99,7 @@ def test_silos_with_tables_of_their_own_train_together_only_with_the_same_column
             main(["prepare", f"{kind}_{silo}", *origin, "--missing", "median", "--one-hot", "ward", *words])
 
     def start(kind):
-        return train(2, tmp_path, "--data", tmp_path / f"{kind}_{{client}}.h5", "--rounds", 4, "--name", kind)
+        return train(2, tmp_path, "--data", tmp_path / f"{kind}_{{client}}.h5", "--rounds", 20, "--name", kind)
 
     prepare("own")
     ended = start("own")
