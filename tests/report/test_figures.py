@@ -79,6 +79,8 @@ def test_a_figure_for_a_paper(tmp_path):
     assert axes.get_ylabel() == "accuracy on tests"
     drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= width and drawn.y1 <= height
+    wide = fedmpi.report.figure(tmp_path / "runs", "accuracy", "bytes", labels={"fafed": "Momentum SGDA"})
+    assert wide.get_tightbbox().x1 <= wide.get_size_inches()[0]
     for wrong in ({"metric": "acuracy"}, {"axis": "rounds"}, {"scale": "cubic"}, {"width": 3}):
         with pytest.raises(UserError):
             fedmpi.report.figure(tmp_path / "runs", **{"metric": "accuracy", **wrong})
