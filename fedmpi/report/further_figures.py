@@ -5,7 +5,7 @@ import textwrap
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedmpi.report.figures import INK, MUTED, color, figure_settings, line_style
 from fedmpi.report.style import Style
@@ -34,6 +34,7 @@ def draw_silos(methods, metric, values, style=None):
         axes.set_yticks(range(len(values)), [_short(style.label(methods[number].label)) for number in values])
         words = textwrap.fill(f"{title(metric)} of each client (line: mean)", int(style.width / (0.75 * style.size)))
         axes.set(ylim=(len(values) - 0.4, -0.6), xlabel=words)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
     return figure
 
 
@@ -51,7 +52,8 @@ def draw_roc(methods, points, style=None):
             label = _short(style.label(methods[number].label))
             axes.plot(*zip(*curve_points), label=label, **line_style(number))
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="share of false positives", ylabel="share of true positives")
-        axes.legend(loc="lower right", frameon=False, fontsize=0.9 * style.size)
+        words = {"title": "first run of each method", "alignment": "left", "title_fontsize": 0.9 * style.size}
+        axes.legend(loc="lower right", frameon=False, fontsize=0.9 * style.size, **words)
     return figure
 
 

@@ -165,7 +165,8 @@ def _conclusion(problem):
     others = {n: mean for n, mean in means.items() if n != best and math.isfinite(mean)}
     second = (min if less_is_better(metric) else max)(others, key=others.get)
     leads = lead(methods[best], methods[second], metric)
-    who = f"{title(metric).capitalize()}: {methods[best].label} is better than {methods[second].label}"
+    name = title(metric)
+    who = f"{name[0].upper()}{name[1:]}: {methods[best].label} is better than {methods[second].label}"
     if len(leads) < 2:
         return (
             f"{who}, by {abs(means[best] - means[second]):.4f}. Without two common seeds it is unknown how much of "

@@ -89,7 +89,7 @@ def test_silos_with_tables_of_their_own_train_together_only_with_the_same_column
         ages = draw.normal(60 + 10 * silo, 9, 100).round(1)
         rows = [
             "age,ward,ill",
-            *(f"{age if age < 80 else ''},{'ab'[int(age % 2 > 1)]},{'yes' if age > 65 else 'no'}" for age in ages),
+            *(f"{age if age < 85 else ''},{'ab'[int(age % 2 > 1)]},{'yes' if age > 65 else 'no'}" for age in ages),
         ]
         (tmp_path / f"{name}.csv").write_text("\n".join(rows))
 
