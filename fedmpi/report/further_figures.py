@@ -11,6 +11,8 @@ from fedmpi.report.figures import INK, MUTED, color, figure_settings, line_style
 from fedmpi.report.style import Style
 from fedmpi.runs.record import title
 
+MOST_TICKS = 6  # of the values of a setting; if there are more, matplotlib chooses the ticks
+
 
 def _plain_axes(style, height):
     """(figure, axes) of a figure whose text matplotlib lays out."""
@@ -75,7 +77,10 @@ def draw_setting(key, metric, lines, style=None):
         if min(values) > 0 and max(values) >= 8 * min(values):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set(xlabel=key.replace("_", " "), ylabel=title(metric))
+        if len(set(values)) <= MOST_TICKS:
+            axes.set_xticks(sorted(set(values)))
+            axes.minorticks_off()
+        axes.set(xlabel=key.rpartition(".")[2].replace("_", " "), ylabel=title(metric))
         if len(lines) > 1:
             axes.legend(frameon=False, fontsize=0.9 * style.size)
     return figure
