@@ -2,6 +2,7 @@
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 from conftest import train
@@ -114,3 +115,6 @@ def test_silos_with_tables_of_their_own_train_together_only_with_the_same_column
     predict([str(tmp_path / "shared"), str(tmp_path / "Bonn.csv"), "--label", "ill", "--out", str(out)])
     assert float(capsys.readouterr().out.split()[-1]) > 0.9
     assert len(out.read_text().splitlines()) == 101
+    with h5py.File(tmp_path / "shared_1.h5", "a") as file:
+        file.attrs["feature_names"] = ["weight", *file.attrs["feature_names"][1:]]
+    assert "client 1 has feature names: weight, ward=a, ward=b; client 0" in start("shared").stderr
