@@ -70,7 +70,7 @@ class Run:
         role="speed",
     )
     evaluate_samples: int = setting(
-        2000,
+        1000,
         "size of that subset: so many training samples of all clients together, and as many test samples",
         least=1,
         role="speed",
