@@ -118,7 +118,10 @@ def _conclusion(problem):
     lead_in_words = format_metric(statistics.fmean(leads), statistics.stdev(leads))
     found = f"{who}, by {lead_in_words} over {len(leads)} seeds"
     if clearly_best(methods, metric) is None:
-        return f"{found}. A lead is not larger than its standard deviation: no value is marked as best."
+        return (
+            f"{found}. Its lead over at least one method is not larger than the standard deviation of that lead: no "
+            f"{name} is marked as best."
+        )
     return f"{found}."
 
 
