@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import pathlib
 import sys
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, Transform, check_normalisation, input_shape
 from fedmpi.data.shared_file import ClientRows
-from fedmpi.data.source import COLUMNS, SILO_NAME, HDF5Source, names_silos, open_source, silo_path
+from fedmpi.data.source import COLUMNS, SILO_NAME, HDF5Source, names_silos, open_source, silo_name, silo_path
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENTS, PARTITION
@@ -102,6 +103,10 @@ def _open_silos(task, context, partition):
             "leave --partition and its settings out"
         )
     files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
+    further = silo_name(task.data, context.num_clients, "task.data")
+    if context.rank == 0 and pathlib.Path(further).is_file():
+        clients = f"{context.num_clients} client{'s' if context.num_clients > 1 else ''}"
+        print(f"fedmpi: {further} is not used: the run has {clients} (--clients or mpirun -np)", file=sys.stderr)
     names = [as_strings([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}

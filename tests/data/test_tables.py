@@ -64,9 +64,14 @@ def test_silos_that_share_the_columns_have_the_same_features(tmp_path):
         read(tmp_path, columns=str(agreed), missing="median")
     with pytest.raises(UserError, match="--one-hot set: .* has no such column"):
         read(tmp_path, one_hot=("set",))
-    agreed.write_text('{"columns": 3}')
-    with pytest.raises(UserError, match="expected what data prepare --columns writes"):
-        read(tmp_path, **options)
+    for text in ('{"columns": 3}', agreed.read_text().replace("10.0", "0.0"), "[1"):
+        agreed.write_text(text)
+        with pytest.raises(UserError, match="--columns .*columns.json: (expected what|cannot be read as JSON)"):
+            read(tmp_path, **options)
+    agreed.unlink()
+    with pytest.raises(UserError, match="line 4 has 1e99 in column age: expected a finite number"):
+        read(tmp_path, [line.replace("30", "1e99") for line in LINES], **options)
+    assert not agreed.exists()
 
 
 def test_parquet_is_read_like_csv(tmp_path):

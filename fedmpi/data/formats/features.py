@@ -53,9 +53,10 @@ class Columns:
             elif (numbers := as_numbers(values)) is not None:
                 known = numbers[training][~np.isnan(numbers[training])]
                 known = known if len(known) else numbers[~np.isnan(numbers)]
-                filled = np.where(np.isnan(numbers[training]), np.median(known), numbers[training])
-                std = float(filled.std())
-                columns[name] = {"median": float(np.median(known)), "mean": float(filled.mean()), "std": std or 1.0}
+                with np.errstate(invalid="ignore", over="ignore"):  # `features` refuses what is not finite
+                    filled = np.where(np.isnan(numbers[training]), np.median(known), numbers[training])
+                    mean, std = float(filled.mean()), float(filled.std())
+                columns[name] = {"median": float(np.median(known)), "mean": mean, "std": std or 1.0}
         return cls(options.missing, classes, columns)
 
     @classmethod
@@ -87,6 +88,9 @@ class Columns:
                 else [str(word) for word in one]
                 for name, one in content["columns"].items()
             }
+            numbers = [one for one in columns.values() if isinstance(one, dict)]
+            if not all(np.isfinite([*one.values()]).all() and one["std"] > 0 for one in numbers):
+                raise ValueError("a median, mean or std is not finite, or a std is not above 0")
             if content["missing"] not in MISSING:
                 raise ValueError(f"missing is not one of {', '.join(MISSING)}")
             return cls(content["missing"], [str(name) for name in content["classes"]], columns)
@@ -153,7 +157,11 @@ class Columns:
             odd = next(row for row in np.flatnonzero(~is_blank) if as_numbers(values[row : row + 1]) is None)
             raise UserError(f"{path}: line {odd + 2} has {values[odd]} in column {name}: expected a number")
         self._refuse_empty(path, name, is_blank, "a number")
-        filled = np.where(is_blank, how["median"], 0.0 if numbers is None else numbers).astype(np.float32)
+        with np.errstate(over="ignore"):
+            filled = np.where(is_blank, how["median"], 0.0 if numbers is None else numbers).astype(np.float32)
+        if not np.isfinite(filled).all():
+            odd = int(np.flatnonzero(~np.isfinite(filled))[0])
+            raise UserError(f"{path}: line {odd + 2} has {values[odd]} in column {name}: expected a finite number")
         indicator = {f"{name} is {WITHOUT}": is_blank.astype(np.float32)} if self.missing == "category" else {}
         return {name: filled, **indicator}
 
