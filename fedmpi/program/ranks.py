@@ -18,7 +18,7 @@ from fedmpi.program.output import make_output_safe, write_past_launcher
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
-def run_program(program, arguments):
+def run_program(program, arguments, check=check_launch):
     """Run `program(arguments, link)` and end the process with the right exit code.
 
     Errors that are raised on all ranks end them in order: `AgreedUserError` with exit code 2, `Diverged`
@@ -27,6 +27,9 @@ def run_program(program, arguments):
     collective and would never end; if MPI reports that a rank has died, with exit code 75, worth another attempt.
     ``--traceback`` among the arguments also prints the traceback.
     Collective over all ranks.
+
+    Args:
+        check: called with the link before the program; it raises a `UserError` if the ranks did not find each other.
     """
     make_output_safe()
     end_with_launcher()
@@ -36,7 +39,7 @@ def run_program(program, arguments):
         write_past_launcher()
     wants_traceback = "--traceback" in arguments
     try:
-        agree(link, lambda: check_launch(link))
+        agree(link, lambda: check(link))
         with _no_leaving(link):
             program(arguments, link)
         _leave_as_survivor(link, 0)

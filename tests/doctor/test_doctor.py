@@ -122,6 +122,13 @@ def test_a_disk_without_room_for_the_run(tmp_path):
     assert re.fullmatch(rf"{folder} has room for .*; a run needs up to .* MiB", checks["run folder"]["text"])
 
 
+def test_a_read_only_disk(tmp_path):
+    with disk_of(tmp_path / "disk", "1m") as folder:
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        checks = failed(doctor(1, folder, "--json"))
+    assert "cannot be written: Read-only file system" in checks["run folder"]["text"]
+
+
 def test_ranks_of_another_mpi(tmp_path):
     """The other MPI's mpirun starts two jobs of one rank; one line says so."""
     if "openmpi" not in launchers():
@@ -146,6 +153,7 @@ def test_wrong_words(tmp_path):
         ([[0, 1], [0, 1]], 2, "ok"),  # not bound: they take turns on all cores, and there are enough
         ([[0], [1]], 2, "ok"),
         ([[0], [0]], 2, "failed"),
+        ([[0], [1], [0], [1]], 2, "failed"),  # bound, and more ranks than cores
         ([[0, 1], [1, 2]], 4, "failed"),
         ([[0, 1], [0, 1], [0, 1]], 2, "warning"),  # more ranks than cores
         ([[0, 1, 2, 3], [0, 1, 2, 3]], 64, "ok"),  # SLURM's share of the node
