@@ -88,9 +88,10 @@ def _findings(problem, colors):
         if best is None:
             continue
         word = "lowest" if less_is_better(metric) else "highest"
+        doubt = "" if clearly_best(problem.methods, metric) == best else " (no clear lead)"
         mean, _, deviation = str(final(problem.methods[best], metric)).partition(" ")
         method = problem.methods[best].label
-        what = f"{word} {title(metric)}"
+        what = f"{word} {title(metric)}{doubt}"
         findings.append({"what": what, "mean": mean, "deviation": deviation, "method": method, "color": colors[best]})
     return findings
 
@@ -107,7 +108,8 @@ def _conclusion(problem):
     others = {n: mean for n, mean in means.items() if n != best and math.isfinite(mean)}
     second = (min if less_is_better(metric) else max)(others, key=others.get)
     leads = lead(methods[best], methods[second], metric)
-    who = f"{title(metric).capitalize()}: {methods[best].label} is better than {methods[second].label}"
+    name = title(metric)
+    who = f"{name[0].upper()}{name[1:]}: {methods[best].label} is better than {methods[second].label}"
     if len(leads) < 2:
         return (
             f"{who}, by {abs(means[best] - means[second]):.4f}. Without two common seeds it is unknown how much of "
@@ -116,7 +118,10 @@ def _conclusion(problem):
     lead_in_words = format_metric(statistics.fmean(leads), statistics.stdev(leads))
     found = f"{who}, by {lead_in_words} over {len(leads)} seeds"
     if clearly_best(methods, metric) is None:
-        return f"{found}. A lead is not larger than its standard deviation: no value is marked as best."
+        return (
+            f"{found}. Its lead over at least one method is not larger than the standard deviation of that lead: no "
+            f"{name} is marked as best."
+        )
     return f"{found}."
 
 
