@@ -77,8 +77,11 @@ def _run(arguments, link):
     options, config = read
     agree(link, lambda: _check_launch(link, options.json, config.run.ranks))
     link.barrier()
-    ranks = allgather_facts(link, describe_rank(link, config.run.device))
-    summed, used = try_sum(link, config.run.transport)
+    own = describe_rank(link, config.run.device)
+    ranks = allgather_facts(link, own)
+    on_gpus = all(facts.device_key for facts in ranks)
+    device = own.device.partition(" ")[0] if on_gpus else "cpu"
+    summed, used = agree(link, lambda: try_sum(link, config.run.transport, device))
     checks = [check_ranks(ranks, summed, used), check_cores(ranks), check_devices(ranks)]
     checks += [check_versions(ranks), check_clocks(ranks)]
     if checks[2].state != FAILED:

@@ -99,7 +99,7 @@ def _sharing_pair(node, num_online):
 
 
 def check_devices(ranks):
-    """Check that each rank has a device, and each GPU only one rank."""
+    """Check that each rank has a device, each GPU only one rank, and each rank cores near its GPU."""
     without = next((facts for facts in ranks if facts.device_error), None)
     if without is not None:
         return Check("device", FAILED, f"{where(without)}: {without.device_error}", "ask for GPUs: --gpus-per-node=N")
@@ -116,6 +116,11 @@ def check_devices(ranks):
     if len(kinds) > 1:
         text = ", ".join(f"{number} ranks on {kind}" for kind, number in kinds.items())
         return Check("device", WARNING, text, "all ranks wait for the slowest: --device cpu, or nodes of one kind")
+    for facts in ranks:
+        if facts.near_cores and not set(facts.near_cores) & set(facts.cores):
+            cores, near = format_ranges(facts.cores), format_ranges(facts.near_cores)
+            text = f"{where(facts)} runs on core {cores}, and {facts.device} is near cores {near}"
+            return Check("device", WARNING, text, "srun --gpu-bind=closest, or bind ranks to cores near their GPUs")
     return Check("device", OK, "one GPU for each rank" if owners else "all ranks use the CPU")
 
 

@@ -33,14 +33,21 @@ def allgather_facts(link, facts):
     return [RankFacts(**json.loads(text)) for text in allgather_texts(link, json.dumps(dataclasses.asdict(facts)))]
 
 
-def try_sum(link, transport):
-    """(whether a test sum over the ranks is right on all of them, how it was made, as text)."""
+def try_sum(link, transport, device="cpu"):
+    """(whether a test sum over the ranks is right on all of them, how it was made, as text).
+
+    Args:
+        transport: the setting of the run. device: of the summed vectors.
+
+    Raises:
+        UserError: on every rank, if there is no such transport here.
+    """
     link.transport = transport
-    block = link.allocate(SUM_ELEMENTS, torch.float32)
+    block = link.allocate(SUM_ELEMENTS, torch.float32, device)
     block.copy_(torch.arange(SUM_ELEMENTS) % 251 + link.rank)
     link.allreduce(block)
     expected = (torch.arange(SUM_ELEMENTS) % 251) * link.size + link.size * (link.size - 1) // 2
-    return link.first_rank_where(not torch.equal(block, expected.to(block.dtype))) is None, link.summed_by
+    return link.first_rank_where(not torch.equal(block.cpu(), expected.to(block.dtype))) is None, link.summed_by
 
 
 def check_needs(link, ranks, config):

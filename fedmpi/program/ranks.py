@@ -10,7 +10,7 @@ import traceback
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
-from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
+from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
@@ -61,7 +61,7 @@ def run_program(program, arguments, check=check_launch):
 def _make_link():
     """The link of all ranks; ends the job if one of them has died before."""
     try:
-        return MPILink(cuda_aware=cuda_aware_by_environment())
+        return MPILink()
     except Exception as error:
         if is_loss(error):
             print("fedmpi: error: a rank was lost before the others were ready", file=sys.stderr, flush=True)

@@ -211,6 +211,9 @@ class LoadedClassification(LoadedTask):
     def num_samples(self, client):
         return self._train[client].num
 
+    def sampler(self, client, batch_size, first_batch_size, seed, device):
+        return super().sampler(client, batch_size, first_batch_size, seed, self._context.data_device)
+
     def batch(self, client, indices):
         return self._train[client].at(indices, self._augmentation, self._transform)
 
