@@ -19,10 +19,13 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.source import DigitsSource
 from fedmpi.models.lstm import LSTM
 from fedmpi.models.mlp import MLP
+from fedmpi.streams import FIRST
 from fedmpi.training.build import prepare
+from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
 
 ROUNDS, STEPS, STEP_SIZE, BATCH = 6, 3, 0.1, 20
+PAUSE = 4 * STEP_SECONDS
 
 
 def plainly_averaged(job, rounds, by_samples):
@@ -74,6 +77,24 @@ def test_participants_and_weights_are_those_asked_for(weighting):
     assert losses == pytest.approx(expected_losses, rel=1e-4)
     for name, value in x.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_seed_decides_all_that_is_drawn():
+    def drawn(seed):
+        words = f"--seed {seed} --clients 6 --participation 0.5 --partition dirichlet --threads 1"
+        job = prepare(read_command_line(words.split()), SoloLink())
+        plan, oracle = job.federation.plan, job.federation.clients[0].oracle
+        rounds = [plan.round(number) for number in range(8)]
+        return {
+            "model": job.flat.x.clone(), "data of a client": job.task.batch(0, torch.arange(20))[0],
+            "minibatch": oracle._objective.sampler(0), "first minibatch": oracle._objective.sampler(FIRST),
+            "dropout": torch.tensor(oracle.draw().noise), "participants": torch.tensor([r.participants for r in rounds]),
+            "the one that works alone": torch.tensor([plan.draw_one(r) for r in rounds]),
+        }  # fmt: skip
+
+    first, second, again = drawn(0), drawn(1), drawn(0)
+    assert [name for name in first if torch.equal(first[name], second[name])] == []
+    assert [name for name in first if not torch.equal(first[name], again[name])] == []
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +163,7 @@ def test_amounts_are_what_the_settings_say(run):
         assert (after["evaluation_seconds"] > before["evaluation_seconds"]) == has_evaluated
     assert start["evaluation_seconds"] == 0
     assert re.search(r"^  sent per client +293\.2 KiB in 5 Allreduces$", output, re.MULTILINE), output
+    assert re.search(r"^  rounds +5 \(20 local steps, 40 gradients in total\)$", output, re.MULTILINE), output
 
 
 def test_perplexity_is_that_of_the_saved_model(tmp_path):
@@ -191,12 +213,38 @@ def test_perplexity_is_that_of_the_saved_model(tmp_path):
         assert record[name] == pytest.approx(value, rel=1e-5), name
 
 
-def test_times_contain_what_the_steps_took(tmp_path, monkeypatch):
+class SlowLink(SoloLink):
+    """Sums take long, too."""
+
+    def average(self, *arguments):
+        time.sleep(PAUSE)
+        super().average(*arguments)
+
+
+def test_times_contain_what_each_part_took(tmp_path, monkeypatch, capsys):
+    """Steps, sums and evaluations of known length: no part is shorter, and together they fit into the whole."""
+
+    def slowly(evaluation, *arguments, usual=Evaluation.__call__, **options):
+        time.sleep(PAUSE)
+        return usual(evaluation, *arguments, **options)
+
     monkeypatch.setenv("SLOW_WHILE", str(tmp_path))
+    monkeypatch.setattr(Evaluation, "__call__", slowly)
     words = f"--algorithm fedavg --model slow.Slow --clients 2 --local-steps 2 --rounds 3 --threads 1 --out {tmp_path}"
     began = time.perf_counter()
-    records = train_here(read_command_line([*words.split(), "--tune-malloc", "false"]), SoloLink()).records
+    config = read_command_line([*words.split(), "--tune-malloc", "false", "--eval-every", "1"])
+    records = train_here(config, SlowLink(), began=began).records
     took = time.perf_counter() - began
+    parts = ("local_seconds", "communication_seconds", "evaluation_seconds")
     for number, record in enumerate(records, 1):
         assert record["local_seconds"] >= number * 2 * 2 * STEP_SECONDS
-    assert records[-1]["local_seconds"] < records[-1]["seconds"] <= took
+        assert min(record["communication_seconds"], record["evaluation_seconds"]) >= number * PAUSE
+        assert sum(record[part] for part in parts) <= record["seconds"] <= took
+    output = capsys.readouterr().out
+    start_up = float(re.search(r"^  start-up +([0-9.]+) s before the first round$", output, re.MULTILINE)[1])
+    assert 0 < start_up <= took - records[-1]["seconds"] + 0.01
+    for name, part in zip(("local steps", "communication", "evaluation"), parts):
+        seconds = records[-1][part]
+        words = f"{seconds:.2f} s ({100 * seconds / records[-1]['seconds']:.0f} %)"
+        assert re.search(rf"^  {name} +{re.escape(words)}", output, re.MULTILINE), output
+    assert re.search(rf"^  total +{records[-1]['seconds']:.2f} s$", output, re.MULTILINE), output
