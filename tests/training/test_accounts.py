@@ -23,6 +23,7 @@ from fedmpi.streams import FIRST
 from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
+from fedmpi.training.result import ResultRule
 
 ROUNDS, STEPS, STEP_SIZE, BATCH = 6, 3, 0.1, 20
 PAUSE = 4 * STEP_SECONDS
@@ -86,11 +87,15 @@ def test_the_seed_decides_all_that_is_drawn():
         plan, oracle = job.federation.plan, job.federation.clients[0].oracle
         rounds = [plan.round(number) for number in range(8)]
         return {
-            "model": job.flat.x.clone(), "data of a client": job.task.batch(0, torch.arange(20))[0],
-            "minibatch": oracle._objective.sampler(0), "first minibatch": oracle._objective.sampler(FIRST),
-            "dropout": torch.tensor(oracle.draw().noise), "participants": torch.tensor([r.participants for r in rounds]),
-            "the one that works alone": torch.tensor([plan.draw_one(r) for r in rounds]),
-        }  # fmt: skip
+            "model": job.flat.x.clone(),
+            "data of a client": job.task.batch(0, torch.arange(20))[0],
+            "minibatch": oracle._objective.sampler(0),
+            "first minibatch": oracle._objective.sampler(FIRST),
+            "dropout": torch.tensor(oracle.draw().noise),
+            "participants": torch.tensor([one.participants for one in rounds]),
+            "the one that works alone": torch.tensor([plan.draw_one(one) for one in rounds]),
+            "the round of a uniform result": torch.tensor(ResultRule("uniform", 1000, seed, job.task.goal)._drawn),
+        }
 
     first, second, again = drawn(0), drawn(1), drawn(0)
     assert [name for name in first if torch.equal(first[name], second[name])] == []
