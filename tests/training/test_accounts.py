@@ -171,6 +171,18 @@ def test_amounts_are_what_the_settings_say(run):
     assert re.search(r"^  rounds +5 \(20 local steps, 40 gradients in total\)$", output, re.MULTILINE), output
 
 
+@pytest.mark.parametrize("task", ["classification", "auc"])
+def test_an_evaluation_in_small_batches_gives_the_same(monkeypatch, task):
+    job = prepare(read_command_line(f"--task {task} --clients 3 --holdout 0.2 --threads 1".split()), SoloLink())
+    found = []
+    for size in (1000, 50):
+        monkeypatch.setattr("fedmpi.data.samples.EVALUATION_BATCH", size)
+        found.append(Evaluation(job)(job.flat.x, job.flat.buffers, 0))
+    assert len(job.task._test_parts[0][-1]) % 50, "a smaller batch at the end"
+    assert dict(found[1]) == pytest.approx(dict(found[0]), rel=1e-5)
+    assert found[1].clients["train_loss"] == pytest.approx(found[0].clients["train_loss"], rel=1e-5)
+
+
 def test_perplexity_is_that_of_the_saved_model(tmp_path):
     """Two ranks; every text is read in one go by an LSTM, from an empty state."""
     draw, texts = np.random.default_rng(0), {}

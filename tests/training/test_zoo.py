@@ -65,6 +65,16 @@ def test_it_trains_as_plain_pytorch_does(module):
     assert np.isfinite(Evaluation(job)(job.federation.server.x, job.federation.store.buffers, ROUNDS)["train_loss"])
 
 
+@pytest.mark.parametrize("module", [odd_modules.Dropping, odd_modules.Attention, odd_modules.Lazy])
+def test_it_is_evaluated_in_evaluation_mode(module):
+    job = prepared(module)
+    found = Evaluation(job)(job.flat.x, job.flat.buffers, 0)["train_loss"]
+    inputs, labels = job.task.batch(0, torch.arange(job.task.num_samples(0)))
+    with torch.no_grad():
+        expected = functional.cross_entropy(job.flat.module.eval()(inputs), labels).item()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("module", odd_modules.REFUSED, ids=lambda cls: cls.__name__)
 def test_it_is_refused_in_one_line(module):
     with pytest.raises(UserError) as error:
