@@ -279,10 +279,10 @@ class Lying(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(SIZE, HIDDEN), nn.Linear(HIDDEN, CLASSES).double()
-        self.first.weight = nn.Parameter(torch.randn(SIZE, HIDDEN).t() / 8)
+        self.first.weight = nn.Parameter(torch.randn(SIZE, HIDDEN).t())
         self.middle = nn.Sequential(nn.Linear(HIDDEN, HIDDEN).bfloat16(), nn.BatchNorm1d(HIDDEN, affine=False))
         self.again = self.middle
-        nn.utils.spectral_norm(self.middle[0])
+        nn.utils.spectral_norm(self.first)
 
     def forward(self, inputs):
         hidden = torch.tanh(self.first(inputs.flatten(1)))
