@@ -9,7 +9,7 @@ from fedmpi.data.formats import find_reader
 from fedmpi.data.formats.common import ReaderOptions
 from fedmpi.errors import UserError
 
-LINES = ["age,sex,ill", "10,f,no", ",m,yes", "30,f,no", "50,,yes", "20,m,no", "40,f,yes"]
+LINES = ["age,sex,ill", "10,f,no", ",m,yes", "30,f,no", "90,,yes", "20,m,no", "40,f,yes"]
 
 
 def read(folder, lines=LINES, **options):
@@ -26,7 +26,7 @@ def test_empty_fields_are_refused_or_filled(tmp_path):
         read(tmp_path)
     rows, names = read(tmp_path, missing="median")
     assert names == ["age"]
-    assert sorted(rows[:, 0]) == [10, 20, 30, 30, 40, 50]
+    assert sorted(rows[:, 0]) == [10, 20, 30, 30, 40, 90]
     rows, names = read(tmp_path, missing="category")
     assert names == ["age", "age is missing"]
     assert [row[0] for row in rows.tolist() if row[1] == 1] == [30]

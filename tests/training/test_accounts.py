@@ -1,6 +1,7 @@
 """What users read of a run, compared with an independent computation from the saved model and the data."""
 
 import json
+import math
 import re
 import time
 
@@ -100,6 +101,17 @@ def test_the_seed_decides_all_that_is_drawn():
     first, second, again = drawn(0), drawn(1), drawn(0)
     assert [name for name in first if torch.equal(first[name], second[name])] == []
     assert [name for name in first if not torch.equal(first[name], again[name])] == []
+
+
+def test_rounds_and_steps_are_passes_over_the_data():
+    words = "--clients 3 --partition uneven --batch-size 40 --epochs 8 --local-epochs 1.7 --threads 1"
+    job = prepare(read_command_line(words.split()), SoloLink())
+    batches = [math.ceil(job.task.num_samples(client) / 40) for client in range(3)]
+    steps = [1.7 * number for number in batches]
+    assert max(of_client % 1 for of_client in steps) > 0.5, "rounding shows"
+    assert [job.federation.plan.steps_of(client) for client in range(3)] == list(map(round, steps))
+    rounds = 8 * max(batches) / round(max(steps))
+    assert rounds < job.num_rounds < rounds + 1
 
 
 @pytest.fixture(scope="module")
