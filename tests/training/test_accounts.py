@@ -20,7 +20,7 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.source import DigitsSource
 from fedmpi.models.lstm import LSTM
 from fedmpi.models.mlp import MLP
-from fedmpi.streams import FIRST
+from fedmpi.streams import FIRST, generator
 from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
@@ -163,6 +163,22 @@ def test_metrics_are_those_of_the_saved_model(run):
         assert float(printed) == pytest.approx(value, abs=6e-5), name
         assert f"{name} {records[1][name]:.4f}" in output
     assert ["accuracy" in record for record in records] == [False, True, False, True, True]
+
+
+def test_the_model_of_a_round_drawn_beforehand_is_the_one_that_is_saved(tmp_path):
+    words = "--algorithm fedavg --clients 2 --local-steps 2 --rounds 6 --eval-every 1 --result uniform --seed 5"
+    config = read_command_line([*words.split(), "--threads", "1", "--out", str(tmp_path), "--tune-malloc", "false"])
+    ended = train_here(config, SoloLink())
+    number = int(generator(5, "output").integers(1, 7))
+    assert number < 6
+    module, source = MLP((1, 8, 8), 10), DigitsSource()
+    module.load_state_dict(load_file(ended.folder / "model.safetensors"))
+    images = torch.from_numpy(source.read("test", np.arange(len(source.labels["test"])))).float()[:, None] / 255
+    with torch.no_grad():
+        outputs = module((images - source.mean[0]) / source.std[0])
+    loss = functional.cross_entropy(outputs, torch.from_numpy(source.labels["test"])).item()
+    assert ended.records[number - 1]["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert ended.metrics["test_loss"] == pytest.approx(loss, rel=1e-5) != ended.records[-1]["test_loss"]
 
 
 def test_amounts_are_what_the_settings_say(run):
