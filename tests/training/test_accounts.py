@@ -106,9 +106,9 @@ def test_the_seed_decides_all_that_is_drawn():
 
 
 def test_rounds_and_steps_are_passes_over_the_data():
-    words = "--clients 3 --partition uneven --batch-size 40 --epochs 8 --local-epochs 1.7 --threads 1"
+    words = "--clients 3 --partition uneven --batch-size 30 --epochs 8 --local-epochs 1.7 --threads 1"
     job = prepare(read_command_line(words.split()), SoloLink())
-    batches = [math.ceil(job.task.num_samples(client) / 40) for client in range(3)]
+    batches = [math.ceil(job.task.num_samples(client) / 30) for client in range(3)]
     steps = [1.7 * number for number in batches]
     assert max(of_client % 1 for of_client in steps) > 0.5, "rounding shows"
     assert [job.federation.plan.steps_of(client) for client in range(3)] == list(map(round, steps))
