@@ -1,5 +1,6 @@
 """Machines as users have them: output that goes away, full disks, removed folders, other alphabets, small quotas."""
 
+import contextlib
 import json
 import math
 import os
@@ -76,13 +77,12 @@ def test_records_wait_for_room(small_disk, capsys):
 
 
 def test_a_disk_without_room_for_the_settings_is_one_line_with_the_file(small_disk):
-    recorder = Recorder(make_run_folder(small_disk, "it", ""), 400)
-    with pytest.raises(OSError), open(small_disk / "filler", "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(512))
-    with pytest.raises(UserError, match="it/settings.yaml: cannot be written: No space left on device$"):
-        recorder.begin({"seed": 0})
-    recorder.close()
+    with contextlib.closing(Recorder(make_run_folder(small_disk, "it", ""), 400)) as recorder:
+        with pytest.raises(OSError), open(small_disk / "filler", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        with pytest.raises(UserError, match="it/settings.yaml: cannot be written: No space left on device$"):
+            recorder.begin({"seed": 0})
 
 
 def test_a_removed_run_folder_is_made_again(tmp_path):
