@@ -31,7 +31,7 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["fedmpi", "fedmpi.*"]),
-    package_data={"fedmpi": ["**/*.yaml", "**/*.sbatch", "**/*.sh", "py.typed", "**/*.pyi"]},
+    package_data={"fedmpi": ["**/*.yaml", "**/*.sbatch", "**/*.sh", "**/*.html", "py.typed", "**/*.pyi"]},
     entry_points={"console_scripts": [f"fedmpi-{name} = {module}:main" for name, module in MAINS.items()]},
     # A plain .pth file: with setuptools' finder, `import fedmpi` in the folder above a clone finds the clone's folder.
     options={"editable_wheel": {"mode": "compat"}},
@@ -42,7 +42,9 @@ setup(
         "h5py>=3.10",  # data sets and models on disk
         "safetensors>=0.4",  # models on disk, as Hugging Face and others read them
         "jsonargparse>=4.35",  # typed values on the command line
+        "jinja2>=3.1",  # the report's page; torch needs it, too
         "pyyaml>=6.0",  # settings files
+        "rich>=13.0",  # the live view of running jobs
         "tqdm>=4.66",  # progress on a terminal
         "scikit-learn>=1.4",  # the embedded data set, ROC AUC
     ],

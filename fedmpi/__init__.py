@@ -75,7 +75,7 @@ def load_run(folder: str | os.PathLike[str]) -> "RunFolder":
     return run
 
 
-def load(folder: str | os.PathLike[str], model: Any = None) -> Any:
+def load(folder: str | os.PathLike[str], model: Any = None, client: int | None = None) -> Any:
     """The trained module of a run folder, a `torch.nn.Module` in evaluation mode on the CPU.
 
     Its attribute `fedmpi` is the content of model.json: the model's class, the shape and the normalisation of its
@@ -84,6 +84,8 @@ def load(folder: str | os.PathLike[str], model: Any = None) -> Any:
     Args:
         folder: path of the run folder.
         model: a module of the right shape, or a function that makes one, if the folder does not say how to build it.
+        client: of a run with personal layers, the number of the client whose own model is wanted; without it the
+            averaged model, whose personal layers have their initial values.
 
     Raises:
         UserError: one line: what is missing or does not fit.
@@ -95,7 +97,7 @@ def load(folder: str | os.PathLike[str], model: Any = None) -> Any:
     """
     from fedmpi.runs.model_files import load_model
 
-    return load_model(pathlib.Path(folder), model)
+    return load_model(pathlib.Path(folder), model, client)
 
 
 def __getattr__(name: str) -> Any:

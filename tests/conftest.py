@@ -165,6 +165,16 @@ def disk_of(folder, size):
         subprocess.run(["umount", folder], check=True)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """Each kind of device in turn, as --device takes it; skips the GPU where there is none."""
+    import torch
+
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def data_dir():
     """The folder with fashion_mnist.h5 and the others; skips where there is none."""

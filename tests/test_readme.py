@@ -22,7 +22,7 @@ BLOCK = re.compile(
 ELSEWHERE = re.compile(r"\./launch/|\. \S*activate|pip install|git clone|cd |module load|export ")
 # Appended in the test, so that the same command ends sooner.
 SMALLER = {
-    r"fedmpi[.-]train": "--rounds 2",
+    r"fedmpi[.-]train|train\.sbatch": "--rounds 2",
     r"fedmpi[.-]sweep": "--rounds 2",
     r"fedmpi[.-]bench": "--quick --seconds 0.1",
 }
@@ -30,8 +30,10 @@ ONLY_PRINTS = re.compile(r"--(list|help|print_config|table)\b")
 # Stands in for SLURM: it runs the job script here, with two ranks, or as the first task of an array.
 SBATCH = """#!/bin/sh
 export SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=n1
-export SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_ARRAY_TASK_ID=0 FEDMPI_VENV=$PWD/environment
+export SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_ARRAY_TASK_ID=0
+export SLURM_JOB_NAME=job FEDMPI_VENV=$PWD/environment
 mkdir -p environment/bin && : > environment/bin/activate
+while [ "${1#--}" != "$1" ]; do shift; done
 exec bash "$@"
 """
 
@@ -111,8 +113,8 @@ def in_empty_folder(text, tmp_path):
     folder.mkdir()
     if "--data-dir data" in text:
         write_data(folder / "data")
-    for name in ("slurm", "launch"):  # commands with these are run in a clone
-        if f"{name}/" in text:
+    for name in ("slurm", "launch"):  # commands with these are run in a clone, or copy them from the package
+        if f"{name}/" in text and f"/{name} ." not in text:
             (folder / name).symlink_to(ROOT / name)
     return run_page(text, folder)
 
@@ -134,6 +136,14 @@ LONG = ("objectives", "papers", "reports", "speed")  # two minutes together
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) if one in LONG else one for one in PAGES])
 def test_a_page_runs_in_order_from_an_empty_folder(name, tmp_path):
     in_empty_folder(PAGES[name].read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["README", *PAGES])
+def test_commands_are_in_blocks_that_are_run_or_say_why_not(name):
+    text = README if name == "README" else PAGES[name].read_text(encoding="utf-8")
+    command = re.compile(r"(mpirun|python3?|pip|sbatch|srun|launch/|\./|fedmpi-|mkdir|cp|export|tensorboard) ?[\w./-]")
+    others = [body for language, body, _ in blocks(text) if language not in ("bash", "python", "yaml", "toml")]
+    assert [line for body in others for line in body.splitlines() if command.match(line)] == []
 
 
 def test_simulate_prints_what_the_page_shows(tmp_path):

@@ -143,7 +143,10 @@ class _CompiledFAFED(FAFED):
         """See `FAFED.advance`."""
         numbers = [self._alpha(client), self.second_moment_decay, self.prev_grad_scale, eta or 0.0]
         rows = (client.x, client.x_prev, client.m, client.v, server.A, g, g_prev)
-        _compile(_advance)(*rows, g.new_tensor(numbers))
+        numbers = torch.tensor(
+            numbers, dtype=g.dtype, pin_memory=g.is_cuda
+        )  # pinned: the CPU does not wait for the copy
+        _compile(_advance)(*rows, numbers.to(g.device, non_blocking=True))
 
     def try_out(self, like):
         """Compile now, on rows of the dtype and device of `like`, rather than in the first local step; returns self.

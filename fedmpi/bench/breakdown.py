@@ -1,7 +1,7 @@
 """Where the time of a round goes.
 
 The parts are timed from outside: wrappers around the algorithm, the link and the oracles take the
-time of their methods.
+time of their methods. A GPU is waited for between the parts, so that there they do not overlap.
 """
 
 import contextlib
@@ -9,6 +9,8 @@ import dataclasses
 import time
 
 import numpy as np
+
+from fedmpi.bench.timing import wait_for_gpu
 
 ALGORITHM_METHODS = ("start", "server_start", "client_start", "download", "local_step", "upload")
 ORACLE_PARTS = {
@@ -63,8 +65,10 @@ class _Clock:
     @contextlib.contextmanager
     def part(self, name):
         self._inner.append(0.0)
+        wait_for_gpu()
         begin = time.perf_counter()
         yield
+        wait_for_gpu()
         spent = time.perf_counter() - begin
         self.seconds[name] += spent - self._inner.pop()
         self._inner[-1] += spent

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from fedmpi.comm.host import keep_freed_memory, return_freed_memory
 
@@ -85,8 +86,16 @@ def _repeats(link, case):
 def _turn(link, case, number):
     """Seconds that `number` runs take on this rank."""
     (keep_freed_memory if case.keeps_memory else return_freed_memory)()
+    wait_for_gpu()
     link.barrier()
     begin = time.perf_counter()
     for _ in range(number):
         case.run()
+    wait_for_gpu()
     return time.perf_counter() - begin
+
+
+def wait_for_gpu():
+    """Wait until this rank's GPU has computed all that was begun; without a GPU there is nothing to wait for."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

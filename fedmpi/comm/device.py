@@ -30,6 +30,14 @@ def pick_device(device, link):
     return chosen
 
 
+def set_arithmetic(tf32, deterministic):
+    """Say how GPUs compute in this process; see the settings of a run. Not collective."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product is computed
+
+
 def device_name(device, local_number, num_gpus, visible=None):
     """The name of a rank's device: "cpu" or "cuda:NUMBER".
 
@@ -77,8 +85,20 @@ def device_key(device):
     """What identifies the physical GPU (or MIG slice) behind a torch device on its node; "" for the CPU."""
     if device.type == "cpu":
         return ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", f"{visible}/{device.index}"))
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    return physical_device(os.environ.get("CUDA_VISIBLE_DEVICES"), device.index, uuid)
+
+
+def physical_device(visible, index, uuid=""):
+    """What identifies the GPU or MIG slice that a process sees as number `index`; the same in all processes of a node.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES: numbers, UUIDs ("GPU-8932f937-...") or slices ("MIG-..."), or None.
+        uuid: of the GPU, as torch reports it, or "".
+    """
+    names = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    name = names[index] if index < len(names) else str(index)
+    return name if name.startswith("MIG-") or not uuid else uuid  # slices of one GPU may have its UUID
 
 
 def warn_if_shared(link, device):

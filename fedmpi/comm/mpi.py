@@ -28,7 +28,6 @@ class MPILink(Link):
 
     Args:
         comm: an mpi4py intracommunicator; COMM_WORLD if None.
-        cuda_aware: whether MPI may read and write GPU memory.
         transport: of the blocks allocated from now on: a transport's name, or "auto"; may be set later.
         colour: ranks of one machine with different colours count as on different nodes (for tests).
 
@@ -36,7 +35,7 @@ class MPILink(Link):
         topology: the `Topology` of the ranks.
     """
 
-    def __init__(self, comm=None, cuda_aware=False, transport="auto", colour=None):
+    def __init__(self, comm=None, transport="auto", colour=None):
         self.comm = comm or MPI.COMM_WORLD
         self.topology = Topology(self.comm, colour)
         world, node = self.topology.world, self.topology.node
@@ -50,7 +49,7 @@ class MPILink(Link):
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
         classes = sorted(known(fedmpi.comm.transports, Transport).values(), key=lambda cls: -cls.preference)
         # In the order in which they are asked whether they own a block: Allreduce, which owns any, is the last.
-        self._transports = {cls: cls(self.topology, cuda_aware) for cls in classes}
+        self._transports = {cls: cls(self.topology) for cls in classes}
 
     @property
     def oversubscribed(self):
@@ -228,11 +227,3 @@ class MPILink(Link):
 
     def _wait(self, request):
         self.topology.waiter(request)
-
-
-def cuda_aware_by_environment():
-    """Whether the environment says that this MPI reads GPU memory."""
-    return any(
-        os.environ.get(name, "").lower() in ("1", "true")
-        for name in ("MPICH_GPU_SUPPORT_ENABLED", "OMPI_MCA_opal_cuda_support", "MV2_USE_CUDA", "PSM3_CUDA")
-    )

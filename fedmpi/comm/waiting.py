@@ -6,7 +6,7 @@ import time
 
 # How a rank waits on an oversubscribed node: at first it yields its core between two tests of the request, later it
 # sleeps between them, longer and longer (seconds).
-TESTS_BEFORE_SLEEPS, SHORTEST_SLEEP, LONGEST_SLEEP = 100, 1e-5, 2e-3
+TESTS_BEFORE_SLEEPS, SHORTEST_SLEEP, LONGEST_SLEEP = 100, 1e-5, 5e-4
 
 
 class Waiter:

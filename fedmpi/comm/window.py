@@ -33,7 +33,7 @@ class NodeWindow:
     """
 
     def __init__(self, node, numel, dtype):
-        self._itemsize = dtype.itemsize
+        self._node, self._itemsize = node, dtype.itemsize
         nbytes = -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE  # no page has two owners
         # Linux overcommits: a window that is too large is granted, and the process is killed on first touch.
         if node.first_rank_where(_free_bytes() < nbytes * node.size) is not None:
@@ -102,8 +102,10 @@ class NodeWindow:
             if then is not None:
                 then(strip)
 
-    def sync(self):
-        """Make writes visible: call it, then a barrier of the node, then call it again; see `SharedMemory`."""
+    def synchronise(self):
+        """Make the writes of every rank of the node visible to all of them. Collective on the node."""
+        self._window.Sync()
+        self._node.barrier()
         self._window.Sync()
 
     def free(self):

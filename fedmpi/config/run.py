@@ -70,7 +70,7 @@ class Run:
         role="speed",
     )
     evaluate_samples: int = setting(
-        2000,
+        1000,
         "size of that subset: so many training samples of all clients together, and as many test samples",
         least=1,
         role="speed",
@@ -135,10 +135,10 @@ class Run:
     )
     transport: str = setting(
         "auto",
-        "how vectors are summed over the ranks: allreduce (by MPI), shared (in the node's shared memory), staged (from "
-        "GPU memory through host memory in overlapping chunks; not tested on a GPU), auto (shared if that is faster, "
-        "otherwise allreduce)",
-        among=("auto", "allreduce", "shared", "staged"),
+        "how vectors are summed over the ranks: allreduce (by MPI), shared (in the node's shared memory), auto (shared "
+        "if that is faster, otherwise allreduce); for GPUs, and not tested on one: staged (through host memory in "
+        "overlapping chunks), nccl, cuda_aware (by an MPI that reads GPU memory)",
+        among=("auto", "allreduce", "shared", "staged", "nccl", "cuda_aware"),
         role="speed",
     )
     reduction: str = setting(
@@ -184,6 +184,29 @@ class Run:
         "K, clients of a rank that take each local step at once, for GPUs with many small clients (docs/gpu.md; not "
         "tested on a GPU); 1: in turn",
         least=1,
+        role="speed",
+    )
+    data_on: str = setting(
+        "device",
+        "where the data are: in the memory of the device, or of the host, from where each minibatch is copied (for "
+        "data that do not fit into a GPU's memory; not tested on a GPU)",
+        among=("device", "host"),
+        role="speed",
+    )
+    tf32: bool = setting(
+        False, "GPUs may round float32 to 10 bits of mantissa in matrix products and convolutions, which is faster"
+    )
+    deterministic: bool = setting(
+        False,
+        "use only operations of torch that give the same bits in every run on the same GPU, and end the run at others; "
+        "on a CPU all are",
+        role="speed",
+    )
+    cuda_graph: str = setting(
+        "auto",
+        "on: replay the gradients of local steps from CUDA graphs, for small models on GPUs (docs/gpu.md); off; auto: "
+        "off, because it has not been tested on a GPU",
+        among=("auto", "on", "off"),
         role="speed",
     )
     tune_malloc: bool = setting(True, "configure malloc to keep freed memory, which saves page faults", role="speed")

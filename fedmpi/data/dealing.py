@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-import torch
 
+from fedmpi.data.sampler import to_device
 from fedmpi.streams import FIRST, WHOLE, generator
 
 
@@ -81,4 +81,4 @@ class DealtSampler:
         return self._order[position * self._batch_size : (position + 1) * self._batch_size]
 
     def _to_device(self, indices):
-        return torch.from_numpy(np.asarray(indices)).to(self._device)
+        return to_device(np.asarray(indices), self._device)

@@ -57,7 +57,7 @@ class ImbalancedBinary(Source):
             classes_declared=source.classes_declared,
             rows_at_once=source.rows_at_once,
         )
-        self.path = source.path
+        self.path, self.attributes = source.path, source.attributes
 
     def read(self, split, indices):
         return self._source.read(split, self._samples[split][indices])

@@ -3,6 +3,7 @@
 from fedmpi.data.download import fetch
 from fedmpi.data.formats import OFFICIAL_READERS, find_reader
 from fedmpi.data.official import OFFICIAL
+from fedmpi.data.source import SILO_NAME
 from fedmpi.data.writer import write_file
 from fedmpi.errors import UserError
 from fedmpi.text import short
@@ -39,7 +40,8 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     read, readable_path = find_reader(name, origin)
     try:
         splits, attributes = read(readable_path, options)
-        write_file(path, splits, {"dataset": name, **attributes})
+        silo = {SILO_NAME: options.silo} if options.silo else {}
+        write_file(path, splits, {"dataset": name, **attributes, **silo})
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  damaged files make readers raise errors of many kinds

@@ -6,6 +6,14 @@ import torch
 from fedmpi.streams import FIRST, WHOLE, generator
 
 
+def to_device(array, device):
+    """A numpy array as a tensor on a device; the CPU does not wait for the copy."""
+    tensor = torch.from_numpy(array)
+    return (
+        tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor.to(device)
+    )
+
+
 class EpochSampler:
     """Minibatches of a client: each pass over its data is in a new random order, without replacement.
 
@@ -41,7 +49,7 @@ class EpochSampler:
         return self._order[position * self._batch_size : (position + 1) * self._batch_size]
 
     def _to_device(self, indices):
-        return torch.from_numpy(indices).to(self._device)
+        return to_device(indices, self._device)
 
 
 class SequentialSampler:

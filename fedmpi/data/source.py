@@ -24,6 +24,7 @@ NORMALISATION = {
 NUM_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "tiny_imagenet": 200, "digits": 10}
 SPLITS = ("train", "test")
 SILO_NAME = "silo"  # attribute of a client's file: its name, like the hospital's
+COLUMNS = "columns"  # attribute of a table's file: `fedmpi.data.formats.features.Columns` as JSON
 MAX_CLASSES = 1_000_000  # more are a mistake in the labels: no network has so many outputs
 ROWS_AT_ONCE = 1000  # rows read together from a file without chunks
 

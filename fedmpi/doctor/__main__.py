@@ -33,11 +33,13 @@ from fedmpi.program.ranks import run_program, show
 from fedmpi.text import format_ranges, table
 
 MOST_ROWS = 32  # ranks in the table
+LAUNCH_ADVICE = "use the mpirun of mpi4py's MPI, or srun with --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
 
 
 def main(arguments=None):
     """Entry point; `arguments` default to those of the process. Collective over all ranks."""
-    run_program(_run, sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    run_program(_run, words, check=lambda link: _check_launch(link, "--json" in words))
 
 
 def make_parser():
@@ -73,10 +75,13 @@ def _run(arguments, link):
             show(read)
         return
     options, config = read
-    agree(link, lambda: check_launch(link, config.run.ranks))
+    agree(link, lambda: _check_launch(link, options.json, config.run.ranks))
     link.barrier()
-    ranks = allgather_facts(link, describe_rank(link, config.run.device))
-    summed, used = try_sum(link, config.run.transport)
+    own = describe_rank(link, config.run.device)
+    ranks = allgather_facts(link, own)
+    on_gpus = all(facts.device_key for facts in ranks)
+    device = own.device.partition(" ")[0] if on_gpus else "cpu"
+    summed, used = agree(link, lambda: try_sum(link, config.run.transport, device))
     checks = [check_ranks(ranks, summed, used), check_cores(ranks), check_devices(ranks)]
     checks += [check_versions(ranks), check_clocks(ranks)]
     if checks[2].state != FAILED:
@@ -90,6 +95,23 @@ def _run(arguments, link):
         word = "check" if len(failed) == 1 else "checks"
         text = f"{len(failed)} {word} failed: {', '.join(failed)}" if link.rank == 0 else ""
         raise AgreedUserError(text)
+
+
+def _check_launch(link, as_json, expected=None):
+    """Check that the ranks found each other; if not, the JSON contains this check alone. Not collective.
+
+    Args:
+        as_json: whether to print JSON. expected: the number of ranks according to the user, or None.
+
+    Raises:
+        UserError: if they did not.
+    """
+    try:
+        check_launch(link, expected)
+    except UserError as error:
+        if as_json and link.rank == 0 and str(error):
+            show(_as_json([], [Check("ranks", FAILED, str(error), LAUNCH_ADVICE)], {}))
+        raise
 
 
 def _speed_check(name, speed):

@@ -58,9 +58,8 @@ def check_ranks(ranks, sum_is_right, used):
 def check_cores(ranks):
     """Check that no two ranks are bound to the same core, and that binding leaves no cores unused."""
     for node in by_node(ranks):
-        usable = sorted({core for facts in node for core in facts.cores})
         online = max(facts.cores_online for facts in node)
-        pair = _sharing_pair(node, len(usable), online)
+        pair = _sharing_pair(node, online)
         if pair is not None:
             a, b = pair
             common = format_ranges(sorted(set(a.cores) & set(b.cores)))
@@ -83,24 +82,24 @@ def check_cores(ranks):
     )
 
 
-def _sharing_pair(node, num_usable, num_online):
+def _sharing_pair(node, num_online):
     """Two ranks of a node whose binding makes them share a core, or None.
 
-    Ranks that may all run on the same cores share them by turns, which is no mistake unless a binding leaves
-    fewer cores than there are ranks.
+    Ranks that may run on the same cores take turns, which is no mistake if there are enough of them, or if these are
+    all cores of the node.
     """
     for position, a in enumerate(node):
         for b in node[position + 1 :]:
             common = set(a.cores) & set(b.cores)
             bound_apart = a.cores != b.cores
-            too_few = len(common) < sum(1 for one in node if one.cores == a.cores) and num_usable < num_online
+            too_few = len(common) < sum(1 for one in node if one.cores == a.cores) and len(a.cores) < num_online
             if common and (bound_apart or too_few):
                 return a, b
     return None
 
 
 def check_devices(ranks):
-    """Check that each rank has a device, and each GPU only one rank."""
+    """Check that each rank has a device, each GPU only one rank, and each rank cores near its GPU."""
     without = next((facts for facts in ranks if facts.device_error), None)
     if without is not None:
         return Check("device", FAILED, f"{where(without)}: {without.device_error}", "ask for GPUs: --gpus-per-node=N")
@@ -117,6 +116,11 @@ def check_devices(ranks):
     if len(kinds) > 1:
         text = ", ".join(f"{number} ranks on {kind}" for kind, number in kinds.items())
         return Check("device", WARNING, text, "all ranks wait for the slowest: --device cpu, or nodes of one kind")
+    for facts in ranks:
+        if facts.near_cores and not set(facts.near_cores) & set(facts.cores):
+            cores, near = format_ranges(facts.cores), format_ranges(facts.near_cores)
+            text = f"{where(facts)} runs on core {cores}, and {facts.device} is near cores {near}"
+            return Check("device", WARNING, text, "srun --gpu-bind=closest, or bind ranks to cores near their GPUs")
     return Check("device", OK, "one GPU for each rank" if owners else "all ranks use the CPU")
 
 

@@ -1,5 +1,6 @@
 """What the ranks find out together. All functions are collective on the link unless they say otherwise."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -32,14 +33,21 @@ def allgather_facts(link, facts):
     return [RankFacts(**json.loads(text)) for text in allgather_texts(link, json.dumps(dataclasses.asdict(facts)))]
 
 
-def try_sum(link, transport):
-    """(whether a test sum over the ranks is right on all of them, how it was made, as text)."""
+def try_sum(link, transport, device="cpu"):
+    """(whether a test sum over the ranks is right on all of them, how it was made, as text).
+
+    Args:
+        transport: the setting of the run. device: of the summed vectors.
+
+    Raises:
+        UserError: on every rank, if there is no such transport here.
+    """
     link.transport = transport
-    block = link.allocate(SUM_ELEMENTS, torch.float32)
+    block = link.allocate(SUM_ELEMENTS, torch.float32, device)
     block.copy_(torch.arange(SUM_ELEMENTS) % 251 + link.rank)
     link.allreduce(block)
     expected = (torch.arange(SUM_ELEMENTS) % 251) * link.size + link.size * (link.size - 1) // 2
-    return link.first_rank_where(not torch.equal(block, expected.to(block.dtype))) is None, link.summed_by
+    return link.first_rank_where(not torch.equal(block.cpu(), expected.to(block.dtype))) is None, link.summed_by
 
 
 def check_needs(link, ranks, config):
@@ -109,7 +117,8 @@ def _check_folder(link, out, rows):
     blind = [] if error else np.flatnonzero(link.allgather([not _appears(token)])[:, 0]).tolist()
     link.barrier()
     if link.rank == 0:
-        token.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a file system that is read-only, there is no such file
+            token.unlink()
     if error:
         return Check("run folder", FAILED, error, "choose a folder with room that you may write: --out")
     needed = 3 * rows  # a result and two checkpoints, each at most as large as the rows

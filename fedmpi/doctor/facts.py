@@ -31,6 +31,7 @@ class RankFacts:
             physical device of a GPU, "" for a CPU. device_error: why there is none, or "".
         versions: name -> version of what must be the same on all ranks.
         time: seconds since 1970.
+        near_cores: numbers of the cores that are near the GPU, [] if the system does not say.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class RankFacts:
     device_error: str
     versions: dict
     time: float
+    near_cores: list = dataclasses.field(default_factory=list)
 
 
 def describe_rank(link, device):
@@ -54,11 +56,12 @@ def describe_rank(link, device):
     """
     neighbours = link.topology.node
     leader = int(neighbours.allgather([link.rank])[0, 0])
-    name, key, error = "", "", ""
+    name, key, error, near = "", "", "", []
     try:
         chosen = pick_device(device, link)
         key = device_key(chosen)
         name = f"{chosen} ({torch.cuda.get_device_properties(chosen).name})" if key else str(chosen)
+        near = cores_near(_pci_address(chosen)) if key else []
     except UserError as met:
         error = str(met)
     return RankFacts(
@@ -73,7 +76,25 @@ def describe_rank(link, device):
         device_error=error,
         versions=_versions(),
         time=time.time(),
+        near_cores=near,
     )
+
+
+def _pci_address(device):
+    """Where a GPU is on the PCI bus, like "0000:3b:00.0"."""
+    facts = torch.cuda.get_device_properties(device)
+    numbers = (getattr(facts, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
+    return "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+
+
+def cores_near(address, devices="/sys/bus/pci/devices"):
+    """Numbers of the cores near the device at a PCI address; [] if the system does not say."""
+    try:
+        text = (pathlib.Path(devices) / address / "local_cpulist").read_text()
+        ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",") if part]
+    except (OSError, ValueError):
+        return []
+    return [core for first, *last in ends for core in range(first, (last or [first])[0] + 1)]
 
 
 def _versions():

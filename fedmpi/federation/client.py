@@ -102,7 +102,8 @@ class Client(Stepping):
             counter.copy_(state[f"counters/{number}"])
         self.num_draws, self.num_gradients = int(state["num_draws"]), int(state["num_gradients"])
         self.carried.clear()
-        self.carried.update(unflatten(state, "carried"))
+        device = next(iter(self.rows.values())).device if self.rows else "cpu"  # the state may be that of a CPU or GPU
+        self.carried.update(unflatten(state, "carried", device))
 
 
 class Server(_Holder):

@@ -5,6 +5,7 @@ import itertools
 import math
 
 import numpy as np
+import torch
 
 from fedmpi.errors import Diverged, UserError
 
@@ -16,14 +17,22 @@ _INITIAL_HINT = "this is before the first step: check the values of the data and
 class Losses:
     """The losses of a rank's clients in one exchange.
 
-    Attributes:
+    On a GPU they stay there until `collect`: looking at a value waits for all that the GPU has still to compute.
+
+    Attributes, from `collect` on:
         total: their sum; totals: of each client. number: of losses.
         bad_client: the first client with a value that is not finite, or -1; bad_row: the position of its row with
             that value, -1 if it is the sum of its losses.
+
+    Args:
+        on_gpu: whether the rows are there.
     """
 
-    def __init__(self):
+    def __init__(self, on_gpu=False):
         self.total, self.totals, self.number, self.bad_client, self.bad_row = 0.0, [], 0, -1, -1
+        self._on_gpu = on_gpu
+        self._rows_of = {}  # number of a client -> what is known of its rows, see `check_rows`
+        self._losses_of = {}  # number of a client -> its losses, 0-d tensors
 
     def check_rows(self, client, block, names):
         """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
@@ -31,21 +40,38 @@ class Losses:
         Args:
             block: the client's rows that are exchanged now, contiguous. names: of these rows.
         """
-        # One pass over the memory. Finite values may have an infinite sum.
-        if self.bad_client >= 0 or block.sum().isfinite():
-            return
         rows = [client.rows[name] for name in names]
-        bad = next((n for n, row in enumerate(rows) if not row.isfinite().all()), None)
-        if bad is not None:
-            self.bad_client, self.bad_row = client.index, bad
+        if self._on_gpu and rows:
+            self._rows_of[client.index] = torch.stack([end for row in rows for end in row.aminmax()])  # nan if any is
+        elif not block.sum().isfinite():  # one pass over the memory; finite values may have an infinite sum
+            bad = next((n for n, row in enumerate(rows) if not row.isfinite().all()), None)
+            if bad is not None:
+                self._rows_of[client.index] = bad
 
     def add(self, client):
         """Take the losses that a client's oracle has collected."""
-        total, number = client.oracle.take_losses()
-        self.total, self.number = self.total + total, self.number + number
-        self.totals.append(total)
-        if not math.isfinite(total) and self.bad_client in (-1, client.index):
-            self.bad_client, self.bad_row = client.index, -1
+        self._losses_of[client.index] = client.oracle.take_losses()
+
+    def collect(self):
+        """Fill the attributes; on a GPU this is where the exchange waits for it."""
+        losses = [loss for of_client in self._losses_of.values() for loss in of_client]
+        values = iter(torch.stack(losses).tolist() if losses else ())
+        bad_rows = self._collect_rows()
+        self.number = len(losses)
+        for client, of_client in self._losses_of.items():
+            total = float(sum(itertools.islice(values, len(of_client))))
+            self.total += total
+            self.totals.append(total)
+            if self.bad_client < 0 and (client in bad_rows or not math.isfinite(total)):
+                self.bad_client, self.bad_row = client, bad_rows[client] if math.isfinite(total) else -1
+
+    def _collect_rows(self):
+        """Client -> the position of its first row with a value that is not finite, of those that have one."""
+        if not self._on_gpu or not self._rows_of:
+            return self._rows_of
+        ends = torch.stack(list(self._rows_of.values()))  # [clients, 2 * rows]
+        found = zip(self._rows_of, ends.isfinite().tolist())
+        return {client: finite.index(False) // 2 for client, finite in found if not all(finite)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,11 +24,11 @@ def flatten(value, name):
     return flat
 
 
-def unflatten(flat, name):
-    """The value that `flatten` took apart; tensors are copied."""
+def unflatten(flat, name, device):
+    """The value that `flatten` took apart; tensors are copied to a device."""
     if name in flat:
         value = flat[name]
-        return value.clone() if isinstance(value, torch.Tensor) else value
+        return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
     if f"{name}/none" in flat:
         return None
     kind = next((kind for kind in _KINDS.values() if f"{name}/{kind}" in flat), None)
@@ -36,6 +36,6 @@ def unflatten(flat, name):
         raise KeyError(name)
     if kind == "dict":
         inner = [key[len(name) + 1 :].split("/")[0] for key in flat if key.startswith(f"{name}/")]
-        return {key: unflatten(flat, f"{name}/{key}") for key in dict.fromkeys(inner) if key != "dict"}
-    items = [unflatten(flat, f"{name}/{number}") for number in range(int(flat[f"{name}/{kind}"]))]
+        return {key: unflatten(flat, f"{name}/{key}", device) for key in dict.fromkeys(inner) if key != "dict"}
+    items = [unflatten(flat, f"{name}/{number}", device) for number in range(int(flat[f"{name}/{kind}"]))]
     return tuple(items) if kind == "tuple" else items

@@ -280,7 +280,7 @@ class Federation:
         where = "the start" if current.index < 0 else f"round {current.index + 1}"
         self.link.phase = f"the local steps of {where}"
         store.begin_exchange(exchange.rows, first_in_round, weights)
-        losses = Losses()
+        losses = Losses(on_gpu=store.block.device.type != "cpu")
         turns = [(position, client) for position, client in enumerate(self.clients) if client.index in weights]
         for number, (position, client) in enumerate(turns):
             if self.stack is not None and exchange.work is None and number % self.stack.size == 0:
@@ -294,6 +294,7 @@ class Federation:
             losses.check_rows(client, store.turn()[: len(exchange.rows) * store.dim], exchange.rows)
             store.end_turn(position, weights[client.index])
             losses.add(client)
+        losses.collect()
         self.seconds["local"] += self.worked.end()
         worked_until = time.perf_counter()
         loss, weights = self._average(exchange, losses, weights, where)

@@ -45,7 +45,8 @@ def restore_state(federation, state):
     for field in dataclasses.fields(traffic):
         setattr(traffic, field.name, int(own[f"traffic/{field.name}"]))
     if "selected/x" in own:
-        x, buffers = own["selected/x"].clone(), own["selected/buffers"].clone()
+        device = federation.server.x.device  # that of the state may be another one
+        x, buffers = (own[f"selected/{name}"].to(device, copy=True) for name in ("x", "buffers"))
         federation.selected = Iterate(int(own["selected/round"]), x, buffers, float(own["selected/value"]))
     for name, row in _server_rows(federation).items():
         row.copy_(state[f"server/{name}"])

@@ -1,6 +1,7 @@
 """First-order gradients."""
 
 import dataclasses
+import functools
 
 import torch
 
@@ -14,23 +15,31 @@ class AutogradOracle(ModuleOracle):
     Args:
         autocast: whether the loss is evaluated in bfloat16 in the operations that torch considers safe; rows,
             gradients and what an algorithm does with them keep their precision.
+
+    Attributes:
+        recordings: the `fedmpi.oracles.graphs.Recordings` from which gradients are replayed, or None.
     """
 
     def __init__(self, client, objective, rows, autocast=False):
         super().__init__(client, objective, rows)
         self._autocast = autocast
+        self.recordings = None
 
     def _evaluate(self, z, xi, out):
+        if self.recordings is not None and xi.number >= 0:  # the first and the whole batch come once
+            seed = functools.partial(self._seed_noise, xi)
+            loss = self.recordings.evaluate(self._loss, seed, z, self._buffers, xi.batch, out)
+            if loss is not None:
+                return loss
         self._flat.point_at(z, self._buffers)
         self._seed_noise(xi)
+        return self._flat.gradient(lambda module: self._loss(module, xi.batch), out)
 
-        def loss_of(module):
-            if not self._autocast:
-                return self._task.loss(module, xi.batch)
-            with torch.autocast(z.device.type, torch.bfloat16):
-                return self._task.loss(module, xi.batch)
-
-        return self._flat.gradient(loss_of, out)
+    def _loss(self, module, batch):
+        if not self._autocast:
+            return self._task.loss(module, batch)
+        with torch.autocast(self._buffers.device.type, torch.bfloat16):
+            return self._task.loss(module, batch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,8 +130,8 @@ class Oracle(abc.ABC):
         """
 
     def take_losses(self):
-        """(sum, number) of the losses since the last call; forgets them."""
-        return 0.0, 0
+        """The losses since the last call, 0-d tensors; forgets them."""
+        return []
 
 
 class ModuleOracle(Oracle):
@@ -162,19 +162,19 @@ class ModuleOracle(Oracle):
     def draw(self):
         first = self.client.num_draws
         if not self._ahead:
-            sample = self._sample(first)
+            sample = self.sample(first)
             number = min(self._expected, AHEAD // max(1, _num_bytes(sample.batch)))
             self._ahead.append(sample)
-            self._ahead.extend(self._sample(first + later) for later in range(1, number))
+            self._ahead.extend(self.sample(first + later) for later in range(1, number))
         self.client.num_draws += 1
         self._expected -= 1
         return self._ahead.popleft()
 
     def draw_first(self):
-        return self._sample(FIRST)
+        return self.sample(FIRST)
 
     def whole(self):
-        return self._sample(WHOLE)
+        return self.sample(WHOLE)
 
     def gradient(self, z, xi):
         return self._gradient(z, xi, self._rows[0])
@@ -188,9 +188,10 @@ class ModuleOracle(Oracle):
 
     def take_losses(self):
         losses, self._losses = self._losses, []
-        return sum(torch.stack(losses).tolist()) if losses else 0.0, len(losses)
+        return losses
 
-    def _sample(self, number):
+    def sample(self, number):
+        """Sample `number` of this client's stream: 0, 1, 2, ..., FIRST or WHOLE."""
         objective, index = self._objective, self.client.index
         indices = objective.sampler(number)
         if self._random_batches:
@@ -199,6 +200,11 @@ class ModuleOracle(Oracle):
         carried = (self.client.carried,) if self._carries else ()
         batch = self._task.batch(index, indices, *carried)
         return Sample(number, batch, derive(objective.seed, "noise", index, number))
+
+    def evaluate(self, z, xi):
+        """(loss, gradient) at z on a sample, before clipping and not counted; valid until the next call."""
+        self._flat.point_counters_at(self.client.counters)
+        return self._evaluate(z, xi, self._rows[0]), self._rows[0]
 
     def _gradient(self, z, xi, out):
         """Fill `out` with the gradient that the algorithm sees."""

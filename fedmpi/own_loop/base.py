@@ -11,7 +11,7 @@ import torch
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.link import Traffic
-from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
+from fedmpi.comm.mpi import MPILink
 from fedmpi.config.foreign_names import OURS
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
@@ -173,7 +173,7 @@ class OwnLoop:
 
 def open_link(comm):
     """The `Link` of an mpi4py communicator, or of all ranks. Collective."""
-    link = MPILink(comm, cuda_aware=cuda_aware_by_environment())
+    link = MPILink(comm)
     _end_job_on_error(link)
     return link
 

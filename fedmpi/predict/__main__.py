@@ -10,14 +10,14 @@ from fedmpi.errors import UserError
 from fedmpi.predict.reading import read_samples
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
-from fedmpi.runs.model_files import load_model, prepare_inputs
+from fedmpi.runs.model_files import has_client_models, load_model, prepare_inputs
 
 AT_ONCE = 1000  # samples
 DESCRIPTION = """\
 Write the class that the model of a run folder predicts for every sample of a file, and its probability, as CSV.
 
-The file is HDF5 (test/images, or images), npz (x_test, or x) or a CSV table with the columns that the model was trained
-on. If it has labels, they are written too, and the accuracy is printed."""
+The file is HDF5 (test/images, or images), npz (x_test, or x) or a table (CSV or parquet) with the columns that the
+model was trained on. If it has labels, they are written too, and the accuracy is printed."""
 
 
 def main(arguments=None):
@@ -29,16 +29,21 @@ def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.predict", description=DESCRIPTION)
     parser.add_argument("folder", metavar="FOLDER", help="run folder")
-    parser.add_argument("file", metavar="FILE", help="samples: a file that ends in .h5, .npz or .csv")
+    parser.add_argument("file", metavar="FILE", help="samples: a file that ends in .h5, .npz, .csv or .parquet")
     parser.add_argument("--out", metavar="FILE", default="predictions.csv", help="default: predictions.csv")
     parser.add_argument("--split", default="test", help="part of an HDF5 or npz file: test (the default) or train")
-    parser.add_argument("--label", metavar="COLUMN", help="column of a CSV table that has the labels")
+    parser.add_argument("--label", metavar="COLUMN", help="column of a table that has the labels")
+    text = "number of the client whose own model predicts, if layers are personal (--private)"
+    parser.add_argument("--client", type=int, metavar="N", help=text)
     return parser
 
 
 def _run(arguments):
     options = make_parser().parse_args(arguments)
-    model = load_model(pathlib.Path(options.folder))
+    folder = pathlib.Path(options.folder)
+    if options.client is None and has_client_models(folder):
+        raise UserError(f"{folder}: each client has a model of its own (--private): choose one, like --client 0")
+    model = load_model(folder, client=options.client)
     samples, labels = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
     predicted, probability = predict(model, samples)
     names = model.fedmpi.get("class_names")

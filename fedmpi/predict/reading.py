@@ -3,7 +3,8 @@
 import numpy as np
 
 from fedmpi.data.formats.common import READ_ERRORS
-from fedmpi.data.formats.table import check_lines, read_lines
+from fedmpi.data.formats.features import Columns
+from fedmpi.data.formats.table import check_lines, read_table
 from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError
 
@@ -12,9 +13,9 @@ def read_samples(path, split, label, description):
     """The samples of a file, and their classes if it has them.
 
     Args:
-        path: a `pathlib.Path` that ends in .h5, .hdf5, .npz or .csv.
+        path: a `pathlib.Path` that ends in .h5, .hdf5, .npz, .csv or .parquet.
         split: "train" or "test": the part of an HDF5 or npz file, if it has parts.
-        label: column of a CSV table, or None. description: the content of the model's model.json.
+        label: column of a table, or None. description: the content of the model's model.json.
 
     Returns:
         ([n, ...] array, [n] int64 array or None).
@@ -28,10 +29,10 @@ def read_samples(path, split, label, description):
         samples, labels = _read_hdf5(path, split)
     elif path.suffix == ".npz":
         samples, labels = _read_npz(path, split)
-    elif path.suffix == ".csv":
+    elif path.suffix in (".csv", ".parquet"):
         samples, labels = _read_table(path, label, description)
     else:
-        raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz or .csv")
+        raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, .csv or .parquet")
     if labels is not None and len(labels) != len(samples):
         raise UserError(f"{path}: has {len(labels)} labels for {len(samples)} samples")
     return samples, labels if labels is None else _numbers(path, labels, description.get("class_names"))
@@ -57,19 +58,25 @@ def _read_npz(path, split):
 
 
 def _read_table(path, label, description):
-    """The columns that the model was trained on, or all but the label if it does not say which."""
-    names, rows = read_lines(path)
+    """The features that the model was trained on, or all columns but the label if it does not say which."""
+    names, rows = read_table(path)
     check_lines(path, names, rows)
-    columns = dict(zip(names, zip(*rows)))
-    features = description.get("feature_names") or [name for name in names if name != label]
-    missing = [name for name in [*features, *([label] if label else [])] if name not in columns]
+    table = {name: np.array(values) for name, values in zip(names, zip(*rows))}
+    if label and label not in table:
+        raise UserError(f"{path}: lacks the column {label}; its header is {', '.join(names)}")
+    if "columns" in description:
+        encoded = Columns.of(description["columns"], "columns in model.json").features(path, table)
+    else:
+        encoded = {name: values for name, values in table.items() if name != label}
+    features = description.get("feature_names") or list(encoded)
+    missing = [name for name in features if name not in encoded]
     if missing:
         raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(names)}")
     try:
-        samples = np.array([columns[name] for name in features], dtype=np.float32).T
+        samples = np.array([encoded[name] for name in features], dtype=np.float32).T
     except ValueError as error:
         raise UserError(f"{path}: expected numbers in the columns {', '.join(features)}: {error}") from None
-    return samples, np.array(columns[label]) if label else None
+    return samples, table[label] if label else None
 
 
 def _numbers(path, labels, class_names):

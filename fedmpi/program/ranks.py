@@ -1,6 +1,8 @@
 """How a program of several ranks begins and ends: in order on all ranks, or at once on all ranks."""
 
+import atexit
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -8,7 +10,7 @@ import traceback
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
-from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
+from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
@@ -16,7 +18,7 @@ from fedmpi.program.output import make_output_safe, write_past_launcher
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
-def run_program(program, arguments):
+def run_program(program, arguments, check=check_launch):
     """Run `program(arguments, link)` and end the process with the right exit code.
 
     Errors that are raised on all ranks end them in order: `AgreedUserError` with exit code 2, `Diverged`
@@ -25,15 +27,19 @@ def run_program(program, arguments):
     collective and would never end; if MPI reports that a rank has died, with exit code 75, worth another attempt.
     ``--traceback`` among the arguments also prints the traceback.
     Collective over all ranks.
+
+    Args:
+        check: called with the link before the program; it raises a `UserError` if the ranks did not find each other.
     """
     make_output_safe()
     end_with_launcher()
+    atexit.register(gc.freeze)  # then Python ends without a search for garbage in all of torch: 0.3 s of each rank
     link = _make_link()
     if link.rank == 0:
         write_past_launcher()
     wants_traceback = "--traceback" in arguments
     try:
-        agree(link, lambda: check_launch(link))
+        agree(link, lambda: check(link))
         with _no_leaving(link):
             program(arguments, link)
         _leave_as_survivor(link, 0)
@@ -55,7 +61,7 @@ def run_program(program, arguments):
 def _make_link():
     """The link of all ranks; ends the job if one of them has died before."""
     try:
-        return MPILink(cuda_aware=cuda_aware_by_environment())
+        return MPILink()
     except Exception as error:
         if is_loss(error):
             print("fedmpi: error: a rank was lost before the others were ready", file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ try:
     import matplotlib.colors
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 except ImportError:
@@ -130,8 +131,7 @@ def _lay_out(figure, axes, ends, y_name, style):
     inner = style.height - bottom - top
     size = style.size if num_lines <= 11 else 7.5 * scale
     fits = num_lines * (size + LEADING) <= inner
-    letters = max(len(line) for lines in ends.lines.values() for line in lines)
-    right = 16 + 0.68 * size * letters if fits else 12
+    right = 16 + _widest(figure, ends, size) if fits else 12
     height = style.height + (0 if fits else _legend_below(figure, ends, style))
     figure.set_size_inches(style.width / 72, height / 72)
     y_lines = textwrap.wrap(y_name, max(12, int(inner / (0.55 * style.size))))
@@ -141,6 +141,15 @@ def _lay_out(figure, axes, ends, y_name, style):
     axes.set_position((left / style.width, bottom / height, width / style.width, inner / height))
     if fits:
         _label_ends(axes, ends, size, (width, inner))
+
+
+def _widest(figure, ends, size):
+    """Width in points of the widest line of the names at the curves' ends, which are bold."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    font = FontProperties(size=size, weight="bold")
+    lines = (line for lines in ends.lines.values() for line in lines)
+    widths = (renderer.get_text_width_height_descent(line, font, ismath=False)[0] for line in lines)
+    return max(widths) * 72 / figure.dpi
 
 
 def _as_error(point):

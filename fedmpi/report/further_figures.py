@@ -5,11 +5,13 @@ import textwrap
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedmpi.report.figures import INK, MUTED, color, figure_settings, line_style
 from fedmpi.report.style import Style
 from fedmpi.runs.record import title
+
+MOST_TICKS = 6  # of the values of a setting; if there are more, matplotlib chooses the ticks
 
 
 def _plain_axes(style, height):
@@ -26,13 +28,15 @@ def draw_silos(methods, metric, values, style=None):
     """
     style = style or Style()
     with matplotlib.rc_context({**figure_settings(style), "axes.grid.axis": "x"}):
-        figure, axes = _plain_axes(style, 52 + 24 * len(values))
+        figure, axes = _plain_axes(style, 64 + 24 * len(values))
         for row, (number, of_clients) in enumerate(values.items()):
             known = [value for value in of_clients if value == value]
             axes.scatter(known, [row] * len(known), s=26, color=color(number), alpha=0.6, linewidth=0)
             axes.plot([statistics.fmean(known)] * 2, [row - 0.3, row + 0.3], color=INK, linewidth=1.4)
         axes.set_yticks(range(len(values)), [_short(style.label(methods[number].label)) for number in values])
-        axes.set(ylim=(len(values) - 0.4, -0.6), xlabel=f"{title(metric)} of each client (line: mean)")
+        words = textwrap.fill(f"{title(metric)} of each client (line: mean)", int(style.width / (0.75 * style.size)))
+        axes.set(ylim=(len(values) - 0.4, -0.6), xlabel=words)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
     return figure
 
 
@@ -50,7 +54,8 @@ def draw_roc(methods, points, style=None):
             label = _short(style.label(methods[number].label))
             axes.plot(*zip(*curve_points), label=label, **line_style(number))
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="share of false positives", ylabel="share of true positives")
-        axes.legend(loc="lower right", frameon=False, fontsize=0.9 * style.size)
+        words = {"title": "first run of each method", "alignment": "left", "title_fontsize": 0.9 * style.size}
+        axes.legend(loc="lower right", frameon=False, fontsize=0.9 * style.size, **words)
     return figure
 
 
@@ -72,7 +77,10 @@ def draw_setting(key, metric, lines, style=None):
         if min(values) > 0 and max(values) >= 8 * min(values):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set(xlabel=key.replace("_", " "), ylabel=title(metric))
+        if len(set(values)) <= MOST_TICKS:
+            axes.set_xticks(sorted(set(values)))
+            axes.minorticks_off()
+        axes.set(xlabel=key.rpartition(".")[2].replace("_", " "), ylabel=title(metric))
         if len(lines) > 1:
             axes.legend(frameon=False, fontsize=0.9 * style.size)
     return figure

@@ -1,8 +1,12 @@
 """Running jobs on a terminal: a line per run, rewritten until all have ended."""
 
+import contextlib
 import math
 import sys
 import time
+
+from rich.live import Live
+from rich.text import Text
 
 from fedmpi.config.resume import has_checkpoint
 from fedmpi.run_files import RECORDS
@@ -23,20 +27,18 @@ def watch(paths, seconds, write_page):
         write_page: called as `write_page(refresh)` when something has changed, with the seconds after
             which a browser reloads the page; at the end with None.
     """
-    shown, lines_shown = None, 0
-    try:
+    shown = None
+    with contextlib.suppress(KeyboardInterrupt), _view() as show:
         while True:
             runs, complaints = find_runs(paths)
             text = _text(runs, complaints)
             if text != shown:
-                lines_shown = _show(text, lines_shown)
+                show(text)
                 shown = text
                 write_page(seconds)
             if runs and not any(is_running(run) or may_go_on(run) for run in runs):
                 break
             time.sleep(seconds)
-    except KeyboardInterrupt:
-        print()
     write_page(None)
 
 
@@ -111,9 +113,11 @@ def _last(run, metric):
     return "–" if value is None else f"{value:.4f}"
 
 
-def _show(text, lines_before):
-    """Print the view, on a terminal in place of the one before; returns its number of lines."""
-    if sys.stdout.isatty() and lines_before:
-        print(f"\x1b[{lines_before}F\x1b[J", end="")
-    print(text, end="\n" if sys.stdout.isatty() else "\n\n", flush=True)
-    return text.count("\n") + 1
+@contextlib.contextmanager
+def _view():
+    """The function that shows a text, on a terminal in place of the one before and cut to the terminal's size."""
+    if sys.stdout.isatty():
+        with Live(auto_refresh=False, vertical_overflow="ellipsis", redirect_stdout=False) as live:
+            yield lambda text: live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+    else:
+        yield lambda text: print(text, end="\n\n", flush=True)

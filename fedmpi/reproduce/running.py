@@ -19,8 +19,8 @@ from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
 from fedmpi.reproduce.experiment import FIRST, as_texts
-from fedmpi.runs.folder import outcome, read_run
-from fedmpi.sweep.local import run_all
+from fedmpi.runs.folder import is_run, outcome, read_run
+from fedmpi.sweep.local import is_running, run_all
 from fedmpi.sweep.plan import Plan, Planned, names_of
 from fedmpi.sweep.slurm import job_array
 from fedmpi.text import format_seconds
@@ -113,14 +113,16 @@ def _make_folder(folder):
 
 
 def to_make(plan):
-    """The runs of a plan that did not end with its settings; folders of runs with other settings are removed."""
+    """The runs of a plan that did not end with its settings; folders of runs with other settings are removed.
+
+    A run that was stopped goes on from its checkpoint only if its settings, also the number of rounds, are unchanged.
+    """
     todo = []
     for run in plan.runs:
-        how = outcome(plan.folder(run))
-        if how in ("complete", "diverged") and _is_other(plan, run):
-            shutil.rmtree(plan.folder(run))
-            how = "missing"
-        todo += [run] if how in ("missing", "broken") else []
+        folder = plan.folder(run)
+        if is_run(folder) and not is_running(plan, run) and _is_other(plan, run):
+            shutil.rmtree(folder)
+        todo += [run] if outcome(folder) in ("missing", "broken") else []
     return todo
 
 

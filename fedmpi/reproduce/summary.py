@@ -53,7 +53,9 @@ def summary(folder):
     ]
     header = ["name", "what", "in the paper", "state", "CPU time at small, all seeds", "CPU time at full, one seed"]
     lines += [plain_table(header, rows)]
-    lines += [f"All runs at small together: {_spent(folder, experiments, 'small')} of CPU time.", ""]
+    spent = _cpu_seconds(folder, experiments, "small")
+    words = f"{format_seconds(spent)} of CPU time, so at least {format_seconds(spent / 2)} on two cores"
+    lines += [f"All runs at small together: {words}.", ""]
     lines += _tuned(folder)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -113,9 +115,13 @@ def state(folder, experiment, lacking):
 
 def _spent(folder, experiments, scale):
     """CPU time of the runs of some experiments, as text."""
+    seconds = _cpu_seconds(folder, experiments, scale)
+    return format_seconds(seconds) if seconds else "–"
+
+
+def _cpu_seconds(folder, experiments, scale):
     found = filter(None, (read_results(folder, one, scale) for one in experiments))
-    seconds = [float(row["cpu_seconds"]) for results in found for row in results.runs if row["cpu_seconds"]]
-    return format_seconds(sum(seconds)) if seconds else "–"
+    return sum(float(row["cpu_seconds"]) for results in found for row in results.runs if row["cpu_seconds"])
 
 
 def cost(experiment):

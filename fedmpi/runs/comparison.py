@@ -81,8 +81,8 @@ def problem_name(settings):
 
 
 def setting_in_words(key, value):
-    """A setting as text, like "step_size 0.01"."""
-    return f"{key.rpartition('.')[2]} {value}"
+    """A setting as text, like "step_size 0.01" or "private none"."""
+    return f"{key.rpartition('.')[2]} {'none' if value is None else value}"
 
 
 def _problems_of_a_name(runs):

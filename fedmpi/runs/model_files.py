@@ -7,6 +7,7 @@
     task:   name of the task.
     input:  shape of one input; the module takes (value / divide_by - mean) / std, channels before height and width.
     class_names, feature_names, words: if the data have them.
+    columns: of data from a table: how its columns become features (`fedmpi.data.formats.features.Columns`).
 """
 
 import importlib
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 
 from fedmpi.errors import UserError
-from fedmpi.run_files import FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
+from fedmpi.run_files import CLIENT_MODEL, FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
 
 LAST_PART = f"{MODEL}.ready"  # the file until all ranks have said that the run has ended
 
@@ -108,13 +109,14 @@ def save_client_model(path, named_values):
     _write(path, safetensors.torch.save(_plain(named_values), metadata={"format": "pt"}))
 
 
-def load_model(folder, model=None):
+def load_model(folder, model=None, client=None):
     """The trained module of a run folder, in evaluation mode, on the CPU.
 
     Args:
         folder: a `pathlib.Path`.
         model: a `torch.nn.Module`, or a function without arguments that makes one, instead of the class that
             model.json names; None: that class.
+        client: number of the client whose own model is wanted, of a run with personal layers; None: the averaged one.
 
     Returns:
         the module; its attribute `fedmpi` is the content of model.json.
@@ -122,7 +124,7 @@ def load_model(folder, model=None):
     Raises:
         UserError: one line: what is missing, or does not fit.
     """
-    state, description = read_state(folder), read_description(folder)
+    state, description = read_state(folder, client), read_description(folder)
     if model is None:
         model = _build(folder, description.get("model"))
     elif not isinstance(model, nn.Module):
@@ -136,18 +138,32 @@ def load_model(folder, model=None):
     return model.eval()
 
 
-def read_state(folder):
+def has_client_models(folder):
+    """Whether a run folder contains a model of each client, because layers were personal."""
+    return any(folder.glob(CLIENT_MODEL.format(client="*")))
+
+
+def read_state(folder, client=None):
     """Name -> tensor of the trained model, from model.safetensors or, in earlier versions' folders, model.pt.
+
+    Args:
+        folder, client: see `load_model`.
 
     Raises:
         UserError: if there is none, or it is damaged.
     """
-    path = next((folder / name for name in (MODEL, FORMER_MODEL) if (folder / name).is_file()), None)
+    names = (MODEL, FORMER_MODEL) if client is None else (CLIENT_MODEL.format(client=client),)
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        hint = "the run did not end" if folder.is_dir() else "no such folder"
-        raise UserError(f"{folder}: contains no {MODEL} ({hint})")
+        if not folder.is_dir():
+            hint = "no such folder"
+        elif client is None:
+            hint = "the run did not end"
+        else:
+            hint = "expected a client's number" if has_client_models(folder) else "its layers are not personal"
+        raise UserError(f"{folder}: contains no {names[0]} ({hint})")
     try:
-        if path.name == MODEL:
+        if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         return torch.load(path, weights_only=True)
     except Exception as error:  # noqa: BLE001  both libraries raise errors of many kinds for damaged files

@@ -186,8 +186,11 @@ wait_for() {
     return $code
 }
 
-# seconds_left: until the job's time limit.
-seconds_left() { echo $(($(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s) - $(date +%s))); }
+# seconds_left: until the job's time limit; 0 after it.
+seconds_left() {
+    local left=$(($(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s) - $(date +%s)))
+    echo $((left > 0 ? left : 0))
+}
 
 # finish CODE: end this job; if it is not finished, requeue it.
 finish() {

@@ -69,13 +69,29 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
             job.end()
 
 
+def is_running(plan, run):
+    """Whether a job, maybe of a sweep that was killed, is still making a run; see `start_job`."""
+    with contextlib.suppress(FileNotFoundError), open(_log_path(plan, run), "rb") as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            pass
+    return False
+
+
+def _log_path(plan, run):
+    return plan.out / f"{run.name}.log"
+
+
 def start_job(plan, run, ranks, launcher):
     """A run as a process, its output in a file beside its folder.
 
     The process holds a lock on that file until it ends: the jobs of a sweep that was killed go on running, and
     the sweep that is started after it waits for them; it must not clear a folder that a job still writes to.
     """
-    log = open(plan.out / f"{run.name}.log", "a", encoding="utf-8")  # noqa: SIM115 (a `_ForeignJob` keeps it)
+    log = open(_log_path(plan, run), "a", encoding="utf-8")  # noqa: SIM115 (a `_ForeignJob` keeps it)
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, default_collate
 
+from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.oracles.base import seed_noise
 from fedmpi.registry import import_path
@@ -38,8 +39,9 @@ class Task(AnyTask):
 
     Attributes:
         metrics: name -> function(outputs, targets) -> number, on the whole test set (or without one, on the training
-            sets of all clients): a function, or the dotted path of one of torchmetrics' or scikit-learn's, or a pair
-            of it and its keyword arguments. Functions of scikit-learn get (targets, predictions).
+            sets of all clients), and of each client on its own test data: a function, or the dotted path of one of
+            torchmetrics' or scikit-learn's, or a pair of it and its keyword arguments. Functions of scikit-learn get
+            (targets, predictions).
         model: the default model: a class, or its dotted path. num_classes: given to models that take it, or None.
         goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
     """
@@ -77,6 +79,10 @@ class Task(AnyTask):
         """The test data, the same on every rank, or None. Every rank evaluates a part of them."""
         return None
 
+    def test_of(self, client, num_clients):
+        """The test data of one client, for its own results, or None. Without `test`, those of all are the test data."""
+        return None
+
     def loss(self, model, batch):
         """Mean loss of a batch: a 0-d tensor."""
         raise NotImplementedError(f"{type(self).__name__} does not define loss(model, batch)")
@@ -111,6 +117,8 @@ class LoadedOwnTask(LoadedTask):
         self.goal, self.num_classes, self.default_model = task.goal, task.num_classes, task.default_model
         self._train = {client: _checked(task.train(client, context.num_clients), client) for client in context.clients}
         self._test = task.test()
+        self._tests_of_clients = [task.test_of(client, context.num_clients) for client in context.clients]
+        self._has_tests_of_clients = type(task).test_of is not Task.test_of
         self._metrics = {name: _measure(name, metric) for name, metric in task.metrics.items()}
         sample = self._move(task.collate([self._train[context.clients[0]][0]]))
         first = next(iter(sample.values())) if isinstance(sample, dict) else sample
@@ -139,17 +147,33 @@ class LoadedOwnTask(LoadedTask):
         losses = [self._mean_loss(module, self._measured(*item))[0] for item in self._train.items()]
         objective = float(link.allgather([sum(losses)]).sum())
         values = {"train_loss": objective / link.num_present(self._context.num_clients)}
-        parts = list(self._train.values())
+        parts, clients = list(self._train.values()), {"train_loss": losses}
+        if self._has_tests_of_clients:
+            parts = [own for own in self._tests_of_clients if own is not None]
+            clients |= self._results_of_clients(module)
         if self._test is not None:
             edges = [len(self._test) * rank // link.size for rank in (link.rank, link.rank + 1)]
             parts = [Subset(self._test, range(*edges))]
-            loss, number = self._mean_loss(module, parts[0])
-            total, number = link.allgather([loss * number, number]).sum(0)
-            values["test_loss"] = float(total / number)
+        if self._has_tests_of_clients or self._test is not None:
+            sums = np.array([[loss * number, number] for loss, number in (self._mean_loss(module, p) for p in parts)])
+            total, number = link.allgather(sums.reshape(-1, 2).sum(0)).sum(0)
+            values["test_loss"] = float(total / max(1, number))
         if self._metrics:
             outputs, targets = self._predictions(module, parts, link)
             values |= {name: float(metric(outputs, targets)) for name, metric in self._metrics.items()}
-        return Metrics(values, {"train_loss": link.allgatherv(losses)})
+        return Metrics(values, {name: link.allgatherv(of_clients) for name, of_clients in clients.items()})
+
+    def _results_of_clients(self, module):
+        """Name -> a value of each of this rank's clients on its own test data; nan if it has none."""
+        rows = []
+        for own in self._tests_of_clients:
+            if own is None:
+                rows.append([np.nan] * (1 + len(self._metrics)))
+                continue
+            outputs, targets = self._predictions(module, [own], SoloLink())
+            measured = [float(metric(outputs, targets)) for metric in self._metrics.values()]
+            rows.append([self._mean_loss(module, own)[0], *measured])
+        return dict(zip(["test_loss", *self._metrics], map(list, zip(*rows))))
 
     def _measured(self, client, dataset):
         """The samples of a client on which its loss is measured: the same in every evaluation."""

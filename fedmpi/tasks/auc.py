@@ -120,8 +120,8 @@ class LoadedAUC(LoadedClassification):
 
     def __init__(self, settings, context, sources, *data):
         super().__init__(settings, context, sources, *data)
-        originals = [f", of {source.num_original_classes}" for source in sources.values()]
-        self._facts = [f"{fact}{original}" for fact, original in zip(self._facts, originals)]
+        originals = [f"{source.num_original_classes} original classes" for source in sources.values()]
+        self._facts = [[*facts, original] for facts, original in zip(self._facts, originals)]
         self.ascent_scale = settings.ascent_scale
         self._roc = []  # points of the last evaluation's ROC curve; the same list in every `subset` of the task
 

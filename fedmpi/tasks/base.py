@@ -23,6 +23,7 @@ class RankContext:
         is_personal: whether each client is evaluated with a model of its own (`Run.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
         participation: share of the clients that take part in a round.
+        data_on: where the rows of data sets are: "device", or "host", from where each minibatch is copied.
     """
 
     num_clients: int
@@ -36,6 +37,12 @@ class RankContext:
     holdout: float = 0.0
     is_personal: bool = False
     participation: float = 1.0
+    data_on: str = "device"
+
+    @property
+    def data_device(self):
+        """The device of the rows of data sets."""
+        return torch.device("cpu") if self.data_on == "host" else self.device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Classification of images or feature vectors with cross entropy."""
 
+import contextlib
 import copy
 import dataclasses
 import json
+import pathlib
 import sys
 
 import numpy as np
@@ -14,7 +16,7 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, Transform, check_normalisation, input_shape
 from fedmpi.data.shared_file import ClientRows
-from fedmpi.data.source import SILO_NAME, HDF5Source, names_silos, open_source, silo_path
+from fedmpi.data.source import COLUMNS, SILO_NAME, HDF5Source, names_silos, open_source, silo_name, silo_path
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENTS, PARTITION
@@ -22,6 +24,7 @@ from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.base import LoadedTask, Metrics, Task
 from fedmpi.tasks.dealt import Dealt
+from fedmpi.text import short
 
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
@@ -100,6 +103,10 @@ def _open_silos(task, context, partition):
             "leave --partition and its settings out"
         )
     files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
+    further = silo_name(task.data, context.num_clients, "task.data")
+    if context.rank == 0 and pathlib.Path(further).is_file():
+        clients = f"{context.num_clients} client{'s' if context.num_clients > 1 else ''}"
+        print(f"fedmpi: {further} is not used: the run has {clients} (--clients or mpirun -np)", file=sys.stderr)
     names = [as_strings([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
@@ -155,7 +162,7 @@ class LoadedClassification(LoadedTask):
         self._transform = None if settings.transform is None else Transform(settings.transform)
         self.random_batches = self._augmentation is not None or self._transform is not None
         self._check(source)
-        self._facts = [_facts(own) for own in sources.values()]
+        self._facts = [_facts(own, settings) for own in sources.values()]
         self.num_classes = max(own.num_classes for own in sources.values())
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
@@ -203,6 +210,9 @@ class LoadedClassification(LoadedTask):
 
     def num_samples(self, client):
         return self._train[client].num
+
+    def sampler(self, client, batch_size, first_batch_size, seed, device):
+        return super().sampler(client, batch_size, first_batch_size, seed, self._context.data_device)
 
     def batch(self, client, indices):
         return self._train[client].at(indices, self._augmentation, self._transform)
@@ -253,6 +263,8 @@ class LoadedClassification(LoadedTask):
     def describe_inputs(self):
         mean, std = map(list, self._normalisation)
         names = {key: as_strings(self._attributes[key]) for key in NAMES if key in self._attributes}
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # how the fields of a table become features
+            names[COLUMNS] = json.loads(self._attributes[COLUMNS])
         per_value = 255 if self._dtype == np.uint8 else 1
         return {"input": {"shape": list(self.shape), "divide_by": per_value, "mean": mean, "std": std}, **names}
 
@@ -298,22 +310,31 @@ def as_strings(values):
     return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).tolist()]
 
 
-def _facts(source):
-    """What must be equal in the files of all clients, as one line of text."""
-    classes = f", {source.num_classes} classes" if source.classes_declared else ""
-    return f"{source.dtype} samples {list(source.shape)}, mean {list(source.mean)}, std {list(source.std)}{classes}"
+def _facts(source, settings):
+    """What must be equal in the files of all clients, a list of str. The settings may replace mean and std."""
+    names = {key: as_strings(source.attributes[key]) for key in NAMES if key in source.attributes}
+    return [
+        f"{source.dtype} samples {list(source.shape)}",
+        f"{source.num_classes} classes" if source.classes_declared else "",
+        *(f"{key.replace('_', ' ')}: {', '.join(names.get(key, ['none']))}" for key in NAMES),
+        f"mean {list(settings.mean or source.mean)}, std {list(settings.std or source.std)}",
+    ]
 
 
 def _check_equal(link, facts, data):
-    """Check that all clients' facts are the same text. Collective on the link.
+    """Check that all clients' facts are the same. Collective on the link.
 
     Raises:
         UserError: on every rank, with the first client that differs from client 0.
     """
-    lines = allgather_lines(link, facts)
-    for client, line in enumerate(lines):
-        if line != lines[0]:
-            raise UserError(f"{data}: client {client} has {line}; client 0 has {lines[0]}: expected the same")
+    of_clients = [json.loads(line) for line in allgather_lines(link, map(json.dumps, facts))]
+    for client, others in enumerate(of_clients):
+        for other, first in zip(others, of_clients[0]):
+            if other != first:
+                raise UserError(
+                    f"{data}: client {client} has {short(other)}; client 0 has {short(first)}: expected the same; "
+                    "see data prepare --columns (tables), --task.mean and --task.std (images)"
+                )
 
 
 def _per_sample(loss, accuracy, totals):

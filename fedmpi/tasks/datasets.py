@@ -97,11 +97,11 @@ class _TensorSamples(Samples):
     def of(cls, context, inputs, labels, chosen=slice(None)):
         """Those of `inputs` [n, ...] and `labels` [n] at `chosen`, on the context's device."""
         one = torch.ones((), dtype=context.dtype, device=context.device)
-        inputs = inputs[chosen].to(context.device, context.dtype)
-        return cls(inputs, labels[chosen].to(context.device), one, torch.zeros_like(one))
+        inputs = inputs[chosen].to(context.data_device, context.dtype)
+        return cls(inputs, labels[chosen].to(context.data_device), one, torch.zeros_like(one))
 
     def at(self, indices, augmentation=None, transform=None):
-        return self._rows.index_select(0, indices), self.labels.index_select(0, indices)
+        return self._gather(self._rows, indices), self._gather(self.labels, indices)
 
 
 def _length(dataset, name):

@@ -14,7 +14,7 @@ import torch
 
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.comm.host import return_freed_memory
-from fedmpi.comm.mpi import MPILink, cuda_aware_by_environment
+from fedmpi.comm.mpi import MPILink
 from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
@@ -61,7 +61,7 @@ def run(settings):
     settings = dict(settings)
     comm = settings.pop("comm", None)
     callbacks = Callbacks(settings.pop("on_round", None), settings.pop("on_evaluation", None))
-    link = MPILink(comm, cuda_aware=cuda_aware_by_environment())
+    link = MPILink(comm)
     try:
         with _process_restored():
             arguments, objects = agree(link, lambda: _read(settings))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedmpi.comm.agreement import agree, share
-from fedmpi.comm.device import pick_device, warn_if_shared
+from fedmpi.comm.device import pick_device, set_arithmetic, warn_if_shared
 from fedmpi.comm.host import keep_freed_memory, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
@@ -27,6 +27,7 @@ from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, check_same_everywhere, try_training
+from fedmpi.training.recording import record_gradients
 from fedmpi.training.slow_steps import SlowSteps
 from fedmpi.training.stacking import make_stack
 
@@ -85,6 +86,7 @@ def prepare(config, link):
     if run.tune_malloc:
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
+    set_arithmetic(run.tf32, run.deterministic)
     link.transport, link.reduction = run.transport, run.reduction
     if run.on_loss == "continue":
         agree(link, lambda: _check_survival(run))
@@ -115,6 +117,11 @@ def prepare(config, link):
         federation.stack, why_not = agree(link, lambda: make_stack(config, algorithm, task, flat, samplers))
         if why_not and link.rank == 0:
             print(f"fedmpi: stack = {run.stack}: clients take turns, because {why_not}", file=sys.stderr, flush=True)
+    if run.cuda_graph == "on":  # auto is off: it has not run on a GPU
+        oracles = [client.oracle for client in federation.clients]
+        why_not = agree(link, lambda: record_gradients(config, task, flat, oracles))
+        if why_not and link.rank == 0:
+            print(f"fedmpi: cuda_graph = on: nothing is recorded, because {why_not}", file=sys.stderr, flush=True)
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 
 
@@ -133,6 +140,7 @@ def rank_context(run, link):
         holdout=run.holdout,
         is_personal=run.private is not None,
         participation=run.participation,
+        data_on=run.data_on,
     )
 
 

@@ -1,5 +1,6 @@
 """How a run goes on from its newest checkpoint that is not damaged. `resume` is collective over all ranks."""
 
+import platform
 import sys
 
 import torch
@@ -8,7 +9,7 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
-from fedmpi.run_files import SERVER_STATE
+from fedmpi.run_files import CHECKPOINTS, SERVER_STATE
 from fedmpi.runs.checkpoint import (
     checkpoint_folder,
     client_file,
@@ -40,6 +41,7 @@ def resume(job, folder, recorder):
     manifests = share(link, lambda: _read_manifests(folder, recorder))
     if manifests:
         agree(link, lambda: _check_settings(job, folder, manifests[0]))
+        agree(link, lambda: _check_sees_checkpoints(job, folder, manifests[0]))
     for manifest in manifests:
         state, problem = {}, None
         try:
@@ -143,6 +145,20 @@ def _check_settings(job, folder, manifest):
     other = [f"{name} {old}" for name, old in manifest["versions"].items() if versions().get(name) != old]
     if other and job.link.rank == 0:
         _say(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
+
+
+def _check_sees_checkpoints(job, folder, manifest):
+    """Check that the run folder, in which rank 0 has found checkpoints, is not another folder here. Not collective.
+
+    Raises:
+        UserError: if this rank sees none, and needs them.
+    """
+    patterns = (job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients"))
+    if job.context.clients and patterns == (None, None) and not (folder / CHECKPOINTS).is_dir():
+        raise UserError(
+            f"resume = {folder}: rank 0 has its checkpoints, but {platform.node()} has not: use a folder that all "
+            "nodes share, or --checkpoint_clients FOLDER"
+        )
 
 
 def _must_agree(key, run):

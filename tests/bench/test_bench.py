@@ -42,6 +42,21 @@ def test_cases_take_turns(monkeypatch):
     link.close()
 
 
+def test_a_turn_ends_when_the_gpu_has_computed(monkeypatch):
+    """A clock that moves only while the GPU, which has all the work, is waited for."""
+    link, clock, begun = MPILink(), [0.0], []
+
+    def compute():
+        clock[0] += 2.0 * len(begun)
+        begun.clear()
+
+    monkeypatch.setattr(timing, "wait_for_gpu", compute)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    begun.append("before the turn")
+    assert timing._turn(link, Case("steps", lambda: begun.append(1)), 3) == 6.0
+    link.close()
+
+
 def test_a_case_that_takes_all_the_time_runs_once():
     link, calls = MPILink(), []
     cases = [Case("slow", lambda: (calls.append(1), time.sleep(0.5))), Case("fast", lambda: None)]
@@ -198,6 +213,7 @@ def test_settings_without_a_compiler(monkeypatch, tmp_path):
     done = bench(1, "settings", "--quick", "--seconds", 0.2, "--set", "--local_steps 1")
     assert done.returncode == 0, done.stderr
     assert "fused update: not possible here" in done.stdout
+    assert "CUDA graphs: not possible here" in done.stdout
     assert "without channels_last" in done.stdout
 
 
@@ -264,6 +280,16 @@ def test_whole_jobs(tmp_path):
     ratio = measures["jobs/fedmpi"]["median"] / measures["jobs/loop"]["median"]
     assert measures["jobs/fedmpi to loop"]["median"] == pytest.approx(ratio)
     assert "fedmpi, its default evaluations" in done.stdout
+
+
+def test_gpu_link(tmp_path):
+    """On the CPU, where an MPI that reads GPU memory has nothing to read."""
+    done = bench(2, "gpu_link", "--quick", "--seconds", 0.1, "--json", tmp_path / "gpu_link.json")
+    assert done.returncode == 0, done.stderr
+    assert "gpu_link: float32 sums over 2 ranks, vectors on the cpu" in done.stdout
+    assert "cuda_aware: transport = cuda_aware: it needs rows on a GPU" in done.stdout
+    names = {f"gpu_link/cpu/{n}/{name}" for n in (65536, 1 << 20) for name in ("copies", "allreduce", "staged", "nccl")}
+    assert names <= json.loads((tmp_path / "gpu_link.json").read_text())["measures"].keys()
 
 
 def test_stack(tmp_path):

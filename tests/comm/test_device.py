@@ -1,10 +1,19 @@
 """Which device a rank gets, and which transports suit its memory, from stated facts: no GPU is needed."""
 
+import os
+
 import pytest
 import torch
 
 import fedmpi.comm.transports
-from fedmpi.comm.device import device_key, device_name, local_number, ranks_that_share
+from fedmpi.comm.device import (
+    device_key,
+    device_name,
+    local_number,
+    physical_device,
+    ranks_that_share,
+    set_arithmetic,
+)
 from fedmpi.comm.transports.base import Facts, Transport, choose
 from fedmpi.comm.transports.staged import HostCopies, sum_in_chunks
 from fedmpi.errors import UserError
@@ -63,13 +72,45 @@ def test_ranks_that_share_a_gpu():
 
 
 @pytest.mark.parametrize(
+    ("visible", "index", "uuid", "key"),
+    [
+        (None, 2, "", "2"), ("", 0, "", "0"), ("3,1", 1, "", "1"), ("3, 1", 0, "", "3"),
+        ("GPU-8932f937-d72c", 0, "", "GPU-8932f937-d72c"),
+        ("3,1", 1, "8932f937-d72c", "8932f937-d72c"),
+        ("GPU-8932f937-d72c", 0, "8932f937-d72c", "8932f937-d72c"),  # another rank may know it by its number
+        ("MIG-1a,MIG-2b", 1, "8932f937-d72c", "MIG-2b"),  # slices of one GPU are not shared
+        ("MIG-GPU-8932f937/1/0", 0, "", "MIG-GPU-8932f937/1/0"),
+    ],
+)  # fmt: skip
+def test_what_identifies_a_gpu(visible, index, uuid, key):
+    assert physical_device(visible, index, uuid) == key
+
+
+def test_tf32_and_determinism_are_off_unless_a_setting_asks():
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for wanted in (True, False):
+            set_arithmetic(tf32=wanted, deterministic=False)
+            assert [switch.allow_tf32 for switch in switches] == [wanted, wanted]
+            assert not torch.are_deterministic_algorithms_enabled()
+        set_arithmetic(tf32=False, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" in os.environ
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        for switch, value in zip(switches, before):
+            switch.allow_tf32 = value
+
+
+@pytest.mark.parametrize(
     ("facts", "named", "names"),
     [
         (Facts(1 << 20, "cpu", 4), "auto", ["shared", "allreduce"]),
         (Facts(1 << 10, "cpu", 4), "auto", ["allreduce"]),  # small
         (Facts(1 << 20, "cpu", 1), "auto", ["allreduce"]),  # a rank alone on its node
         (Facts(1 << 20, "cuda", 4), "auto", ["allreduce"]),  # what was tested least is taken only by name
-        (Facts(1 << 20, "cuda", 4), "staged", ["staged"]),
+        *((Facts(1 << 20, "cuda", 4), name, [name]) for name in ("staged", "nccl", "cuda_aware")),
         (Facts(1 << 10, "cpu", 1), "shared", ["shared"]),
         (Facts(1, "cpu", 1), "pigeon", []),
     ],

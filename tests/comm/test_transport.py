@@ -62,6 +62,26 @@ def test_training_does_not_depend_on_the_transport(tmp_path, ranks, clients, par
     np.testing.assert_allclose(runs["auto"], runs["allreduce"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("transport", "words"), [("staged", "shared memory of the host, staged"), ("nccl", "gloo in the place of NCCL")]
+)
+def test_transports_for_gpus_also_train_on_the_cpu(tmp_path, transport, words):
+    """On the CPU copies stand in for those to a GPU, and gloo for NCCL."""
+    runs = {}
+    for name in (transport, "allreduce"):
+        done = train(2, tmp_path / name, "--rounds", 3, "--clients", 3, "--dtype", "float64", "--transport", name)
+        assert said(done, "communication").endswith(f", {words if name == transport else 'Allreduce'}")
+        runs[name] = result(tmp_path / name)
+    np.testing.assert_allclose(runs[transport], runs["allreduce"], rtol=1e-12, atol=1e-12)
+
+
+def test_gpu_memory_is_asked_for_by_name_only(tmp_path):
+    done = train(2, tmp_path, "--rounds", 2, "--transport", "cuda_aware")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("fedmpi: error")]
+    assert "transport = cuda_aware: it needs rows on a GPU, and they are on the CPU; use --transport auto" in line
+
+
 def test_small_blocks_take_allreduce(tmp_path):
     done = train(2, tmp_path, "--task", "quadratic", "--rounds", 2)
     assert said(done, "communication").endswith(", Allreduce")

@@ -1,5 +1,6 @@
 """Reading, normalising and augmenting samples; the split in the run folder; the order of minibatches."""
 
+import dataclasses
 import re
 
 import h5py
@@ -101,7 +102,7 @@ def plainly_augmented(image, padding, shift, mirrored):
 def test_augmented_images_are_crops_and_mirror_images(shape, padding, flip):
     rows = np.random.default_rng(0).integers(1, 256, (10, *shape), dtype=np.uint8)
     torch.manual_seed(0)
-    batch = Augmentation(padding, flip).gather(torch.from_numpy(rows), torch.arange(10).repeat(20)).numpy()
+    batch = Augmentation(padding, flip).apply(torch.from_numpy(rows)[torch.arange(10).repeat(20)]).numpy()
     seen = set()
     for number, image in enumerate(batch):
         ways = [
@@ -115,6 +116,19 @@ def test_augmented_images_are_crops_and_mirror_images(shape, padding, flip):
         seen.update(ways)
     assert len(seen) >= min(150, (2 * padding + 1) ** 2 * (1 + flip)) * 0.7  # and all of them occur
     assert batch.dtype == np.uint8
+
+
+@pytest.mark.parametrize("augmentation", [None, Augmentation(2, True)])
+def test_samples_in_the_memory_of_the_host(augmentation):
+    """The device "meta" stands for a GPU: a minibatch is there, and the data are not."""
+    rows, labels = np.zeros((10, 8, 8, 3), np.uint8), np.arange(10)
+    context = dataclasses.replace(place(), device=torch.device("meta"), data_on="host")
+    samples = Samples.from_arrays(rows, labels, (0.5, 0.4, 0.3), (0.3, 0.3, 0.3), context)
+    inputs, its_labels = samples.at(torch.arange(4), augmentation)
+    assert (inputs.device.type, inputs.shape, inputs.dtype) == ("meta", (4, 3, 8, 8), context.dtype)
+    assert (its_labels.device.type, its_labels.shape) == ("meta", (4,))
+    assert samples.labels.device.type == samples.take(np.arange(3)).labels.device.type == "cpu"
+    assert [len(its_labels) for _, its_labels in samples.all()] == [10]
 
 
 def test_both_gradients_of_a_pair_see_one_augmentation_and_evaluation_sees_none(tmp_path):

@@ -2,14 +2,18 @@
 
 import json
 
+import h5py
 import numpy as np
 import pytest
+from conftest import train
 
+from fedmpi.data.__main__ import main
 from fedmpi.data.formats import find_reader
 from fedmpi.data.formats.common import ReaderOptions
 from fedmpi.errors import UserError
+from fedmpi.predict.__main__ import main as predict
 
-LINES = ["age,sex,ill", "10,f,no", ",m,yes", "30,f,no", "90,,yes", "20,m,no", "40,f,yes"]
+LINES = ["age,sex,ill", "10,f,no", ",m,yes", "30,f,no", "50,,yes", "20,m,no", "40,f,yes"]
 
 
 def read(folder, lines=LINES, **options):
@@ -26,25 +30,48 @@ def test_empty_fields_are_refused_or_filled(tmp_path):
         read(tmp_path)
     rows, names = read(tmp_path, missing="median")
     assert names == ["age"]
-    assert sorted(rows[:, 0]) == [10, 20, 30, 30, 40, 90]
-    rows, names = read(tmp_path, missing="category")
+    assert sorted(rows[:, 0]) == [10, 20, 25, 30, 40, 50]  # 25: without the test row, 50
+    rows, names = read(tmp_path, [line.replace("30,", "NA,") for line in LINES], missing="category")
     assert names == ["age", "age is missing"]
-    assert [row[0] for row in rows.tolist() if row[1] == 1] == [30]
+    assert [row[0] for row in rows.tolist() if row[1] == 1] == [20, 20]
+    with pytest.raises(UserError, match="line 7 has an empty field in column ill, the label"):
+        read(tmp_path, [*LINES[:6], "40,f,"], missing="median")
 
 
-def test_silos_that_share_the_names_have_the_same_features(tmp_path):
+def test_silos_that_share_the_columns_have_the_same_features(tmp_path):
     agreed = tmp_path / "columns.json"
     options = {"missing": "category", "one_hot": ("sex",), "columns": str(agreed)}
     rows, names = read(tmp_path, **options)
     assert names == ["age", "age is missing", "sex=f", "sex=m", "sex=missing"]
-    assert json.loads(agreed.read_text()) == {"sex": ["f", "m", "missing"]}
+    content = json.loads(agreed.read_text())
+    assert content["columns"] == {"age": {"median": 25, "mean": 25, "std": 10}, "sex": ["f", "m", "missing"]}
+    assert content["classes"] == ["no", "yes"]
     assert (rows[:, 2:].sum(1) == 1).all() and rows[:, 2].sum() == 3
-    only_women = ["age,sex,ill", "10,f,no", ",f,yes", "30,f,no"]
-    assert read(tmp_path, only_women, **options)[1] == names
-    with pytest.raises(UserError, match="contains d, which is not among f, m, missing"):
-        read(tmp_path, [*LINES, "20,d,no"], **options)
+    only_women = ["sex,age,ill", "f,90,yes", "f,,yes", "f,70,yes"]  # other order, median, classes
+    rows, its_names = read(tmp_path, only_women, **options)
+    assert its_names == names
+    assert rows.tolist() == [[25, 1, 1, 0, 0], [70, 0, 1, 0, 0], [90, 0, 1, 0, 0]]
+    for lines, message in (
+        ([*LINES, "20,d,no"], "column sex contains d, which is not among f, m, missing"),
+        ([*LINES, "20,f,perhaps"], "column ill contains perhaps, which is not among the classes no, yes"),
+        ([f"weight,{line}" if line == LINES[0] else f"7{n},{line}" for n, line in enumerate(LINES)], "column weight"),
+        ([line.replace("50", "old") for line in LINES], "line 5 has old in column age: expected a number"),
+        ([line.partition(",")[2] for line in LINES], "lacks the column age"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(tmp_path, lines, **options)
+    with pytest.raises(UserError, match="was made with --missing category --one-hot sex"):
+        read(tmp_path, columns=str(agreed), missing="median")
     with pytest.raises(UserError, match="--one-hot set: .* has no such column"):
         read(tmp_path, one_hot=("set",))
+    for text in ('{"columns": 3}', agreed.read_text().replace("10.0", "0.0"), "[1"):
+        agreed.write_text(text)
+        with pytest.raises(UserError, match="--columns .*columns.json: (expected what|cannot be read as JSON)"):
+            read(tmp_path, **options)
+    agreed.unlink()
+    with pytest.raises(UserError, match="line 4 has 1e99 in column age: expected a finite number"):
+        read(tmp_path, [line.replace("30", "1e99") for line in LINES], **options)
+    assert not agreed.exists()
 
 
 def test_parquet_is_read_like_csv(tmp_path):
@@ -60,3 +87,39 @@ def test_parquet_is_read_like_csv(tmp_path):
     (tmp_path / "bad.parquet").write_text("no parquet")
     with pytest.raises(UserError, match="cannot be read as parquet"):
         reader(tmp_path / "bad.parquet", ReaderOptions())
+
+
+def test_silos_with_tables_of_their_own_train_together_only_with_the_same_columns(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    for silo, name in enumerate(("Aachen", "Bonn")):
+        ages = draw.normal(60 + 10 * silo, 9, 100).round(1)
+        rows = [
+            "age,ward,ill",
+            *(f"{age if age < 85 else ''},{'ab'[int(age % 2 > 1)]},{'yes' if age > 65 else 'no'}" for age in ages),
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(rows))
+
+    def prepare(kind, *words):
+        for silo, name in enumerate(("Aachen", "Bonn")):
+            origin = ("--from", str(tmp_path / f"{name}.csv"), "--data-dir", str(tmp_path), "--silo", name)
+            main(["prepare", f"{kind}_{silo}", *origin, "--missing", "median", "--one-hot", "ward", *words])
+
+    def start(kind):
+        return train(2, tmp_path, "--data", tmp_path / f"{kind}_{{client}}.h5", "--rounds", 20, "--name", kind)
+
+    prepare("own")
+    ended = start("own")
+    assert ended.returncode == 2
+    assert "client 1 has mean" in ended.stderr and "data prepare --columns" in ended.stderr
+    prepare("shared", "--columns", str(tmp_path / "columns.json"))
+    ended = start("shared")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "shared" / "clients.json").read_text())["names"] == ["Aachen", "Bonn"]
+    capsys.readouterr()
+    out = tmp_path / "out.csv"
+    predict([str(tmp_path / "shared"), str(tmp_path / "Bonn.csv"), "--label", "ill", "--out", str(out)])
+    assert float(capsys.readouterr().out.split()[-1]) > 0.9
+    assert len(out.read_text().splitlines()) == 101
+    with h5py.File(tmp_path / "shared_1.h5", "a") as file:
+        file.attrs["feature_names"] = ["weight", *file.attrs["feature_names"][1:]]
+    assert "client 1 has feature names: weight, ward=a, ward=b; client 0" in start("shared").stderr

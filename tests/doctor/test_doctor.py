@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, disk_of, execute, launchers, start
 
 from fedmpi.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
-from fedmpi.doctor.facts import RankFacts
+from fedmpi.doctor.facts import RankFacts, cores_near
 
 FACTS = RankFacts(0, "n1", 0, [0, 1], 2, 1, "cpu", "", "", {"MPI": "MPICH 5.0.2"}, 0.0)
 
@@ -122,6 +122,13 @@ def test_a_disk_without_room_for_the_run(tmp_path):
     assert re.fullmatch(rf"{folder} has room for .*; a run needs up to .* MiB", checks["run folder"]["text"])
 
 
+def test_a_read_only_disk(tmp_path):
+    with disk_of(tmp_path / "disk", "1m") as folder:
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        checks = failed(doctor(1, folder, "--json"))
+    assert "cannot be written: Read-only file system" in checks["run folder"]["text"]
+
+
 def test_ranks_of_another_mpi(tmp_path):
     """The other MPI's mpirun starts two jobs of one rank; one line says so."""
     if "openmpi" not in launchers():
@@ -146,6 +153,7 @@ def test_wrong_words(tmp_path):
         ([[0, 1], [0, 1]], 2, "ok"),  # not bound: they take turns on all cores, and there are enough
         ([[0], [1]], 2, "ok"),
         ([[0], [0]], 2, "failed"),
+        ([[0], [1], [0], [1]], 2, "failed"),  # bound, and more ranks than cores
         ([[0, 1], [1, 2]], 4, "failed"),
         ([[0, 1], [0, 1], [0, 1]], 2, "warning"),  # more ranks than cores
         ([[0, 1, 2, 3], [0, 1, 2, 3]], 64, "ok"),  # SLURM's share of the node
@@ -163,6 +171,30 @@ def test_two_ranks_on_one_gpu():
     assert check.state == "failed" and check.text == "ranks 0 and 1 share cuda:0 (NVIDIA H100) on n1"
     assert check_devices(facts[1:]).state == "ok"  # one on each node
     assert check_devices([facts[0], ranks_on("n1", "n2")[1]]).state == "warning"  # a GPU and a CPU
+    far = dataclasses.replace(facts[1], cores=[0, 1], near_cores=[8, 9, 10])
+    check = check_devices([far])
+    assert check.state == "warning"
+    assert check.text == "rank 1 (n1) runs on core 0-1, and cuda:0 (NVIDIA H100) is near cores 8-10"
+    assert check_devices([dataclasses.replace(far, cores=[1, 8])]).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("0-2,8\n", [0, 1, 2, 8]), ("5\n", [5]), ("\n", []), (None, []), ("a-b\n", [])]
+)
+def test_cores_near_a_device(tmp_path, text, cores):
+    if text is not None:
+        (tmp_path / "0000:3b:00.0").mkdir()
+        (tmp_path / "0000:3b:00.0" / "local_cpulist").write_text(text)
+    assert cores_near("0000:3b:00.0", tmp_path) == cores
+
+
+def test_the_sum_is_made_by_the_transport_of_the_run(tmp_path):
+    ended = doctor(2, tmp_path, "--transport", "nccl")
+    assert ended.returncode == 0, ended.stderr
+    assert "a test sum by gloo in the place of NCCL is right" in ended.stdout
+    ended = doctor(2, tmp_path, "--transport", "cuda_aware")
+    assert ended.returncode == 2
+    assert "transport = cuda_aware: it needs rows on a GPU, and they are on the CPU" in ended.stderr
 
 
 def test_memory_of_nodes():

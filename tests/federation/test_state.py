@@ -29,10 +29,10 @@ def gradient(client, x, sample):
     return (1 + client) * (x - client + 0.1 * torch.sin(3 * sample + i)) + 0.2 * torch.sin(x)
 
 
-def make_federation(algorithm, num_clients=3, uploads=()):
+def make_federation(algorithm, num_clients=3, uploads=(), device="cpu"):
     """All clients in one process; from round 1 on, one of them is absent."""
     plan = Plan(num_clients, 3, lambda r: [c for c in range(num_clients) if r == 0 or c != r % 3] or [0], seed=1)
-    start = torch.linspace(-1, 1, DIM, dtype=torch.float64)
+    start = torch.linspace(-1, 1, DIM, dtype=torch.float64, device=device)
     is_min_max = type(algorithm).__module__.endswith("minmax")
     variables = Variables(start, segments=[slice(0, 2), slice(2, DIM)], ascent=slice(4, 5) if is_min_max else None)
     oracles = dict.fromkeys(range(num_clients), functools.partial(FunctionOracle, gradient))
@@ -122,12 +122,12 @@ def test_what_is_missing_is_named():
 
 @pytest.mark.parametrize("value", [3, 2.5, None, [], (1, [2.0, None]), {"a": {"b": (1, 2)}, "c": []}])
 def test_nested_values_come_back(value):
-    assert unflatten(flatten(value, "carried"), "carried") == value
+    assert unflatten(flatten(value, "carried"), "carried", "cpu") == value
 
 
 def test_tensors_in_nested_values_come_back_as_copies():
     hidden = (torch.ones(2), [torch.zeros(3)])
-    back = unflatten(flatten(hidden, "carried"), "carried")
+    back = unflatten(flatten(hidden, "carried"), "carried", "cpu")
     hidden[0].zero_()
     assert torch.equal(back[0], torch.ones(2))
     assert torch.equal(back[1][0], torch.zeros(3))
@@ -167,3 +167,17 @@ def test_every_task_goes_on_with_the_same_bits(files, name):
 
 def test_all_tasks_are_here(files):
     assert set(files[1]) <= {*TASK_NAMES, "classification"}
+
+
+def test_a_state_of_the_cpu_is_restored_on_another_device():
+    """The device "meta" stands for a GPU: its tensors have a device and no values."""
+    federation = make_federation(FAFED())
+    federation.start()
+    federation.run_round()
+    federation.select(0.5)
+    federation.clients[0].carried["state"] = (torch.ones(3), [torch.zeros(2)])
+    restored = make_federation(FAFED(), device="meta")
+    restored.restore(federation.state())
+    found = {name: value for name, value in restored.state().items() if isinstance(value, torch.Tensor)}
+    assert {"federation/selected/x", "federation/selected/buffers", "clients/0/carried/state/0"} <= found.keys()
+    assert {value.device.type for value in found.values()} == {"meta"}

@@ -56,7 +56,7 @@ def test_both_gradients_of_a_pair_see_the_same_dropout_and_count_once():
     g, g_prev = oracle.gradient_pair(flat.x, flat.x, oracle.draw())
     assert torch.equal(g, g_prev)
     after_two = torch.get_rng_state(), flat.buffers.clone(), int(module[1].num_batches_tracked)
-    assert oracle.take_losses()[1] == 1 and oracle.client.num_gradients == 2
+    assert len(oracle.take_losses()) == 1 and oracle.client.num_gradients == 2
 
     other, flat = oracle_of(nn.Sequential(nn.Linear(3, 50), nn.BatchNorm1d(50), nn.Dropout(0.5), nn.Linear(50, 1)))
     other._flat.x.copy_(oracle._flat.x)

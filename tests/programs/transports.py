@@ -1,7 +1,7 @@
 """Sums by all transports, compared on every rank; prints one line a case from rank 0, or fails.
 
 Arguments: the colours of the ranks, one digit each ("0011": two nodes of two ranks), or "real" for
-the nodes as they are.
+the nodes as they are; then the device of the blocks, "cpu" if it is left out.
 """
 
 import itertools
@@ -12,6 +12,7 @@ import torch
 from mpi4py import MPI
 
 import fedmpi.comm.transports.staged
+from fedmpi.comm.device import pick_device
 from fedmpi.comm.mpi import MPILink
 
 SIZES = (1, 7, 1001, 150001)
@@ -44,21 +45,25 @@ def same_everywhere(array):
     return np.array_equal(theirs.view(np.uint8), array.view(np.uint8))
 
 
-def main(colours):
+def main(colours, device="cpu"):
     world = MPI.COMM_WORLD
     colour = None if colours == "real" else int(colours[world.rank])
-    shared = MPILink(transport="shared", colour=colour)
+    shared = MPILink(transport="shared" if device == "cpu" else "allreduce", colour=colour)
     plain = MPILink(transport="allreduce", colour=colour)
     staged = MPILink(transport="staged", colour=colour)
+    # On the CPU gloo stands in for NCCL, which needs a GPU for each rank.
+    nccl = MPILink(transport="nccl" if torch.cuda.device_count() in (0, world.size) else "staged", colour=colour)
+    name_of = {shared: "shared", plain: "allreduce", staged: "staged", nccl: "nccl"}
+    links = tuple(name_of)
     fedmpi.comm.transports.staged.CHUNK = 1 << 16  # so that the larger blocks have several
-    one_node = shared.num_nodes == 1
+    one_node = shared.num_nodes == 1 and device == "cpu"
     for numel, dtype, divisor in itertools.product(SIZES, (np.float32, np.float64), (1, 3)):
         what = f"{world.size} ranks, nodes {colours}, {numel} {dtype.__name__}, divisor {divisor}"
         everyone = [values(rank, numel, dtype) for rank in range(world.size)]
-        mine = torch.from_numpy(everyone[world.rank])
+        mine = torch.from_numpy(everyone[world.rank]).to(pick_device(device, plain))
         results = {}
-        for link in (shared, plain, staged):
-            block = link.allocate(numel, mine.dtype)
+        for link in links:
+            block = link.allocate(numel, mine.dtype, mine.device)
             check(not block.any(), f"{what}: zeros at first")
             for _ in range(2):  # twice, so that a rank that runs ahead would be seen
                 block.copy_(mine)
@@ -69,7 +74,7 @@ def main(colours):
             check(torch.equal(out, in_place), f"{what}: into other memory")
             # a part of the block, and memory that is not the link's
             first, last = numel // 3, numel - numel // 5
-            part = link.allocate(numel, mine.dtype)
+            part = link.allocate(numel, mine.dtype, mine.device)
             part.copy_(mine)
             link.average(part[first:last], divisor, part[first:last])
             check(torch.equal(part[first:last], out[first:last]) or link is not shared, f"{what}: a part")
@@ -77,29 +82,30 @@ def main(colours):
             check(torch.equal(part[last:], mine[last:]), f"{what}: after the part")
             foreign = mine.clone()
             link.allreduce(foreign)
-            check(np.allclose(foreign.numpy(), sum(everyone), rtol=1e-4, atol=1e-5), f"{what}: foreign memory")
-            results[link.transport] = out.numpy()
-            check(same_everywhere(out.numpy()), f"{what}: the same bits everywhere")
+            check(np.allclose(foreign.cpu().numpy(), sum(everyone), rtol=1e-4, atol=1e-5), f"{what}: foreign memory")
+            results[name_of[link]] = out.cpu().numpy()
+            check(same_everywhere(out.cpu().numpy()), f"{what}: the same bits everywhere")
         tolerance = 1e-5 if dtype is np.float32 else 1e-13
         scale = np.abs(everyone).sum(0)
-        for name in ("shared", "staged"):
+        for name in ("shared", "staged", "nccl"):
             difference = np.abs(results[name] - results["allreduce"])
             check((difference <= tolerance * scale).all(), f"{what}: {name} equals allreduce")
         if one_node:
             expected = tree(everyone) / dtype(divisor) if divisor != 1 else tree(everyone)
-            check(np.array_equal(results["shared"], expected), f"{what}: pairwise in rank order")
+            for name in ("shared", "staged"):
+                check(np.array_equal(results[name], expected), f"{what}: {name} pairwise in rank order")
         if world.rank == 0:
             print("equal:", what)
     check(plain.traffic.collectives == 5 * len(SIZES) * 4, "the account: one collective a sum")
-    counts = [(link.traffic.collectives, link.traffic.nbytes) for link in (shared, plain, staged)]
+    counts = [(link.traffic.collectives, link.traffic.nbytes) for link in links]
     check(len(set(counts)) == 1, "the account: the same for all transports")
-    shared.close()
-    staged.close()
-    plain.close()
+    check(nccl.size == 1 or nccl.summed_by == "Allreduce", "foreign memory is summed by MPI")
+    for link in links:
+        link.close()
     if world.rank == 0:
         print("done")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1])
+    main(*sys.argv[1:])

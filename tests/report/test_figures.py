@@ -41,6 +41,15 @@ def test_best_is_what_leads_in_seed_after_seed(tmp_path):
     assert clearly_best(problem.methods, "train_loss") is None
     assert {column for _, column in final_table(problem).best} == {3}
     assert clearly_best(the_problem_of(tmp_path, "*-0").methods, "accuracy") is None
+    assert report(tmp_path, "--out", tmp_path / "page.html", "--metric", "accuracy").returncode == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "lowest training loss (no clear lead)<" in text and "highest test accuracy<" in text
+
+
+def test_a_setting_without_a_value_is_called_none(tmp_path):
+    for name, private in (("common", None), ("personal", "bn")):
+        make_run(tmp_path / name, "fafed", 0, private=private)
+    assert [method.label for method in the_problem(tmp_path).methods] == ["fafed, private none", "fafed, private bn"]
 
 
 def the_problem_of(folder, pattern):
@@ -79,6 +88,8 @@ def test_a_figure_for_a_paper(tmp_path):
     assert axes.get_ylabel() == "accuracy on tests"
     drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= width and drawn.y1 <= height
+    wide = fedmpi.report.figure(tmp_path / "runs", "accuracy", "bytes", labels={"fafed": "Momentum SGDA"})
+    assert wide.get_tightbbox().x1 <= wide.get_size_inches()[0]
     for wrong in ({"metric": "acuracy"}, {"axis": "rounds"}, {"scale": "cubic"}, {"width": 3}):
         with pytest.raises(UserError):
             fedmpi.report.figure(tmp_path / "runs", **{"metric": "accuracy", **wrong})

@@ -7,6 +7,7 @@ import html.parser
 import json
 import math
 import os
+import pty
 import re
 import shutil
 import signal
@@ -24,7 +25,7 @@ from fedmpi.errors import UserError
 from fedmpi.report.__main__ import _folder as files_folder
 from fedmpi.report.curves import Target, curve, final
 from fedmpi.report.live import RESTART, is_running, may_go_on, watch
-from fedmpi.report.page import section
+from fedmpi.report.page import page, section
 from fedmpi.report.tables import final_table
 from fedmpi.runs.comparison import Spread, problems
 from fedmpi.runs.folder import find_runs, read_run
@@ -242,7 +243,7 @@ def test_settings_of_speed_split_no_methods(tmp_path):
         make_run(tmp_path / f"{seed}", "fafed", seed, **speed)
     (problem,) = problems(find_runs([tmp_path])[0])
     assert {method.label: len(method.runs) for method in problem.methods} == {"fafed": 2}
-    assert "<td>device</td><td>cpu, cuda</td>" in section(problem, ["red"], Table([], []), [], Table([], []), {})
+    assert ("device", "cpu, cuda") in section(problem, ["red"], Table([], []), [], Table([], []), {})["settings"].rows
 
 
 def test_methods_of_different_runs_are_named_by_what_differs(tmp_path):
@@ -271,7 +272,7 @@ def test_a_value_that_is_no_number_is_not_the_best(tmp_path, capsys):
     (problem,) = problems(find_runs(folders)[0])
     table = final_table(problem)
     assert [row[table.header.index("test accuracy")] for row in table.rows][:2] == ["nan", "nan"] and not table.best
-    text = section(problem, ["red"] * 3, table, [], table, {})
+    text = page([("problem", section(problem, ["red"] * 3, table, [], table, {}))], [])
     assert text.count("</b>scaffold</li>") == 2 and "<b>nan" not in text
     watch(folders, 0.1, lambda refresh: None)
     assert "nan" in capsys.readouterr().out
@@ -513,6 +514,25 @@ def test_watching_ends_with_ctrl_c(tmp_path):
         job.send_signal(signal.SIGINT)
         _, errors = job.communicate(timeout=LIMIT)
     assert (job.returncode, errors) == (0, "")
+
+
+def test_watching_fits_into_a_small_terminal(tmp_path):
+    """Wrapped or scrolled lines could not be rewritten: lines end in "…", and what does not fit follows at the end."""
+    for number in range(12):
+        make_run(tmp_path / f"a-long-name-of-a-run-{number}", "fafed", number, rounds=5)
+    ours, its = pty.openpty()
+    size = {"COLUMNS": "40", "LINES": "6", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    job = subprocess.run(
+        [sys.executable, "-m", "fedmpi.report", str(tmp_path), "--watch", "0.2"], stdout=its, stderr=subprocess.PIPE,
+        env={**os.environ, **size}, timeout=LIMIT, text=True,
+    )  # fmt: skip
+    os.close(its)
+    written = os.read(ours, 100_000).decode()
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "\n").splitlines()
+    assert (job.returncode, job.stderr) == (0, "")
+    assert max(map(len, lines)) <= 40 and "…" in written and "run-11" in written
+    assert all(int(up) < 6 for up in re.findall(r"\x1b\[(\d+)A", written))
 
 
 def test_watching_ends_when_the_job_fell_silent(tmp_path):

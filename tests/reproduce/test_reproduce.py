@@ -33,7 +33,16 @@ TINY = {
     "title": "A quadratic",
     "paper": "fafed",
     "place": "Table 9",
-    "panels": {"quadratic": {"task": "quadratic", "clients": 2, "rounds": 4, "local_steps": 2, "eval_every": 2}},
+    "panels": {
+        "quadratic": {
+            "task": "quadratic",
+            "clients": 2,
+            "rounds": 4,
+            "local_steps": 2,
+            "eval_every": 2,
+            "checkpoint_every": 1,
+        }
+    },
     "methods": {
         "FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.1},
         "FAFED": {"algorithm": "fafed", "algorithm.step_size": 0.01},
@@ -156,9 +165,16 @@ def test_the_same_command_keeps_what_has_ended_and_repeats_what_has_changed(repr
     file, _, runs, results = reproduced
     words = ("--seeds", "0,1", "--out", runs, "--results", results)
     assert "0 of them still to do" in reproduce(file, *words).stdout
+    stopped = next(path for path in (runs / "tiny" / "small").glob("*/model.safetensors") if "seed=1" in str(path))
+    stopped.unlink()
+    assert "1 of them still to do" in reproduce(file, *words).stdout
+    stopped.unlink()  # after round 4; now the file asks for 3
     changed = {**TINY, "panels": {"quadratic": {**TINY["panels"]["quadratic"], "rounds": 3}}}
     file.write_text(yaml.safe_dump(changed), encoding="utf-8")
-    assert "6 of them still to do" in reproduce(file, *words).stdout
+    ended = reproduce(file, *words)
+    assert ended.returncode == 0 and "6 of them still to do" in ended.stdout, ended.stderr
+    made = rows(results / "small" / "tiny-runs.csv")
+    assert {row["rounds"] for row in made if row["state"] == "complete"} == {"3"}
 
 
 def test_a_job_array_makes_the_same_runs(tmp_path):

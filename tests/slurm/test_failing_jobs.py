@@ -1,5 +1,6 @@
 """Jobs that cannot go well end with one line, a non-zero exit code, and no process left behind."""
 
+import json
 import os
 import re
 
@@ -66,6 +67,19 @@ def test_a_launcher_that_starts_the_wrong_number(slurm, tmp_path):
     assert errors(job.log)[0].startswith("fedmpi: error: ranks = 2: but 1 ranks found each other")
     assert "fedmpi: the checks failed: nothing was started" in job.log
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_doctor_of_ranks_that_do_not_find_each_other(slurm, tmp_path):
+    """One of them says so, and its JSON contains this check alone."""
+    line = "srun --mpi=none python -m fedmpi.doctor --json > doctor.json"
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=TWO))
+    assert job.code == 2 and len(errors(job.log)) == 1, job.log
+    found = json.loads((tmp_path / "doctor.json").read_text())
+    (check,) = found["checks"]
+    assert (
+        not found["ok"] and (check["name"], check["state"]) == ("ranks", "failed") and "--mpi=pmi2" in check["advice"]
+    )
+    assert check["text"].startswith("srun (SLURM_STEP_NUM_TASKS) started 2 processes but each of them is alone")
 
 
 @pytest.mark.parametrize("kind", ["exception", "kill"])

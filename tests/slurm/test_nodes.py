@@ -48,7 +48,10 @@ def test_the_launcher_script_in_a_job(slurm, tmp_path):
 
 
 def test_silos_and_a_run_folder_that_one_node_sees(slurm, tmp_path):
-    """Each node has its own client's file alone, in a folder of another name; the run folder is on the first node."""
+    """Each node has its own client's file alone, in a folder of another name, and a run folder of its own.
+
+    A run continues where it ran before; where the second node has lost its clients' state, one line says so.
+    """
     for client in range(2):
         rng = np.random.default_rng(client)
         with h5py.File(tmp_path / f"made_{client}.h5", "w") as file:
@@ -56,21 +59,30 @@ def test_silos_and_a_run_folder_that_one_node_sees(slurm, tmp_path):
                 file[f"{split}/images"] = rng.integers(0, 255, (40, 8, 8), dtype=np.uint8)
                 file[f"{split}/labels"] = np.arange(40) % 4
     silos, own = "/dev/shm/silos/silo_{client}.h5", "/dev/shm/of_node_$SLURM_NODEID"
-    settings = f"--data '{silos}' --rounds 3 --local-steps 2 --threads 1 --out /dev/shm/out"
+    settings = f"--data '{silos}' --local-steps 2 --threads 1 --checkpoint-every 2 --out /dev/shm/out"
+    train = f"mpirun -np 2 python -m mpi4py -m fedmpi.train {settings}"
     lines = [
         f"srun -N2 -n2 bash -c 'mkdir {own} && ln -s {own} /dev/shm/silos'",
         f"srun -N2 -n2 bash -c 'cp {tmp_path}/made_$SLURM_NODEID.h5 {own}/silo_$SLURM_NODEID.h5'",
         f"mpirun -np 2 python -m mpi4py -m fedmpi.doctor {settings}",
-        f"mpirun -np 2 python -m mpi4py -m fedmpi.train {settings} --name mine",
+        f"{train} --name mine --rounds 3",
+        f"{train} --name mine --rounds 5 --resume auto",
+        "srun -N2 -n2 bash -c '[ $SLURM_NODEID = 0 ] || rm -r /dev/shm/out'",
+        f"! {train} --name mine --rounds 7 --resume auto || exit 3",
         f"srun -N2 -n2 bash -c 'rm {own}/silo_$SLURM_NODEID.h5'",
-        f"! mpirun -np 2 python -m mpi4py -m fedmpi.train {settings} --name other || exit 3",
+        f"! {train} --name other --rounds 3 || exit 3",
     ]
     job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=ONE_EACH))
     assert job.code == 0, job.log
     assert "warning  run folder" in job.log and "/dev/shm/out is not the same folder on rank 1 as on rank 0" in job.log
     assert closing(job.log, "clients") == "2 on 2 ranks"
+    assert "mine: continuing after round 3" in job.log
     said = [line for line in job.log.splitlines() if line.startswith("fedmpi: error")]
-    assert said == [f"fedmpi: error: task.data = {silos}: client 0 has no file /dev/shm/silos/silo_0.h5"]
+    assert said == [
+        "fedmpi: error: on rank 1: resume = /dev/shm/out/mine: rank 0 has its checkpoints, but n2 has not: "
+        "use a folder that all nodes share, or --checkpoint_clients FOLDER",
+        f"fedmpi: error: task.data = {silos}: client 0 has no file /dev/shm/silos/silo_0.h5",
+    ]
 
 
 def test_the_link_between_nodes_is_measured(slurm, tmp_path):

@@ -1,6 +1,7 @@
 """A job that is longer than its time limit is submitted once and ends some requeues later, with the same bits."""
 
 import re
+import sys
 
 import h5py
 import numpy as np
@@ -46,6 +47,16 @@ def result(run):
         return {name: row[:] for name, row in file["rows"].items()}
 
 
+def assert_same_runs(here, there, num_rounds):
+    """Fail if two complete runs differ in a loss or in a bit of their results."""
+    assert [record["round"] for record in here.records] == list(range(1, num_rounds + 1))
+    assert [record["loss"] for record in here.records] == [record["loss"] for record in there.records]
+    rows, expected = result(here), result(there)
+    assert rows.keys() == expected.keys()
+    for name, row in rows.items():
+        np.testing.assert_array_equal(row, expected[name], err_msg=name)
+
+
 def interrupt(slurm, number, records, restarts):
     """Warn a job as SLURM does before the time limit, once it has made rounds, and let it start again."""
     before = rounds(records)
@@ -66,12 +77,7 @@ def test_three_time_limits_end_with_the_bits_of_one(slurm, tmp_path, slow):
     assert job.log.count("is not finished (exit code 75): it is requeued") == 2
     assert "MPI_Abort" not in job.log
     assert train(2, tmp_path / "once", *LONG).returncode == 0
-    here, there = run_in(tmp_path / "out"), run_in(tmp_path / "once")
-    assert [record["round"] for record in here.records] == list(range(1, 41))
-    assert [record["loss"] for record in here.records] == [record["loss"] for record in there.records]
-    rows = result(there)
-    for name, row in result(here).items():
-        np.testing.assert_array_equal(row, rows[name], err_msg=name)
+    assert_same_runs(run_in(tmp_path / "out"), run_in(tmp_path / "once"), 40)
 
 
 def test_no_more_requeues_than_allowed(slurm, tmp_path, slow):
@@ -126,6 +132,30 @@ def test_a_lost_node(slurm, tmp_path, slow):
     assert (job.state, job.fields["Restarts"]) == ("COMPLETED", "1"), job.log
     assert "continuing after round" in job.log
     assert [record["round"] for record in run_in(tmp_path / "out").records] == list(range(1, 41))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [["--signal=B:USR1@20"], []], ids=["20 s before", "as the script says"])
+def test_three_real_time_limits_end_with_the_bits_of_one(slurm, tmp_path, slow, chosen):
+    """SLURM enforces its shortest limit three times; the script's own warning then comes during its checks."""
+    longer = ("--rounds", 400, "--eval-every", 100)
+    environment = {**QUICK} if chosen else {"FEDMPI_VENV": sys.prefix}
+    words = (*LONG, *longer, "--out", tmp_path / "out")
+    number = slurm.submit(
+        tmp_path, SLURM / "train.sbatch", *words, options=[*TWO, "--time=1", *chosen], SLOW_WHILE=str(slow),
+        **environment,
+    )  # fmt: skip
+    for restarts in (1, 2, 3):
+        slurm.until(number, lambda: slurm.fields(number)["Restarts"] == str(restarts))  # noqa: B023
+        slurm.let_run_again(number, restarts)
+    slow.unlink()
+    job = slurm.wait(number)
+    restarts = int(job.fields["Restarts"])
+    assert job.state == "COMPLETED" and restarts >= 3, job.log
+    assert job.log.count("is not finished (exit code 75): it is requeued") == restarts
+    assert len(re.findall(r"continuing after round \d+", job.log)) == restarts, job.log
+    assert train(2, tmp_path / "once", *LONG, *longer).returncode == 0
+    assert_same_runs(run_in(tmp_path / "out"), run_in(tmp_path / "once"), 400)
 
 
 @pytest.mark.slow

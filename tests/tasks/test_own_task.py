@@ -1,6 +1,7 @@
 """Tasks of the user's own: a Dataset per client, a loss and metrics."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -110,3 +111,21 @@ def test_a_task_of_functions(tmp_path):
     bias, weight = run.model.bias.item(), run.model.weight.item()
     of_clients = fedmpi.load_run(run.folder).clients["train_loss"]
     assert of_clients == pytest.approx([(weight + bias) ** 2, (2 * weight + bias) ** 2], abs=1e-6)
+
+
+def test_each_client_has_results_on_its_own_test_data(tmp_path):
+    def data(client, num_clients):
+        return TensorDataset(torch.full((3 + client, 1), 1.0 + client), torch.zeros(3 + client))
+
+    members = {"train": data, "test_of": lambda client, num_clients: None if client == 1 else data(client, num_clients)}
+    members |= {"loss": lambda model, batch: model(batch[0]).square().mean()}
+    members |= {"metrics": {"largest": lambda outputs, targets: outputs.max()}}
+    Zero = fedmpi.Task.of("Zero", **members)
+    run = fedmpi.train(task=Zero, model=torch.nn.Linear(1, 1), clients=3, rounds=1, out=tmp_path, algorithm="fedavg")
+    outputs = [run.model(torch.tensor([1.0 + client])).item() for client in range(3)]
+    clients = fedmpi.load_run(run.folder).clients
+    assert clients["test_loss"] == pytest.approx([outputs[0] ** 2, math.nan, outputs[2] ** 2], nan_ok=True, abs=1e-6)
+    assert clients["largest"] == pytest.approx([outputs[0], math.nan, outputs[2]], nan_ok=True, abs=1e-6)
+    whole = (3 * outputs[0] ** 2 + 5 * outputs[2] ** 2) / 8
+    assert run.final["test_loss"] == pytest.approx(whole, abs=1e-6)
+    assert run.final["largest"] == pytest.approx(max(outputs[0], outputs[2]), abs=1e-6)

@@ -5,6 +5,9 @@ import pytest
 import safetensors.torch
 from conftest import train
 
+import fedmpi
+from fedmpi.errors import UserError
+from fedmpi.predict.__main__ import main as predict
 from fedmpi.runs.folder import read_run
 
 NET = """
@@ -45,7 +48,7 @@ def models(folder):
     return [safetensors.torch.load_file(folder / "models" / f"client_{client}.safetensors") for client in range(3)]
 
 
-def test_private_layers_differ_between_clients_and_the_others_are_the_averaged_model(start):
+def test_private_layers_differ_between_clients_and_the_others_are_the_averaged_model(start, capsys):
     folder = start(2, "personal", *PERSONAL, "--rounds", 3)
     shared, own = safetensors.torch.load_file(folder / "model.safetensors"), models(folder)
     for name, value in shared.items():
@@ -56,6 +59,15 @@ def test_private_layers_differ_between_clients_and_the_others_are_the_averaged_m
             assert bool((own[one][name] != own[other][name]).any()) == is_private, name
         if not is_private:
             assert all((model[name] == value).all() for model in own), name
+    defined = {}
+    exec(NET, defined)
+    loaded = fedmpi.load(folder, defined["Net"](10), client=1).state_dict()
+    assert all((loaded[name] == value).all() for name, value in own[1].items())
+    with pytest.raises(UserError, match="contains no models/client_3.safetensors"):
+        fedmpi.load(folder, client=3)
+    with pytest.raises(SystemExit):
+        predict([str(folder), "none.csv"])
+    assert "each client has a model of its own (--private): choose one, like --client 0" in capsys.readouterr().err
     clients = read_run(folder).clients
     assert len(clients["accuracy"]) == len(clients["holdout_accuracy"]) == 3
 

@@ -66,6 +66,12 @@ def test_results_of_each_silo_are_recorded_and_shown_with_its_name(hospitals, tm
     assert f"{min(run.clients['accuracy']):.4f} at worst (client {worst}, {run.client_names[worst]})" in ended.stdout
 
 
+def test_a_silo_file_that_no_client_uses_is_named(hospitals, tmp_path):
+    ended = train(1, tmp_path, "--data", hospitals / "silo_{client}.h5", "--clients", 2, "--rounds", 1)
+    assert ended.returncode == 0, ended.stderr
+    assert "silo_2.h5 is not used: the run has 2 clients (--clients or mpirun -np)" in ended.stderr
+
+
 def test_the_groups_of_a_shared_file_are_named(hospitals, tmp_path):
     split = ("--partition", "column", "--partition.by", "hospital", "--clients", 2, "--holdout", 0.2)
     ended = train(1, tmp_path, "--data", hospitals / "patients.h5", *split, "--rounds", 1, "--name", "shared")
@@ -79,6 +85,7 @@ def test_auc_is_measured_on_each_silo(hospitals, tmp_path):
     words = ("--task", "auc", "--task.removed_share", 0, "--data", hospitals / "silo_{client}.h5", "--rounds", 1)
     ended = train(1, tmp_path, *words, "--clients", 3, "--name", "auc")
     assert ended.returncode == 0, ended.stderr
+    assert "is not used" not in ended.stderr
     assert len(read_run(tmp_path / "auc").clients["auc"]) == 3
     points = np.loadtxt(tmp_path / "auc" / "roc.csv", delimiter=",", skiprows=1)
     assert (np.diff(points, axis=0) >= 0).all()

@@ -7,6 +7,7 @@ docstring is its description in ``--help``.
 from fedmpi.bench.parts import (
     checkpoint,
     directions,
+    gpu_link,
     jobs,
     link,
     own_loop,
@@ -20,6 +21,7 @@ from fedmpi.bench.parts import (
 
 PARTS = {
     "link": link,
+    "gpu_link": gpu_link,
     "round": round,
     "workloads": workloads,
     "own_loop": own_loop,

@@ -11,6 +11,7 @@ CHANGES = {
     "without direct gradients": ["--direct_gradients", "false"],
     "plain Allreduce": ["--transport", "allreduce"],
     "bf16 autocast": ["--autocast", "bf16"],
+    "CUDA graphs": ["--cuda_graph", "on"],
 }
 FAFED_CHANGES = {"fused update": ["--fused_update", "true"]}
 

@@ -9,14 +9,14 @@ from fedmpi.comm.transports.base import Transport
 class Allreduce(Transport):
     """MPI's in-place Allreduce, in pieces; averages blocks in any memory, also those that no transport allocated.
 
-    Blocks on a GPU go through pinned host memory unless MPI is CUDA-aware.
+    Blocks on a GPU go through pinned host memory.
     """
 
     name = "allreduce"
     description = "Allreduce"
 
-    def __init__(self, topology, cuda_aware=False):
-        super().__init__(topology, cuda_aware)
+    def __init__(self, topology):
+        super().__init__(topology)
         self._staging = None
 
     @classmethod
@@ -31,9 +31,6 @@ class Allreduce(Transport):
 
     def average(self, block, divisor, out):
         if block.device.type == "cpu":
-            self.topology.world.allreduce(block)
-        elif self.cuda_aware:
-            torch.cuda.synchronize(block.device)  # MPI does not know the stream that fills the block
             self.topology.world.allreduce(block)
         else:
             staged = self._host_memory(block)

@@ -40,15 +40,14 @@ class Transport(abc.ABC):
 
     Args:
         topology: the `Topology` of the ranks.
-        cuda_aware: whether MPI reads and writes GPU memory.
     """
 
     name = ""
     preference = 0
     description = ""
 
-    def __init__(self, topology, cuda_aware=False):
-        self.topology, self.cuda_aware = topology, cuda_aware
+    def __init__(self, topology):
+        self.topology = topology
 
     @classmethod
     @abc.abstractmethod
@@ -89,6 +88,11 @@ class Transport(abc.ABC):
 
     def close(self):  # noqa: B027  most transports have nothing to free
         """Free the blocks; using them afterwards may end the process."""
+
+
+def lies_in(part, block):
+    """Whether a vector is part of a block."""
+    return 0 <= part.data_ptr() - block.data_ptr() < block.nbytes and part.device == block.device
 
 
 def choose(facts, classes, named="auto"):

@@ -24,8 +24,8 @@ class SharedMemory(Transport):
     preference = 1
     description = "shared memory"
 
-    def __init__(self, topology, cuda_aware=False):
-        super().__init__(topology, cuda_aware)
+    def __init__(self, topology):
+        super().__init__(topology)
         self._windows = []
         # Communicator of the ranks that sum the same slice, one per node; None until there is a window, and on ranks
         # that sum none because another node has fewer ranks.
@@ -65,7 +65,7 @@ class SharedMemory(Transport):
         topology = self.topology
         parts = window.slices(offset, offset + block.numel(), topology.smallest_node)
         mine = parts[topology.node.rank] if topology.node.rank < len(parts) else None
-        self._synchronise(window)  # all blocks are complete
+        window.synchronise()  # all blocks are complete
 
         def finish(vectors):
             divide_and_spread(vectors, divisor)
@@ -76,7 +76,7 @@ class SharedMemory(Transport):
             window.reduce(mine)
             self._slice_owners.allreduce(window.vectors[0][mine])
             finish([vector[mine] for vector in window.vectors])
-        self._synchronise(window)  # all slices are complete
+        window.synchronise()  # all slices are complete
         divide(block, 1, out)
 
     def combine(self, vectors, partials, divisor, out):
@@ -99,7 +99,7 @@ class SharedMemory(Transport):
             firsts = [vector[begins[0] + part.start : begins[0] + part.stop] for vector in window.vectors]
             divide_and_spread([total, *firsts], divisor)
 
-        self._synchronise(window)  # all partial sums are complete
+        window.synchronise()  # all partial sums are complete
         if mine is not None and topology.num_nodes == 1:
             root, begin = held[partials.root]
             total = window.vectors[root][begin : begin + out.numel()]
@@ -114,7 +114,7 @@ class SharedMemory(Transport):
             ]
             combine(self._slice_owners, terms, left, divisor, total)
             spread(mine, total, 1)
-        self._synchronise(window)  # all slices are complete
+        window.synchronise()  # all slices are complete
         divide(vectors[0], 1, out)
 
     def neighbours(self, block):
@@ -149,9 +149,3 @@ class SharedMemory(Transport):
             if offset is not None:
                 return window, offset
         return None
-
-    def _synchronise(self, window):
-        """Make the writes of every rank of this node visible to all of them."""
-        window.sync()
-        self.topology.node.barrier()
-        window.sync()

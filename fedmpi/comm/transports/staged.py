@@ -4,10 +4,13 @@ It has not run on a GPU, so ``--transport auto`` does not take it: ``--transport
 stands in for the way between device and host, so that the order of its steps is tested.
 """
 
+import contextlib
+
 import torch
 
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import Transport
+from fedmpi.comm.transports.base import Transport, lies_in
+from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread
 
 CHUNK = 4 << 20  # bytes of a copy; two are on their way while a third is summed
 NUM_BUFFERS = 3  # one comes from the device, one is summed, one goes back
@@ -23,6 +26,12 @@ class HostCopies:
     def copy(self, target, source):
         """Begin to copy; returns what `wait` takes. Copies of one direction run in the order of their calls."""
         target.copy_(source)
+
+    def pin(self, memory):
+        """Make copies through some host memory as fast as through `buffer`, until `unpin`."""
+
+    def unpin(self, memory):
+        """Undo `pin`."""
 
     def wait(self, copy):
         """Wait until a copy is complete."""
@@ -43,6 +52,12 @@ class CudaCopies(HostCopies):
 
     def buffer(self, numel, dtype):
         return torch.empty(numel, dtype=dtype, pin_memory=True)
+
+    def pin(self, memory):
+        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)  # if it fails, copies are slower
+
+    def unpin(self, memory):
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def copy(self, target, source):
         stream = self._to_host if source.device.type == "cuda" else self._to_device
@@ -65,16 +80,19 @@ class CudaCopies(HostCopies):
 class Staged(Transport):
     """Blocks on a device, summed in host memory chunk by chunk.
 
-    While MPI sums a chunk, the next one comes from the device and the previous one goes back to it.
+    While a chunk is summed, the next one comes from the device and the previous one goes back to it. On a single node
+    the host memory is a window that its ranks share, and they sum there; between nodes MPI sums.
     """
 
     name = "staged"
     preference = 1
     description = "Allreduce in host memory, staged"
 
-    def __init__(self, topology, cuda_aware=False):
-        super().__init__(topology, cuda_aware)
-        self._blocks, self._copies, self._buffers = [], {}, {}
+    def __init__(self, topology):
+        super().__init__(topology)
+        self._blocks, self._copies = [], {}
+        self._windows = []  # (`NodeWindow`, the `HostCopies` that pinned it)
+        self._hosts = {}  # dtype -> (what sums, buffers of a chunk)
 
     @classmethod
     def suits(cls, facts):
@@ -85,39 +103,68 @@ class Staged(Transport):
         self._blocks.append(block)
         if device not in self._copies:
             self._copies[device] = HostCopies() if device.type == "cpu" else CudaCopies(device)
+        if dtype not in self._hosts:
+            self._hosts[dtype] = self._open(self._copies[device], CHUNK // dtype.itemsize, dtype)
         return block
 
     def owns(self, block):
-        return any(
-            0 <= block.data_ptr() - own.data_ptr() < own.nbytes and block.device == own.device for own in self._blocks
-        )
+        return any(lies_in(block, own) for own in self._blocks)
 
     def average(self, block, divisor, out):
         copies = self._copies[block.device]
-        chunks = block.split(CHUNK // block.element_size())
-        buffers = self._host_buffers(copies, block)
+        sums, buffers = self._hosts[block.dtype]
         copies.begin()
-        sum_in_chunks(self.topology.world, chunks, buffers, copies)
+        sum_in_chunks(sums, block.split(len(buffers[0])), buffers, copies)
         copies.end()
         divide(block, divisor, out)
 
     def close(self):
-        self._blocks, self._copies, self._buffers = [], {}, {}
+        for window, copies in reversed(self._windows):
+            copies.unpin(window.mine)
+            window.free()
+        self._blocks, self._copies, self._windows, self._hosts = [], {}, [], {}
 
-    def _host_buffers(self, copies, block):
-        """`NUM_BUFFERS` host buffers of a chunk, made once for each dtype."""
-        key = block.device, block.dtype
-        if key not in self._buffers:
-            numel = CHUNK // block.element_size()
-            self._buffers[key] = [copies.buffer(numel, block.dtype) for _ in range(NUM_BUFFERS)]
-        return self._buffers[key]
+    def _open(self, copies, numel, dtype):
+        """(what sums, `NUM_BUFFERS` host buffers of `numel`): in a window on a single node, if there is room for it."""
+        if self.topology.num_nodes == 1:
+            with contextlib.suppress(NoWindow):
+                window = NodeWindow(self.topology.node, NUM_BUFFERS * numel, dtype)
+                copies.pin(window.mine)
+                self._windows.append((window, copies))
+                self.description = "shared memory of the host, staged"
+                return WindowSums(window, self.topology.node), window.mine.split(numel)
+        return self.topology.world, [copies.buffer(numel, dtype) for _ in range(NUM_BUFFERS)]
+
+
+class WindowSums:
+    """Sums of buffers in a window of a node's shared memory, for `sum_in_chunks` in the place of a `Communicator`.
+
+    Args:
+        window: a `NodeWindow`; a buffer is the same part of every rank's vector. node: its `Communicator`.
+    """
+
+    def __init__(self, window, node):
+        self._window, self._node = window, node
+
+    def start_allreduce(self, block):
+        """Nothing is done until `wait`, to which this gives the block."""
+        return block
+
+    def wait(self, block):
+        """Sum a buffer over the ranks, in place: each rank sums one slice of it for all."""
+        window = self._window
+        start = window.offset(block)
+        mine = window.slices(start, start + block.numel(), self._node.size)[self._node.rank]
+        window.synchronise()  # all buffers are complete
+        window.reduce(mine, lambda vectors: divide_and_spread(vectors, 1))
+        window.synchronise()  # all slices are complete
 
 
 def sum_in_chunks(comm, chunks, buffers, copies):
     """Sum some chunks over the ranks, in place, through host buffers. Collective on `comm`.
 
     Args:
-        comm: a `Communicator`. chunks: [n] each, at most as long as a buffer.
+        comm: a `Communicator` or `WindowSums`. chunks: [n] each, at most as long as a buffer.
         buffers: three or more on the host. copies: a `HostCopies`.
     """
     hosts = [buffers[number % len(buffers)][: chunk.numel()] for number, chunk in enumerate(chunks)]

@@ -82,7 +82,7 @@ def _partition_samples(config, num_clients, paths, options):
     _print_class_counts(counts, len(labels), names)
     if options.plot:
         title = f"{source.name}, {_describe(config.resolved['partition'])}, {num_clients} clients"
-        draw_class_counts(options.plot, counts, title)
+        draw_class_counts(options.plot, counts, title, names)
         print(f"plot: {options.plot}")
     if options.write:
         tests = _split_test_set(config.partition, source, parts)

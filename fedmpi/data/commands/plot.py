@@ -14,12 +14,12 @@ LARGEST = 0.9  # diameter of the largest bubble, as a share of its cell
 MAX_CLIENT_TICKS, MAX_CLASS_TICKS = 40, 25
 
 
-def draw_class_counts(path, counts, title):
+def draw_class_counts(path, counts, title, names=None):
     """Write a figure with a bubble per client and class, whose area is the number of samples.
 
     Args:
         path: of the figure; its ending is the format: .png, .pdf or .svg. counts: [num_clients, num_classes].
-        title: a line above it.
+        title: a line above it. names: of the clients, or None.
 
     Raises:
         UserError: if matplotlib is not installed, or the file cannot be written.
@@ -34,7 +34,7 @@ def draw_class_counts(path, counts, title):
     areas = (LARGEST * cell) ** 2 * counts[clients, classes] / counts.max()
     grid.scatter(clients, classes, areas, color=COLOUR, alpha=0.8, linewidth=0)
     grid.set(xlim=(-0.7, num_clients - 0.3), ylim=(-0.7, num_classes - 0.3), xlabel="client", ylabel="class")
-    _number_clients(grid, num_clients)
+    _number_clients(grid, num_clients, names)
     grid.set_yticks(range(0, num_classes, -(-num_classes // MAX_CLASS_TICKS)))
     grid.grid(alpha=0.15)
     grid.set_axisbelow(True)
@@ -97,8 +97,12 @@ def _draw_bars(bars, sizes, unit, title, width):
     bars.spines[["top", "right"]].set_visible(False)
 
 
-def _number_clients(axes, num_clients):
-    axes.set_xticks(range(0, num_clients, -(-num_clients // MAX_CLIENT_TICKS)))
+def _number_clients(axes, num_clients, names=None):
+    ticks = range(0, num_clients, -(-num_clients // MAX_CLIENT_TICKS))
+    axes.set_xticks(ticks)
+    if names:
+        words = [textwrap.shorten(f"{client} {names[client]}", 24, placeholder="…") for client in ticks]
+        axes.set_xticklabels(words, rotation=40, ha="right", rotation_mode="anchor")
 
 
 def _save(figure, path):

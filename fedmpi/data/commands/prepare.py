@@ -31,13 +31,17 @@ def add_parser(commands):
     parser.add_argument("--label", metavar="COLUMN", help="tables: column that contains the label; default: the last")
     text = (
         "tables: what happens to empty fields: refuse (default), median (filled with the column's median), or "
-        "category (the same, and a further column says where they were)"
+        "category (the same, and a further feature of every column of numbers says where they were)"
     )
     parser.add_argument("--missing", choices=MISSING, default=ReaderOptions.missing, help=text)
     text = "tables: turn this column of words into one feature per category; may be repeated"
     parser.add_argument("--one-hot", action="append", default=[], metavar="COLUMN", help=text)
-    text = "tables: JSON file of the categories, written if it does not exist; give all silos the same file"
+    text = (
+        "tables: JSON file of medians, means, categories and classes (no rows), written if it does not exist; with the "
+        "same file, the tables of all silos get the same features"
+    )
     parser.add_argument("--columns", metavar="FILE", help=text)
+    parser.add_argument("--silo", metavar="NAME", help="name of the silo whose data these are; results show it")
     parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
 
 
@@ -53,6 +57,7 @@ def run(options):
             options.missing,
             tuple(options.one_hot),
             options.columns,
+            options.silo,
         ),
         origin=pathlib.Path(options.origin) if options.origin else None,
         mirror=options.mirror,

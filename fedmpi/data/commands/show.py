@@ -6,6 +6,7 @@ from fedmpi.data.checksum import checksum
 from fedmpi.data.commands import add_data_dir
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.source import find_file
+from fedmpi.text import short
 
 MAX_CLASSES = 20  # classes whose numbers of samples are printed
 
@@ -37,7 +38,7 @@ def _describe(file):
     """One line per attribute and data set of an open HDF5 file, and one more for labels."""
     lines = []
     for name, value in file.attrs.items():
-        text = np.array2string(np.asarray(value), precision=4, threshold=10) if np.ndim(value) else value
+        text = np.array2string(np.asarray(value), precision=4, threshold=10) if np.ndim(value) else short(value)
         lines.append(f"  {name} = {text}")
     for name, data in data_sets(file):
         chunks = f", chunks {list(data.chunks)}, {data.compression or 'uncompressed'}" if data.chunks else ""

@@ -37,7 +37,8 @@ class ReaderOptions:
         seed: of the random choice of these samples.
         label: column of the label in a CSV table; None: the last.
         missing: what happens to empty fields of a table, one of `fedmpi.data.formats.features.MISSING`.
-        one_hot: columns of words in a table that become features. columns: path of the file with their categories.
+        one_hot: columns of words in a table that become features. columns: path of the file that silos share, or None.
+        silo: name of the client whose data these are, or None.
         size: pixels per side that images are resized to; None: images keep their size.
     """
 
@@ -48,6 +49,7 @@ class ReaderOptions:
     missing: str = "refuse"
     one_hot: tuple = ()
     columns: str | None = None
+    silo: str | None = None
 
 
 def choose_test_set(labels, options):

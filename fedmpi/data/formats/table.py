@@ -6,7 +6,8 @@ import re
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
-from fedmpi.data.formats.features import agreed_categories, fill, one_hot, read_parquet
+from fedmpi.data.formats.features import Columns, as_numbers, is_empty, read_parquet
+from fedmpi.data.source import COLUMNS
 from fedmpi.errors import UserError
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
@@ -17,44 +18,56 @@ def read(path, options):
 
     One column is the label (`ReaderOptions.label`, by default the last), numbers or words. Of the others,
     columns of numbers are features, and columns of words are kept as columns that a partition can split by;
-    those of `ReaderOptions.one_hot` become features, too.
+    those of `ReaderOptions.one_hot` become features, too. `Columns` says how, and can be shared by silos.
     A random share of the lines becomes the test set (`ReaderOptions.test_share`).
 
     Returns:
         images [n, features] float32, labels [n], one bytes array [n] per column of words;
-        attributes num_classes, class_names, feature_names.
+        attributes num_classes, class_names, feature_names, mean, std, columns (`Columns` as JSON).
     """
-    names, rows = read_parquet(path) if path.suffix == ".parquet" else read_lines(path)
+    names, rows = read_table(path)
     label = options.label or names[-1]
     if label not in names or len(rows) < 2:
         raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
     check_lines(path, names, rows)
-    columns = {name: np.array(values) for name, values in zip(names, zip(*rows))}
-    class_names, labels = _number_classes(columns.pop(label))
-    features, words, categories = {}, {}, agreed_categories(path, columns, options)
-    for name, values in columns.items():
-        if name in categories:
-            features |= one_hot(path, name, values, categories[name], options.missing)
-            words[name] = np.char.encode(values, "utf-8")
-            continue
-        filled = fill(path, name, values, options.missing)
-        if filled is not None:
-            features |= filled
-            continue
-        try:
-            features[name] = values.astype(np.float32)
-        except ValueError:
-            _check_words(path, name, values)
-            words[name] = np.char.encode(values, "utf-8")
+    table = {name: np.array(values) for name, values in zip(names, zip(*rows))}
+    answers = table.pop(label)
+    if (without := is_empty(answers)).any():
+        raise UserError(
+            f"{path}: line {2 + int(np.flatnonzero(without)[0])} has an empty field in column {label}, the label: "
+            "expected a class in every line"
+        )
+    chosen = choose_test_set(answers, options)
+    agreed = Columns.read(options.columns)
+    if agreed is None:
+        columns = Columns.learn(path, table, _classes(answers), options, chosen["train"])
+    else:
+        agreed.check(options)
+        columns = agreed
+    labels = _number_classes(path, label, answers, columns.classes)
+    words = _columns_of_words(path, table, columns)
+    features = columns.features(path, table)
     if not features:
         raise UserError(f"{path}: expected at least one column of numbers besides {label}")
+    if agreed is None and options.columns:
+        columns.write(options.columns)
     matrix = np.stack(list(features.values()), axis=1)  # [n, features]
     splits = {}
-    for split, chosen in choose_test_set(labels, options).items():
-        splits |= {f"{split}/images": matrix[chosen], f"{split}/labels": labels[chosen]}
-        splits |= {f"{split}/{name}": values[chosen] for name, values in words.items()}
-    attributes = {"num_classes": len(class_names), "class_names": class_names, "feature_names": list(features)}
-    return splits, attributes
+    for split, rows in chosen.items():
+        splits |= {f"{split}/images": matrix[rows], f"{split}/labels": labels[rows]}
+        splits |= {f"{split}/{name}": values[rows] for name, values in words.items()}
+    mean, std = columns.normalisation()
+    attributes = {"num_classes": len(columns.classes), "class_names": columns.classes, "feature_names": list(features)}
+    return splits, {**attributes, "mean": mean, "std": std, COLUMNS: columns.text()}
+
+
+def read_table(path):
+    """(names of the columns, rows as lists of text) of a CSV or parquet file.
+
+    Raises:
+        UserError: if the file cannot be read, or is empty.
+    """
+    return read_parquet(path) if path.suffix == ".parquet" else read_lines(path)
 
 
 def read_lines(path):
@@ -89,23 +102,44 @@ def check_lines(path, names, rows):
             raise UserError(f"{path}: line {line} has {len(row)} fields: expected {len(names)}, as in the header")
 
 
-def _number_classes(values):
-    """(class names, [n] labels from 0); the names are sorted as numbers if all are integers, otherwise as text."""
-    classes, labels = np.unique(values, return_inverse=True)
-    if all(INTEGER.fullmatch(name) for name in classes):  # 0, 2, 10 and not 0, 10, 2
-        order = np.argsort(classes.astype(int))
-        classes, labels = classes[order], np.argsort(order)[labels]
-    return classes.tolist(), labels
+def _classes(values):
+    """The names of the classes, sorted as numbers if all are integers, otherwise as text."""
+    names = np.unique(values)
+    if all(INTEGER.fullmatch(name) for name in names):  # 0, 2, 10 and not 0, 10, 2
+        names = names[np.argsort(names.astype(int))]
+    return names.tolist()
 
 
-def _check_words(path, name, values):
-    """Check that a column that is not all numbers is one of words, not one of numbers with some missing."""
-    is_blank = np.char.strip(values) == ""
-    try:
-        values[~is_blank].astype(np.float32)
-    except ValueError:
+def _number_classes(path, label, values, classes):
+    """[n] labels from 0 of a column of class names.
+
+    Raises:
+        UserError: if a value is no class.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    unknown = sorted({*values.tolist()} - {*classes})
+    if unknown:
+        raise UserError(
+            f"{path}: column {label} contains {unknown[0]}, which is not among the classes "
+            f"{', '.join(classes)}: add it to the file of --columns, and prepare all silos with that file"
+        )
+    return np.array([numbers[value] for value in values.tolist()])
+
+
+def _columns_of_words(path, table, columns):
+    """name -> [n] bytes of the columns by which a partition can split: those of words, also if they are features.
+
+    Raises:
+        UserError: if a column of numbers is unknown to the other silos, or a column has a reserved name.
+    """
+    words = {}
+    for name, values in table.items():
+        if isinstance(columns.columns.get(name), dict):
+            continue
+        if name not in columns.columns and as_numbers(values) is not None:
+            known = ", ".join(columns.columns)
+            raise UserError(f"{path}: column {name} is not among those of the file of --columns: {known}")
         if name in ("images", "labels"):
-            raise UserError(f"{path}: a column of words is called {name}: expected another name for it") from None
-        return
-    line = 2 + int(np.flatnonzero(is_blank)[0])
-    raise UserError(f"{path}: line {line} has an empty field in column {name}: expected a number in every line")
+            raise UserError(f"{path}: a column of words is called {name}: expected another name for it")
+        words[name] = np.char.encode(values, "utf-8")
+    return words

@@ -1,0 +1,108 @@
+"""Sums by NCCL, through torch.distributed.
+
+It has not run on a GPU, so ``--transport auto`` does not take it: ``--transport nccl`` does. On the CPU gloo stands in
+for NCCL, so that all but NCCL itself is tested.
+"""
+
+import datetime
+import socket
+
+import numpy as np
+import torch
+
+from fedmpi.comm.link import divide
+from fedmpi.comm.transports.base import Transport, Unavailable, lies_in
+
+ADDRESS_BYTES = 128  # of "host:port" in the message that opens the group
+OPENING = datetime.timedelta(seconds=60)
+LONGEST_SUM = datetime.timedelta(days=7)  # a sum waits for the slowest rank; --timeout is for ranks that do not answer
+
+
+class Nccl(Transport):
+    """Blocks on a device, summed by a process group of torch.distributed that belongs to this transport alone.
+
+    MPI only tells the ranks where they find each other. A default group of the user's is not touched.
+    """
+
+    name = "nccl"
+    preference = 1
+    description = "NCCL"
+
+    def __init__(self, topology):
+        super().__init__(topology)
+        self._group, self._store, self._blocks = None, None, []
+
+    @classmethod
+    def suits(cls, facts):
+        return False  # only if the user names it
+
+    def allocate(self, numel, dtype, device):
+        block = torch.zeros(numel, dtype=dtype, device=device)
+        if self._group is None:
+            self._open(device)
+        self._blocks.append(block)
+        return block
+
+    def owns(self, block):
+        return any(lies_in(block, own) for own in self._blocks)
+
+    def average(self, block, divisor, out):
+        self._group.allreduce([block]).wait()  # on a GPU only its stream waits, so the division comes after the sum
+        divide(block, divisor, out)
+
+    def close(self):
+        self._blocks, self._group, self._store = [], None, None
+
+    def _open(self, device):
+        """Make the group, and sum one number with it, because NCCL connects the ranks in its first sum. Collective.
+
+        Raises:
+            Unavailable: on all ranks.
+        """
+        world, problem, group = self.topology.world, "", None
+        try:
+            store, address = self._listen() if world.rank == 0 else (None, "")
+        except (OSError, RuntimeError) as error:
+            store, address, problem = None, "", str(error)
+        address = _first_text(world, address)
+        try:
+            if not address:
+                raise RuntimeError(problem or "rank 0 cannot be reached")
+            host, _, port = address.rpartition(":")
+            if store is None:
+                store = torch.distributed.TCPStore(host, int(port), world.size, is_master=False, timeout=OPENING)
+            group = _make_group(store, world, device)
+            one = torch.ones(1, device=device)
+            group.allreduce([one]).wait()
+            if one.item() != world.size:
+                raise RuntimeError(f"a sum of ones over {world.size} ranks is {one.item():g}")
+        except (AttributeError, OSError, RuntimeError, ValueError) as error:
+            problem = " ".join(str(error).split()) or type(error).__name__
+        failing = world.first_rank_where(bool(problem))
+        if failing is not None:
+            raise Unavailable(problem or f"rank {failing} cannot use it")
+        self._group, self._store = group, store
+        self.description = "NCCL" if device.type == "cuda" else "gloo in the place of NCCL"
+
+    def _listen(self):
+        """(the store that rank 0 serves, "host:port" at which the others find it)."""
+        store = torch.distributed.TCPStore(
+            "0.0.0.0", 0, self.topology.world.size, is_master=True, timeout=OPENING, wait_for_workers=False
+        )
+        host = "127.0.0.1" if self.topology.num_nodes == 1 else socket.gethostbyname(socket.gethostname())
+        return store, f"{host}:{store.port}"
+
+
+def _make_group(store, world, device):
+    """The process group of all ranks: of NCCL for a GPU, of gloo for the CPU."""
+    if device.type == "cpu":
+        return torch.distributed.ProcessGroupGloo(store, world.rank, world.size, timeout=LONGEST_SUM)
+    options = torch.distributed.ProcessGroupNCCL.Options()  # AttributeError if torch has no NCCL
+    options._timeout = LONGEST_SUM
+    return torch.distributed.ProcessGroupNCCL(store, world.rank, world.size, options)
+
+
+def _first_text(world, text):
+    """Rank 0's text, on all ranks. Collective."""
+    row = world.allgather(np.frombuffer(text.encode().ljust(ADDRESS_BYTES), np.uint8))[0]
+    return row.astype(np.uint8).tobytes().decode().strip()

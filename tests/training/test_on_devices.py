@@ -1,0 +1,112 @@
+"""What holds on the CPU holds on a GPU: the same tests with the parameter `device`.
+
+The tests for a GPU have not run yet: they are skipped where there is none.
+"""
+
+import numpy as np
+import pytest
+import torch
+from conftest import start
+
+import fedmpi.algorithms
+from fedmpi.algorithms import Algorithm
+from fedmpi.comm.link import SoloLink
+from fedmpi.config.build import read_command_line
+from fedmpi.federation.losses import Losses
+from fedmpi.registry import known
+from fedmpi.training.build import prepare
+
+COMMON = "--clients 3 --participation 0.7 --local_steps 2 --batch_size 16 --threads 1"
+MINMAX = {"local_sgda", "momentum_local_sgda", "fmgda", "coda", "codasca"}
+TASKS = [
+    "--task auc --algorithm coda", "--task quadratic", "--task saddle_quadratic --algorithm fmgda",
+    "--model odd_modules.Dropping", "--model odd_modules.Lazy --batch_size 4", "--oracle two_point", "--stack 2",
+    "--data_on host", "--reduction reproducible", "--clip_norm 0.1 --weight_decay 0.01",
+    "--private *.bias --model mlp",
+]  # fmt: skip
+
+
+def needs_gpu(test):
+    """A test that is skipped, visibly, where there is no GPU."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")(test))
+
+
+def run(words, device="cpu", rounds=2):
+    """The federation of some settings after some rounds, and its losses."""
+    settings = [*COMMON.split(), *words.split(), "--device", device]
+    federation = prepare(read_command_line(settings), SoloLink()).federation
+    federation.start()
+    return federation, [federation.run_round() for _ in range(rounds)]
+
+
+def assert_close(one, other, tolerance):
+    """Two federations have the same state."""
+    expected = other.state()
+    for name, value in one.state().items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value.cpu(), expected[name].cpu(), rtol=tolerance, atol=tolerance, msg=name)
+        elif "seconds" not in name:
+            assert value == expected[name], name
+
+
+@pytest.mark.parametrize("name", known(fedmpi.algorithms, Algorithm))
+def test_every_algorithm_in_float64(device, name):
+    words = f"--algorithm {name} --dtype float64 {'--task auc' if name in MINMAX else ''}"
+    (found, losses), (expected, its_losses) = run(words, device), run(words)
+    assert found.server.x.device.type == device
+    assert_close(found, expected, 1e-10)
+    np.testing.assert_allclose(losses, its_losses, rtol=1e-10)
+
+
+@pytest.mark.parametrize("words", TASKS)
+def test_settings_in_float32(device, words):
+    """Dropout draws other masks on a GPU."""
+    rounds = 2 if device == "cpu" or "Dropping" not in words else 0
+    assert_close(run(words, device, rounds)[0], run(words, rounds=rounds)[0], 1e-4)
+
+
+@pytest.mark.parametrize("name", ["fafed", "scaffold"])
+def test_a_state_goes_from_the_cpu_to_a_device_and_back(device, name):
+    words = f"--algorithm {name} --dtype float64"
+    whole, _ = run(words, rounds=3)
+    for first, second in (("cpu", device), (device, "cpu")):
+        before, _ = run(words, first, rounds=2)
+        after = prepare(read_command_line([*COMMON.split(), *words.split(), "--device", second]), SoloLink()).federation
+        after.restore(
+            {name: value.cpu() if torch.is_tensor(value) else value for name, value in before.state().items()}
+        )
+        after.run_round()
+        assert_close(after, whole, 1e-10)
+
+
+@needs_gpu
+def test_transports():
+    done = start(2, "-m", "transports", "real", "cuda")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "done"
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "words", ["", "--algorithm scaffold", "--model odd_modules.Dropping", "--data_on host", "--stack 2"]
+)
+def test_local_steps_do_not_wait_for_the_gpu(monkeypatch, words):
+    federation, _ = run(words, "cuda")
+    collect = Losses.collect
+
+    def collect_and_wait(losses):
+        torch.cuda.set_sync_debug_mode("default")
+        collect(losses)
+
+    monkeypatch.setattr(Losses, "collect", collect_and_wait)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        federation.run_round()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("words", ["", "--model odd_modules.Dropping", "--model odd_modules.Lazy --batch_size 4"])
+def test_graphs_have_the_bits_of_eager_steps(words):
+    assert_close(run(f"{words} --deterministic true --cuda_graph on", "cuda")[0], run(words, "cuda")[0], 0)
