@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmpi.text import Table, format_bytes, format_count, format_quantity, format_seconds, table
+from fedmpi.text import Table, format_bytes, format_count, format_quantity, format_seconds, spread_in_words, table
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,11 @@ def test_tables_are_aligned():
     shown = Table(["name", "n"], [["a", "10"]], frozenset({(0, 1)}))
     assert shown.text().splitlines() == ["  name   n", "  a     10"]
     assert shown.markdown() == "| name | n |\n| --- | ---: |\n| a | **10** |\n"
+
+
+def test_values_of_clients_in_a_line():
+    values = [0.9, float("nan"), 0.6, 0.75]
+    line = "0.7500 on average, 0.6000 at worst (client 2, Bonn), spread 0.1225"
+    assert spread_in_words(values, ["Ulm", "", "Bonn", ""]) == line
+    assert spread_in_words(values, less_is_better=True) == line.replace("0.6000", "0.9000").replace("2, Bonn", "0")
+    assert spread_in_words([float("nan")]) == "–"

@@ -53,7 +53,7 @@ class FlatModule:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.unused = []
-        self._owners = _owners(module, self.parameters)
+        self._owners, self._entries = _owners(module, self.parameters), _trained_entries(module)
         self.shapes = [tuple(p.shape) for p in self.parameters]
         self._sizes = [-(-p.numel() // alignment) * alignment for p in self.parameters]  # each with its padding
         self.permuted = [_lies_permuted(p, channels_last) for p in self.parameters]
@@ -208,9 +208,10 @@ class FlatModule:
         Raises:
             UserError: if the new tensor has another shape, or is another parameter.
         """
+        strays = []
         for name, parameter, view, (owner, key) in zip(self.names, self.parameters, self._at, self._owners):
             if parameter.data_ptr() != view.data_ptr():
-                self._take(name, parameter.data, view)
+                strays.append((view, self._stray(name, parameter.data, view)))
                 parameter.data = view
             if getattr(owner, key, None) is not parameter:
                 raise UserError(
@@ -220,18 +221,20 @@ class FlatModule:
         for buffer, view in zip(self._buffers, self._buffers_at):
             current = buffer.owner._buffers[buffer.key]
             if current is None or current.data_ptr() != view.data_ptr():
-                self._take(buffer.name, current, view)
+                strays.append((view, self._stray(buffer.name, current, view)))
                 buffer.owner._buffers[buffer.key] = view.view(view.shape)
+        for view, value in strays:
+            view.copy_(value)
 
-    def _take(self, name, value, view):
-        """Copy a value that the module has put somewhere else into its view."""
+    def _stray(self, name, value, view):
+        """A copy of a value that the module has put somewhere else: maybe where another one belongs, as in a swap."""
         shape = None if value is None else list(value.shape)
         if shape != list(view.shape):
             raise UserError(
                 f"model {type(self.module).__name__}: a pass gives '{name}' the shape {shape}: "
                 f"expected {list(view.shape)}, as before training"
             )
-        view.copy_(value)
+        return value.clone()
 
     @torch.no_grad()
     def adopt_parameters(self, vector):
@@ -240,6 +243,25 @@ class FlatModule:
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter)
                 parameter.data = view
+
+    def check_entries(self):
+        """Check that passes have neither added nor removed entries of the state dict, nor unfrozen a parameter.
+
+        Raises:
+            UserError: with the first entry that is not as it was when the vectors were laid out.
+        """
+        before, now = self._entries, _trained_entries(self.module)
+        what = {
+            "adds": next((name for name in now if name not in before), None),
+            "removes": next((name for name in before if name not in now), None),
+            "unfreezes": next((name for name, is_trained in now.items() if is_trained and not before.get(name)), None),
+        }
+        for verb, name in what.items():
+            if name is not None:
+                raise UserError(
+                    f"model {type(self.module).__name__}: a pass {verb} '{name}' after the vector of its parameters is "
+                    "made: expected the same parameters and buffers in all passes (parameters may be frozen later)"
+                )
 
     @property
     def counters(self):
@@ -293,6 +315,12 @@ def _lay_out_buffers(module):
             name = f"{prefix}.{key}" if prefix else key
             found.append(_Buffer(owner, key, name, tuple(buffer.shape), offsets[id(buffer)]))
     return found, values
+
+
+def _trained_entries(module):
+    """Name -> whether it is trained, of all entries of the state dict."""
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {name: name in trained for name in [*module.state_dict(), *trained]}
 
 
 def _owners(module, parameters):

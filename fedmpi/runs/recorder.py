@@ -71,7 +71,8 @@ class Recorder:
             for name in (MODEL, FORMER_MODEL, DIVERGED):  # of the run as it was before it went on
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
+            file = error.filename or self.folder / SETTINGS  # a full disk gives no name
+            raise UserError(f"{file}: cannot be written: {error.strerror}") from None
         self.last = self._last_line(position)
         for tracker in self._trackers:
             tracker.begin(self.folder, settings, self.last.get("round", 0))

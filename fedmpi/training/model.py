@@ -81,6 +81,10 @@ def _check_tensors(module):
         kind = _odd_kind(tensor)
         if kind is not None:
             raise _wrong(module, f"'{name}' is {kind}: expected dense tensors of real numbers")
+        if getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise _wrong(
+                module, f"'{name}' has a post-accumulate-grad hook, which nothing calls here: use register_hook"
+            )
     if not any(tensor.requires_grad for _, tensor in entries):
         raise UserError(f"model {type(module).__name__} has no trainable parameter")
     spans = sorted((*_span(tensor), name) for name, tensor in entries if not is_lazy(tensor) and tensor.numel())
@@ -199,6 +203,8 @@ def try_training(config, flat, task, samplers):
             for owner, indices in _to_try(config.run, samplers):
                 batch = task.batch(owner, indices, *(({},) if task.carries else ()))
                 losses.append(_one_pass(config, flat, task, batch, torch.empty_like(z)))
+            if flat.unused:
+                _check_unused(flat, task, batch)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
@@ -213,6 +219,7 @@ def try_training(config, flat, task, samplers):
             f"a pass changes the frozen parameter '{changed[0]}', which no average reaches: make it a buffer "
             "(buffers are averaged)",
         )
+    flat.check_entries()
     loss = losses[0]
     if not loss.isfinite().all():
         raise _wrong(
@@ -255,6 +262,25 @@ def _one_pass(config, flat, task, batch, out):
         return loss
 
     return flat.gradient(loss_of, out)
+
+
+def _check_unused(flat, task, batch):
+    """Check that what `flat.gradient` finds unused has no gradient by ``loss.backward()`` either.
+
+    Only that one reaches parameters inside reentrant checkpoints and of other functions that differentiate themselves.
+    """
+    for parameter in flat.parameters:
+        parameter.grad = None
+    task.loss(flat.module, batch).backward()
+    flat.adopt()
+    for name, parameter in zip(flat.names, flat.parameters):
+        if name in flat.unused and parameter.grad is not None:
+            raise _wrong(
+                flat.module,
+                f"only loss.backward(), not torch.autograd.grad, finds the gradient of '{name}': for checkpointing, "
+                "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
+            )
+        parameter.grad = None
 
 
 def _about_unused(names):

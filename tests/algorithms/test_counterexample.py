@@ -4,9 +4,13 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
+from fedmpi.comm.link import SoloLink
+from fedmpi.config.build import read_command_line
+from fedmpi.training.build import prepare
 
 
 def gradient(client, x, sample):
@@ -70,3 +74,25 @@ def test_fafed_converges_where_the_naive_method_does_not():
     naive = simulate(NaiveAdaptiveFedAvg(step_size=0.1), gradient, [10.0], rounds=1000, local_steps=2)
     assert abs(mean_x(fafed)[-1]) < 0.1  # a constant step size ends in a cycle of radius O(η q)
     assert mean_x(naive)[-1] > 70
+
+
+@pytest.mark.parametrize("heterogeneity", [0, 2])
+def test_quadratics_are_as_unlike_as_asked_for(heterogeneity):
+    words = f"--task quadratic --task.dim 200 --task.heterogeneity {heterogeneity} --clients 3 --threads 1"
+    job = prepare(read_command_line(words.split()), SoloLink())
+    for client in job.federation.clients:
+        zero = torch.zeros(200)
+        slopes = [client.oracle.gradient(z, client.oracle.draw()).clone() for z in (zero, zero + 1)]
+        curvature = slopes[1] - slopes[0]
+        assert curvature.min() > 0.999 and curvature.max() < 1.001 + heterogeneity
+        assert curvature.mean() == pytest.approx(1 + heterogeneity / 2, rel=0.1)
+        assert (slopes[0] / curvature).std() == pytest.approx(heterogeneity, rel=0.2)
+
+
+def test_saddles_are_quadratic():
+    job = prepare(read_command_line(["--task", "saddle_quadratic", "--clients", "2", "--threads", "1"]), SoloLink())
+    for client in job.federation.clients:
+        start = torch.zeros(job.flat.dim)
+        first, second, third = (client.oracle.gradient(start + n, client.oracle.draw()).clone() for n in (0, 1, 2))
+        torch.testing.assert_close(third - second, second - first, rtol=1e-4, atol=1e-5)
+        assert (second - first).abs().min() > 0

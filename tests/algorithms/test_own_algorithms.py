@@ -103,3 +103,17 @@ def test_numbers_of_numpy_are_numbers():
 def test_a_word_in_the_place_of_a_number_is_shown_as_a_word():
     with pytest.raises(UserError, match=r"option = '1': expected one of 1, 2$"):
         FedAMS(option="1")
+
+
+def test_the_server_knows_how_many_take_part():
+    seen = []
+
+    class Curious(FedAvg):
+        def server_start(self, server):
+            seen.append((server.round_index, server.num_participants, server.num_steps, server.iteration))
+
+        def server_step(self, server):
+            seen.append((server.round_index, server.num_participants, server.num_steps, server.iteration))
+
+    simulate(Curious(), gradient, [1.0], 4, 2, lambda client: 1 + client, lambda r: [[1, 3], [0, 1, 2]][r])
+    assert seen == [(-1, 4, 0, 0), (0, 2, 3, 4), (1, 3, 2, 8)]

@@ -27,17 +27,20 @@ def make(monkeypatch):
         return path
 
     yield file
-    for path in filter(os.path.exists, paths):
+    for path in filter(os.path.lexists, paths):
         os.unlink(path)
 
 
 def test_only_files_of_dead_jobs_are_removed(make):
     dead, openmpi = make("mpich_shm_0", 100), make("sm_segment.it.0", 100)
     young, foreign, used = make("mpich_shm_1", 1), make("mine", 100), make("mpich_shm_2", 100)
+    link = make("mpich_shm_3", 100)
+    os.unlink(link)
+    os.symlink("/nowhere", link)  # not MPI's, and no reason to leave the others
     with open(used, "r+b") as file, mmap.mmap(file.fileno(), 4096):
         remove_remains()
     assert not os.path.exists(dead) and not os.path.exists(openmpi)
-    assert all(map(os.path.exists, (young, foreign, used)))
+    assert all(map(os.path.lexists, (young, foreign, used, link)))
 
 
 def test_the_next_start_removes_what_a_killed_job_left(tmp_path, any_mpi):

@@ -66,7 +66,7 @@ def with_value(array, value):
         ({"train__labels": LABELS.astype(float)}, {}, r"train/labels is float64\[60\]: expected integers"),
         ({"train__labels": LABELS[:, None]}, {}, r"train/labels is int64\[60, 1\]: expected integers"),
         ({"train__labels": with_value(LABELS, -1)}, {}, r"train/labels contains -1: expected 0..2"),
-        ({"train__labels": with_value(LABELS, 7)}, {"num_classes": 3}, "train/labels contains 7: expected 0..2"),
+        ({"train__labels": with_value(LABELS, 3)}, {"num_classes": 3}, "train/labels contains 3: expected 0..2"),
         ({"test__labels": with_value(LABELS[:20], 99)}, {"num_classes": 10}, "test/labels contains 99: expected 0..9"),
         ({"train__images": IMAGES.astype(np.int32)}, {}, r"train/images is int32\[60, 8, 8\]: expected uint8 or float"),
         ({"train__images": np.zeros(60, np.uint8)}, {}, r"train/images is uint8\[60\]: expected uint8 or float"),

@@ -19,6 +19,7 @@ from fedmpi.federation.client import Client
 from fedmpi.oracles import AutogradOracle, seed_noise
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.streams import FIRST
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 
@@ -301,6 +302,12 @@ def test_a_pass_is_every_sample_once(num_samples):
     for first in (0, sampler.batches_per_pass):
         drawn = torch.cat([sampler(first + number) for number in range(sampler.batches_per_pass)])
         assert sorted(drawn.tolist()) == list(range(num_samples))
+
+
+def test_each_client_has_an_order_of_its_own():
+    for number in (0, FIRST):
+        orders = [EpochSampler(50, 50, 50, seed, client)(number).tolist() for seed, client in ((0, 0), (0, 1), (1, 0))]
+        assert len(set(map(tuple, orders))) == 3
 
 
 def test_seeding_is_the_streams_own():

@@ -69,4 +69,5 @@ def test_participants_are_drawn_without_replacement_and_by_round():
     assert all(len(set(one)) == 5 and one == sorted(one) for one in drawn)
     assert len({tuple(one) for one in drawn}) > 20
     assert drawn == [draw_participants(10, 0.5, 0, r) for r in range(50)]
-    assert draw_participants(10, 0.05, 0, 0) != []
+    sizes = {(10, 0.05): 1, (10, 0.59): 5, (3, 0.7): 2, (100, 0.29): 29, (7, 1): 7}  # 0.29 * 100 is below 29
+    assert {key: len(draw_participants(*key, seed=0, round_index=0)) for key in sizes} == sizes

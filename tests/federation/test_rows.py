@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedmpi.algorithms import FAFED, FedAvg
+from fedmpi.algorithms import FAFED, FedAvg, LocalAMSGrad, NaiveAdaptiveFedAvg
 from fedmpi.comm.link import SoloLink
 from fedmpi.federation.rows import RowStore
 from fedmpi.federation.sums import make_sums
@@ -72,3 +72,25 @@ def test_without_participants_the_sum_is_zero(num_local):
     store.begin_exchange(("x",), True)
     store.average(1)
     assert torch.equal(store.averaged_rows()["x"], torch.zeros(3))
+
+
+@pytest.mark.parametrize("poison", [False, True])
+def test_scratch_rows_are_filled_with_nan_only_if_asked_for(poison):
+    store = RowStore(NaiveAdaptiveFedAvg(), dim=3, num_buffers=0, num_local=2, dtype=torch.float32, poison=poison)
+    store.begin_turn(1)
+    assert store.client_rows(1)["denominator"].isnan().all() == poison
+    assert not store.client_rows(1)["x"].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_local", "num_blocks", "num_rows"),
+    [
+        (FedAvg(), 1, 1, 0),
+        (FedAvg(), 5, 2 + 3, 0),  # work, average; sums of 1, 2 and 4 clients
+        (LocalAMSGrad(), 2, 2 + 2 + 2, 2 * 2 + 1),  # what is still to be sent of each client; m, v of each, scratch
+    ],
+)
+def test_bytes_are_those_of_all_rows_and_sums(algorithm, num_local, num_blocks, num_rows):
+    store = RowStore(algorithm, dim=100, num_buffers=7, num_local=num_local, dtype=torch.float32)
+    block = 100 * len(algorithm.exchanged) + 7
+    assert store.nbytes == 4 * (num_blocks * block + 100 * (num_rows + len(algorithm.server_rows)))

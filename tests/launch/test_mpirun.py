@@ -9,6 +9,9 @@ import sys
 import pytest
 from conftest import PROGRAMS, ROOT, execute, kill_session, launchers, wait_for
 
+from fedmpi.comm.launch import check_launch
+from fedmpi.comm.link import SoloLink
+from fedmpi.errors import UserError
 from fedmpi.runs.checkpoint import find_checkpoints
 
 SCRIPT = ROOT / "launch" / "mpirun.sh"
@@ -134,3 +137,10 @@ def test_job_scripts_of_other_schedulers(tmp_path, script, variables):
     assert ended.returncode == 0, ended.stderr
     assert "2 on 2 ranks" in ended.stdout
     assert (tmp_path / "mine" / "model.h5").is_file()
+
+
+def test_the_number_of_ranks_that_the_user_expects():
+    check_launch(SoloLink())
+    check_launch(SoloLink(), 1)
+    with pytest.raises(UserError, match="^ranks = 2: but 1 ranks found each other; start with the mpirun of the MPI"):
+        check_launch(SoloLink(), 2)

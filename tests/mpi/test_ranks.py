@@ -10,6 +10,7 @@ from mpi4py import MPI
 from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fedmpi.errors import Diverged
+from fedmpi.federation.losses import Losses, exchange_reports
 from fedmpi.federation.participation import Plan, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
@@ -42,6 +43,18 @@ def run(link, algorithm, plan, rounds=4, dtype=torch.float64, oracle=FunctionOra
     for _ in range(rounds):
         federation.run_round()
     return federation
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_what_ranks_report_after_a_round_counts_all_of_them(link, most):
+    """Rank r has r + 1 losses, whose mean is r + 0.5, and has evaluated r + 5 gradients."""
+    losses, ranks = Losses(), range(link.size)
+    losses.total, losses.number, losses.totals = (link.rank + 0.5) * (link.rank + 1), link.rank + 1, []
+    losses.totals = [losses.total / 4, losses.total * 3 / 4]
+    report = exchange_reports(link, losses, link.rank + 5, 1 << link.rank, most, 3)
+    assert report.mean == pytest.approx(sum((r + 0.5) * (r + 1) for r in ranks) / sum(r + 1 for r in ranks))
+    assert report.num_gradients == sum(r + 5 for r in ranks)
+    assert report.requests == 2**link.size - 1 and report.bad == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -75,3 +75,13 @@ def test_every_parameter_begins_on_a_cache_line_and_keeps_its_layout():
         assert parameter.data_ptr() % 64 == 0
         assert parameter.stride() == old.stride() and torch.equal(parameter, old)
     fed.finish()
+
+
+def test_parameters_that_other_code_has_moved_are_averaged_where_they_are():
+    model = nn.Linear(2, 1)
+    fed = fedmpi.average(model, every=1)
+    model.weight.data = torch.tensor([[3.0, 4.0]])  # as `model.load_state_dict(..., assign=True)` does
+    fed.step()
+    assert model.weight.tolist() == [[3.0, 4.0]]
+    fed.finish()
+    assert model.weight.tolist() == [[3.0, 4.0]]

@@ -1,5 +1,6 @@
 """Machines as users have them: output that goes away, full disks, removed folders, other alphabets, small quotas."""
 
+import contextlib
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import pytest
 from conftest import ROOT, disk_of, execute, train, wait_for
 
 from fedmpi.comm.host import core_quota
+from fedmpi.errors import UserError
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.recorder import Recorder, make_run_folder
 
@@ -72,6 +74,15 @@ def test_records_wait_for_room(small_disk, capsys):
     assert [json.loads(line)["round"] for line in text.splitlines()] == list(range(1, len(text.splitlines()) + 1))
     said = capsys.readouterr().err
     assert said.count("metrics.jsonl: cannot be written: No space left on device; the run continues") >= 1
+
+
+def test_a_disk_without_room_for_the_settings_is_one_line_with_the_file(small_disk):
+    with contextlib.closing(Recorder(make_run_folder(small_disk, "it", ""), 400)) as recorder:
+        with pytest.raises(OSError), open(small_disk / "filler", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(512))
+        with pytest.raises(UserError, match="it/settings.yaml: cannot be written: No space left on device$"):
+            recorder.begin({"seed": 0})
 
 
 def test_a_removed_run_folder_is_made_again(tmp_path):

@@ -7,6 +7,7 @@ import torch
 from mpi4py import MPI
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 SIZE, HIDDEN, CLASSES = 64, 6, 10
 
@@ -221,9 +222,79 @@ class NumpyStart(Base):
         self.last.bias.data.fill_(random.random())
 
 
+class Swapping(Base):
+    """Two parameters and two buffers change places; a buffer remembers the one before, which is assigned anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = (nn.Parameter(torch.full((HIDDEN,), value)) for value in (1.0, 0.5))
+        for name in ("now", "before", "even", "odd"):
+            self.register_buffer(name, torch.randn(HIDDEN))
+
+    def forward(self, inputs):
+        hidden = self.first(inputs.flatten(1))
+        if self.training:
+            self.one.data, self.two.data = self.two.data, self.one.data
+            self.even, self.odd = self.odd, self.even
+            self.before, self.now = self.now, 0.9 * self.now + 0.1 * hidden.detach().mean(0)
+        return self.last(torch.tanh(hidden * self.one + self.two * self.before + 0.1 * self.odd))
+
+
+class Attention(nn.Module):
+    """Attention, a transformer's layer with dropout, and checkpointing."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.attention = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layer, self.last = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), nn.Linear(8, CLASSES)
+
+    def forward(self, inputs):
+        hidden = self.up(inputs[:, 0])
+        hidden = hidden + self.attention(hidden, hidden, hidden)[0]
+        return self.last(checkpoint(self.layer, hidden, use_reentrant=False).mean(1))
+
+
+class Hooked(Base):
+    """Hooks of modules, forward and backward, and of a parameter; a sign whose gradient is that of the identity."""
+
+    class Sign(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values):
+            return values.sign()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.clamp(-1, 1)
+
+    def __init__(self):
+        super().__init__()
+        self.first.register_forward_hook(lambda part, inputs, outputs: outputs + 0.1 * self.Sign.apply(outputs))
+        self.last.register_full_backward_hook(lambda part, inputs, outputs: (0.5 * inputs[0],))
+        self.first.weight.register_hook(lambda gradient: 0.5 * gradient)
+
+
+class Lying(nn.Module):
+    """Weights that are not contiguous, in float64 and bfloat16, one module in two places, old-style norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(SIZE, HIDDEN), nn.Linear(HIDDEN, CLASSES).double()
+        self.first.weight = nn.Parameter(torch.randn(SIZE, HIDDEN).t())
+        self.middle = nn.Sequential(nn.Linear(HIDDEN, HIDDEN).bfloat16(), nn.BatchNorm1d(HIDDEN, affine=False))
+        self.again = self.middle
+        nn.utils.spectral_norm(self.first)
+
+    def forward(self, inputs):
+        hidden = torch.tanh(self.first(inputs.flatten(1)))
+        for layer in (self.middle, self.again):
+            hidden = layer(hidden.to(self.last.weight.dtype))
+        return self.last(hidden)
+
+
 TRAIN = [
     UnusedHead, Branches, Lazy, MovingBuffer, MovingData, SharedBuffer, Tied, SparseGradient, Parametrised, Recurrent,
-    Scalars, Frozen, FreezesLater, GradientInside, OwnForward, Scripted, Dropping, NumpyStart,
+    Scalars, Frozen, FreezesLater, GradientInside, OwnForward, Scripted, Dropping, NumpyStart, Swapping, Attention,
+    Hooked, Lying,
 ]  # fmt: skip
 
 
@@ -355,6 +426,60 @@ class Asserts(Base):
         raise AssertionError("this\nhouse is not for you")
 
 
+class Reentrant(Base):
+    """Its checkpoint hides the first layer from `torch.autograd.grad`."""
+
+    def forward(self, inputs):
+        inputs = inputs.flatten(1).requires_grad_()
+        return self.last(checkpoint(lambda values: torch.tanh(self.first(values)), inputs, use_reentrant=True))
+
+
+class AfterGradient(Base):
+    def __init__(self):
+        super().__init__()
+        self.first.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+class NewLayer(Base):
+    """It adds a layer in its first pass of training."""
+
+    def forward(self, inputs):
+        if self.training and not hasattr(self, "more"):
+            self.more = nn.Linear(CLASSES, CLASSES)
+        scores = super().forward(inputs)
+        return self.more(scores) if hasattr(self, "more") else scores
+
+
+class LaterLayer(Base):
+    """After some passes it adds a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self._passes = 0
+
+    def forward(self, inputs):
+        self._passes += self.training
+        if self._passes == 4:
+            self.more = nn.Linear(CLASSES, CLASSES)
+        return super().forward(inputs)
+
+
+class LaterThawed(Base):
+    """After some passes it trains a layer that was frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.weight.requires_grad_(False)
+        self._passes = 0
+
+    def forward(self, inputs):
+        self._passes += self.training
+        self.first.weight.requires_grad_(self._passes > 4)
+        return super().forward(inputs)
+
+
+LATER = {LaterLayer: "adds 'more.weight'", LaterThawed: "unfreezes 'first.weight'"}
+
 REFUSED = {
     Detached: "the loss does not depend on its parameters",
     NoGrad: "the loss does not depend on its parameters",
@@ -374,6 +499,9 @@ REFUSED = {
     TupleInTraining: "does not train: TypeError",
     InfiniteStart: "before any training: check the values of the data and the model's initial parameters",
     NeverInitialised: "'later.weight' is not initialised",
+    Reentrant: "finds the gradient of 'first.weight': for checkpointing, use",
+    AfterGradient: "'first.weight' has a post-accumulate-grad hook",
+    NewLayer: "a pass adds 'more.weight'",
     Asserts: "model Asserts: AssertionError: this house is not for you",
 }
 

@@ -8,6 +8,7 @@ from conftest import train
 import fedmpi.tasks
 from fedmpi.registry import known
 from fedmpi.runs.record import AMOUNTS, AXES, CLIENTS_KEY, METRICS, field, less_is_better, title
+from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.tasks.base import LoadedTask, Task
 from fedmpi.text import UNITS
 
@@ -20,6 +21,15 @@ def test_a_run_writes_the_fields_of_the_table(tmp_path):
     measured = set(second) - set(first) - {CLIENTS_KEY}
     assert measured == {"train_loss", "test_loss", "accuracy", "holdout_loss", "holdout_accuracy"}
     assert measured <= set(METRICS)
+
+
+def test_long_runs_say_the_time_left(tmp_path, capsys):
+    recorder = Recorder(make_run_folder(tmp_path, "it", ""), 40)
+    recorder.begin({"seed": 0})
+    recorder.round({"round": 10, "seconds": 1200.0}, {"accuracy": 0.5})
+    recorder.round({"round": 39, "seconds": 1200.0}, {"accuracy": 0.625})
+    recorder.close()
+    assert capsys.readouterr().out == "round 10/40: accuracy 0.5000; 60.0 min left\nround 39/40: accuracy 0.6250\n"
 
 
 def test_the_better_value_of_a_metric_is_the_one_that_its_task_wants():

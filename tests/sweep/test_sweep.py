@@ -72,6 +72,7 @@ def test_what_is_held_out_depends_on_the_seed_and_the_client_only():
 
     assert held(3, 1) == held(3, 1) and len(held(3, 1)) == 150
     assert held(3, 1) != held(4, 1) and held(3, 1) != held(3, 2)
+    assert sorted([*hold_out(600, 0.25, 3, 1)[0], *held(3, 1)]) == list(range(600))  # none is trained on
 
 
 @pytest.mark.parametrize(

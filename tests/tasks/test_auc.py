@@ -28,6 +28,7 @@ from fedmpi.run_files import ROC
 from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.saddle_toys import TwoParameterAUC
+from fedmpi.training.build import prepare
 from fedmpi.training.loop import train as train_here
 
 
@@ -270,6 +271,19 @@ def test_the_oracle_turns_w_round_and_only_w(kind):
     else:
         assert torch.nn.functional.cosine_similarity(found, expected, dim=0) > 0.9
         assert found[-1].sign() == expected[-1].sign()
+
+
+def test_the_ascent_scale_multiplies_the_gradient_of_w():
+    found = []
+    for scale in (1, 3):
+        words = f"--task auc --task.ascent_scale {scale} --clients 2 --threads 1 --algorithm local_sgda"
+        job = prepare(read_command_line(words.split()), SoloLink())
+        oracle = job.federation.clients[1].oracle
+        found.append(oracle.gradient(job.flat.x, oracle.draw()).clone())
+    w = job.task.ascent(job.flat)
+    assert found[0][w].abs() > 0
+    found[0][w] *= 3
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_the_network_must_have_one_output():

@@ -72,6 +72,34 @@ def test_metrics_by_name():
         assert float(_measure("accuracy", metric)(outputs, targets)) == pytest.approx(2 / 3)
 
 
+def test_metrics_get_their_settings_and_the_targets_first():
+    outputs, targets = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), torch.tensor([0, 1, 1])
+    metric = _measure("precision", ("sklearn.metrics.precision_score", {"pos_label": 0}))
+    assert metric(outputs, targets) == 0.5  # of the two that are called 0, one is
+
+
+def test_metrics_are_those_of_the_test_data(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmpi.tasks._own.EVALUATION_BATCH", 3)
+    inputs = torch.linspace(-1, 2, 7)[:, None]
+    test = TensorDataset(inputs, inputs.square())
+    task = fedmpi.Task.of(
+        "Square",
+        train=lambda client, num_clients: TensorDataset(torch.full((5, 1), 1.0 + client), torch.zeros(5, 1)),
+        test=lambda: test,
+        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    )
+    task.metrics = {"largest": lambda outputs, targets: (outputs - targets).abs().max()}
+    run = fedmpi.train(task=task, model=torch.nn.Linear(1, 1), clients=2, rounds=2, out=tmp_path, algorithm="fedavg")
+    with torch.no_grad():
+        errors, of_clients = run.model(inputs) - inputs.square(), run.model(torch.tensor([[1.0], [2.0]]))
+    expected = {
+        "test_loss": errors.square().mean().item(),
+        "largest": errors.abs().max().item(),
+        "train_loss": of_clients.square().mean().item(),
+    }
+    assert {name: run.final[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_task_of_functions(tmp_path):
     def data(client, num_clients):
         return TensorDataset(torch.full((3, 1), 1.0 + client), torch.zeros(3))

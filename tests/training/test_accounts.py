@@ -1,6 +1,8 @@
 """What users read of a run, compared with an independent computation from the saved model and the data."""
 
+import dataclasses
 import json
+import math
 import re
 import time
 
@@ -19,10 +21,14 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.source import DigitsSource
 from fedmpi.models.lstm import LSTM
 from fedmpi.models.mlp import MLP
+from fedmpi.streams import FIRST, generator
 from fedmpi.training.build import prepare
+from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
+from fedmpi.training.result import ResultRule
 
 ROUNDS, STEPS, STEP_SIZE, BATCH = 6, 3, 0.1, 20
+PAUSE = 4 * STEP_SECONDS
 
 
 def plainly_averaged(job, rounds, by_samples):
@@ -76,6 +82,40 @@ def test_participants_and_weights_are_those_asked_for(weighting):
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
+def test_the_seed_decides_all_that_is_drawn():
+    def drawn(seed):
+        words = f"--seed {seed} --clients 6 --participation 0.5 --partition dirichlet --threads 1"
+        job = prepare(read_command_line(words.split()), SoloLink())
+        plan, oracle = job.federation.plan, job.federation.clients[0].oracle
+        rounds = [plan.round(number) for number in range(8)]
+        of_all = [dataclasses.replace(one, participants=tuple(range(6))) for one in rounds]
+        return {
+            "model": job.flat.x.clone(),
+            "data of a client": job.task.batch(0, torch.arange(20))[0],
+            "minibatch": oracle._objective.sampler(0),
+            "first minibatch": oracle._objective.sampler(FIRST),
+            "dropout": torch.tensor(oracle.draw().noise),
+            "participants": torch.tensor([one.participants for one in rounds]),
+            "the one that works alone": torch.tensor([plan.draw_one(one) for one in of_all]),
+            "the round of a uniform result": torch.tensor(ResultRule("uniform", 1000, seed, job.task.goal)._drawn),
+        }
+
+    first, second, again = drawn(0), drawn(1), drawn(0)
+    assert [name for name in first if torch.equal(first[name], second[name])] == []
+    assert [name for name in first if not torch.equal(first[name], again[name])] == []
+
+
+def test_rounds_and_steps_are_passes_over_the_data():
+    words = "--clients 3 --partition uneven --batch-size 30 --epochs 8 --local-epochs 1.7 --threads 1"
+    job = prepare(read_command_line(words.split()), SoloLink())
+    batches = [math.ceil(job.task.num_samples(client) / 30) for client in range(3)]
+    steps = [1.7 * number for number in batches]
+    assert max(of_client % 1 for of_client in steps) > 0.5, "rounding shows"
+    assert [job.federation.plan.steps_of(client) for client in range(3)] == list(map(round, steps))
+    rounds = 8 * max(batches) / round(max(steps))
+    assert rounds < job.num_rounds < rounds + 1
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """(the records of a run, what it printed, its folder): 3 clients on 2 ranks, two of them in a round."""
@@ -127,6 +167,22 @@ def test_metrics_are_those_of_the_saved_model(run):
     assert ["accuracy" in record for record in records] == [False, True, False, True, True]
 
 
+def test_the_model_of_a_round_drawn_beforehand_is_the_one_that_is_saved(tmp_path):
+    words = "--algorithm fedavg --clients 2 --local-steps 2 --rounds 6 --eval-every 1 --result uniform --seed 5"
+    config = read_command_line([*words.split(), "--threads", "1", "--out", str(tmp_path), "--tune-malloc", "false"])
+    ended = train_here(config, SoloLink())
+    number = int(generator(5, "output").integers(1, 7))
+    assert number < 6
+    module, source = MLP((1, 8, 8), 10), DigitsSource()
+    module.load_state_dict(load_file(ended.folder / "model.safetensors"))
+    images = torch.from_numpy(source.read("test", np.arange(len(source.labels["test"])))).float()[:, None] / 255
+    with torch.no_grad():
+        outputs = module((images - source.mean[0]) / source.std[0])
+    loss = functional.cross_entropy(outputs, torch.from_numpy(source.labels["test"])).item()
+    assert ended.records[number - 1]["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert ended.metrics["test_loss"] == pytest.approx(loss, rel=1e-5) != ended.records[-1]["test_loss"]
+
+
 def test_amounts_are_what_the_settings_say(run):
     records, output, _ = run
     dim, start = 64 * 200 + 200 + 200 * 10 + 10, records[0]
@@ -142,6 +198,19 @@ def test_amounts_are_what_the_settings_say(run):
         assert (after["evaluation_seconds"] > before["evaluation_seconds"]) == has_evaluated
     assert start["evaluation_seconds"] == 0
     assert re.search(r"^  sent per client +293\.2 KiB in 5 Allreduces$", output, re.MULTILINE), output
+    assert re.search(r"^  rounds +5 \(20 local steps, 40 gradients in total\)$", output, re.MULTILINE), output
+
+
+@pytest.mark.parametrize("task", ["classification", "auc"])
+def test_an_evaluation_in_small_batches_gives_the_same(monkeypatch, task):
+    job = prepare(read_command_line(f"--task {task} --clients 3 --holdout 0.2 --threads 1".split()), SoloLink())
+    found = []
+    for size in (1000, 50):
+        monkeypatch.setattr("fedmpi.data.samples.EVALUATION_BATCH", size)
+        found.append(Evaluation(job)(job.flat.x, job.flat.buffers, 0))
+    assert len(job.task._test_parts[0][-1]) % 50, "a smaller batch at the end"
+    assert dict(found[1]) == pytest.approx(dict(found[0]), rel=1e-5)
+    assert found[1].clients["train_loss"] == pytest.approx(found[0].clients["train_loss"], rel=1e-5)
 
 
 def test_perplexity_is_that_of_the_saved_model(tmp_path):
@@ -191,12 +260,38 @@ def test_perplexity_is_that_of_the_saved_model(tmp_path):
         assert record[name] == pytest.approx(value, rel=1e-5), name
 
 
-def test_times_contain_what_the_steps_took(tmp_path, monkeypatch):
+class SlowLink(SoloLink):
+    """Sums take long, too."""
+
+    def average(self, *arguments):
+        time.sleep(PAUSE)
+        super().average(*arguments)
+
+
+def test_times_contain_what_each_part_took(tmp_path, monkeypatch, capsys):
+    """Steps, sums and evaluations of known length: no part is shorter, and together they fit into the whole."""
+
+    def slowly(evaluation, *arguments, usual=Evaluation.__call__, **options):
+        time.sleep(PAUSE)
+        return usual(evaluation, *arguments, **options)
+
     monkeypatch.setenv("SLOW_WHILE", str(tmp_path))
+    monkeypatch.setattr(Evaluation, "__call__", slowly)
     words = f"--algorithm fedavg --model slow.Slow --clients 2 --local-steps 2 --rounds 3 --threads 1 --out {tmp_path}"
     began = time.perf_counter()
-    records = train_here(read_command_line([*words.split(), "--tune-malloc", "false"]), SoloLink()).records
+    config = read_command_line([*words.split(), "--tune-malloc", "false", "--eval-every", "1"])
+    records = train_here(config, SlowLink(), began=began).records
     took = time.perf_counter() - began
+    parts = ("local_seconds", "communication_seconds", "evaluation_seconds")
     for number, record in enumerate(records, 1):
         assert record["local_seconds"] >= number * 2 * 2 * STEP_SECONDS
-    assert records[-1]["local_seconds"] < records[-1]["seconds"] <= took
+        assert min(record["communication_seconds"], record["evaluation_seconds"]) >= number * PAUSE
+        assert sum(record[part] for part in parts) <= record["seconds"] <= took
+    output = capsys.readouterr().out
+    start_up = float(re.search(r"^  start-up +([0-9.]+) s before the first round$", output, re.MULTILINE)[1])
+    assert 0 < start_up <= took - records[-1]["seconds"] + 0.01
+    for name, part in zip(("local steps", "communication", "evaluation"), parts):
+        seconds = records[-1][part]
+        words = f"{seconds:.2f} s ({100 * seconds / records[-1]['seconds']:.0f} %)"
+        assert re.search(rf"^  {name} +{re.escape(words)}", output, re.MULTILINE), output
+    assert re.search(rf"^  total +{records[-1]['seconds']:.2f} s$", output, re.MULTILINE), output

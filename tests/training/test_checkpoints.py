@@ -177,9 +177,19 @@ def test_a_finished_run_is_complete_and_takes_more_rounds(run, longer, capsys):
     rows, records = outcome(run)
     assert rows == longer[0] and [record["round"] for record in records] == list(range(1, 9))
     assert (run / "metrics.jsonl").read_bytes().startswith(before)
-    times = [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert times == sorted(times)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for clock in ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds"):
+        times = [record[clock] for record in records]
+        assert times == sorted(times) and times[0] < times[-1], clock
     assert "rounds: 8" in (run / "settings.yaml").read_text() and "resume: null" in (run / "settings.yaml").read_text()
+
+
+def test_patience_counts_across_a_stop(tmp_path, monkeypatch):
+    """Steps that change no accuracy: the first evaluation is the best, and the third worse one ends the run."""
+    settings = "--algorithm fedavg --algorithm.step_size 1e-9 --clients 2 --rounds 9 --eval-every 1 --patience 3"
+    stop(monkeypatch, tmp_path, f"{settings} --name it", 2)
+    go(tmp_path, f"--resume {tmp_path / 'it'}")
+    assert len((tmp_path / "it" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 def test_a_run_that_ended_early_is_complete(tmp_path, capsys):

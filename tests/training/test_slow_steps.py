@@ -68,6 +68,15 @@ def test_only_long_waits_on_the_first_rank_of_a_node_are_said(capsys, wall, cpu,
     assert capsys.readouterr().err.count(f"local steps of {cpu:.1f} s CPU time took {wall:.1f} s: ") == number
 
 
+def test_steps_are_compared_since_the_last_comparison(capsys):
+    look = SlowSteps(types.SimpleNamespace(rank=0, local_rank=0), torch.device("cpu"))
+    said = []
+    for wall, cpu in ((6, 6), (10, 6.5), (12, 7)):  # computing all the time; too early; waiting
+        look(types.SimpleNamespace(worked=types.SimpleNamespace(wall=lambda: wall, cpu=lambda: cpu)), 0, 0, None)  # noqa: B023
+        said.append(capsys.readouterr().err)
+    assert said[:2] == ["", ""] and "local steps of 1.0 s CPU time took 6.0 s: " in said[2]
+
+
 def test_threads_are_named_if_there_are_several():
     before = torch.get_num_threads()
     try:

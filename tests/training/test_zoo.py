@@ -34,7 +34,7 @@ def plainly_trained(job):
     module = type(job.flat.module)()
     if any(isinstance(p, torch.nn.UninitializedParameter) for p in module.parameters()):
         module(job.task.batch(0, torch.zeros(2, dtype=torch.int64))[0])
-    module.load_state_dict(job.flat.named_values(job.flat.x, job.flat.buffers))
+    module.float().load_state_dict(job.flat.named_values(job.flat.x, job.flat.buffers))
     module.train()
     sampler = job.task.sampler(0, 20, 20, 0, torch.device("cpu"))
     for number in range(ROUNDS * LOCAL_STEPS):
@@ -65,6 +65,16 @@ def test_it_trains_as_plain_pytorch_does(module):
     assert np.isfinite(Evaluation(job)(job.federation.server.x, job.federation.store.buffers, ROUNDS)["train_loss"])
 
 
+@pytest.mark.parametrize("module", [odd_modules.Dropping, odd_modules.Attention, odd_modules.Lazy])
+def test_it_is_evaluated_in_evaluation_mode(module):
+    job = prepared(module)
+    found = Evaluation(job)(job.flat.x, job.flat.buffers, 0)["train_loss"]
+    inputs, labels = job.task.batch(0, torch.arange(job.task.num_samples(0)))
+    with torch.no_grad():
+        expected = functional.cross_entropy(job.flat.module.eval()(inputs), labels).item()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("module", odd_modules.REFUSED, ids=lambda cls: cls.__name__)
 def test_it_is_refused_in_one_line(module):
     with pytest.raises(UserError) as error:
@@ -73,6 +83,16 @@ def test_it_is_refused_in_one_line(module):
     assert odd_modules.REFUSED[module] in text
     assert f"model {module.__name__}" in text
     assert "\n" not in text and len(text) < 400
+
+
+@pytest.mark.parametrize("module", odd_modules.LATER, ids=lambda cls: cls.__name__)
+def test_a_model_that_changes_its_parameters_during_the_run_has_no_result(module):
+    job = prepared(module)
+    job.federation.start()
+    for _ in range(ROUNDS):
+        job.federation.run_round()
+    with pytest.raises(UserError, match=f"^model {module.__name__}: a pass {odd_modules.LATER[module]} "):
+        Evaluation(job)(job.federation.server.x, job.federation.store.buffers, ROUNDS)
 
 
 def test_an_unused_parameter_is_named_once(capfd):
