@@ -12,7 +12,15 @@ from fedmpi.program.single import run_single
 from fedmpi.report.curves import Target, metrics_of
 from fedmpi.report.further import further_parts
 from fedmpi.report.style import Look, add_options, look_of
-from fedmpi.report.tables import final_table, run_table, silo_table, target_table, write_curves, write_finals
+from fedmpi.report.tables import (
+    client_table,
+    final_table,
+    run_table,
+    silo_table,
+    target_table,
+    write_curves,
+    write_finals,
+)
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs, is_run, run_folders
 from fedmpi.text import as_markdown
@@ -139,7 +147,7 @@ def write(out, comparison, complaints, targets, look=None, refresh=None):
             axis: [(metric, as_svg(figure)) for (its_axis, metric), figure in drawn.items() if its_axis == axis]
             for axis in look.axes
         }
-        more = [(heading, table, as_svg(figure)) for heading, table, figure in parts]
+        more = [(heading, tables, as_svg(figure)) for heading, tables, figure in parts]
         text = section(problem, colors, final_table(problem), costs, run_table(problem), svgs, more)
         sections.append((problem.label, text))
     try:
@@ -215,6 +223,8 @@ def _tables(comparison, targets):
         yield problem.label, final_table(problem)
         if (clients := silo_table(problem)) is not None:
             yield f"{problem.label}, clients", clients
+        if (each := client_table(problem)) is not None:
+            yield f"{problem.label}, client by client", each
         for target in targets:
             yield f"{problem.label}, until {target}", target_table(problem, target)
 

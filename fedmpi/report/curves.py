@@ -108,6 +108,13 @@ def clients_at_end(method):
     return means
 
 
+def client_metric(methods):
+    """The first metric of several clients that is no loss, or the first loss; None if no run recorded their results."""
+    at_end = [item for method in methods for item in clients_at_end(method).items()]
+    names = list(dict.fromkeys(name for name, values in at_end if sum(value == value for value in values) > 1))
+    return next((name for name in names if "loss" not in name), names[0] if names else None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A value that a metric should reach, from below or from above."""

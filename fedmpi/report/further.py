@@ -2,30 +2,30 @@
 
 import math
 
-from fedmpi.report.curves import clients_at_end, final, metrics_of, usable_runs
-from fedmpi.report.tables import silo_table
+from fedmpi.report.curves import client_metric, clients_at_end, final, metrics_of, usable_runs
+from fedmpi.report.tables import client_table, silo_table
 from fedmpi.run_files import ROC
 from fedmpi.runs.comparison import distinguishes_methods
 from fedmpi.runs.record import HELD_OUT, less_is_better
 
 
 def further_parts(problem, style):
-    """Yield (heading, `Table` or None, figure) of each further part for which a problem's runs have data."""
+    """Yield (heading, list of `Table`, figure) of each further part for which a problem's runs have data."""
     from fedmpi.report.further_figures import draw_roc, draw_setting, draw_silos
 
-    methods, table = problem.methods, silo_table(problem)
-    clients = {number: clients_at_end(method) for number, method in enumerate(methods)}
-    names = list(dict.fromkeys(name for of_method in clients.values() for name in of_method))
-    own = [name for name in names if "loss" not in name] or names
-    for metric in own[:1] if table else ():
-        values = {number: of_method[metric] for number, of_method in clients.items() if metric in of_method}
-        yield "Clients", table, draw_silos(methods, metric, values, style)
+    methods, metric = problem.methods, client_metric(problem.methods)
+    tables = [table for table in (silo_table(problem), client_table(problem)) if table is not None]
+    if tables:
+        clients = {number: clients_at_end(method) for number, method in enumerate(methods)}
+        values = {number: of_method.get(metric, []) for number, of_method in clients.items()}
+        values = {number: some for number, some in values.items() if any(value == value for value in some)}
+        yield "Clients", tables, draw_silos(methods, metric, values, style)
     points = {number: curve for number, method in enumerate(methods) if (curve := roc_curve(method))}
     if points:
-        yield "ROC curve on the test set", None, draw_roc(methods, points, style)
-    for key, metric, lines in varied_settings(problem):
+        yield "ROC curve on the test set", [], draw_roc(methods, points, style)
+    for key, measured, lines in varied_settings(problem):
         heading = f"What {key.rpartition('.')[2].replace('_', ' ')} does"
-        yield heading, None, draw_setting(key, metric, lines, style)
+        yield heading, [], draw_setting(key, measured, lines, style)
 
 
 def roc_curve(method):

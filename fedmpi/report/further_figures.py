@@ -33,9 +33,11 @@ def draw_silos(methods, metric, values, style=None):
             known = [value for value in of_clients if value == value]
             axes.scatter(known, [row] * len(known), s=26, color=color(number), alpha=0.6, linewidth=0)
             axes.plot([statistics.fmean(known)] * 2, [row - 0.3, row + 0.3], color=INK, linewidth=1.4)
-        axes.set_yticks(range(len(values)), [_short(style.label(methods[number].label)) for number in values])
-        words = textwrap.fill(f"{title(metric)} of each client (line: mean)", int(style.width / (0.75 * style.size)))
+        names = [_short(style.label(methods[number].label)) for number in values]
+        letters = style.width / (0.6 * style.size) - max(map(len, names))  # below the axes
+        words = textwrap.fill(f"{title(metric)} of each client (line: mean)", max(12, int(letters)))
         axes.set(ylim=(len(values) - 0.4, -0.6), xlabel=words)
+        axes.set_yticks(range(len(values)), names)
         axes.xaxis.set_major_locator(MaxNLocator(4))
     return figure
 

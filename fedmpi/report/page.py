@@ -45,7 +45,7 @@ def section(problem, colors, finals, targets, runs, figures, more=()):
     Args:
         problem: a `fedmpi.runs.comparison.Problem`. colors: one per method.
         finals, runs: `Table`s. targets: list of (`Target`, `Table`).
-        figures: axis -> list of (metric, SVG text). more: list of (heading, `Table` or None, SVG text).
+        figures: axis -> list of (metric, SVG text). more: list of (heading, list of `Table`, SVG text).
     """
     return {
         "common": _common_words(problem),

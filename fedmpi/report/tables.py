@@ -1,12 +1,15 @@
 """Tables of a comparison: final values, the cost of a target, the runs; as text, Markdown, CSV."""
 
 import csv
+import math
 import statistics
 
-from fedmpi.report.curves import clearly_best, clients_at_end, curve, final, metrics_of
+from fedmpi.report.curves import clearly_best, client_metric, clients_at_end, curve, final, metrics_of
 from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
 from fedmpi.text import Table, as_cell, format_count, format_quantity, short
+
+MOST_CLIENTS, MOST_METHODS = 20, 8  # of a table of every client
 
 
 def final_table(problem):
@@ -62,6 +65,25 @@ def silo_table(problem):
                 rows.append([method.label, title(metric), str(len(known)), *(f"{n:.4f}" for n in numbers), who])
     header = ["method", "of each client", "clients", "mean", "worst", "best", "spread", "worst is"]
     return Table(header, rows) if rows else None
+
+
+def client_table(problem):
+    """A row per client with its last value of the main metric, a column per method; None without values, or with more
+    than `MOST_CLIENTS` clients or `MOST_METHODS` methods."""
+    metric = client_metric(problem.methods)
+    values = [clients_at_end(method).get(metric, []) for method in problem.methods]
+    number = max(map(len, values), default=0)
+    if not 1 < number <= MOST_CLIENTS or len(values) > MOST_METHODS:
+        return None
+    names = next((run.client_names for method in problem.methods for run in method.runs if run.client_names), [])
+    names = [*names, *[""] * number][:number]
+    padded = [[*some, *[math.nan] * number] for some in values]
+    rows = [
+        [f"{client} {name}".strip(), *("–" if math.isnan(some[client]) else f"{some[client]:.4f}" for some in padded)]
+        for client, name in enumerate(names)
+    ]
+    header = [f"{title(metric)} of client", *(method.label for method in problem.methods)]
+    return Table(header, rows)
 
 
 def target_table(problem, target):

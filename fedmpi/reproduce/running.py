@@ -102,7 +102,20 @@ def make(planning, how):
         todo = to_make(plan)
         _make_folder(plan.out)
         print(f"{len(plan.runs)} runs in {plan.out}, {len(todo)} of them still to do", flush=True)
-        run_all(plan, todo, how.ranks, how.at_a_time, how.launcher, _Ended(plan, len(todo), how))
+        used = dataclasses.replace(how, ranks=_ranks_with_a_client(plan, how.ranks))
+        if todo and used.ranks < how.ranks:
+            print(f"each run uses {used.ranks} of {how.ranks} ranks: one per client", flush=True)
+        run_all(plan, todo, used.ranks, used.at_a_time, how.launcher, _Ended(plan, len(todo), used))
+
+
+def _ranks_with_a_client(plan, ranks):
+    """How many of `ranks` each run of a plan can use: every rank needs a client."""
+    if ranks == 1:
+        return 1
+    from fedmpi.config.build import read_command_line  # imports torch
+
+    clients = (read_command_line(plan.arguments(run)).run.clients for run in plan.runs)
+    return min([ranks, *filter(None, clients)])
 
 
 def _make_folder(folder):
@@ -217,7 +230,7 @@ def emit_slurm(planning, how, path):
             f"{planning.first.out}: the other runs need the run '{FIRST_RUN}': make it first, without --emit-slurm"
         )
     plan = planning.plan
-    todo = to_make(plan)
+    todo, ranks = to_make(plan), _ranks_with_a_client(plan, how.ranks)
     if not todo:
         raise UserError(f"{plan.out}: every run has ended: nothing to submit")
     content = {"settings": plan.common, "list": [run.varied for run in plan.runs]}
@@ -228,7 +241,7 @@ def emit_slurm(planning, how, path):
         plan.out.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         text = TEMPLATE.read_text(encoding="utf-8")
-        path.write_text(job_array(text, words, numbers, how.ranks, how.at_a_time), encoding="utf-8")
+        path.write_text(job_array(text, words, numbers, ranks, how.at_a_time), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from None
     print(f"submit: sbatch {path}; afterwards the same command without --emit-slurm writes the page")

@@ -11,7 +11,7 @@ import fedmpi.report
 from fedmpi.errors import UserError
 from fedmpi.report.curves import clearly_best
 from fedmpi.report.further import varied_settings
-from fedmpi.report.tables import final_table, silo_table
+from fedmpi.report.tables import client_table, final_table, silo_table
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs
 
@@ -142,6 +142,9 @@ def test_clients_roc_and_settings_are_shown(tmp_path):
     problem = the_problem(tmp_path / "runs")
     rows = silo_table(problem).rows
     assert rows[0][1:] == ["test accuracy", "3", "0.7000", "0.5000", "0.9000", "0.1633", "client 0, Aachen"]
+    each = client_table(problem)
+    assert each.header[0] == "test accuracy of client" and len(each.header) == 4
+    assert [row[:2] for row in each.rows[:3]] == [["0 Aachen", "0.5000"], ["1 Bonn", "0.9000"], ["2 Celle", "–"]]
     ((key, metric, lines),) = varied_settings(problem)
     assert (key, metric, [value for value, _ in lines["fafed"]]) == (
         "algorithm.step_size",
@@ -152,7 +155,8 @@ def test_clients_roc_and_settings_are_shown(tmp_path):
     assert ended.returncode == 0, ended.stderr
     made = {path.name for path in (tmp_path / "page").iterdir()}
     assert {"clients.svg", "roc-curve-on-the-test-set.png", "what-step-size-does.svg"} <= made
-    assert "client 0, Aachen" in ended.stdout
+    assert "client 0, Aachen" in ended.stdout and "3 Essen" in ended.stdout
+    assert "3 Essen" in (tmp_path / "page.html").read_text()
 
 
 def test_the_figure_of_a_split_explains_its_sizes(tmp_path):

@@ -122,13 +122,16 @@ metric: accuracy
 
 
 def test_reproduction(slurm, tmp_path):
-    """A warning of the time limit stops it within a run; it is submitted once and ends with its page."""
+    """A warning of the time limit stops it within a run; it is submitted once and ends with its page.
+
+    Its runs have fewer clients than the job has ranks.
+    """
     (tmp_path / "table.yaml").write_text(EXPERIMENT)
     slow = tmp_path / "slow"
     slow.touch()
     number = slurm.submit(
-        tmp_path, SLURM / "reproduce.sbatch", "table.yaml", "--seeds", 0, options=ONE_EACH,
-        SLOW_WHILE=str(slow), FEDMPI_RANK_LOGS=str(tmp_path / "logs"), **QUICK,
+        tmp_path, SLURM / "reproduce.sbatch", "table.yaml", "--seeds", 0, options=TWO_EACH, SLOW_WHILE=str(slow),
+        FEDMPI_RANK_LOGS=str(tmp_path / "logs"), FEDMPI_DOCTOR="0", FEDMPI_LAUNCH="mpirun -np 4",
     )  # fmt: skip
     slurm.until(number, lambda: list(tmp_path.glob("reproduce/table/small/*/metrics.jsonl")))
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
@@ -138,6 +141,7 @@ def test_reproduction(slurm, tmp_path):
     job = slurm.wait(number)
     assert (job.state, job.code) == ("COMPLETED", 0), job.log
     assert "fedmpi: stopped by SIGUSR1; to continue: the same command" in job.log
+    assert "each run uses 2 of 4 ranks: one per client" in job.log
     (run,) = find_runs([tmp_path / "reproduce" / "table" / "small"])[0]
     assert run.is_complete and [record["round"] for record in run.records] == list(range(1, 41))
     assert "continuing after round" in (run.path.parent / f"{run.path.name}.log").read_text()
