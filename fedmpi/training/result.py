@@ -1,6 +1,7 @@
 """The result of a run: which iterate it is, its files, and the closing table. Not collective."""
 
 import math
+import os
 import pathlib
 import shutil
 import sys
@@ -122,7 +123,7 @@ def save_clients(job, folder):
 
 
 def _save_elsewhere(name, values, rows, description):
-    """Write the model files where there is room: a new folder in the current folder or that of temporary files.
+    """Write the model files where there is room: a new folder in the current folder, that of temporary files, or home.
 
     Args:
         name: of the run folder. values, rows, description: see `save_model`.
@@ -130,9 +131,10 @@ def _save_elsewhere(name, values, rows, description):
     Returns:
         text that says where they are.
     """
-    for place in (pathlib.Path.cwd(), pathlib.Path(tempfile.gettempdir())):
+    for find in (os.getcwd, tempfile.gettempdir, lambda: os.path.expanduser("~")):
         folder = None
         try:
+            place = find()  # fails if the current folder was removed
             folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-result-", dir=place))
             save_model(folder, values, rows, description)
             complete(folder)

@@ -4,18 +4,23 @@ import contextlib
 import json
 import math
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
+import torch
 from conftest import ROOT, disk_of, execute, train, wait_for
 
 from fedmpi.comm.host import core_quota
 from fedmpi.errors import UserError
 from fedmpi.runs.folder import outcome, read_run
+from fedmpi.runs.model_files import read_state
 from fedmpi.runs.recorder import Recorder, make_run_folder
+from fedmpi.training.result import _save_elsewhere
 
 JOB = f"{sys.executable} -m fedmpi.train --threads 1 --clients 2 --local-steps 2 --rounds 30 --eval-every 1"
 
@@ -83,6 +88,21 @@ def test_a_disk_without_room_for_the_settings_is_one_line_with_the_file(small_di
                 file.write(bytes(512))
         with pytest.raises(UserError, match="it/settings.yaml: cannot be written: No space left on device$"):
             recorder.begin({"seed": 0})
+
+
+def test_a_model_goes_home_if_no_other_folder_has_room(tmp_path, small_disk, monkeypatch):
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    monkeypatch.chdir(small_disk)
+    model = {"weight": torch.ones(5000)}
+    said = _save_elsewhere("it", model, {"x": torch.ones(5000)}, {"model": None})
+    folder = pathlib.Path(said.removeprefix("the model is in "))
+    assert folder.parent == tmp_path / "home" and torch.equal(read_state(folder)["weight"], model["weight"])
+    monkeypatch.setenv("HOME", str(small_disk))
+    assert _save_elsewhere("it", model, {}, {}) == "no other folder has room for the model: it is lost"
+    assert not list(small_disk.iterdir())
+    monkeypatch.chdir(tmp_path)  # the disk is removed now
 
 
 def test_a_removed_run_folder_is_made_again(tmp_path):
