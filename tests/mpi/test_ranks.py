@@ -135,7 +135,7 @@ class LossyOracle(FunctionOracle):
     """Client 3's loss is not a number from its second step on."""
 
     def take_losses(self):
-        return (float("nan") if self.client.index == 3 and self.client.num_draws > 1 else 1.0), 1
+        return [torch.tensor(float("nan") if self.client.index == 3 and self.client.num_draws > 1 else 1.0)]
 
 
 def test_a_loss_that_is_not_a_number_stops_every_rank(link):

@@ -118,7 +118,8 @@ def main(path, dtypes):
         os.makedirs(f"{folder}/runs")
         make_files(folder)
     MPI.COMM_WORLD.Barrier()
-    usual = "--clients 4 --local-steps 3 --rounds 3 --eval-every 1 --threads 1 --device cpu --ranks 2 --dtype"
+    usual = "--clients 4 --local-steps 3 --rounds 3 --eval-every 1 --evaluate-samples 2000 --threads 1"
+    usual += " --device cpu --ranks 2 --dtype"
     names = sorted(set(fedmpi.algorithms.__all__) - {"Algorithm", "Exchange"})
     portable = dtypes == ["float64"]
     if portable:  # initial parameters, too: those drawn in float32 differ between processors in their last bit
