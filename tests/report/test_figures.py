@@ -159,6 +159,12 @@ def test_clients_roc_and_settings_are_shown(tmp_path):
     assert "3 Essen" in (tmp_path / "page.html").read_text()
 
 
+def test_of_losses_the_largest_is_the_worst(tmp_path):
+    change_last(make_run(tmp_path / "run", "fafed", 0), clients={"test_loss": [0.3, 0.2, 0.4]})
+    (row,) = silo_table(the_problem(tmp_path)).rows
+    assert row[1:] == ["test loss", "3", "0.3000", "0.4000", "0.2000", "0.0816", "client 2"]
+
+
 def test_the_figure_of_a_split_explains_its_sizes(tmp_path):
     words = ("digits", "--clients", "4", "--partition", "dirichlet", "--plot", tmp_path / "split.svg")
     ended = execute([sys.executable, "-m", "fedmpi.data", "partition", *words], env={"PYTHONPATH": str(ROOT)})
