@@ -107,7 +107,7 @@ def _open_silos(task, context, partition):
     if context.rank == 0 and pathlib.Path(further).is_file():
         clients = f"{context.num_clients} client{'s' if context.num_clients > 1 else ''}"
         print(f"fedmpi: {further} is not used: the run has {clients} (--clients or mpirun -np)", file=sys.stderr)
-    names = [as_strings([file.attributes.get(SILO_NAME, "")])[0] for file in files.values()]
+    names = [", ".join(as_strings(file.attributes.get(SILO_NAME, ""))) for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
@@ -306,8 +306,9 @@ def draw(num_samples, number, seed, kind, owner):
 
 
 def as_strings(values):
-    """A list of str from an attribute of an HDF5 file, which may be bytes."""
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).tolist()]
+    """A list of str from an attribute of an HDF5 file: one value or an array, of text, bytes or anything else."""
+    values = np.ravel(values).tolist()
+    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
 
 
 def _facts(source, settings):

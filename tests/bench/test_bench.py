@@ -147,7 +147,7 @@ def test_compare_prints_ratios(tmp_path):
 
 
 def test_arguments_name_what_is_allowed():
-    with pytest.raises(UserError, match="expected one or more of link, round"):
+    with pytest.raises(UserError, match="expected one or more of link, gpu_link"):
         read_arguments(["lnik"])
     with pytest.raises(UserError, match="--help"):
         read_arguments(["--quik"])
@@ -258,7 +258,7 @@ def test_directions(tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["everything"], "part everything: expected one or more of link, round"),
+        (["everything"], "part everything: expected one or more of link, gpu_link"),
         (["--workload", "cn"], "did you mean 'cnn'?"),
         (["--project", "N=x"], "--project N=x: expected like"),
         (["--compare", "/nonexistent.json"], "cannot be read"),

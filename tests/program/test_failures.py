@@ -77,7 +77,8 @@ def test_a_second_ctrl_c_is_one_line_for_the_job(tmp_path, any_mpi):
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_ctrl_c_while_a_program_is_loaded_is_one_line_for_the_job(tmp_path, rank):
-    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs ignore Ctrl-C
+    (tmp_path / "torch.py").write_text(f"import signal\n{heard}\nsignal.raise_signal(signal.SIGINT)\n")
     variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PMI_RANK": rank}
     ended = execute([sys.executable, "-m", "fedmpi.train"], env=variables)
     assert ended.returncode == -signal.SIGINT

@@ -224,7 +224,7 @@ def test_silos_that_do_not_fit_are_one_line(tmp_path):
     with pytest.raises(UserError, match="silo_1.h5: lacks the attribute num_classes, which decides which"):
         load_silos(tmp_path)
     silo(tmp_path / "silo_1.h5", {"num_classes": 12})
-    with pytest.raises(UserError, match="client 1 has .*, of 12; client 0 has .*, of 10"):
+    with pytest.raises(UserError, match="client 1 has 12 original classes; client 0 has 10 original classes"):
         load_silos(tmp_path)
     silo(tmp_path / "silo_1.h5", {"num_classes": 40})
     with pytest.raises(

@@ -122,7 +122,7 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("accounts")
     ended = train(
         2, out, "--algorithm", "fedavg", "--clients", 3, "--participation", 0.7, "--rounds", 5, "--local-steps", 4,
-        "--eval-every", 2, "--partition", "dirichlet", "--holdout", 0.2, "--name", "it",
+        "--eval-every", 2, "--evaluate", "full", "--partition", "dirichlet", "--holdout", 0.2, "--name", "it",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     lines = (out / "it" / "metrics.jsonl").read_text().splitlines()

@@ -67,7 +67,7 @@ def test_it_trains_as_plain_pytorch_does(module):
 
 @pytest.mark.parametrize("module", [odd_modules.Dropping, odd_modules.Attention, odd_modules.Lazy])
 def test_it_is_evaluated_in_evaluation_mode(module):
-    job = prepared(module)
+    job = prepared(module, "--evaluate", "full")
     found = Evaluation(job)(job.flat.x, job.flat.buffers, 0)["train_loss"]
     inputs, labels = job.task.batch(0, torch.arange(job.task.num_samples(0)))
     with torch.no_grad():
