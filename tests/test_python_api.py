@@ -156,6 +156,22 @@ def test_a_run_is_evaluated_on_a_part_of_the_data_and_at_its_end_on_all(capfd):
     assert short.final["train_loss"] == part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
 
 
+def test_how_torch_computes_is_as_before_after_a_run():
+    def ways():
+        backends = torch.backends
+        return (
+            backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+    before = ways()
+    fedmpi.train(**USUAL, rounds=1, deterministic=True, tf32=not before[1])
+    assert ways() == before
+    assert before[1]  # torch's own default, which a run without --tf32 switches off
+    fedmpi.train(**USUAL, rounds=1)
+    assert ways() == before
+
+
 def test_datasets_of_clients_and_a_module():
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
     before = [p.clone() for p in net.parameters()]

@@ -88,13 +88,18 @@ def run(settings):
 
 @contextlib.contextmanager
 def _process_restored():
-    """A context that leaves torch's threads and generators and malloc as they were."""
+    """A context that leaves torch's threads, generators and ways to compute, and malloc, as they were."""
     threads = torch.get_num_threads()
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with torch.random.fork_rng():
         try:
             yield
         finally:
             torch.set_num_threads(threads)
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
             return_freed_memory()
 
 
