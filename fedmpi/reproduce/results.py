@@ -90,8 +90,9 @@ def _settings_of(record):
     """The algorithm's settings as text, like "step_size 0.1, momentum 0.9"; a schedule only if it changes the step."""
     prefix = "algorithm."
     its = {key.removeprefix(prefix): value for key, value in record.settings.items() if key.startswith(prefix)}
-    is_constant = its.get("schedule") == "constant"
-    return ", ".join(f"{name} {value}" for name, value in its.items() if not (is_constant and "schedule" in name))
+    if its.get("schedule") == "constant":
+        its = {name: value for name, value in its.items() if not name.startswith("schedule")}
+    return ", ".join(f"{name} {value}" for name, value in its.items() if value is not None)
 
 
 def _text(value):
