@@ -143,9 +143,8 @@ class _CompiledFAFED(FAFED):
         """See `FAFED.advance`."""
         numbers = [self._alpha(client), self.second_moment_decay, self.prev_grad_scale, eta or 0.0]
         rows = (client.x, client.x_prev, client.m, client.v, server.A, g, g_prev)
-        numbers = torch.tensor(
-            numbers, dtype=g.dtype, pin_memory=g.is_cuda
-        )  # pinned: the CPU does not wait for the copy
+        # In pinned memory, so that the CPU does not wait for the copy.
+        numbers = torch.tensor(numbers, dtype=g.dtype, pin_memory=g.device.type != "cpu")
         _compile(_advance)(*rows, numbers.to(g.device, non_blocking=True))
 
     def try_out(self, like):
