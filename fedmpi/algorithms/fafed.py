@@ -169,7 +169,9 @@ def _on_device(numbers, like):
         return torch.stack(
             [like.new_empty(()).copy_(n) if torch.is_tensor(n) else like.new_full((), n) for n in numbers]
         )
-    return torch.tensor(numbers, dtype=like.dtype, pin_memory=like.is_cuda).to(like.device, non_blocking=True)
+    return torch.tensor(numbers, dtype=like.dtype, pin_memory=like.device.type != "cpu").to(
+        like.device, non_blocking=True
+    )
 
 
 @functools.cache

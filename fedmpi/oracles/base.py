@@ -331,7 +331,13 @@ def negate_ascent(gradient, ascent, scale=1.0):
 
 def seed_noise(seed, device):
     """Seed the generator that modules on `device` draw dropout masks from."""
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    else:
+    if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
+    else:
+        torch.get_device_module(device).default_generators[device.index or 0].manual_seed(seed)
+
+
+def noise_kept(device):
+    """A context at whose end the generators that modules on `device` draw from are as they were."""
+    on_gpu = device.type != "cpu"
+    return torch.random.fork_rng([device] if on_gpu else [], device_type=device.type if on_gpu else "cuda")

@@ -9,8 +9,9 @@ reason. Every other one has
     panels:    name -> settings (a preset, and what differs from it). A paper's figure has a curve per method in each.
     methods:   name -> settings; the preset adds the tuned values of the algorithm that they choose.
     first:     settings of a run before all others; "{first}" in other settings is its folder.
-    scales:    small and full -> says (what is reduced), settings, first, panels or methods where only some are, and
-               tuned: method -> settings that were chosen for runs of this length (see tune).
+    scales:    small and full -> says (what is reduced), settings, first, panels or methods where only some are (or
+               panels: name -> settings of one of them), and tuned: method -> settings that were chosen for runs of
+               this length (see tune).
     metric:    by which methods are compared.
     printed:   metric, place, and values: panel -> method -> the number in the paper.
     figure:    place, axis and metrics of the paper's figure.
@@ -20,7 +21,7 @@ reason. Every other one has
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
-    findings:  list of sentences: what was found out about claims that failed.
+    findings:  small and full -> list of sentences: what was found out about claims that failed.
 """
 
 import dataclasses
@@ -61,7 +62,7 @@ class Experiment:
     tune: dict = dataclasses.field(default_factory=dict)
     cpu_hours: float | None = None
     differs: list = dataclasses.field(default_factory=list)
-    findings: list = dataclasses.field(default_factory=list)
+    findings: dict = dataclasses.field(default_factory=dict)
 
     def points(self, scale):
         """The configurations of a scale, without seeds: a list of `Point`.
@@ -78,8 +79,10 @@ class Experiment:
         tuned, reduction = what.get("tuned", {}), what.get("settings", {})
         common = {panel: as_texts(self.settings, self.panels[panel]) for panel in panels}
         own = {method: as_texts(self.methods[method], tuned.get(method, {}), reduction) for method in methods}
+        reduced = {panel: as_texts(panels[panel] or {}) if isinstance(panels, dict) else {} for panel in panels}
         return [
-            Point(panel, method, common[panel] | own[method]) for panel, method in itertools.product(panels, methods)
+            Point(panel, method, common[panel] | own[method] | reduced[panel])
+            for panel, method in itertools.product(panels, methods)
         ]
 
     def first_run(self, scale):
@@ -181,6 +184,12 @@ def _problems(one):
     """What is wrong with an experiment, a line for each."""
     if one.not_run and not one.scales:
         return
+    if not isinstance(one.findings, dict) or not set(one.findings) <= set(SCALES):
+        yield "findings: expected small or full, with a list of sentences each"
+        return
+    for sentence in [*one.differs, *itertools.chain(*one.findings.values())]:
+        if not isinstance(sentence, str):  # YAML reads "one: two" without quotes as a mapping
+            yield f"expected a sentence, in quotes if it contains a colon, not {sentence}"
     for key in ("panels", "methods", "scales", "metric"):
         if not getattr(one, key):
             yield f"expected {key}, or not_run with the reason"

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from fedmpi.reproduce.claims import num_diverged, ordering, outcomes, spread
+from fedmpi.reproduce.claims import further_seed, num_diverged, ordering, outcomes, spread
 from fedmpi.reproduce.results import paths, read_results
 from fedmpi.runs.record import title
 from fedmpi.text import Table, as_markdown, format_seconds
@@ -52,6 +52,7 @@ def page(experiment, scale, results, figures):
         "",
         f"Scale **{scale}**: {as_markdown(what.get('says', 'as in the paper'))}. "
         f"Seeds {', '.join(results.seeds)}; values are mean ± standard deviation over them.",
+        *_further(results),
         "",
     ]
     for panel, methods in results.panels.items():
@@ -61,10 +62,21 @@ def page(experiment, scale, results, figures):
         for metric, name in shown:
             lines += [f"![{as_markdown(title(metric))} of each method]({name})", ""]
     lines += _claims(experiment, results)
-    lines += _list("What was found out", experiment.findings)
+    lines += _list("What was found out", experiment.findings.get(scale, []))
     lines += _list("What differs from the paper", experiment.differs)
+    lines += _settings(results)
     lines += _made(experiment, scale, results)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _further(results):
+    """A line about the column "further seed", if there is one."""
+    if len(results.seeds) == 1:
+        return []
+    return [
+        "Another seed ends within *further seed* of the mean with a probability of 95 %, if the noise is normal; "
+        "with few seeds this is several standard deviations."
+    ]
 
 
 def _table(experiment, panel, methods):
@@ -72,7 +84,9 @@ def _table(experiment, panel, methods):
     metrics = dict.fromkeys([experiment.metric, *experiment.figure.get("metrics", [])])
     metrics = [name for name in metrics if any(name in run.metrics for one in methods for run in one.runs)]
     has_printed = any(experiment.printed_value(panel, one.label) is not None for one in methods)
+    has_spread = any(its and its.deviation is not None for its in (spread(one, metrics[0]) for one in methods))
     header = ["method", "runs", *map(title, metrics)]
+    header[3:3] = ["further seed"] if has_spread else []
     header += [f"printed ({experiment.printed['place']})", "ours − printed"] if has_printed else []
     rows = []
     for one in methods:
@@ -80,6 +94,7 @@ def _table(experiment, panel, methods):
         diverged = num_diverged(one)
         runs = str(len(one.runs)) + (f", {diverged} diverged" if diverged else "")
         row = [one.label, runs, *(str(some) if some else "diverged" if diverged else "–" for some in spreads)]
+        row[3:3] = [further_seed(spreads[0])] if has_spread else []
         if has_printed:
             row += _beside(experiment.printed_value(panel, one.label), spread(one, experiment.printed["metric"]))
         rows.append(row)
@@ -127,10 +142,26 @@ def _list(heading, sentences):
     return [f"## {heading}", "", *(f"- {as_markdown(one)}" for one in sentences), ""] if sentences else []
 
 
+def _settings(results):
+    """Lines with the settings of every method; [] of results without them."""
+    names = {}  # (method, settings) -> panels
+    for row in results.runs:
+        if row.get("settings"):
+            names.setdefault((row["method"], row["settings"]), {})[row["panel"]] = None
+    if not names:
+        return []
+    panels = len(results.panels)
+    rows = [
+        [as_markdown(method if len(its) == panels else f"{method} ({', '.join(its)})"), as_markdown(settings)]
+        for (method, settings), its in names.items()
+    ]
+    return ["## Settings of the methods", "", plain_table(["method", "settings"], rows)]
+
+
 def _made(experiment, scale, results):
     """Lines that say how the results were made: command, cost, machine, commit, date."""
     cpu = [float(row["cpu_seconds"]) for row in results.runs if row["cpu_seconds"]]
-    commits, machines, dates = (_distinct(results, key) for key in ("commit", "processor", "date"))
+    commits, machines, dates, versions = (_distinct(results, key) for key in ("commit", "processor", "date", "torch"))
     cores = _distinct(results, "cores")
     command = f"python -m fedmpi.reproduce {experiment.name} --scale {scale} --seeds {','.join(results.seeds)}"
     spent = f"{format_seconds(sum(cpu))} of CPU time, {format_seconds(sum(cpu) / len(cpu))} a run" if cpu else "–"
@@ -139,11 +170,16 @@ def _made(experiment, scale, results):
         ["runs", str(len(results.runs))],
         ["cost", spent],
         ["machine", as_markdown(", ".join(machines)) + (f", {', '.join(cores)} cores" if cores else "")],
+        ["PyTorch", ", ".join(versions) or "–"],
         ["commit", ", ".join(commits) or "–"],
         ["date", " to ".join(sorted({date[:10] for date in dates})) or "–"],
     ]
     files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale))
-    return ["## How it was made", "", plain_table(["", ""], rows), f"Every number is from {files}."]
+    again = (
+        "The command repeats these numbers to the last digit on a processor of this kind with this version of PyTorch "
+        "and one rank; elsewhere they differ by rounding, which grows during training."
+    )
+    return ["## How it was made", "", plain_table(["", ""], rows), f"Every number is from {files}. {again}"]
 
 
 def _distinct(results, key):

@@ -6,7 +6,6 @@ Pages, figures and the summary are made from these files alone.
 import csv
 import dataclasses
 import pathlib
-import shlex
 
 from fedmpi.errors import UserError
 from fedmpi.reproduce.running import provenance
@@ -18,7 +17,7 @@ KEYS = ("panel", "method", "seed")
 FACTS = (
     "cpu_seconds", "wall_seconds", "ranks", "cores", "processor", "torch", "commit", "date", "command", "made_by",
 )  # fmt: skip
-RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", *FACTS)
+RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", "settings", *FACTS)
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 
 
@@ -83,7 +82,17 @@ def _row(record):
     last = record.records[-1] if record.records else {}
     state = "complete" if record.is_complete else "diverged"
     row = {"state": state, "rounds": last.get("round", 0), "gradients": last.get("gradients", "")}
+    row["settings"] = _settings_of(record)
     return row | {name: known.get(name, "") for name in FACTS}
+
+
+def _settings_of(record):
+    """The algorithm's settings as text, like "step_size 0.1, momentum 0.9"; a schedule only if it changes the step."""
+    prefix = "algorithm."
+    its = {key.removeprefix(prefix): value for key, value in record.settings.items() if key.startswith(prefix)}
+    if its.get("schedule") == "constant":
+        its = {name: value for name, value in its.items() if not name.startswith("schedule")}
+    return ", ".join(f"{name} {value}" for name, value in its.items() if value is not None)
 
 
 def _text(value):
@@ -136,9 +145,3 @@ def read_results(folder, experiment, scale):
 def _number(text):
     value = float(text)
     return int(value) if value.is_integer() and "." not in text and "e" not in text else value
-
-
-def settings_of(row):
-    """Setting -> text of a run, from the command in its row."""
-    words = shlex.split(row["command"])[3:]
-    return dict(word.removeprefix("--").split("=", 1) for word in words)

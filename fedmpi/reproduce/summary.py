@@ -1,5 +1,7 @@
 """The page of all results: for each claim of each paper whether it was confirmed, and every table and figure."""
 
+import dataclasses
+
 from fedmpi.errors import UserError
 from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, outcomes
 from fedmpi.reproduce.experiment import SCALES, experiment_names, find_experiments, read_papers
@@ -37,12 +39,14 @@ def write_summary(folder):
 def summary(folder):
     """The text of the summary."""
     experiments = find_experiments(["all"])
-    lines = [HEAD]
+    found = {one.name: _outcomes(folder, one) for one in experiments}
+    lines = [HEAD, *_counts(experiments, found)]
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
         rows = []
         for claim, sentence in paper["claims"].items():
-            rows += _claim_rows(folder, of_paper, claim, sentence)
+            for one in of_paper:
+                rows += _claim_rows(one, [its for its in found[one.name] if its.key == claim], sentence)
         lines += [f"## {as_markdown(paper['title'])}", ""]
         lines += [plain_table(["claim", "where", "outcome", "scale, seeds", "numbers"], rows)]
         lines += _findings(folder, of_paper)
@@ -60,36 +64,74 @@ def summary(folder):
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _claim_rows(folder, experiments, claim, sentence):
-    """The rows of one claim: one for each experiment, scale and panel."""
-    rows, untested = [], []
-    for one in experiments:
-        if not any(its["claim"] == claim for its in one.claims):
-            continue
-        for scale in SCALES:
-            results = read_results(folder, one, scale)
-            if results is None:
-                continue
-            link = f"[{one.name}]({scale}/{one.name}.md)"
-            for found in outcomes(one, results):
-                if found.key == claim:
-                    where = f"{link}, {as_markdown(found.panel)}"
-                    seeds = f"{scale}, {len(results.seeds)} seeds" if found.state != NOT_TESTED else scale
-                    rows.append([as_markdown(sentence), where, _bold(found.state), seeds, as_markdown(found.words)])
-        if not any(read_results(folder, one, scale) for scale in SCALES):
-            untested.append(one.name)
-    if untested or not rows:
-        rows.append([as_markdown(sentence), ", ".join(untested) or "–", NOT_TESTED, "–", "–"])
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A claim's outcome on one panel at one scale; `scale` is "" if it was tested at none."""
+
+    key: str
+    panel: str
+    scale: str
+    seeds: int
+    state: str
+    words: str
+
+
+def _outcomes(folder, experiment):
+    """A list of `Row`s of an experiment: the scales at which a claim was tested on a panel, next to each other."""
+    made = {scale: results for scale in SCALES if (results := read_results(folder, experiment, scale))}
+    by_scale = {scale: list(outcomes(experiment, results)) for scale, results in made.items()}
+    rows = []
+    for number, untested in enumerate(outcomes(experiment, None)):
+        tested = {scale: its[number] for scale, its in by_scale.items() if its[number].state != NOT_TESTED}
+        for scale, its in tested.items():
+            rows.append(Row(its.key, its.panel, scale, len(made[scale].seeds), its.state, its.words))
+        if not tested:
+            rows.append(Row(untested.key, untested.panel, "", 0, NOT_TESTED, ""))
     return rows
+
+
+def _claim_rows(experiment, found, sentence):
+    """The rows of one claim and experiment in the table.
+
+    Args:
+        found: `Row`s of the claim.
+    """
+    rows = []
+    for one in found:
+        name = f"[{experiment.name}]({one.scale}/{experiment.name}.md)" if one.scale else experiment.name
+        seeds = "1 seed" if one.seeds == 1 else f"{one.seeds} seeds"
+        scale = f"{one.scale}, {seeds}" if one.scale else "–"
+        where = f"{name}, {as_markdown(one.panel)}"
+        rows.append([as_markdown(sentence), where, _bold(one.state), scale, as_markdown(one.words) or "–"])
+    return rows
+
+
+def _counts(experiments, found):
+    """Lines with the number of outcomes of every claim, at each scale."""
+    rows = []
+    for key, paper in read_papers().items():
+        for claim, sentence in paper["claims"].items():
+            its = [row for one in experiments if one.paper == key for row in found[one.name] if row.key == claim]
+            counts = [_count([row for row in its if row.scale == scale]) for scale in SCALES]
+            rows.append([key, as_markdown(sentence), *counts, str(sum(row.state == NOT_TESTED for row in its))])
+    header = ["paper", "claim", *(f"confirmed at {scale}" for scale in SCALES), "not tested"]
+    words = "How often each claim was confirmed, of the parts of tables and figures where it was tested:"
+    return [words, "", plain_table(header, rows)]
+
+
+def _count(rows):
+    """ "2 of 3", or "–" of no rows."""
+    return f"{sum(row.state == CONFIRMED for row in rows)} of {len(rows)}" if rows else "–"
 
 
 def _findings(folder, experiments):
     """What was found out in those experiments that were run."""
     lines = []
     for one in experiments:
-        scale = next((scale for scale in SCALES if read_results(folder, one, scale)), None)
-        if scale:
-            lines += [f"- [{one.name}]({scale}/{one.name}.md): {as_markdown(words)}" for words in one.findings]
+        for scale in SCALES:
+            if read_results(folder, one, scale):
+                link = f"[{one.name}, {scale}]({scale}/{one.name}.md)"
+                lines += [f"- {link}: {as_markdown(words)}" for words in one.findings.get(scale, [])]
     return ["What was found out:", "", *lines, ""] if lines else []
 
 

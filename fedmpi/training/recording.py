@@ -8,6 +8,7 @@ import torch
 from fedmpi.errors import UserError
 from fedmpi.federation.recorded import RecordedSteps
 from fedmpi.oracles.autograd import Autograd
+from fedmpi.oracles.base import noise_kept
 from fedmpi.oracles.graphs import CudaTape, Recordings, cuda_graph
 
 TOLERANCE = 1e-3  # of the norm of a gradient: some kernels do not always add in the same order
@@ -56,7 +57,6 @@ def _tried_reason(flat, oracle, recordings):
     """Compare replayed gradients with those that are computed as always, at two points on two minibatches."""
     state = (oracle.client.buffers, *oracle.client.counters)
     before = [value.clone() for value in state]
-    devices = [flat.x.device] if flat.x.device.type == "cuda" else []
 
     def restore():
         for value, old in zip(state, before):
@@ -71,7 +71,7 @@ def _tried_reason(flat, oracle, recordings):
 
     flat.module.train()
     try:
-        with torch.random.fork_rng(devices):
+        with noise_kept(flat.x.device):
             samples = [oracle.sample(number) for number in (0, 1)]
             for turn in (0, 1, 0):
                 point = flat.x * (1 + 0.1 * turn)

@@ -1,6 +1,8 @@
 """The papers' tables and figures: their files, a small one from its runs to its page, and the committed results."""
 
 import csv
+import itertools
+import math
 import re
 import statistics
 import sys
@@ -19,7 +21,7 @@ from fedmpi.reproduce.__main__ import listing
 from fedmpi.reproduce.claims import outcomes
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page
-from fedmpi.reproduce.results import Results, paths, read_results
+from fedmpi.reproduce.results import Results, paths, read_results, write_rows
 from fedmpi.reproduce.summary import summary
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder
@@ -52,6 +54,7 @@ TINY = {
     "metric": "distance",
     "printed": {"metric": "distance", "place": "Table 9", "values": {"quadratic": {"FedAvg": 0.5, "FAFED": 0.25}}},
     "claims": [{"claim": "best", "ahead": "FedAvg", "of": ["too fast"]}],
+    "findings": {"small": ["It is so."], "full": ["Not here."]},
 }
 
 
@@ -144,9 +147,11 @@ def test_the_page_shows_what_the_csv_file_contains(reproduced):
     for method, printed in (("FedAvg", 0.5), ("FAFED", 0.25)):
         values = [float(row["distance"]) for row in last if row["method"] == method]
         mean, deviation = statistics.fmean(values), statistics.stdev(values)
-        row = f"| {method} | 2 | {format_metric(mean, deviation)} | {printed:g} | {printed - mean:+.4f} |"
-        assert row.replace(f"{printed - mean:+.4f}", f"{mean - printed:+.4f}") in text
-    assert "| too fast | 2, 2 diverged | diverged | – | – |" in text
+        further = format_metric(mean, 12.71 * math.sqrt(1.5) * deviation).split(" ± ")[1]  # Student's t, 2 seeds
+        row = f"| {method} | 2 | {format_metric(mean, deviation)} | ± {further} | {printed:g} | {mean - printed:+.4f} |"
+        assert row in text
+    assert "| too fast | 2, 2 diverged | diverged | – | – | – |" in text
+    assert "| FAFED | step_size 0.01, fresh_weight " in text and "- It is so." in text and "- Not here." not in text
     assert "Order in the paper: FAFED &gt; FedAvg." in text
     assert "**confirmed**" in text and "ahead of too fast (diverged)" in text
     assert (results / "small" / "tiny-quadratic-distance.svg").is_file()
@@ -204,6 +209,48 @@ def test_tuning_chooses_on_held_out_data_and_keeps_the_whole_grid(tmp_path):
     file.write_text(yaml.safe_dump(one), encoding="utf-8")
     with pytest.raises(UserError, match="1, 2 points: expected as many for each"):
         read_experiment(file)
+
+
+def test_a_scale_can_reduce_one_panel_more_than_another(tmp_path):
+    file = tmp_path / "tiny.yaml"
+    panels = {"quadratic": {"rounds": 3}, "other": {}}
+    both = {name: dict(TINY["panels"]["quadratic"]) for name in panels}
+    scales = {"small": {"panels": panels, "settings": {"rounds": 2}}, "full": {"panels": ["other"]}}
+    file.write_text(yaml.safe_dump(TINY | {"panels": both, "scales": scales}), encoding="utf-8")
+    one = read_experiment(file)
+    assert {(point.panel, point.settings["rounds"]) for point in one.points("small")} == {
+        ("quadratic", "3"),
+        ("other", "2"),
+    }
+    assert {(point.panel, point.settings["rounds"]) for point in one.points("full")} == {("other", "4")}
+
+
+def test_a_sentence_that_yaml_reads_as_something_else_is_refused(tmp_path):
+    file = tmp_path / "tiny.yaml"
+    for findings in ({"small": [{"The reason": "none"}]}, ["It is so."], {"large": ["It is so."]}):
+        file.write_text(yaml.safe_dump(TINY | {"findings": findings}), encoding="utf-8")
+        with pytest.raises(UserError, match="expected a sentence, in quotes|expected small or full"):
+            read_experiment(file)
+
+
+def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_other(tmp_path):
+    one = next(one for one in EXPERIMENTS if one.name == "fafed_table2_medium")
+    for scale, best in (("small", 0.9), ("full", 0.1)):
+        curves, runs = [], []
+        for (method, value), seed in itertools.product((("FAFED", best), ("FedAvg", 0.5)), range(2)):
+            key = {"panel": "medium", "method": method, "seed": seed}
+            curves.append(key | {"round": 1, "accuracy": value + 0.01 * seed})
+            runs.append(key | {"state": "complete", "cpu_seconds": 1})
+        for path, lines in zip(paths(tmp_path, one, scale), (curves, runs)):
+            write_rows(path, list(lines[0]), lines)
+    text = summary(tmp_path)
+    sentence = read_papers()["fafed"]["claims"]["best"]
+    untested = sum(len(its.panels) for its in RUN if its.paper == "fafed" and its.claims[0]["claim"] == "best")
+    extra = sum(len(its.claims) - 1 for its in RUN if its.name == "fafed_table2_high")
+    assert f"| fafed | {sentence} | 1 of 1 | 0 of 1 | {untested - 1 + extra} |" in text
+    lines = [line for line in text.splitlines() if "/fafed_table2_medium.md), medium |" in line]
+    assert ["small, 2 seeds" in lines[0], "full, 2 seeds" in lines[1], len(lines)] == [True, True, 2]
+    assert "**confirmed**" in lines[0] and "**not confirmed**" in lines[1]
 
 
 def results_of(values):
