@@ -1,13 +1,15 @@
-"""Whether gradients can be replayed from recordings (--cuda_graph), which is tried on two minibatches."""
+"""Whether gradients and local steps can be replayed from recordings (--cuda_graph), which is tried on minibatches."""
 
+import sys
 import textwrap
 
 import torch
 
 from fedmpi.errors import UserError
+from fedmpi.federation.recorded import RecordedSteps
 from fedmpi.oracles.autograd import Autograd
 from fedmpi.oracles.base import noise_kept
-from fedmpi.oracles.graphs import Recordings, cuda_graph
+from fedmpi.oracles.graphs import CudaTape, Recordings, cuda_graph
 
 TOLERANCE = 1e-3  # of the norm of a gradient: some kernels do not always add in the same order
 
@@ -35,6 +37,20 @@ def record_gradients(config, task, flat, oracles, record=cuda_graph):
     for oracle in oracles if not why_not else ():
         oracle.recordings = recordings
     return why_not
+
+
+def record_steps(federation, task, make_tape=CudaTape):
+    """Let a federation replay whole local steps, once `record_gradients` has found nothing against it. Not collective.
+
+    Where that turns out to be impossible in the first steps, rank 0 says why, and only gradients are replayed.
+    """
+
+    def say(why_not):
+        if federation.link.rank == 0:
+            line = f"fedmpi: cuda_graph = on: gradients are recorded, but not whole local steps, because {why_not}"
+            print(line, file=sys.stderr, flush=True)
+
+    federation.local_step = RecordedSteps(federation.algorithm, task.gathers, make_tape, say)
 
 
 def _tried_reason(flat, oracle, recordings):
