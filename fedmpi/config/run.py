@@ -204,8 +204,8 @@ class Run:
     )
     cuda_graph: str = setting(
         "auto",
-        "on: replay the gradients of local steps from CUDA graphs, for small models on GPUs (docs/gpu.md); off; auto: "
-        "off, because it has not been tested on a GPU",
+        "on: replay local steps, or at least gradients, from CUDA graphs, for small models on GPUs (docs/gpu.md); off; "
+        "auto: off, because it has not been tested on a GPU",
         among=("auto", "on", "off"),
         role="speed",
     )

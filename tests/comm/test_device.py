@@ -1,10 +1,13 @@
 """Which device a rank gets, and which transports suit its memory, from stated facts: no GPU is needed."""
 
 import os
+import pathlib
+import re
 
 import pytest
 import torch
 
+import fedmpi
 import fedmpi.comm.transports
 from fedmpi.comm.device import (
     device_key,
@@ -43,9 +46,28 @@ def test_devices_that_are_not_there(device, gpus):
 
 def test_the_message_says_what_hides_the_gpus():
     with pytest.raises(UserError, match=r"0 GPUs \(CUDA_VISIBLE_DEVICES is ''\); use --device cpu"):
-        device_name("cuda", 0, 0, visible="")
+        device_name("cuda", 0, 0, environment={"CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": "0"})
+    with pytest.raises(UserError, match=r"1 GPUs \(HIP_VISIBLE_DEVICES is '3'\); use"):
+        device_name("cuda:1", 0, 1, environment={"HIP_VISIBLE_DEVICES": "3"})
     with pytest.raises(UserError, match="sees 1 GPUs; use"):
-        device_name("cuda:1", 0, 1)
+        device_name("cuda:1", 0, 1, environment={})
+
+
+def test_gpus_of_other_makers_are_used_if_the_user_names_them():
+    assert device_name("auto", 1, 4, "xpu") == "cpu"
+    assert device_name("xpu", 5, 4, "xpu") == "xpu:1"
+    assert device_name("xpu:2", 0, 4, "xpu") == "xpu:2"
+    with pytest.raises(UserError, match=r"sees 4 devices of type xpu \(ZE_AFFINITY_MASK is '0'\); use"):
+        device_name("cuda", 0, 4, "xpu", {"ZE_AFFINITY_MASK": "0", "CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(UserError, match="device = xpu: this rank sees 2 GPUs; use"):
+        device_name("xpu", 0, 2, environment={})
+
+
+def test_torch_cuda_is_asked_only_for_what_other_gpus_do_not_have():
+    package = pathlib.Path(fedmpi.__file__).parent
+    files = {path for path in package.rglob("*.py") if re.search(r"torch\.cuda\.", path.read_text())}
+    names = {str(path.relative_to(package)) for path in files if "bench" not in path.parts}
+    assert names == {"comm/transports/staged.py", "oracles/graphs.py"}  # pinning of memory in use, CUDA graphs
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,8 @@ def _make_group(store, world, device):
     """The process group of all ranks: of NCCL for a GPU, of gloo for the CPU."""
     if device.type == "cpu":
         return torch.distributed.ProcessGroupGloo(store, world.rank, world.size, timeout=LONGEST_SUM)
+    if device.type != "cuda":
+        raise ValueError(f"NCCL does not serve devices of type {device.type}; use --transport staged")
     options = torch.distributed.ProcessGroupNCCL.Options()  # AttributeError if torch has no NCCL
     options._timeout = LONGEST_SUM
     return torch.distributed.ProcessGroupNCCL(store, world.rank, world.size, options)
