@@ -8,7 +8,6 @@ import os
 import struct
 import tempfile
 
-import numpy as np
 import torch
 
 from fedmpi.comm.shared_memory import SHARED_FOLDER
@@ -114,13 +113,14 @@ class PeerWindow(NodeWindow):
         except (OSError, RuntimeError) as error:
             problem = _line(error)
         self._agree(problem)
-        mine = np.frombuffer(b"".join(handle.ljust(HANDLE_BYTES, b"\0") for handle in handles), np.uint8)
-        for rank, row in enumerate(node.allgather(mine).astype(np.uint8).reshape(node.size, node.size, HANDLE_BYTES)):
+        mine = b"".join(handle.ljust(HANDLE_BYTES, b"\0") for handle in handles)
+        for rank, theirs in enumerate(node.allgather_bytes(mine)):
+            begin = node.rank * HANDLE_BYTES
             try:
                 if rank == node.rank:
                     self.vectors.append(self.mine)
                 elif not problem:
-                    self.vectors.append(memory.open(row[node.rank].tobytes(), numel, dtype))
+                    self.vectors.append(memory.open(theirs[begin : begin + HANDLE_BYTES], numel, dtype))
             except (OSError, RuntimeError) as error:
                 problem = _line(error)
         self._agree(problem)
