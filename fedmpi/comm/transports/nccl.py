@@ -7,7 +7,6 @@ for NCCL, so that all but NCCL itself is tested.
 import datetime
 import socket
 
-import numpy as np
 import torch
 
 from fedmpi.comm.link import divide
@@ -106,5 +105,4 @@ def _make_group(store, world, device):
 
 def _first_text(world, text):
     """Rank 0's text, on all ranks. Collective."""
-    row = world.allgather(np.frombuffer(text.encode().ljust(ADDRESS_BYTES), np.uint8))[0]
-    return row.astype(np.uint8).tobytes().decode().strip()
+    return world.allgather_bytes(text.encode().ljust(ADDRESS_BYTES))[0].decode().strip()
