@@ -7,7 +7,7 @@ import torch
 
 from fedmpi.federation.stack import Stack
 from fedmpi.oracles.autograd import Autograd
-from fedmpi.oracles.base import seed_noise
+from fedmpi.oracles.base import noise_kept, seed_noise
 from fedmpi.oracles.stacked import StackedOracle, stacked_gradients
 from fedmpi.registry import command_name
 from fedmpi.streams import derive
@@ -53,11 +53,10 @@ def _tried_reason(config, task, flat, samplers):
     """Compare the gradients of two equal minibatches at once with the gradient of one, as it is always computed."""
     client, sampler = next(iter(samplers.items()))
     z, g = flat.x.clone(), torch.empty_like(flat.x)
-    devices = [z.device] if z.device.type == "cuda" else []
     flat.point_at(z, flat.buffers)
     flat.module.train()
     try:
-        with torch.random.fork_rng(devices):
+        with noise_kept(z.device):
             seed_noise(derive(config.run.seed, "try"), z.device)
             batch = task.batch(client, sampler(0))
             at_once, _ = stacked_gradients(flat, task)(torch.stack([z, z]), [batch, batch])
