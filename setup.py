@@ -36,7 +36,7 @@ setup(
     # A plain .pth file: with setuptools' finder, `import fedmpi` in the folder above a clone finds the clone's folder.
     options={"editable_wheel": {"mode": "compat"}},
     install_requires=[
-        "torch>=2.4",  # models, gradients, vectors
+        "torch>=2.6",  # models, gradients, vectors
         "mpi4py>=4.0",  # MPI; version 4 works with any MPI library at run time
         "numpy>=1.26",  # buffers of MPI and HDF5
         "h5py>=3.10",  # data sets and models on disk

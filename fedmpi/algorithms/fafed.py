@@ -141,12 +141,9 @@ class _CompiledFAFED(FAFED):
 
     def advance(self, client, server, g, g_prev, eta):
         """See `FAFED.advance`."""
-        numbers = [self._alpha(client), self.second_moment_decay, self.prev_grad_scale, eta or 0.0]
+        numbers = [self._alpha(client), self.second_moment_decay, self.prev_grad_scale, 0.0 if eta is None else eta]
         rows = (client.x, client.x_prev, client.m, client.v, server.A, g, g_prev)
-        numbers = torch.tensor(
-            numbers, dtype=g.dtype, pin_memory=g.is_cuda
-        )  # pinned: the CPU does not wait for the copy
-        _compile(_advance)(*rows, numbers.to(g.device, non_blocking=True))
+        _compile(_advance)(*rows, _on_device(numbers, g))
 
     def try_out(self, like):
         """Compile now, on rows of the dtype and device of `like`, rather than in the first local step; returns self.
@@ -164,6 +161,17 @@ class _CompiledFAFED(FAFED):
                 "install a C++ compiler or leave fused_update off"
             ) from error
         return self
+
+
+def _on_device(numbers, like):
+    """Some numbers as a vector of the dtype and device of `like`; the CPU does not wait for the copy."""
+    if any(isinstance(number, torch.Tensor) for number in numbers):  # in a recording, which copies nothing from the CPU
+        return torch.stack(
+            [like.new_empty(()).copy_(n) if torch.is_tensor(n) else like.new_full((), n) for n in numbers]
+        )
+    return torch.tensor(numbers, dtype=like.dtype, pin_memory=like.device.type != "cpu").to(
+        like.device, non_blocking=True
+    )
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Where the time of a round goes.
 
 The parts are timed from outside: wrappers around the algorithm, the link and the oracles take the
-time of their methods. A GPU is waited for between the parts, so that there they do not overlap.
+time of their methods. On a GPU its own events take it: nothing waits for them before the end of a round.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from fedmpi.bench.timing import wait_for_gpu
+from fedmpi.bench.timing import moment, seconds_between, wait_for_gpu
 
 ALGORITHM_METHODS = ("start", "server_start", "client_start", "download", "local_step", "upload")
 ORACLE_PARTS = {
@@ -40,38 +40,48 @@ def break_down(rounds, seconds):
         client.oracle = _Timed(oracle, clock, ORACLE_PARTS)
     try:
         begin = time.perf_counter()
-        rounds.run()
+        clock.round(rounds.run)
         once = link.allgather([time.perf_counter() - begin]).max()
         number = int(np.clip(seconds / once, 3, 200))
         for _ in range(number - 1):
-            rounds.run()
-        total = time.perf_counter() - begin
+            clock.round(rounds.run)
     finally:
         federation.algorithm, federation.link, federation.store = algorithm, link, store
         for client, oracle in zip(federation.clients, oracles):
             client.oracle = oracle
     parts = {part: spent / number for part, spent in clock.seconds.items()}
-    parts["overhead"] = total / number - sum(parts.values())
     return dict(zip(parts, link.allgather(list(parts.values())).mean(0).tolist()))
 
 
 class _Clock:
-    """Adds up seconds per part; a part that runs inside another is not counted in the other."""
+    """Adds up seconds per part of a round; a part that runs inside another is not counted in the other."""
 
     def __init__(self):
-        self.seconds = dict.fromkeys(("gradient", "update", "data", "communication", "waiting"), 0.0)
-        self._inner = [0.0]  # seconds of the parts inside each open part, outermost first
+        parts = ("gradient", "update", "data", "communication", "waiting", "overhead")
+        self.seconds = dict.fromkeys(parts, 0.0)
+        self._open = []  # names of the open parts, outermost first
+        self._spans = []  # (part, part around it or None, moment of its begin, of its end) in this round
+
+    def round(self, run):
+        """Call `run`, one round: what is in no part of it is overhead."""
+        with self.part("overhead"):
+            run()
+        wait_for_gpu()
+        for name, around, begin, end in self._spans:
+            spent = seconds_between(begin, end)
+            self.seconds[name] += spent
+            if around:
+                self.seconds[around] -= spent
+        self._spans.clear()
 
     @contextlib.contextmanager
     def part(self, name):
-        self._inner.append(0.0)
-        wait_for_gpu()
-        begin = time.perf_counter()
+        around = self._open[-1] if self._open else None
+        self._open.append(name)
+        begin = moment()
         yield
-        wait_for_gpu()
-        spent = time.perf_counter() - begin
-        self.seconds[name] += spent - self._inner.pop()
-        self._inner[-1] += spent
+        self._spans.append((name, around, begin, moment()))
+        self._open.pop()
 
     def timed(self, name, function):
         def call(*args, **options):

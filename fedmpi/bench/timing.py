@@ -95,6 +95,23 @@ def _turn(link, case, number):
     return time.perf_counter() - begin
 
 
+def moment():
+    """The present moment, for `seconds_between`: of this rank's GPU, once it has computed what was begun so far.
+
+    Nothing waits for a GPU, so that computations on it overlap with Python as they do without a clock.
+    """
+    if not torch.accelerator.is_available():
+        return time.perf_counter()
+    event = torch.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(first, second):
+    """Seconds between two moments; if there is a GPU, after `wait_for_gpu`."""
+    return second - first if isinstance(first, float) else first.elapsed_time(second) / 1000
+
+
 def wait_for_gpu():
     """Wait until this rank's GPU has computed all that was begun; without a GPU there is nothing to wait for."""
     if torch.accelerator.is_available():

@@ -1,6 +1,7 @@
 """The device of a rank: which GPU it is bound to, and which ranks share one.
 
-The code for GPUs has not run on a GPU. Its decisions are plain functions, which tests call with made-up facts.
+The code for GPUs has not run on a GPU. Its decisions are plain functions, which tests call with made-up facts. GPUs
+of makers other than NVIDIA and AMD ("xpu" and others, see `torch.accelerator`) are used if the user names them.
 """
 
 import hashlib
@@ -13,6 +14,11 @@ import torch
 
 from fedmpi.errors import UserError
 
+VISIBLE = {  # type of device -> the variables that limit which ones a process sees
+    "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "xpu": ("ZE_AFFINITY_MASK",),
+}
+
 
 def pick_device(device, link):
     """The torch device of this rank, which becomes its current one. Not collective.
@@ -23,11 +29,19 @@ def pick_device(device, link):
     Raises:
         UserError: if there is no such device.
     """
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0  # of CUDA_VISIBLE_DEVICES, if it is set
-    chosen = torch.device(device_name(device, local_number(os.environ, link.local_rank, link.size), num_gpus))
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
+    kind, num_gpus = accelerator()
+    number = local_number(os.environ, link.local_rank, link.size)
+    chosen = torch.device(device_name(device, number, num_gpus, kind))
+    if chosen.type != "cpu":
+        torch.get_device_module(chosen).set_device(chosen)
     return chosen
+
+
+def accelerator():
+    """(type, number) of the GPUs that this process sees, like ("cuda", 4); ("cuda", 0) if there are none."""
+    if not torch.accelerator.is_available():
+        return "cuda", 0
+    return torch.accelerator.current_accelerator().type, torch.accelerator.device_count()
 
 
 def set_arithmetic(tf32, deterministic):
@@ -38,31 +52,37 @@ def set_arithmetic(tf32, deterministic):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product is computed
 
 
-def device_name(device, local_number, num_gpus, visible=None):
-    """The name of a rank's device: "cpu" or "cuda:NUMBER".
+def device_name(device, local_number, num_gpus, kind="cuda", environment=os.environ):
+    """The name of a rank's device: "cpu" or "TYPE:NUMBER".
 
     Args:
-        device: "auto" takes the GPU `local_number` mod `num_gpus` if there is one, else the CPU; "cuda" insists on
-            a GPU; "cpu" and "cuda:1" are taken literally.
-        local_number: of the rank among those of its node. num_gpus: that this process sees.
-        visible: CUDA_VISIBLE_DEVICES, for the message; default: that of this process.
+        device: "auto" takes the GPU `local_number` mod `num_gpus` if there is one of type "cuda", else the CPU;
+            "cuda" (or another type) insists on a GPU; "cpu" and "cuda:1" are taken literally.
+        local_number: of the rank among those of its node. num_gpus: that this process sees. kind: their type.
+        environment: variable -> text, for the message.
 
     Raises:
         UserError: if there is no such device.
     """
     if device == "auto":
-        device = "cuda" if num_gpus else "cpu"
+        device = "cuda" if num_gpus and kind == "cuda" else "cpu"
     try:
         chosen = torch.device(device)
     except RuntimeError:
         raise UserError(f"device = {device}: expected auto, cpu, cuda or cuda:NUMBER") from None
     if chosen.type == "cpu":
         return "cpu"
-    if chosen.type != "cuda" or num_gpus == 0 or (chosen.index or 0) >= num_gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-        limited = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
-        raise UserError(f"device = {device}: this rank sees {num_gpus} GPUs{limited}; use --device cpu or auto")
-    return f"cuda:{local_number % num_gpus if chosen.index is None else chosen.index}"
+    if chosen.type != kind or num_gpus == 0 or (chosen.index or 0) >= num_gpus:
+        variable = _visible(environment, kind)
+        limited = f" ({variable} is '{environment[variable]}')" if variable else ""
+        them = f"{num_gpus} GPUs" if kind == "cuda" else f"{num_gpus} devices of type {kind}"
+        raise UserError(f"device = {device}: this rank sees {them}{limited}; use --device cpu or auto")
+    return f"{kind}:{local_number % num_gpus if chosen.index is None else chosen.index}"
+
+
+def _visible(environment, kind):
+    """The variable that limits which devices of a type a process sees; None if none of them is set."""
+    return next((name for name in VISIBLE.get(kind, ()) if name in environment), None)
 
 
 def local_number(environment, local_rank, num_ranks):
@@ -85,15 +105,16 @@ def device_key(device):
     """What identifies the physical GPU (or MIG slice) behind a torch device on its node; "" for the CPU."""
     if device.type == "cpu":
         return ""
-    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-    return physical_device(os.environ.get("CUDA_VISIBLE_DEVICES"), device.index, uuid)
+    uuid = str(getattr(torch.get_device_module(device).get_device_properties(device), "uuid", ""))
+    variable = _visible(os.environ, device.type)
+    return physical_device(os.environ[variable] if variable else None, device.index, uuid)
 
 
 def physical_device(visible, index, uuid=""):
     """What identifies the GPU or MIG slice that a process sees as number `index`; the same in all processes of a node.
 
     Args:
-        visible: CUDA_VISIBLE_DEVICES: numbers, UUIDs ("GPU-8932f937-...") or slices ("MIG-..."), or None.
+        visible: CUDA_VISIBLE_DEVICES or the like: numbers, UUIDs ("GPU-8932f937-...") or slices ("MIG-..."), or None.
         uuid: of the GPU, as torch reports it, or "".
     """
     names = [name.strip() for name in (visible or "").split(",") if name.strip()]

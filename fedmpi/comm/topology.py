@@ -36,6 +36,11 @@ class Communicator:
             self.wait(self.mpi.Iallgather(mine, everyone))
         return everyone
 
+    def allgather_bytes(self, data):
+        """Every rank's bytes, in rank order; equally many of each rank."""
+        rows = self.allgather(np.frombuffer(data, np.uint8))
+        return [row.astype(np.uint8).tobytes() for row in rows]
+
     def first_rank_where(self, condition):
         """The lowest rank whose `condition` is true, or None."""
         return lowest_true(self.allgather([float(condition)]))

@@ -74,7 +74,7 @@ class NodeWindow:
             finish: `finish(strips)`, called while a strip of the slice is in the cache, with that strip of every
                 vector; the first one contains the sum.
         """
-        for strip in _strips(part):
+        for strip in self.strips(part):
             strips = [vector[strip] for vector in self.vectors]
             distance = 1
             while distance < len(strips):
@@ -92,7 +92,7 @@ class NodeWindow:
             offsets: name -> (rank, where its slot begins). steps: (a, b) each: the sum b is added to the sum a.
             then: called with each strip of the slice, after its steps, while it is in the cache.
         """
-        for strip in _strips(where):
+        for strip in self.strips(where):
             parts = {
                 name: self.vectors[rank][begin + strip.start : begin + strip.stop]
                 for name, (rank, begin) in offsets.items()
@@ -101,6 +101,11 @@ class NodeWindow:
                 parts[a].add_(parts[b])
             if then is not None:
                 then(strip)
+
+    def strips(self, where):
+        """A slice as consecutive short ones that pass through the cache."""
+        strip = STRIP * torch.get_num_threads()
+        return [slice(begin, min(begin + strip, where.stop)) for begin in range(where.start, where.stop, strip)]
 
     def synchronise(self):
         """Make the writes of every rank of the node visible to all of them. Collective on the node."""
@@ -121,12 +126,6 @@ def slices(start, stop, number, itemsize):
     inner = [(start + (stop - start) * part // number) // line * line for part in range(1, number)]
     edges = [start, *(max(start, edge) for edge in inner), stop]
     return [slice(a, b) for a, b in zip(edges, edges[1:])]
-
-
-def _strips(where):
-    """The slice as consecutive short ones that pass through the cache."""
-    strip = STRIP * torch.get_num_threads()
-    return [slice(begin, min(begin + strip, where.stop)) for begin in range(where.start, where.stop, strip)]
 
 
 def divide_and_spread(parts, divisor):

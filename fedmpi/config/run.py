@@ -137,8 +137,8 @@ class Run:
         "auto",
         "how vectors are summed over the ranks: allreduce (by MPI), shared (in the node's shared memory), auto (shared "
         "if that is faster, otherwise allreduce); for GPUs, and not tested on one: staged (through host memory in "
-        "overlapping chunks), nccl, cuda_aware (by an MPI that reads GPU memory)",
-        among=("auto", "allreduce", "shared", "staged", "nccl", "cuda_aware"),
+        "overlapping chunks), nccl, cuda_aware (by an MPI that reads GPU memory), ipc (in the memory of a node's GPUs)",
+        among=("auto", "allreduce", "shared", "staged", "nccl", "cuda_aware", "ipc"),
         role="speed",
     )
     reduction: str = setting(
@@ -204,8 +204,8 @@ class Run:
     )
     cuda_graph: str = setting(
         "auto",
-        "on: replay the gradients of local steps from CUDA graphs, for small models on GPUs (docs/gpu.md); off; auto: "
-        "off, because it has not been tested on a GPU",
+        "on: replay local steps, or at least gradients, from CUDA graphs, for small models on GPUs (docs/gpu.md); off; "
+        "auto: off, because it has not been tested on a GPU",
         among=("auto", "on", "off"),
         role="speed",
     )

@@ -9,9 +9,8 @@ from fedmpi.streams import FIRST, WHOLE, generator
 def to_device(array, device):
     """A numpy array as a tensor on a device; the CPU does not wait for the copy."""
     tensor = torch.from_numpy(array)
-    return (
-        tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor.to(device)
-    )
+    on_cpu = torch.device(device).type == "cpu"
+    return tensor.to(device) if on_cpu else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class EpochSampler:

@@ -151,13 +151,14 @@ class Samples:
         device, indices = self._scale.device, indices.to(values.device)
         if values.device == device:
             return values.index_select(0, indices)
-        if device.type != "cuda":
+        if device.type in ("cpu", "meta"):  # nothing to wait for
             return values.index_select(0, indices).to(device)
         pinned = torch.empty(len(indices), *values.shape[1:], dtype=values.dtype, pin_memory=True)
         torch.index_select(values, 0, indices, out=pinned)
         # The GPU still computes earlier steps: it copies meanwhile.
-        computing, copying = torch.cuda.current_stream(device), _copy_stream(device)
-        with torch.cuda.stream(copying):
+        backend = torch.get_device_module(device)
+        computing, copying = backend.current_stream(device), _copy_stream(device)
+        with backend.stream(copying):
             moved = pinned.to(device, non_blocking=True)
         computing.wait_stream(copying)
         moved.record_stream(computing)
@@ -178,7 +179,7 @@ class Samples:
 
 @functools.cache
 def _copy_stream(device):
-    return torch.cuda.Stream(device)
+    return torch.get_device_module(device).Stream(device)
 
 
 def _channels_first(rows, back=False):

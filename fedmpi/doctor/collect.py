@@ -96,8 +96,8 @@ def _check_rows(link, ranks, config, context, sizes, errors):
     dim, num_buffers = sizes
     store = RowStore(config.algorithm, dim, num_buffers, len(context.clients), context.dtype, device="meta")
     rows = store.nbytes + 3 * dim * context.dtype.itemsize  # and the model, its vector, a gradient
-    on_gpu = context.device.type == "cuda"
-    left = torch.cuda.mem_get_info(context.device)[0] if on_gpu else node_memory()
+    on_gpu = context.device.type != "cpu"
+    left = torch.get_device_module(context.device).mem_get_info(context.device)[0] if on_gpu else node_memory()
     found = link.allgather([rows, float("nan") if left is None else left])
     needed, lefts = found[:, 0].tolist(), found[:, 1].tolist()
     alone = [dataclasses.replace(facts, leader=facts.rank) for facts in ranks] if on_gpu else ranks

@@ -60,8 +60,8 @@ def describe_rank(link, device):
     try:
         chosen = pick_device(device, link)
         key = device_key(chosen)
-        name = f"{chosen} ({torch.cuda.get_device_properties(chosen).name})" if key else str(chosen)
-        near = cores_near(_pci_address(chosen)) if key else []
+        name = f"{chosen} ({_properties(chosen).name})" if key else str(chosen)
+        near = cores_near(pci_address(_properties(chosen))) if key else []
     except UserError as met:
         error = str(met)
     return RankFacts(
@@ -80,11 +80,14 @@ def describe_rank(link, device):
     )
 
 
-def _pci_address(device):
-    """Where a GPU is on the PCI bus, like "0000:3b:00.0"."""
-    facts = torch.cuda.get_device_properties(device)
-    numbers = (getattr(facts, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
-    return "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+def _properties(device):
+    return torch.get_device_module(device).get_device_properties(device)
+
+
+def pci_address(properties):
+    """Where a GPU is on the PCI bus, like "0000:3b:00.0"; "" if torch does not say."""
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return "" if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
 
 
 def cores_near(address, devices="/sys/bus/pci/devices"):

@@ -4,6 +4,7 @@ import abc
 import collections
 import contextlib
 import dataclasses
+import functools
 
 import torch
 from torch import nn
@@ -155,6 +156,11 @@ class ModuleOracle(Oracle):
     Args:
         client: a `Client`. objective: its `LocalObjective`.
         rows: [2, dim] where gradients are put; may be shared by the clients of a rank.
+
+    Attributes:
+        random_batches: whether a minibatch draws random numbers, like crops.
+        seed: `seed(number)` seeds what minibatch and model draw at random.
+        losses: 0-d tensors, since `take_losses`.
     """
 
     def __init__(self, client, objective, rows):
@@ -165,10 +171,11 @@ class ModuleOracle(Oracle):
         client.counters = [counter.clone() for counter in self._flat.counters]
         self._expected = 1
         self._ahead = collections.deque()  # samples that are made and not yet drawn
-        self._random_batches = getattr(self._task, "random_batches", True)
+        self.random_batches = getattr(self._task, "random_batches", True)
         self._random_loss = getattr(self._task, "random_loss", True) or may_draw(self._flat.module)
         self._carries = getattr(self._task, "carries", False)
-        self._losses = []  # 0-d tensors, since `take_losses`
+        self.losses = []
+        self.seed = functools.partial(seed_noise, device=self._buffers.device)
 
     def expect(self, num_draws):
         self._expected = num_draws
@@ -198,23 +205,40 @@ class ModuleOracle(Oracle):
         g = self._gradient(z, xi, self._rows[0])
         with self._keeping_buffers():
             g_prev = self._gradient(z_prev, xi, self._rows[1])
-        self._losses.pop()  # only the loss at z counts
+        self.losses.pop()  # only the loss at z counts
         return g, g_prev
 
     def take_losses(self):
-        losses, self._losses = self._losses, []
+        losses, self.losses = self.losses, []
         return losses
 
     def sample(self, number):
         """Sample `number` of this client's stream: 0, 1, 2, ..., FIRST or WHOLE."""
-        objective, index = self._objective, self.client.index
-        indices = objective.sampler(number)
-        if self._random_batches:
+        if self.random_batches:
             # The batch is made once, so both gradients of a pair see the same crops and flips.
-            seed_noise(derive(objective.seed, "augmentation", index, number), self._buffers.device)
+            self.seed(self.seed_of("augmentation", number))
+        return Sample(number, self.batch(self.indices(number)), self.seed_of("noise", number))
+
+    def indices(self, number):
+        """Which of the client's samples are in sample `number`."""
+        return self._objective.sampler(number)
+
+    def batch(self, indices):
+        """The minibatch of the client's samples at some indices; it may draw, see `random_batches`."""
         carried = (self.client.carried,) if self._carries else ()
-        batch = self._task.batch(index, indices, *carried)
-        return Sample(number, batch, derive(objective.seed, "noise", index, number))
+        return self._task.batch(self.client.index, indices, *carried)
+
+    def seed_of(self, kind, number):
+        """The seed of what sample `number` draws at random, of a kind: "augmentation" or "noise"."""
+        return derive(self._objective.seed, kind, self.client.index, number)
+
+    def account(self, num_draws, num_gradients, losses):
+        """Count draws and gradients that were made elsewhere, and take their losses, as `draw` and `gradient` do."""
+        self.client.num_draws += num_draws
+        self._expected -= num_draws
+        self._ahead.clear()
+        self.client.num_gradients += num_gradients
+        self.losses += losses
 
     def evaluate(self, z, xi):
         """(loss, gradient) at z on a sample, before clipping and not counted; valid until the next call."""
@@ -235,7 +259,7 @@ class ModuleOracle(Oracle):
         """Count a gradient, with its loss (a 0-d tensor) if that is a training loss."""
         self.client.num_gradients += 1
         if loss is not None:
-            self._losses.append(loss)
+            self.losses.append(loss)
 
     def treat(self, gradient, z):
         """What the algorithm sees of a gradient at z, in place; [dim], or [k, dim] of several clients."""
@@ -250,7 +274,7 @@ class ModuleOracle(Oracle):
     def _seed_noise(self, xi):
         """Make what the module draws at random depend on the sample only."""
         if self._random_loss:
-            seed_noise(xi.noise, self._buffers.device)
+            self.seed(xi.noise)
 
     def _keeping_buffers(self):
         """A context after which the client's float and integer buffers are as before it."""
@@ -258,9 +282,12 @@ class ModuleOracle(Oracle):
 
     @contextlib.contextmanager
     def _restoring_buffers(self):
-        buffers, counters = self._buffers.clone(), [counter.clone() for counter in self.client.counters]
+        state = self._buffers, *self.client.counters
+        before = [value.clone() for value in state]
+        counters = self.client.counters
         yield
-        self._buffers.copy_(buffers)
+        for value, old in zip(state, before):
+            value.copy_(old)
         self.client.counters = counters
         self._flat.point_counters_at(counters)
 
@@ -319,7 +346,13 @@ def negate_ascent(gradient, ascent, scale=1.0):
 
 def seed_noise(seed, device):
     """Seed the generator that modules on `device` draw dropout masks from."""
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    else:
+    if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
+    else:
+        torch.get_device_module(device).default_generators[device.index or 0].manual_seed(seed)
+
+
+def noise_kept(device):
+    """A context at whose end the generators that modules on `device` draw from are as they were."""
+    on_gpu = device.type != "cpu"
+    return torch.random.fork_rng([device] if on_gpu else [], device_type=device.type if on_gpu else "cuda")

@@ -133,7 +133,7 @@ def _in_words(value):
 
 
 def _random_states(device):
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    on_device = torch.get_device_module(device).get_rng_state(device) if device.type != "cpu" else None
     return torch.get_rng_state(), np.random.get_state(), random.getstate(), on_device
 
 
@@ -143,4 +143,4 @@ def _set_random_states(device, states):
     np.random.set_state(of_numpy)
     random.setstate(of_python)
     if on_device is not None:
-        torch.cuda.set_rng_state(on_device, device)
+        torch.get_device_module(device).set_rng_state(on_device, device)

@@ -7,6 +7,8 @@ those of the seed that is set before each replay. The kernels are the same as wi
 It has not run on a GPU. Tests replace `cuda_graph` by a recording of torch's operators on the CPU.
 """
 
+import warnings
+
 import torch
 
 WARM_UP = 3  # runs before a recording, in which libraries choose their kernels
@@ -25,6 +27,55 @@ def cuda_graph(function):
     with torch.cuda.graph(graph):
         result = function()
     return result, graph.replay
+
+
+class CudaTape:
+    """What happens on a GPU, recorded as one CUDA graph and a further one after each cut.
+
+    They share memory, because they are always replayed in their order and not at the same time.
+    """
+
+    def __init__(self):
+        self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        self._graphs, self._capture = [], None
+
+    def rehearse(self, function):
+        """Run a function a few times before it is recorded."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP):
+                function()
+        current.wait_stream(self._stream)
+
+    def record(self, function):
+        """Record what a function does, without doing it."""
+        self._begin()
+        try:
+            function()
+        finally:
+            self._end()
+
+    def cut(self, between):
+        """End a part, call `between()`, which is not recorded, and begin the next part."""
+        self._end()
+        between()
+        self._begin()
+
+    def replay(self, part):
+        """Do what a part contains."""
+        self._graphs[part].replay()
+
+    def _begin(self):
+        self._graphs.append(torch.cuda.CUDAGraph())
+        self._capture = torch.cuda.graph(self._graphs[-1], pool=self._pool, stream=self._stream)
+        self._capture.__enter__()
+
+    def _end(self):
+        capture, self._capture = self._capture, None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a step that begins by drawing
+            capture.__exit__(None, None, None)
 
 
 class Recordings:
@@ -54,7 +105,7 @@ class Recordings:
             loss_of: `loss_of(module, batch)`. seed: called before a replay, seeds what the model draws at random.
             buffers: float buffers of the model. batch: tensors and numbers in nested tuples.
         """
-        shape = _shape(batch)
+        shape = shape_of_batch(batch)
         key = out.data_ptr(), buffers.data_ptr(), shape
         if shape is None or (key not in self._known and len(self._known) >= MOST):
             return None
@@ -63,19 +114,19 @@ class Recordings:
             self._known[key] = self._make(loss_of, z, buffers, batch, out)
         inputs, loss, replay = self._known[key]
         self._z.copy_(z)
-        _copy(batch, inputs)
-        _copy(tuple(counters), tuple(self._counters))
+        copy_batch(batch, inputs)
+        copy_batch(tuple(counters), tuple(self._counters))
         seed()
         replay()
-        _copy(tuple(self._counters), tuple(counters))
+        copy_batch(tuple(self._counters), tuple(counters))
         return loss.clone()
 
     def _make(self, loss_of, z, buffers, batch, out):
         flat, counters = self._flat, self._flat.counters
-        inputs = _empty_like(batch)
+        inputs = empty_like_batch(batch)
         self._z.copy_(z)
-        _copy(batch, inputs)
-        _copy(tuple(counters), tuple(self._counters))
+        copy_batch(batch, inputs)
+        copy_batch(tuple(counters), tuple(self._counters))
         before = buffers.clone()
         flat.point_at(self._z, buffers)
         flat.point_counters_at(self._counters)
@@ -90,7 +141,7 @@ class Recordings:
         return inputs, loss, replay
 
 
-def _shape(batch):
+def shape_of_batch(batch):
     """What two minibatches of one recording have in common; None if they contain more than tensors and numbers."""
     if isinstance(batch, torch.Tensor):
         return batch.shape, batch.stride(), batch.dtype
@@ -98,19 +149,19 @@ def _shape(batch):
         return batch
     if not isinstance(batch, tuple):
         return None
-    parts = tuple(map(_shape, batch))
+    parts = tuple(map(shape_of_batch, batch))
     return None if None in parts else parts
 
 
-def _empty_like(batch):
+def empty_like_batch(batch):
     if isinstance(batch, tuple):
-        return tuple(map(_empty_like, batch))
+        return tuple(map(empty_like_batch, batch))
     return torch.empty_like(batch) if isinstance(batch, torch.Tensor) else batch
 
 
-def _copy(source, target):
+def copy_batch(source, target):
     if isinstance(source, tuple):
         for its, part in zip(source, target):
-            _copy(its, part)
+            copy_batch(its, part)
     elif isinstance(source, torch.Tensor):
         target.copy_(source)

@@ -176,8 +176,8 @@ def _made(experiment, scale, results):
     ]
     files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale))
     again = (
-        "The command repeats these numbers to the last digit on a processor of this kind with this version of PyTorch "
-        "and one rank; elsewhere they differ by rounding, which grows during training."
+        "With this commit, this version of PyTorch, one rank and a processor of this kind, the command repeats these "
+        "numbers to the last digit; otherwise they differ by rounding, which grows during training."
     )
     return ["## How it was made", "", plain_table(["", ""], rows), f"Every number is from {files}. {again}"]
 

@@ -107,6 +107,8 @@ class LoadedTask:
         random_batches: whether `batch` draws from torch's generator (augmentation), which is then seeded before it.
         random_loss: whether `loss` itself draws from torch's generator, besides what the module draws; it is then
             seeded before every `loss`.
+        gathers: whether `batch` does nothing but gather rows on the device, by operations of torch alone, from
+            memory that stays the same; a GPU can then replay it.
         dealer: the `fedmpi.data.dealing.Dealer` of samples that are dealt anew in every round, or None.
         carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
@@ -121,6 +123,7 @@ class LoadedTask:
     carries = False
     random_batches = True
     random_loss = True
+    gathers = False
 
     def build_model(self, model_class, model_settings):
         """The module to train, on the CPU in float32; called under the run's model seed.

@@ -27,7 +27,7 @@ from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, check_same_everywhere, try_training
-from fedmpi.training.recording import record_gradients
+from fedmpi.training.recording import record_gradients, record_steps
 from fedmpi.training.slow_steps import SlowSteps
 from fedmpi.training.stacking import make_stack
 
@@ -120,7 +120,9 @@ def prepare(config, link):
     if run.cuda_graph == "on":  # auto is off: it has not run on a GPU
         oracles = [client.oracle for client in federation.clients]
         why_not = agree(link, lambda: record_gradients(config, task, flat, oracles))
-        if why_not and link.rank == 0:
+        if not why_not:
+            record_steps(federation, task)
+        elif link.rank == 0:
             print(f"fedmpi: cuda_graph = on: nothing is recorded, because {why_not}", file=sys.stderr, flush=True)
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 

@@ -11,7 +11,7 @@ import fedmpi
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
 from fedmpi.oracles.autograd import Autograd
-from fedmpi.oracles.base import seed_noise
+from fedmpi.oracles.base import noise_kept, seed_noise
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.registry import command_name
 from fedmpi.runs.model_files import check_savable
@@ -195,9 +195,8 @@ def try_training(config, flat, task, samplers):
     flat.point_at(z, buffers)
     flat.point_counters_at([counter.clone() for counter in counters])
     module.train()
-    devices = [z.device] if z.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices):
+        with noise_kept(z.device):
             seed_noise(derive(config.run.seed, "try"), z.device)
             losses = []
             for owner, indices in _to_try(config.run, samplers):

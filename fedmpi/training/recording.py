@@ -1,12 +1,15 @@
-"""Whether gradients can be replayed from recordings (--cuda_graph), which is tried on two minibatches."""
+"""Whether gradients and local steps can be replayed from recordings (--cuda_graph), which is tried on minibatches."""
 
+import sys
 import textwrap
 
 import torch
 
 from fedmpi.errors import UserError
+from fedmpi.federation.recorded import RecordedSteps
 from fedmpi.oracles.autograd import Autograd
-from fedmpi.oracles.graphs import Recordings, cuda_graph
+from fedmpi.oracles.base import noise_kept
+from fedmpi.oracles.graphs import CudaTape, Recordings, cuda_graph
 
 TOLERANCE = 1e-3  # of the norm of a gradient: some kernels do not always add in the same order
 
@@ -36,11 +39,24 @@ def record_gradients(config, task, flat, oracles, record=cuda_graph):
     return why_not
 
 
+def record_steps(federation, task, make_tape=CudaTape):
+    """Let a federation replay whole local steps, once `record_gradients` has found nothing against it. Not collective.
+
+    Where that turns out to be impossible in the first steps, rank 0 says why, and only gradients are replayed.
+    """
+
+    def say(why_not):
+        if federation.link.rank == 0:
+            line = f"fedmpi: cuda_graph = on: gradients are recorded, but not whole local steps, because {why_not}"
+            print(line, file=sys.stderr, flush=True)
+
+    federation.local_step = RecordedSteps(federation.algorithm, task.gathers, make_tape, say)
+
+
 def _tried_reason(flat, oracle, recordings):
     """Compare replayed gradients with those that are computed as always, at two points on two minibatches."""
     state = (oracle.client.buffers, *oracle.client.counters)
     before = [value.clone() for value in state]
-    devices = [flat.x.device] if flat.x.device.type == "cuda" else []
 
     def restore():
         for value, old in zip(state, before):
@@ -55,7 +71,7 @@ def _tried_reason(flat, oracle, recordings):
 
     flat.module.train()
     try:
-        with torch.random.fork_rng(devices):
+        with noise_kept(flat.x.device):
             samples = [oracle.sample(number) for number in (0, 1)]
             for turn in (0, 1, 0):
                 point = flat.x * (1 + 0.1 * turn)

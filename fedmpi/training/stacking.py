@@ -7,7 +7,7 @@ import torch
 
 from fedmpi.federation.client import Client
 from fedmpi.federation.stack import Stack
-from fedmpi.oracles.base import LocalObjective
+from fedmpi.oracles.base import LocalObjective, noise_kept
 from fedmpi.oracles.stacked import StackedOracle
 from fedmpi.registry import command_name
 
@@ -57,11 +57,10 @@ def _tried_reason(config, task, flat, samplers):
     objective = LocalObjective(flat, task, sampler, config.run.seed)
     oracle = kind.make(Client(client, buffers=flat.buffers), objective, kind.workspace(flat.x))
     z = flat.x.clone()
-    devices = [z.device] if z.device.type == "cuda" else []
     flat.point_at(z, flat.buffers)
     flat.module.train()
     try:
-        with torch.random.fork_rng(devices):
+        with noise_kept(z.device):
             xi = oracle.sample(0)
             at_once, _ = kind.stacked(flat, task)(torch.stack([z, z]), [xi, xi])
             _, g = oracle.evaluate(z, xi)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, start
 
-from fedmpi.bench import cost_model, timing
+from fedmpi.bench import breakdown, cost_model, timing
 from fedmpi.bench.__main__ import read_arguments
 from fedmpi.bench.breakdown import break_down
 from fedmpi.bench.results import Results, read_results
@@ -186,6 +186,28 @@ def test_the_breakdown_accounts_for_the_round_and_leaves_no_trace():
     assert federation.server.x.equal(x)
     rounds.close()
     link.close()
+
+
+def test_the_parts_of_a_round_are_read_when_the_gpu_has_computed_it(monkeypatch):
+    """Moments that have a time only after the GPU was waited for, once per round; a part excludes those inside it."""
+    times, waits = iter([0, 1, 2, 5, 7, 10] * 2), []
+
+    class Moment:
+        def __init__(self):
+            self.time, self.after = next(times), len(waits)
+
+    def seconds_between(first, second):
+        assert len(waits) > second.after
+        return second.time - first.time
+
+    monkeypatch.setattr(breakdown, "moment", Moment)
+    monkeypatch.setattr(breakdown, "seconds_between", seconds_between)
+    monkeypatch.setattr(breakdown, "wait_for_gpu", lambda: waits.append(1))
+    clock = breakdown._Clock()
+    for _ in range(2):
+        clock.round(clock.timed("update", clock.timed("gradient", lambda: None)))
+    spent = {name: seconds for name, seconds in clock.seconds.items() if seconds}
+    assert spent == {"gradient": 6, "update": 6, "overhead": 8} and len(waits) == 2
 
 
 @pytest.mark.parametrize(

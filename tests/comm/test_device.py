@@ -1,10 +1,14 @@
 """Which device a rank gets, and which transports suit its memory, from stated facts: no GPU is needed."""
 
 import os
+import pathlib
+import re
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
+import fedmpi
 import fedmpi.comm.transports
 from fedmpi.comm.device import (
     device_key,
@@ -15,6 +19,7 @@ from fedmpi.comm.device import (
     set_arithmetic,
 )
 from fedmpi.comm.transports.base import Facts, Transport, choose
+from fedmpi.comm.transports.ipc import HANDLE_BYTES, GpuMemory
 from fedmpi.comm.transports.staged import HostCopies, sum_in_chunks
 from fedmpi.errors import UserError
 from fedmpi.registry import known
@@ -43,9 +48,28 @@ def test_devices_that_are_not_there(device, gpus):
 
 def test_the_message_says_what_hides_the_gpus():
     with pytest.raises(UserError, match=r"0 GPUs \(CUDA_VISIBLE_DEVICES is ''\); use --device cpu"):
-        device_name("cuda", 0, 0, visible="")
+        device_name("cuda", 0, 0, environment={"CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": "0"})
+    with pytest.raises(UserError, match=r"1 GPUs \(HIP_VISIBLE_DEVICES is '3'\); use"):
+        device_name("cuda:1", 0, 1, environment={"HIP_VISIBLE_DEVICES": "3"})
     with pytest.raises(UserError, match="sees 1 GPUs; use"):
-        device_name("cuda:1", 0, 1)
+        device_name("cuda:1", 0, 1, environment={})
+
+
+def test_gpus_of_other_makers_are_used_if_the_user_names_them():
+    assert device_name("auto", 1, 4, "xpu") == "cpu"
+    assert device_name("xpu", 5, 4, "xpu") == "xpu:1"
+    assert device_name("xpu:2", 0, 4, "xpu") == "xpu:2"
+    with pytest.raises(UserError, match=r"sees 4 devices of type xpu \(ZE_AFFINITY_MASK is '0'\); use"):
+        device_name("cuda", 0, 4, "xpu", {"ZE_AFFINITY_MASK": "0", "CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(UserError, match="device = xpu: this rank sees 2 GPUs; use"):
+        device_name("xpu", 0, 2, environment={})
+
+
+def test_torch_cuda_is_asked_only_for_what_other_gpus_do_not_have():
+    package = pathlib.Path(fedmpi.__file__).parent
+    files = {path for path in package.rglob("*.py") if re.search(r"torch\.cuda\.", path.read_text())}
+    names = {str(path.relative_to(package)) for path in files if "bench" not in path.parts}
+    assert names == {"comm/transports/staged.py", "oracles/graphs.py"}  # pinning of memory in use, CUDA graphs
 
 
 @pytest.mark.parametrize(
@@ -110,7 +134,7 @@ def test_tf32_and_determinism_are_off_unless_a_setting_asks():
         (Facts(1 << 10, "cpu", 4), "auto", ["allreduce"]),  # small
         (Facts(1 << 20, "cpu", 1), "auto", ["allreduce"]),  # a rank alone on its node
         (Facts(1 << 20, "cuda", 4), "auto", ["allreduce"]),  # what was tested least is taken only by name
-        *((Facts(1 << 20, "cuda", 4), name, [name]) for name in ("staged", "nccl", "cuda_aware")),
+        *((Facts(1 << 20, "cuda", 4), name, [name]) for name in ("staged", "nccl", "cuda_aware", "ipc")),
         (Facts(1 << 10, "cpu", 1), "shared", ["shared"]),
         (Facts(1, "cpu", 1), "pigeon", []),
     ],
@@ -154,3 +178,33 @@ def test_no_step_relies_on_one_that_was_not_awaited(numel, num_buffers):
     chunks = block.split(8) if numel else ()
     sum_in_chunks(Doubling(), chunks, buffers, Recorded())
     assert torch.equal(block, 2 * torch.arange(numel, dtype=torch.float64))
+
+
+class Sharing:
+    """Stands for a vector on a GPU that torch shares with another process."""
+
+    shared = (0, b"memory" * 11, 4096, 512, b"counter", 3, b"event" * 13, True)
+
+    def untyped_storage(self):
+        return self
+
+    def _share_cuda_(self):
+        return self.shared
+
+
+def test_a_handle_opens_gpu_memory_as_torch_itself_does(monkeypatch):
+    """Without pickling; the order of the arguments is that of torch.multiprocessing."""
+    opened = []
+    storage = torch.arange(7.0).untyped_storage()
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", lambda *args: opened.append(args) or storage)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    memory, vector = GpuMemory(torch.device("cpu")), Sharing()
+    handle = memory.handle(vector).ljust(HANDLE_BYTES, b"\0")
+    assert torch.equal(memory.open(handle, 7, torch.float32), torch.arange(7.0))
+    device, handle, nbytes, offset, *counter_and_event = vector.shared
+    rebuild_cuda_tensor(
+        torch.Tensor, (7,), (1,), 0, torch.UntypedStorage, torch.float32, device, handle, nbytes, offset, False,
+        *counter_and_event,
+    )  # fmt: skip
+    ours, theirs = opened
+    assert ours[1:] == theirs[1:]  # the device is this process's own

@@ -63,7 +63,12 @@ def test_training_does_not_depend_on_the_transport(tmp_path, ranks, clients, par
 
 
 @pytest.mark.parametrize(
-    ("transport", "words"), [("staged", "shared memory of the host, staged"), ("nccl", "gloo in the place of NCCL")]
+    ("transport", "words"),
+    [
+        ("staged", "shared memory of the host, staged"),
+        ("nccl", "gloo in the place of NCCL"),
+        ("ipc", "files in shared memory in the place of GPU memory"),
+    ],
 )
 def test_transports_for_gpus_also_train_on_the_cpu(tmp_path, transport, words):
     """On the CPU copies stand in for those to a GPU, and gloo for NCCL."""

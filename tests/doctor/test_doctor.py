@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import h5py
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from conftest import ROOT, disk_of, execute, launchers, start
 
 from fedmpi.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
-from fedmpi.doctor.facts import RankFacts, cores_near
+from fedmpi.doctor.facts import RankFacts, cores_near, pci_address
 
 FACTS = RankFacts(0, "n1", 0, [0, 1], 2, 1, "cpu", "", "", {"MPI": "MPICH 5.0.2"}, 0.0)
 
@@ -186,6 +187,12 @@ def test_cores_near_a_device(tmp_path, text, cores):
         (tmp_path / "0000:3b:00.0").mkdir()
         (tmp_path / "0000:3b:00.0" / "local_cpulist").write_text(text)
     assert cores_near("0000:3b:00.0", tmp_path) == cores
+
+
+def test_where_a_device_is_on_the_bus():
+    known = types.SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+    assert pci_address(known) == "0000:3b:00.0"
+    assert pci_address(types.SimpleNamespace(name="of another maker")) == "" and cores_near("") == []
 
 
 def test_the_sum_is_made_by_the_transport_of_the_run(tmp_path):

@@ -4,6 +4,9 @@ There is no GPU here: instead of a CUDA graph, torch's operators are recorded. A
 as a graph does, and runs no Python; what a graph cannot contain is an error.
 """
 
+import dataclasses
+import typing
+
 import h5py
 import numpy as np
 import odd_modules
@@ -13,11 +16,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import fedmpi.federation.recorded as recorded_steps
+from fedmpi.algorithms import FedAvg
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
 from fedmpi.training.build import prepare
-from fedmpi.training.recording import record_gradients
+from fedmpi.training.recording import record_gradients, record_steps
 
 COMMON = "--clients 3 --participation 0.7 --local_steps 3 --batch_size 16 --threads 1"
 LOOKS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal"}
@@ -70,6 +75,30 @@ class Tapes(list):
             result = function()
         self.append(tape)
         return result, tape.replay
+
+
+class Cut:
+    """Stands for `CudaTape`: a tape of operators, and a further one after each cut."""
+
+    def rehearse(self, function):
+        function()
+
+    def record(self, function):
+        self._parts = [Tape()]
+        self._parts[0].__enter__()
+        try:
+            function()
+        finally:
+            self._parts[-1].__exit__(None, None, None)
+
+    def cut(self, between):
+        self._parts[-1].__exit__(None, None, None)
+        between()
+        self._parts.append(Tape())
+        self._parts[-1].__enter__()
+
+    def replay(self, part):
+        self._parts[part].replay()
 
 
 def prepared(words):
@@ -151,6 +180,122 @@ def test_what_cannot_be_recorded_is_computed(words, reason):
     job, _, why_not = recorded(words)
     assert why_not.startswith(reason)
     assert all(client.oracle.recordings is None for client in job.federation.clients if "two_point" not in words)
+
+
+def in_whole_steps(words):
+    """(a job whose local steps are replayed, the `RecordedSteps`)."""
+    job, _, why_not = recorded(words)
+    assert why_not == ""
+    record_steps(job.federation, job.task, Cut)
+    return job, job.federation.local_step
+
+
+WHOLE = [
+    *(words for words in CASES if not any(name in words for name in ("mimeadam", "mb_storm"))),
+    "--algorithm fafed --algorithm.schedule cosine --algorithm.fresh_weight_scale 900 --dtype float64",
+    "--algorithm fafed --model odd_modules.Dropping --task.crop_padding 1 --task.flip true",
+    "--algorithm fedavg --algorithm.schedule cube_root --algorithm.schedule_every 1 --clip_norm 1",
+    "--algorithm stem --algorithm.schedule cube_root --algorithm.fresh_weight_scale 10",
+    "--algorithm local_adam --algorithm.schedule cosine",
+    "--algorithm fedavg --data_on host",
+]
+
+
+@pytest.mark.parametrize("words", WHOLE)
+def test_replayed_whole_steps_have_the_bits_of_eager_ones(words):
+    job, steps = in_whole_steps(words)
+    assert_same_bits(run(job, rounds=6), run(prepared(words), rounds=6))
+    assert steps.why_not == "" and steps.num_replays > 0
+
+
+def test_the_compiled_update_is_replayed_too(monkeypatch):
+    monkeypatch.setattr("fedmpi.algorithms.fafed._compile", lambda function: function)  # a tape sees torch's operators
+    words = "--algorithm fafed --algorithm.schedule cube_root --fused_update true"
+    job, steps = in_whole_steps(words)
+    assert_same_bits(run(job, rounds=6), run(prepared(words), rounds=6))
+    assert steps.why_not == "" and steps.num_replays > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Baking(FedAvg):
+    """Its step size is a number in Python when a step is recorded."""
+
+    def local_step(self, client, server, oracle):
+        client.x.add_(oracle.gradient(client.x, oracle.draw()), alpha=-float(self.eta(client)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hurrying(FedAvg):
+    def local_step(self, client, server, oracle):
+        client.x.sub_(oracle.gradient(client.x, oracle.draw()), alpha=self.step_size / client.iteration)
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembering(FedAvg):
+    def local_step(self, client, server, oracle):
+        client.last = oracle.draw()
+        client.x.sub_(oracle.gradient(client.x, client.last), alpha=self.step_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternating(FedAvg):
+    """What it computes depends on something that a recording does not know."""
+
+    calls: typing.ClassVar[list] = []
+
+    def local_step(self, client, server, oracle):
+        self.calls.append(client.step_index)
+        g = oracle.gradient(client.x, oracle.draw())
+        client.x.sub_(g, alpha=self.step_size * (1 + len(self.calls) % 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Baking", "operation not permitted when stream is capturing"),
+        ("Hurrying", "its local step reads client.iteration"),
+        ("Remembering", "its local step changes client.last"),
+        ("Alternating", "a replay computes something else"),
+    ],
+)
+def test_steps_that_cannot_be_replayed_are_computed(capsys, name, reason):
+    words = f"--algorithm {__name__}.{name} --clients 1 --participation 1 --algorithm.schedule cosine"
+    job, steps = in_whole_steps(words)
+    found = run(job)
+    assert steps.why_not == reason and steps.num_replays == 0
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith(f"but not whole local steps, because {reason}")
+    if name != "Alternating":
+        assert_same_bits(found, run(prepared(words)))
+
+
+@pytest.mark.parametrize("broken", ["copy_batch", "MOST_NUMBERS"])
+def test_memory_that_is_not_filled_is_found(monkeypatch, broken):
+    """Indices that stay those of the first step; step sizes that do."""
+    if broken == "copy_batch":
+        monkeypatch.setattr(recorded_steps, broken, lambda source, target: target.zero_())
+    else:
+        twin = recorded_steps.Recording._with_numbers_in_memory
+
+        def stale(recording):
+            made, recording._numbers = twin(recording), recording._numbers.clone()
+            return made
+
+        monkeypatch.setattr(recorded_steps.Recording, "_with_numbers_in_memory", stale)
+        fill = recorded_steps.Recording.fill
+
+        def elsewhere(recording, *holders):
+            mine, recording._numbers = recording._numbers, recording._numbers.clone()
+            try:
+                return fill(recording, *holders)
+            finally:
+                recording._numbers = mine
+
+        monkeypatch.setattr(recorded_steps.Recording, "fill", elsewhere)
+    words = "--algorithm fafed --clients 1 --participation 1 --algorithm.schedule cube_root"
+    job, steps = in_whole_steps(words)
+    assert_same_bits(run(job), run(prepared(words)))
+    assert steps.why_not == "a replay computes something else" and steps.num_replays == 0
 
 
 def test_a_recurrent_state_is_not_recorded(tmp_path):

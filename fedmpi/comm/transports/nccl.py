@@ -7,7 +7,6 @@ for NCCL, so that all but NCCL itself is tested.
 import datetime
 import socket
 
-import numpy as np
 import torch
 
 from fedmpi.comm.link import divide
@@ -97,6 +96,8 @@ def _make_group(store, world, device):
     """The process group of all ranks: of NCCL for a GPU, of gloo for the CPU."""
     if device.type == "cpu":
         return torch.distributed.ProcessGroupGloo(store, world.rank, world.size, timeout=LONGEST_SUM)
+    if device.type != "cuda":
+        raise ValueError(f"NCCL does not serve devices of type {device.type}; use --transport staged")
     options = torch.distributed.ProcessGroupNCCL.Options()  # AttributeError if torch has no NCCL
     options._timeout = LONGEST_SUM
     return torch.distributed.ProcessGroupNCCL(store, world.rank, world.size, options)
@@ -104,5 +105,4 @@ def _make_group(store, world, device):
 
 def _first_text(world, text):
     """Rank 0's text, on all ranks. Collective."""
-    row = world.allgather(np.frombuffer(text.encode().ljust(ADDRESS_BYTES), np.uint8))[0]
-    return row.astype(np.uint8).tobytes().decode().strip()
+    return world.allgather_bytes(text.encode().ljust(ADDRESS_BYTES))[0].decode().strip()

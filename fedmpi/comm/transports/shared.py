@@ -38,13 +38,11 @@ class SharedMemory(Transport):
         return facts.device == "cpu" and facts.nbytes >= SMALLEST_GAIN and facts.smallest_node > 1
 
     def allocate(self, numel, dtype, device):
-        if device.type != "cpu":
-            raise Unavailable(f"it needs rows on the CPU, and they are on {device}")
         if numel == 0:
-            return torch.zeros(0, dtype=dtype)
+            return torch.zeros(0, dtype=dtype, device=device)
         topology, window, reason = self.topology, None, "on another node"
         try:
-            window = NodeWindow(topology.node, numel, dtype)
+            window = self._open(numel, dtype, device)
         except NoWindow as error:
             reason = str(error)
         if topology.world.first_rank_where(window is None) is not None:
@@ -56,6 +54,12 @@ class SharedMemory(Transport):
             self._slice_owners = topology.world.split(topology.node.rank if owns_slice else None)
         self._windows.append(window)
         return window.mine
+
+    def _open(self, numel, dtype, device):
+        """The `NodeWindow` of a block."""
+        if device.type != "cpu":
+            raise Unavailable(f"it needs rows on the CPU, and they are on {device}")
+        return NodeWindow(self.topology.node, numel, dtype)
 
     def owns(self, block):
         return self._find(block) is not None

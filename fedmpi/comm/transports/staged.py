@@ -43,25 +43,27 @@ class HostCopies:
         """Let the device's computations that follow wait for all copies so far."""
 
 
-class CudaCopies(HostCopies):
-    """Copies between a CUDA device and host memory: pinned buffers, and a stream for each direction."""
+class GpuCopies(HostCopies):
+    """Copies between a GPU and host memory: pinned buffers, and a stream for each direction."""
 
     def __init__(self, device):
-        self._device = device
-        self._to_host, self._to_device = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._device, self._backend = device, torch.get_device_module(device)
+        self._to_host, self._to_device = self._backend.Stream(device), self._backend.Stream(device)
 
     def buffer(self, numel, dtype):
         return torch.empty(numel, dtype=dtype, pin_memory=True)
 
     def pin(self, memory):
-        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)  # if it fails, copies are slower
+        if self._device.type == "cuda":  # torch has no such call for others; without it, copies are slower
+            torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
 
     def unpin(self, memory):
-        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+        if self._device.type == "cuda":
+            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def copy(self, target, source):
-        stream = self._to_host if source.device.type == "cuda" else self._to_device
-        with torch.cuda.stream(stream):
+        stream = self._to_host if source.device.type != "cpu" else self._to_device
+        with self._backend.stream(stream):
             target.copy_(source, non_blocking=True)
             return stream.record_event()
 
@@ -69,12 +71,12 @@ class CudaCopies(HostCopies):
         copy.synchronize()
 
     def begin(self):
-        current = torch.cuda.current_stream(self._device)
+        current = self._backend.current_stream(self._device)
         self._to_host.wait_stream(current)
         self._to_device.wait_stream(current)
 
     def end(self):
-        torch.cuda.current_stream(self._device).wait_stream(self._to_device)
+        self._backend.current_stream(self._device).wait_stream(self._to_device)
 
 
 class Staged(Transport):
@@ -102,7 +104,7 @@ class Staged(Transport):
         block = torch.zeros(numel, dtype=dtype, device=device)
         self._blocks.append(block)
         if device not in self._copies:
-            self._copies[device] = HostCopies() if device.type == "cpu" else CudaCopies(device)
+            self._copies[device] = HostCopies() if device.type == "cpu" else GpuCopies(device)
         if dtype not in self._hosts:
             self._hosts[dtype] = self._open(self._copies[device], CHUNK // dtype.itemsize, dtype)
         return block
