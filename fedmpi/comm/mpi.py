@@ -221,7 +221,7 @@ class MPILink(Link):
 
     def abort(self, code):
         """End the whole job at once, also ranks that wait inside a collective. Not collective."""
-        if self.lost and self.size == 1:
+        if self._survivors is not None and self._survivors.is_alone():
             os._exit(code)  # of an abort by the last rank, Open MPI's mpirun makes the exit code 0
         abort(self.comm, code)
 

@@ -1,6 +1,8 @@
 """The ranks that are left when others are lost: Open MPI's user-level failure mitigation (ULFM)."""
 
+import contextlib
 import os
+import time
 
 import numpy as np
 from mpi4py import MPI
@@ -69,6 +71,14 @@ class Survivors:
         if error is not None and len(self.members) == before.size:
             raise error
         raise RanksLost
+
+    def is_alone(self):
+        """Whether all other ranks are known to have died, also those that `attempt` has not noticed. Not collective."""
+        for _ in range(20):  # Open MPI takes note of deaths only in calls such as this one, not always in the first
+            with contextlib.suppress(MPI.Exception):
+                self.comm.Iprobe()
+            time.sleep(0.01)
+        return self.comm.size - self.comm.Get_failed().size == 1
 
     def _agree(self, succeeded):
         """Whether all ranks have succeeded and none is lost; the same on every rank that is left."""

@@ -53,7 +53,7 @@ class Recorder:
         self._num_rounds = num_rounds
         self._bar, self.last = None, {}
         self._pending = b""  # lines that the disk has no room for
-        self._settings = None
+        self._settings, self._writers = None, []
 
     def begin(self, settings, position=0):
         """Remove the records after a position, write the settings, and show that training begins.
@@ -64,7 +64,7 @@ class Recorder:
         Raises:
             UserError: if the folder cannot be written.
         """
-        self._settings = yaml.safe_dump(settings, sort_keys=False)
+        self._settings = settings
         try:
             self._write_settings()
             self._lines.truncate(position)
@@ -81,10 +81,24 @@ class Recorder:
             done = self.last.get("round", 0)
             self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
 
+    def write(self, action):
+        """Write a file into the run folder by `action(folder)`, also if the folder is removed and created again.
+
+        If that is impossible, one line says so, and the run continues without the file.
+        """
+        self._writers.append(action)
+        self._try(action)
+
+    def _try(self, action):
+        try:
+            action(self.folder)
+        except (OSError, UserError) as error:
+            print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)
+
     def _write_settings(self):
         part = self.folder / f"{SETTINGS}.part"
         with open(part, "w", encoding="utf-8") as file:
-            file.write(self._settings)
+            yaml.safe_dump(self._settings, file, sort_keys=False)
             file.flush()
             os.fsync(file.fileno())
         part.replace(self.folder / SETTINGS)
@@ -178,15 +192,19 @@ class Recorder:
         return self._lines.read(end - begin)
 
     def _make_again(self):
-        """Make the run folder again if it was removed: its settings, and the records so far."""
+        """Make the run folder again if it was removed, with all that was in it but the checkpoints so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
         records = self._read(0, self.position())
         again = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
         _lock(again)
         self._lines.close()
         self._lines, self._pending = again, records + self._pending
-        self._write_settings()
         print(f"fedmpi: {self.folder} was removed; it is created again", file=sys.stderr, flush=True)
+        self._write_settings()
+        for action in self._writers:
+            self._try(action)
+        for tracker in self._begun:
+            tracker.folder_is_made_again(self.folder, self._settings, [*map(json.loads, records.splitlines())])
 
     def diverged(self, why):
         """Write into the run folder that the run ended without a result, and why: one line."""

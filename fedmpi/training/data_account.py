@@ -4,7 +4,6 @@ import json
 import sys
 
 from fedmpi.comm.agreement import agree, allgather_lines
-from fedmpi.errors import UserError
 from fedmpi.runs.data_files import describe_file, difference, read_data_files, write_data_files
 
 
@@ -19,7 +18,4 @@ def account_for_data(job, recorder):
         what = difference(read_data_files(folder), files)
         if what:
             print(f"fedmpi: the data differ from those of {folder}: {what}", file=sys.stderr, flush=True)
-    try:
-        write_data_files(recorder.folder, files)
-    except UserError as error:
-        print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)
+    recorder.write(lambda folder: write_data_files(folder, files))

@@ -13,7 +13,7 @@ import torch
 
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
-from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
@@ -178,7 +178,7 @@ def _run(job, recorder, checkpoints, callbacks, began):
     account_for_data(job, records.recorder())
     _warn_of_choice(job)
     if recorder:
-        _write_split(job, recorder)
+        recorder.write(job.task.write_split)
     evaluation = Evaluation(job)
     progress.start_seconds = time.perf_counter() - began
     try:
@@ -213,14 +213,6 @@ def _resume(job, recorder, checkpoints, progress, rule):
     if recorder:
         print(f"{folder}: continuing after round {manifest['round']}", flush=True)
     return manifest["records"], None
-
-
-def _write_split(job, recorder):
-    """Write which client has which samples; the run also goes on if there is no room for it."""
-    try:
-        job.task.write_split(recorder.folder)
-    except (OSError, UserError) as error:
-        print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)
 
 
 def _find_run(job, recorder):

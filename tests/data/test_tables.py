@@ -31,6 +31,12 @@ def test_empty_fields_are_refused_or_filled(tmp_path):
     rows, names = read(tmp_path, missing="median")
     assert names == ["age"]
     assert sorted(rows[:, 0]) == [10, 20, 25, 30, 40, 50]  # 25: without the test row, 50
+    far = [line.replace("30,", "3000,") for line in LINES]
+    rows, _ = read(tmp_path, far, missing="median", columns=str(tmp_path / "far.json"))
+    assert sorted(rows[:, 0]) == [10, 20, 30, 40, 50, 3000]  # 30 is the median of 10, 20, 40, 3000, not their mean
+    age = json.loads((tmp_path / "far.json").read_text())["columns"]["age"]
+    filled = [10, 30, 3000, 20, 40]
+    assert age == {"median": 30, "mean": pytest.approx(np.mean(filled)), "std": pytest.approx(np.std(filled))}
     rows, names = read(tmp_path, [line.replace("30,", "NA,") for line in LINES], missing="category")
     assert names == ["age", "age is missing"]
     assert [row[0] for row in rows.tolist() if row[1] == 1] == [20, 20]

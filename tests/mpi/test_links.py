@@ -85,3 +85,10 @@ def test_all_ranks_agree_on_an_error_of_one(any_link):
         agree(any_link, fails_on_the_last)
     where = f"on rank {last}: " if last else ""
     assert str(caught.value) == (f"{where}the file is not there" if any_link.rank == last else "")
+
+
+def test_lost_clients_are_those_of_lost_ranks():
+    link = SoloLink()
+    assert (link.lost_clients(), link.num_present(5)) == (frozenset(), 5)
+    link.lost, link.clients = (0, 2), ((0, 1), (2, 3), (4,))
+    assert (link.lost_clients(), link.num_present(5)) == ({0, 1, 4}, 2)

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
+from fedmpi.comm.rollcall import RollCall
 from fedmpi.errors import Diverged
 from fedmpi.federation.losses import Losses, exchange_reports
 from fedmpi.federation.participation import Plan, spread
@@ -150,3 +151,16 @@ def test_weights_weigh(link):
     federation = make_federation(link, FedAvg(step_size=1.0), Plan(4, weights=weights), oracle, x0)
     federation.run_round()
     np.testing.assert_allclose(federation.server.x.numpy(), np.average([0, 1, 2, 3], weights=weights))
+
+
+def test_ranks_are_killed_only_on_machines_of_ranks_that_wait():
+    roll_call = RollCall(MPI.COMM_SELF, 60, str, tuple)
+    roll_call._processes = np.array([[machine, number, 0] for number, machine in enumerate([7, 7, 8, 8, 0])])
+    allowed = {(): False, (1,): True, (2,): False, (1, 2): False, (4,): False}
+    assert {ranks: roll_call._can_kill(ranks) for ranks in allowed} == allowed
+    roll_call._waiting = {3}
+    allowed = {(1, 2): True, (2,): True, (1, 2, 4): False}
+    assert {ranks: roll_call._can_kill(ranks) for ranks in allowed} == allowed
+    roll_call._waiting = {4}  # of which the system does not say the machine
+    assert not roll_call._can_kill((4,))
+    roll_call.close()

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,9 @@ import tempfile
 import pytest
 import torch
 from conftest import ROOT, disk_of, execute, train, wait_for
+from tensorboard.backend.event_processing import event_accumulator
 
+import fedmpi
 from fedmpi.comm.host import core_quota
 from fedmpi.errors import UserError
 from fedmpi.runs.folder import outcome, read_run
@@ -118,6 +121,28 @@ def test_a_removed_run_folder_is_made_again(tmp_path):
     assert f"fedmpi: {tmp_path}/it was removed; it is created again" in errors
     run = read_run(tmp_path / "it")
     assert run.is_complete and [record["round"] for record in run.records] == list(range(1, 2001))
+
+
+def test_a_folder_that_is_made_again_has_all_that_it_had(tmp_path, capsys):
+    settings = {"rounds": 6, "clients": 2, "local_steps": 1, "eval_every": 2, "threads": 1}
+    settings |= {"out": str(tmp_path), "track": "tensorboard", "checkpoint_every": 4, "checkpoint_keep": 1}
+    plain = fedmpi.train(**settings, name="plain")
+
+    def remove(record):
+        if record["round"] == 3:
+            shutil.rmtree(tmp_path / "removed")
+
+    removed = fedmpi.train(**settings, name="removed", on_round=remove)
+    assert f"{tmp_path}/removed was removed; it is created again" in capsys.readouterr().err
+    names = [
+        {re.sub(r"events.*", "events", str(path.relative_to(run.folder))) for path in run.folder.rglob("*")}
+        for run in (plain, removed)
+    ]
+    assert names[0] == names[1] >= {"clients.json", "data.json", "partition.h5", "tensorboard/events"}
+    for name in ("clients.json", "data.json", "partition.h5", "model.safetensors"):
+        assert (plain.folder / name).read_bytes() == (removed.folder / name).read_bytes()
+    events = [event_accumulator.EventAccumulator(str(run.folder / "tensorboard")).Reload() for run in (plain, removed)]
+    assert [[one.step for one in run.Scalars("loss")] for run in events] == [[1, 2, 3, 4, 5, 6]] * 2
 
 
 def test_a_rank_that_leaves_at_once_does_not_look_like_a_good_end(tmp_path):

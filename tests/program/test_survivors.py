@@ -180,3 +180,22 @@ def test_it_is_refused_where_mpi_cannot(tmp_path, any_mpi):
     lines = [line for line in done.stderr.splitlines() if line.startswith("fedmpi: error: ")]
     assert len(lines) == 1 and "on_loss = continue: " in lines[0]
     assert "mpirun --with-ft ulfm" in lines[0]
+
+
+def test_inside_mpi_stopped_ranks_are_killed_before_the_job_ends():
+    done = start(1, "-m", "stuck_inside_mpi")
+    assert done.returncode == 75, done.stderr
+    assert done.stdout.split() == ["ended", "by", "signal", "9"]
+    assert "no sign of rank 1 for 0.1 s during a test: stopped, stuck, or slower" in done.stderr
+    assert "killed, and the others continue\nfedmpi: error: no sign of one or more ranks" in done.stderr
+
+
+@pytest.mark.parametrize(("ranks", "dying"), [(2, "1@turn:2"), (3, "2@turn:1")])
+def test_an_error_after_a_loss_ends_the_job(tmp_path, openmpi, ranks, dying):
+    """Open MPI's mpirun would make 0 of the exit code if the last rank aborted, or if the others went on."""
+    broken = ("--model", "faulty.Faulty", "--model.rank", 0, "--rounds", 50)
+    words, variables = words_of(ranks, tmp_path / "lost", "--clients", ranks, *broken)
+    done = execute(words, env={**variables, "DIE": dying})
+    assert done.returncode == 1, done.stderr
+    assert "fedmpi: error on rank 0, client 0: RuntimeError: the silo is on fire" in done.stderr
+    assert not list(tmp_path.glob("lost/*/model.safetensors"))

@@ -48,6 +48,9 @@ class Tracker(abc.ABC):
     def sync(self):  # noqa: B027  most programs keep nothing back
         """A checkpoint is written: rounds that were passed on so far will not be passed on again."""
 
+    def folder_is_made_again(self, folder, settings, records):  # noqa: B027  most programs keep nothing in it
+        """The run folder was removed and is created again; `records` are those that were passed on so far."""
+
     @abc.abstractmethod
     def close(self):
         """The run has ended."""

@@ -2,7 +2,7 @@
 
 import yaml
 
-from fedmpi.runs.trackers.base import Tracker
+from fedmpi.runs.trackers.base import Tracker, titled
 
 
 class TensorBoard(Tracker):
@@ -18,6 +18,12 @@ class TensorBoard(Tracker):
     def round(self, number, values):
         for title, value in values.items():
             self._writer.add_scalar(title, value, number)
+
+    def folder_is_made_again(self, folder, settings, records):
+        self._writer.close()
+        self.begin(folder, settings, 0)
+        for record in records:
+            self.round(record["round"], titled(record))
 
     def sync(self):
         self._writer.flush()  # it keeps up to 120 s in memory
