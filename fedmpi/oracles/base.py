@@ -101,7 +101,7 @@ class OracleKind:
         return None
 
     def robust(self):
-        """This kind with settings for which rounding does not hide whether two gradients are computed alike."""
+        """This kind with settings for which rounding does not hide whether two ways to compute a gradient agree."""
         return self
 
 
