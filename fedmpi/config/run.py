@@ -182,7 +182,7 @@ class Run:
     stack: int = setting(
         1,
         "K, clients of a rank that take each local step at once, for GPUs with many small clients (docs/gpu.md; not "
-        "tested on a GPU); 1: in turn",
+        "tested on a GPU) and for --oracle two_point; 1: in turn",
         least=1,
         role="speed",
     )
