@@ -142,7 +142,7 @@ def test_data_lie_on_the_device_if_they_fit(monkeypatch):
     for num, data_on, num_local in places:  # 8 bytes of pixels and 8 of a label each: 128 or 384 bytes
         rows, labels = np.zeros((num, 2, 2, 2), np.uint8), np.zeros(num, np.int64)
         context = on(data_on=data_on, num_local=num_local)
-        found.append(Samples.from_arrays(rows, labels, (0.5,), (0.3,), context).labels.device.type)
+        found.append(Samples.from_arrays(rows, labels, (0.5, 0.4), (0.3, 0.2), context).labels.device.type)
     assert found == ["meta", "cpu", "meta", "meta", "cpu"]
     assert fits(10**12, None, 8) and fits(500, 1000, 1) and not fits(501, 1000, 1) and not fits(500, 1000, 2)
 
