@@ -52,6 +52,21 @@ def set_arithmetic(tf32, deterministic):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product is computed
 
 
+def memory_left(device):
+    """Free bytes of a GPU; None if torch does not say."""
+    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return ask(device)[0] if ask else None
+
+
+def fits(nbytes, left, num_ranks):
+    """Whether data may lie in a GPU's memory, beside the model, its gradients and activations.
+
+    Args:
+        nbytes: of the data. left: free bytes of the GPU, or None if that is not known. num_ranks: that may share it.
+    """
+    return left is None or nbytes <= left / 2 / num_ranks
+
+
 def device_name(device, local_number, num_gpus, kind="cuda", environment=os.environ):
     """The name of a rank's device: "cpu" or "TYPE:NUMBER".
 

@@ -182,15 +182,15 @@ class Run:
     stack: int = setting(
         1,
         "K, clients of a rank that take each local step at once, for GPUs with many small clients (docs/gpu.md; not "
-        "tested on a GPU); 1: in turn",
+        "tested on a GPU) and for --oracle two_point; 1: in turn",
         least=1,
         role="speed",
     )
     data_on: str = setting(
-        "device",
-        "where the data are: in the memory of the device, or of the host, from where each minibatch is copied (for "
-        "data that do not fit into a GPU's memory; not tested on a GPU)",
-        among=("device", "host"),
+        "auto",
+        "where the data are: in the memory of the device, or of the host, from where each minibatch is copied (not "
+        "tested on a GPU); auto: on the device, except data sets that fill more than half of a GPU's free memory",
+        among=("auto", "device", "host"),
         role="speed",
     )
     tf32: bool = setting(

@@ -122,8 +122,9 @@ class Samples:
         mean, std = (torch.tensor(values, dtype=context.dtype).squeeze() for values in (mean, std))
         scale, shift = 1 / (per_value * std), -mean / std
         _check_size(rows, scale, shift)
-        kept = [part.to(context.data_device) for part in (rows, torch.from_numpy(labels))]
-        return cls(*kept, scale.to(context.device), shift.to(context.device))
+        labels = torch.from_numpy(labels)
+        device = context.device_of_data(rows.nbytes + labels.nbytes)
+        return cls(rows.to(device), labels.to(device), scale.to(context.device), shift.to(context.device))
 
     def at(self, indices, augmentation=None, transform=None):
         """(inputs, labels) at int64 `indices` [b], on the device; inputs of images are [b, channels, height, width].

@@ -6,6 +6,7 @@ import functools
 import torch
 
 from fedmpi.oracles.base import ModuleOracle, OracleKind
+from fedmpi.oracles.stacked import stacked_gradients
 from fedmpi.settings import setting
 
 
@@ -58,3 +59,6 @@ class Autograd(OracleKind):
 
     def make(self, client, objective, workspace):
         return AutogradOracle(client, objective, workspace, autocast=self.autocast != "off")
+
+    def stacked(self, flat, task):
+        return stacked_gradients(flat, task) if self.autocast == "off" else None

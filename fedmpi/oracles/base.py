@@ -89,6 +89,21 @@ class OracleKind:
         """
         raise NotImplementedError
 
+    def stacked(self, flat, task):
+        """`gradients(points [k, dim], samples) -> ([k, dim], [k])`: what the oracles of k clients return, at once.
+
+        Args:
+            flat, task: see `fedmpi.oracles.stacked.loss_function`.
+
+        Returns:
+            The function, or None if it cannot be done with these settings.
+        """
+        return None
+
+    def robust(self):
+        """This kind with settings for which rounding does not hide whether two ways to compute a gradient agree."""
+        return self
+
 
 class Oracle(abc.ABC):
     """How a client answers for its data: samples, and gradients on them. Not collective.

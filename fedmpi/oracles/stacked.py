@@ -1,4 +1,4 @@
-"""Gradients of several clients in one pass."""
+"""Gradients of several clients in one pass, exact or estimated."""
 
 import torch
 from torch.func import functional_call, grad_and_value, vmap
@@ -7,13 +7,23 @@ from fedmpi.oracles.base import LossModule
 
 
 def stacked_gradients(flat, task):
-    """`gradients(points [k, dim], batches) -> ([k, dim], [k])`: the gradients of k losses, and the losses, at once.
+    """`gradients(points [k, dim], samples) -> ([k, dim], [k])`: the gradients of k losses, and the losses, at once.
 
     Drawing random numbers within it is an error.
 
     Args:
+        flat, task: see `loss_function`. `samples` is a list of k samples whose minibatches have the same shapes.
+    """
+    at_once = vmap(grad_and_value(loss_function(flat, task)))
+    return lambda points, samples: at_once(points, stack_batches(samples, points))
+
+
+def loss_function(flat, task):
+    """`loss(point [dim], batch)` for the transformations of `torch.func`.
+
+    Args:
         flat: a `FlatModule` without buffers. task: gives the loss; its minibatches are tensors, numbers, or tuples of
-            them. `batches` is a list of k minibatches of the same shapes.
+            them.
     """
     module = LossModule(flat.module, task)
 
@@ -21,8 +31,12 @@ def stacked_gradients(flat, task):
         values = flat.named_views(point, flat.buffers)
         return functional_call(module, {f"module.{name}": value for name, value in values.items()}, (batch,))
 
-    at_once = vmap(grad_and_value(loss_at))
-    return lambda points, batches: at_once(points, _stack(batches, points))
+    return loss_at
+
+
+def stack_batches(samples, like):
+    """The minibatches of samples as one, with a first dimension for the samples; numbers get the dtype of `like`."""
+    return _stack([sample.batch for sample in samples], like)
 
 
 def _stack(batches, like):
@@ -40,7 +54,7 @@ class StackedOracle:
     different sizes are evaluated one after the other.
 
     Args:
-        gradients: what `stacked_gradients` returned. oracles: the clients' `ModuleOracle`s.
+        gradients: what `OracleKind.stacked` returned. oracles: the clients' `ModuleOracle`s.
     """
 
     def __init__(self, gradients, oracles):
@@ -82,7 +96,7 @@ class StackedOracle:
         return z.expand(len(self._oracles), z.shape[-1])
 
     def _evaluate(self, z, xi):
-        g, losses = self._gradients(z, [sample.batch for sample in xi])
+        g, losses = self._gradients(z, xi)
         return self._oracles[0].treat(g, z), losses
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fedmpi.oracles.base import LossModule, ModuleOracle, OracleKind, seed_noise
+from fedmpi.oracles.stacked import loss_function, stack_batches
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
@@ -31,6 +32,34 @@ def add_estimate(out, differences, directions, smoothing, num_directions):
     return out.addmv_(directions.T, differences, alpha=out.numel() / (smoothing * num_directions))
 
 
+class Directions:
+    """Random directions, of which those drawn last are in memory.
+
+    Args:
+        num: b2, directions of a sample. memory: [n, dim] for n directions at a time.
+    """
+
+    def __init__(self, num, memory):
+        self._num, self._memory = num, memory
+        self._generator = torch.Generator(memory.device)
+        self._drawn = None  # (noise, number of the first direction) of what `_memory` contains
+
+    def of(self, noise):
+        """The b2 directions of `noise`, a few at a time, each uniform on the unit sphere.
+
+        Direction n is the stream (noise, "direction", n), however many are in memory at a time; directions
+        are drawn again only if others were drawn in between.
+        """
+        for first in range(0, self._num, len(self._memory)):
+            v = self._memory[: min(len(self._memory), self._num - first)]
+            if self._drawn != (noise, first):
+                for number, direction in enumerate(v, first):
+                    direction.normal_(generator=self._generator.manual_seed(derive(noise, "direction", number)))
+                v.div_(torch.linalg.vector_norm(v, dim=1, keepdim=True))
+                self._drawn = noise, first
+            yield v
+
+
 class Workspace:
     """The vectors that the two-point oracles of a rank share, and the directions drawn last.
 
@@ -40,27 +69,10 @@ class Workspace:
     """
 
     def __init__(self, x, num_directions, at_once):
-        self.num_directions, self._at_once = num_directions, min(at_once, num_directions)
+        self.num_directions, at_once = num_directions, min(at_once, num_directions)
         self.rows = x.new_zeros(2, x.numel())
-        self.points = x.new_zeros(self._at_once + 1, x.numel())
-        self._directions = x.new_zeros(self._at_once, x.numel())
-        self._generator = torch.Generator(x.device)
-        self._drawn = None  # (noise, number of the first direction) of what `_directions` contains
-
-    def directions(self, noise):
-        """The b2 directions of `noise`, a few at a time, each uniform on the unit sphere.
-
-        Direction n is the stream (noise, "direction", n), however many are in memory at a time; directions
-        are drawn again only if others were drawn in between.
-        """
-        for first in range(0, self.num_directions, self._at_once):
-            v = self._directions[: min(self._at_once, self.num_directions - first)]
-            if self._drawn != (noise, first):
-                for number, direction in enumerate(v, first):
-                    direction.normal_(generator=self._generator.manual_seed(derive(noise, "direction", number)))
-                v.div_(torch.linalg.vector_norm(v, dim=1, keepdim=True))
-                self._drawn = noise, first
-            yield v
+        self.points = x.new_zeros(at_once + 1, x.numel())
+        self.directions = Directions(num_directions, x.new_zeros(at_once, x.numel()))
 
 
 class TwoPointOracle(ModuleOracle):
@@ -91,7 +103,7 @@ class TwoPointOracle(ModuleOracle):
         out.zero_()
         base, points = None, self._workspace.points
         points[0].copy_(z)
-        for v in self._workspace.directions(xi.noise):
+        for v in self._workspace.directions.of(xi.noise):
             torch.add(z, v, alpha=self._smoothing, out=points[1 : len(v) + 1])
             if base is None:  # z goes with the first directions: the same kernels, the same dropout masks
                 base, losses = self._losses_at(points[: len(v) + 1], xi).tensor_split([1])
@@ -135,6 +147,46 @@ class TwoPointOracle(ModuleOracle):
         loss = self._task.loss(self._flat.module, xi.batch)
         self._flat.adopt()
         return loss
+
+
+class StackedEstimates:
+    """The estimates of several clients' `TwoPointOracle`s, from forward passes on all their minibatches at once.
+
+    Each client has its own directions, which are in memory as many at a time as in a `Workspace`.
+    Drawing random numbers within the loss is an error.
+
+    Args:
+        flat, task: see `loss_function`. num_directions, at_once, smoothing: see `Workspace` and `TwoPointOracle`.
+    """
+
+    def __init__(self, flat, task, num_directions, at_once, smoothing):
+        self._losses_at = vmap(vmap(loss_function(flat, task), in_dims=(0, None)))
+        self._num_directions, self._at_once = num_directions, min(at_once, num_directions)
+        self._smoothing = smoothing
+        self._directions = []  # of each client
+        self._memory = self._points = flat.x.new_zeros(0)
+
+    @torch.no_grad()
+    def __call__(self, points, samples):
+        """([k, dim], [k]): the estimates at the rows of `points`, and the losses there."""
+        num, dim = points.shape
+        if num > len(self._directions):
+            self._memory = points.new_zeros(num, self._at_once, dim)
+            self._points = points.new_zeros(num, self._at_once + 1, dim)
+            self._directions = [Directions(self._num_directions, memory) for memory in self._memory]
+        nearby, batches = self._points[:num], stack_batches(samples, points)
+        nearby[:, 0] = points
+        estimates, base = points.new_zeros(num, 1, dim), None
+        drawing = [directions.of(sample.noise) for directions, sample in zip(self._directions, samples)]
+        for drawn in zip(*drawing):
+            v = self._memory[:num, : len(drawn[0])]  # [k, n, dim]
+            torch.add(points.unsqueeze(1), v, alpha=self._smoothing, out=nearby[:, 1 : v.shape[1] + 1])
+            with _QuickPooling():
+                losses = self._losses_at(nearby[:, base is not None : v.shape[1] + 1], batches)
+            if base is None:
+                base, losses = losses.tensor_split([1], dim=1)
+            estimates.baddbmm_((losses - base).unsqueeze(1), v, alpha=dim / (self._smoothing * self._num_directions))
+        return estimates.squeeze(1), base.squeeze(1)
 
 
 class _QuickPooling(TorchFunctionMode):
@@ -196,3 +248,11 @@ class TwoPoint(OracleKind):
 
     def make(self, client, objective, workspace):
         return TwoPointOracle(client, objective, workspace, self.smoothing, self.evaluation)
+
+    def stacked(self, flat, task):
+        if self.evaluation != "batched":
+            return None
+        return StackedEstimates(flat, task, self.directions, self.at_once, self.smoothing)
+
+    def robust(self):
+        return dataclasses.replace(self, smoothing=1.0)

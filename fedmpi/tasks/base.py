@@ -6,6 +6,7 @@ import json
 
 import torch
 
+from fedmpi.comm.device import fits, memory_left
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError
 from fedmpi.settings import check
@@ -23,7 +24,8 @@ class RankContext:
         is_personal: whether each client is evaluated with a model of its own (`Run.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
         participation: share of the clients that take part in a round.
-        data_on: where the rows of data sets are: "device", or "host", from where each minibatch is copied.
+        data_on: where the rows of data sets are: "device", or "host", from where each minibatch is copied, or "auto":
+            on the device if they fit there. num_local: ranks of this node, which may share the device.
     """
 
     num_clients: int
@@ -38,11 +40,15 @@ class RankContext:
     is_personal: bool = False
     participation: float = 1.0
     data_on: str = "device"
+    num_local: int = 1
 
-    @property
-    def data_device(self):
-        """The device of the rows of data sets."""
-        return torch.device("cpu") if self.data_on == "host" else self.device
+    def device_of_data(self, nbytes):
+        """The device on which a data set of so many bytes is to lie."""
+        on_device = self.data_on == "device" or (
+            self.data_on == "auto"
+            and (self.device.type == "cpu" or fits(nbytes, memory_left(self.device), self.num_local))
+        )
+        return self.device if on_device else torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,7 +161,6 @@ class LoadedClassification(LoadedTask):
             self._augmentation = Augmentation(settings.crop_padding, settings.flip)
         self._transform = None if settings.transform is None else Transform(settings.transform)
         self.random_batches = self._augmentation is not None or self._transform is not None
-        self.gathers = self._transform is None and context.data_device == context.device
         self._check(source)
         self._facts = [_facts(own, settings) for own in sources.values()]
         self.num_classes = max(own.num_classes for own in sources.values())
@@ -213,10 +212,19 @@ class LoadedClassification(LoadedTask):
         return self._train[client].num
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
-        return super().sampler(client, batch_size, first_batch_size, seed, self._context.data_device)
+        return super().sampler(client, batch_size, first_batch_size, seed, self._samples_of(client).labels.device)
+
+    @property
+    def gathers(self):
+        devices = [self._samples_of(client).labels.device for client in self._context.clients]
+        return self._transform is None and all(device == self._context.device for device in devices)
+
+    def _samples_of(self, client):
+        """The `Samples` that a client's minibatches are made of."""
+        return self._train[client]
 
     def batch(self, client, indices):
-        return self._train[client].at(indices, self._augmentation, self._transform)
+        return self._samples_of(client).at(indices, self._augmentation, self._transform)
 
     def loss(self, module, batch):
         inputs, labels = batch

@@ -97,8 +97,9 @@ class _TensorSamples(Samples):
     def of(cls, context, inputs, labels, chosen=slice(None)):
         """Those of `inputs` [n, ...] and `labels` [n] at `chosen`, on the context's device."""
         one = torch.ones((), dtype=context.dtype, device=context.device)
-        inputs = inputs[chosen].to(context.data_device, context.dtype)
-        return cls(inputs, labels[chosen].to(context.data_device), one, torch.zeros_like(one))
+        inputs, labels = inputs[chosen], labels[chosen]
+        device = context.device_of_data(inputs.numel() * context.dtype.itemsize + labels.nbytes)
+        return cls(inputs.to(device, context.dtype), labels.to(device), one, torch.zeros_like(one))
 
     def at(self, indices, augmentation=None, transform=None):
         return self._gather(self._rows, indices), self._gather(self.labels, indices)

@@ -43,7 +43,7 @@ class Dealt:
         self.dealer.round_index = round_index
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
-        return DealtSampler(self.dealer, client, batch_size, first_batch_size, seed, self._context.data_device)
+        return DealtSampler(self.dealer, client, batch_size, first_batch_size, seed, self._all.labels.device)
 
-    def batch(self, client, indices):
-        return self._all.at(indices, self._augmentation, self._transform)
+    def _samples_of(self, client):
+        return self._all

@@ -143,6 +143,7 @@ def rank_context(run, link):
         is_personal=run.private is not None,
         participation=run.participation,
         data_on=run.data_on,
+        num_local=link.local_size,
     )
 
 

@@ -5,12 +5,11 @@ import textwrap
 
 import torch
 
+from fedmpi.federation.client import Client
 from fedmpi.federation.stack import Stack
-from fedmpi.oracles.autograd import Autograd
-from fedmpi.oracles.base import noise_kept, seed_noise
-from fedmpi.oracles.stacked import StackedOracle, stacked_gradients
+from fedmpi.oracles.base import LocalObjective, noise_kept
+from fedmpi.oracles.stacked import StackedOracle
 from fedmpi.registry import command_name
-from fedmpi.streams import derive
 
 TOLERANCE = 0.01  # of the norm of a gradient: what rounding, also that of TF32, stays below
 
@@ -28,7 +27,7 @@ def make_stack(config, algorithm, task, flat, samplers):
     if why_not:
         return None, why_not
     size = min(config.run.stack, len(samplers))
-    return Stack(size, functools.partial(StackedOracle, stacked_gradients(flat, task))), ""
+    return Stack(size, functools.partial(StackedOracle, config.oracle.stacked(flat, task))), ""
 
 
 def _declared_reason(config, algorithm, task, flat):
@@ -38,8 +37,10 @@ def _declared_reason(config, algorithm, task, flat):
             not algorithm.stackable and not run.fused_update
         ),
         "a compiled update (fused_update) is that of one client": run.fused_update,
-        "only exact gradients are computed for several clients at once (oracle autograd)": type(oracle) is not Autograd,
         "gradients of several clients are not computed with autocast": getattr(oracle, "autocast", "off") != "off",
+        f"oracle {command_name(type(oracle))}, as it is set, computes the gradient of one client at a time": (
+            oracle.stacked(flat, task) is None
+        ),
         "the bits would depend on which clients share a rank, which reduction = reproducible excludes": (
             run.reduction == "reproducible"
         ),
@@ -52,15 +53,17 @@ def _declared_reason(config, algorithm, task, flat):
 def _tried_reason(config, task, flat, samplers):
     """Compare the gradients of two equal minibatches at once with the gradient of one, as it is always computed."""
     client, sampler = next(iter(samplers.items()))
-    z, g = flat.x.clone(), torch.empty_like(flat.x)
+    kind = config.oracle.robust()
+    objective = LocalObjective(flat, task, sampler, config.run.seed)
+    oracle = kind.make(Client(client, buffers=flat.buffers), objective, kind.workspace(flat.x))
+    z = flat.x.clone()
     flat.point_at(z, flat.buffers)
     flat.module.train()
     try:
         with noise_kept(z.device):
-            seed_noise(derive(config.run.seed, "try"), z.device)
-            batch = task.batch(client, sampler(0))
-            at_once, _ = stacked_gradients(flat, task)(torch.stack([z, z]), [batch, batch])
-            flat.gradient(lambda module: task.loss(module, batch), g)
+            xi = oracle.sample(0)
+            at_once, _ = kind.stacked(flat, task)(torch.stack([z, z]), [xi, xi])
+            _, g = oracle.evaluate(z, xi)
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
         if "random operation" in str(error):
             return "the model or the loss draws random numbers, like dropout"

@@ -309,8 +309,13 @@ def test_gpu_link(tmp_path):
     done = bench(2, "gpu_link", "--quick", "--seconds", 0.1, "--json", tmp_path / "gpu_link.json")
     assert done.returncode == 0, done.stderr
     assert "gpu_link: float32 sums over 2 ranks, vectors on the cpu" in done.stdout
+    assert "no GPU is here: copies, gloo and files in shared memory stand in for it" in done.stdout
     assert "cuda_aware: transport = cuda_aware: it needs rows on a GPU" in done.stdout
-    names = {f"gpu_link/cpu/{n}/{name}" for n in (65536, 1 << 20) for name in ("copies", "allreduce", "staged", "nccl")}
+    names = {
+        f"gpu_link/cpu/{n}/{name}"
+        for n in (65536, 1 << 20)
+        for name in ("copies", "allreduce", "staged", "nccl", "ipc")
+    }
     assert names <= json.loads((tmp_path / "gpu_link.json").read_text())["measures"].keys()
 
 

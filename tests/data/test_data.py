@@ -1,6 +1,7 @@
 """Reading, normalising and augmenting samples; the split in the run folder; the order of minibatches."""
 
 import dataclasses
+import functools
 import re
 
 import h5py
@@ -9,6 +10,7 @@ import pytest
 import torch
 from conftest import start, train
 
+from fedmpi.comm.device import fits
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.partitions import IID, Even
 from fedmpi.data.sampler import EpochSampler
@@ -129,6 +131,20 @@ def test_samples_in_the_memory_of_the_host(augmentation):
     assert (its_labels.device.type, its_labels.shape) == ("meta", (4,))
     assert samples.labels.device.type == samples.take(np.arange(3)).labels.device.type == "cpu"
     assert [len(its_labels) for _, its_labels in samples.all()] == [10]
+
+
+def test_data_lie_on_the_device_if_they_fit(monkeypatch):
+    """With "auto" every data set has a place of its own; the device "meta" stands for a GPU with 1000 free bytes."""
+    monkeypatch.setattr("fedmpi.tasks.base.memory_left", lambda device: 1000)
+    on = functools.partial(dataclasses.replace, place(), device=torch.device("meta"))
+    places = [(8, "auto", 2), (24, "auto", 2), (24, "auto", 1), (24, "device", 2), (8, "host", 1)]
+    found = []
+    for num, data_on, num_local in places:  # 8 bytes of pixels and 8 of a label each: 128 or 384 bytes
+        rows, labels = np.zeros((num, 2, 2, 2), np.uint8), np.zeros(num, np.int64)
+        context = on(data_on=data_on, num_local=num_local)
+        found.append(Samples.from_arrays(rows, labels, (0.5, 0.4), (0.3, 0.2), context).labels.device.type)
+    assert found == ["meta", "cpu", "meta", "meta", "cpu"]
+    assert fits(10**12, None, 8) and fits(500, 1000, 1) and not fits(501, 1000, 1) and not fits(500, 1000, 2)
 
 
 def test_both_gradients_of_a_pair_see_one_augmentation_and_evaluation_sees_none(tmp_path):

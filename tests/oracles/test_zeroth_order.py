@@ -220,7 +220,7 @@ def test_pooling_at_once_is_torchs(pooling, monkeypatch):
 
 def test_directions_have_length_one_and_do_not_depend_on_how_many_lie_in_memory():
     oracles = [make(oracle=TwoPoint(directions=8, at_once=k))[1] for k in (1, 3, 8)]
-    drawn = [torch.cat([v.clone() for v in o._workspace.directions(noise=5)]) for o in oracles]
+    drawn = [torch.cat([v.clone() for v in o._workspace.directions.of(noise=5)]) for o in oracles]
     for other in drawn[1:]:
         torch.testing.assert_close(other, drawn[0])
     torch.testing.assert_close(torch.linalg.vector_norm(drawn[0], dim=1), torch.ones(8))

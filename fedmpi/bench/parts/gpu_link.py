@@ -41,6 +41,8 @@ def measure(bench):
         for link in links.values():
             link.close()
     bench.results.print("", f"gpu_link: float32 sums over {bench.link.size} ranks, vectors on the {device.type}")
+    if device.type == "cpu":
+        bench.results.print("  no GPU is here: copies, gloo and files in shared memory stand in for it")
     bench.results.print(*format_table(["bytes", "", "ms", f"/{COPY}"], rows))
     bench.results.print(*(f"  {name}: {error}" for name, error in missing.items()))
 
