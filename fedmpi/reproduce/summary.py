@@ -13,7 +13,8 @@ README = "README.md"
 HEAD = """\
 # What the papers' experiments gave
 
-Made by `python -m fedmpi.reproduce --pages` from the CSV files in this folder; no number here is typed by hand.
+Made by `python -m fedmpi.reproduce --pages` from the CSV files in this folder. Tables and figures
+contain nothing that was typed by hand; the sentences on what was found out are written by hand.
 
 A claim is *confirmed* if the method named in it is better than each of the others, and if its mean lead over the seeds
 is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
