@@ -52,19 +52,22 @@ def set_arithmetic(tf32, deterministic):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product is computed
 
 
-def memory_left(device):
-    """Free bytes of a GPU; None if torch does not say."""
+def memory_of(device):
+    """(free bytes, all bytes) of a GPU; None if torch does not say."""
     ask = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return ask(device)[0] if ask else None
+    return ask(device) if ask else None
 
 
-def fits(nbytes, left, num_ranks):
-    """Whether data may lie in a GPU's memory, beside the model, its gradients and activations.
+def fits(nbytes, memory, num_ranks):
+    """Whether data may lie in a GPU's memory: half of it is for the model, its gradients and activations.
 
     Args:
-        nbytes: of the data. left: free bytes of the GPU, or None if that is not known. num_ranks: that may share it.
+        nbytes: of the data of one client. memory: see `memory_of`. num_ranks: that may share the GPU.
     """
-    return left is None or nbytes <= left / 2 / num_ranks
+    if memory is None:
+        return True
+    left, total = memory
+    return num_ranks * nbytes <= left - total / 2
 
 
 def device_name(device, local_number, num_gpus, kind="cuda", environment=os.environ):
@@ -137,14 +140,21 @@ def physical_device(visible, index, uuid=""):
     return name if name.startswith("MIG-") or not uuid else uuid  # slices of one GPU may have its UUID
 
 
+def device_number(device):
+    """A float that no other GPU (or MIG slice) of the job has; -1 for the CPU."""
+    key = device_key(device)
+    return number_on_node(key) if key else -1.0
+
+
+def number_on_node(text):
+    """A float, at least 0, that stands for a text on this node; other texts and nodes have other numbers."""
+    digest = hashlib.blake2b(f"{platform.node()}/{text}".encode(), digest_size=6).digest()
+    return float(int.from_bytes(digest, "little"))  # 48 bits, which a float64 holds exactly
+
+
 def warn_if_shared(link, device):
     """Print a line for each GPU that several ranks share, on the first of them. Collective on the link."""
-    key = device_key(device)
-    number = -1.0
-    if key:
-        digest = hashlib.blake2b(f"{platform.node()}/{key}".encode(), digest_size=6).digest()
-        number = float(int.from_bytes(digest, "little"))  # 48 bits, which a float64 holds exactly
-    sharing = ranks_that_share(link.allgather([number])[:, 0], link.rank)
+    sharing = ranks_that_share(link.allgather([device_number(device)])[:, 0], link.rank)
     if len(sharing) > 1 and sharing[0] == link.rank:
         ranks = ", ".join(map(str, sharing))
         print(

@@ -62,6 +62,12 @@ def usable_cores():
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
+def run_on(cores):
+    """Let this process run on some cores only, where the system can say so."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
 def core_quota(root=pathlib.Path("/")):
     """How many cores this process's control groups let it use at a time (containers, SLURM); infinite without limit.
 

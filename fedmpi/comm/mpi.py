@@ -12,12 +12,14 @@ from mpi4py import MPI
 
 import fedmpi.comm.transports
 from fedmpi.comm.abort import abort
+from fedmpi.comm.comparison import average_differs, combination_differs
+from fedmpi.comm.device import device_number
 from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_clients, divide
 from fedmpi.comm.rollcall import RollCall
 from fedmpi.comm.survivors import Survivors
 from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Facts, Transport, Unavailable, choose
-from fedmpi.errors import UserError
+from fedmpi.errors import AgreedUserError, UserError
 from fedmpi.registry import known
 
 HOST_BYTES = 64  # of a machine's name in messages
@@ -72,7 +74,9 @@ class MPILink(Link):
         device = torch.device(device)
         if self.size == 1:
             return torch.zeros(numel, dtype=dtype, device=device)
-        facts = Facts(numel * dtype.itemsize, device.type, self.topology.smallest_node)
+        facts = self._facts(numel * dtype.itemsize, device)
+        if not facts.device and self.transport not in ("auto", "allreduce"):
+            raise UserError(f"transport = {self.transport}: some ranks have no GPU; use --transport auto")
         for transport in map(self._transports.get, choose(facts, self._transports, self.transport)):
             try:
                 return transport.allocate(numel, dtype, device)
@@ -83,6 +87,14 @@ class MPILink(Link):
                     print(f"fedmpi: transport {transport.name} is not used: {error}", file=sys.stderr, flush=True)
         raise UserError(f"transport = {self.transport}: expected auto or the name of a transport")
 
+    def _facts(self, nbytes, device):
+        """The `Facts` of a block on this rank's device. Collective."""
+        numbers = self.topology.world.allgather([device_number(device)])[:, 0]
+        on_gpu = numbers >= 0
+        kind = device.type if on_gpu.all() or not on_gpu.any() else ""
+        gpus_are_shared = len(np.unique(numbers)) < self.size and bool(on_gpu.all())
+        return Facts(nbytes, kind, self.topology.smallest_node, self.num_nodes, gpus_are_shared)
+
     def average(self, block, divisor, out):
         """See `Link.average`. In the account it is one Allreduce of the block, whatever the transport does."""
         self.traffic.add(block.numel() * block.element_size())
@@ -90,7 +102,10 @@ class MPILink(Link):
             divide(block, divisor, out)
             return
         transport = next(one for one in self._transports.values() if one.owns(block))
+        before = block.clone() if transport.num_compared else None
         self._attempt(lambda: transport.average(block, divisor, out))
+        if before is not None:
+            self._end_if(average_differs(self.topology.world, before, divisor, out), transport)
         self.summed_by = transport.description
 
     def combine(self, vectors, partials, divisor, out):
@@ -100,8 +115,22 @@ class MPILink(Link):
             combine_alone(vectors, partials, divisor, out)
             return
         transport = next(one for one in self._transports.values() if one.owns(vectors[0]))
+        before = [vector.clone() for vector in vectors] if transport.num_compared else None
         self._attempt(lambda: transport.combine(vectors, partials, divisor, out))
+        if before is not None:
+            self._end_if(combination_differs(transport, before, partials, divisor, out), transport)
         self.summed_by = f"{transport.description}, reproducible"
+
+    def _end_if(self, differs, transport):
+        """Note that a sum was compared with MPI's. Collective.
+
+        Raises:
+            AgreedUserError: on every rank, if it differed on one.
+        """
+        transport.num_compared -= 1
+        if self.topology.world.first_rank_where(differs) is not None:
+            text = f"transport = {transport.name}: its sums differ from MPI's; use --transport allreduce"
+            raise AgreedUserError(text if self.rank == 0 else "")
 
     def allgather(self, values):
         everyone = self._repeat(lambda: self.topology.world.allgather(values))

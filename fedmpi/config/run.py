@@ -135,9 +135,9 @@ class Run:
     )
     transport: str = setting(
         "auto",
-        "how vectors are summed over the ranks: allreduce (by MPI), shared (in the node's shared memory), auto (shared "
-        "if that is faster, otherwise allreduce); for GPUs, and not tested on one: staged (through host memory in "
-        "overlapping chunks), nccl, cuda_aware (by an MPI that reads GPU memory), ipc (in the memory of a node's GPUs)",
+        "how vectors are summed over the ranks: allreduce (by MPI), shared (in the node's shared memory), auto (the "
+        "fastest that works); for GPUs, and not tested on one: ipc (in the memory of a node's GPUs), nccl, cuda_aware "
+        "(by an MPI that reads GPU memory), staged (through host memory in overlapping chunks)",
         among=("auto", "allreduce", "shared", "staged", "nccl", "cuda_aware", "ipc"),
         role="speed",
     )
@@ -189,7 +189,7 @@ class Run:
     data_on: str = setting(
         "auto",
         "where the data are: in the memory of the device, or of the host, from where each minibatch is copied (not "
-        "tested on a GPU); auto: on the device, except data sets that fill more than half of a GPU's free memory",
+        "tested on a GPU); auto: on the device, as long as the data fill at most half of the GPU's memory",
         among=("auto", "device", "host"),
         role="speed",
     )

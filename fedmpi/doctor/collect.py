@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedmpi.comm.agreement import allgather_lines
-from fedmpi.comm.device import memory_left
+from fedmpi.comm.device import memory_of
 from fedmpi.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
 from fedmpi.doctor.facts import RankFacts, node_memory
 from fedmpi.errors import UserError
@@ -98,7 +98,7 @@ def _check_rows(link, ranks, config, context, sizes, errors):
     store = RowStore(config.algorithm, dim, num_buffers, len(context.clients), context.dtype, device="meta")
     rows = store.nbytes + 3 * dim * context.dtype.itemsize  # and the model, its vector, a gradient
     on_gpu = context.device.type != "cpu"
-    left = memory_left(context.device) if on_gpu else node_memory()
+    left = (memory_of(context.device) or [None])[0] if on_gpu else node_memory()
     found = link.allgather([rows, float("nan") if left is None else left])
     needed, lefts = found[:, 0].tolist(), found[:, 1].tolist()
     alone = [dataclasses.replace(facts, leader=facts.rank) for facts in ranks] if on_gpu else ranks

@@ -15,6 +15,7 @@ import torch
 from mpi4py import MPI
 
 import fedmpi
+from fedmpi.comm.binding import near_cores
 from fedmpi.comm.device import device_key, pick_device
 from fedmpi.comm.host import share_of_cores, usable_cores
 from fedmpi.errors import UserError
@@ -61,7 +62,7 @@ def describe_rank(link, device):
         chosen = pick_device(device, link)
         key = device_key(chosen)
         name = f"{chosen} ({_properties(chosen).name})" if key else str(chosen)
-        near = cores_near(pci_address(_properties(chosen))) if key else []
+        near = near_cores(chosen)
     except UserError as met:
         error = str(met)
     return RankFacts(
@@ -82,22 +83,6 @@ def describe_rank(link, device):
 
 def _properties(device):
     return torch.get_device_module(device).get_device_properties(device)
-
-
-def pci_address(properties):
-    """Where a GPU is on the PCI bus, like "0000:3b:00.0"; "" if torch does not say."""
-    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    return "" if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
-
-
-def cores_near(address, devices="/sys/bus/pci/devices"):
-    """Numbers of the cores near the device at a PCI address; [] if the system does not say."""
-    try:
-        text = (pathlib.Path(devices) / address / "local_cpulist").read_text()
-        ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",") if part]
-    except (OSError, ValueError):
-        return []
-    return [core for first, *last in ends for core in range(first, (last or [first])[0] + 1)]
 
 
 def _versions():

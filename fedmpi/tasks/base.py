@@ -6,7 +6,7 @@ import json
 
 import torch
 
-from fedmpi.comm.device import fits, memory_left
+from fedmpi.comm.device import fits, memory_of
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError
 from fedmpi.settings import check
@@ -46,7 +46,7 @@ class RankContext:
         """The device on which a data set of so many bytes is to lie."""
         on_device = self.data_on == "device" or (
             self.data_on == "auto"
-            and (self.device.type == "cpu" or fits(nbytes, memory_left(self.device), self.num_local))
+            and (self.device.type == "cpu" or fits(nbytes, memory_of(self.device), self.num_local))
         )
         return self.device if on_device else torch.device("cpu")
 
@@ -115,6 +115,7 @@ class LoadedTask:
             seeded before every `loss`.
         gathers: whether `batch` does nothing but gather rows on the device, by operations of torch alone, from
             memory that stays the same; a GPU can then replay it.
+        is_on_host: whether data of this rank stay in the host's memory though it computes on a GPU.
         dealer: the `fedmpi.data.dealing.Dealer` of samples that are dealt anew in every round, or None.
         carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
@@ -130,6 +131,7 @@ class LoadedTask:
     random_batches = True
     random_loss = True
     gathers = False
+    is_on_host = False
 
     def build_model(self, model_class, model_settings):
         """The module to train, on the CPU in float32; called under the run's model seed.

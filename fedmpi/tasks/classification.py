@@ -216,8 +216,12 @@ class LoadedClassification(LoadedTask):
 
     @property
     def gathers(self):
+        return self._transform is None and not self.is_on_host
+
+    @property
+    def is_on_host(self):
         devices = [self._samples_of(client).labels.device for client in self._context.clients]
-        return self._transform is None and all(device == self._context.device for device in devices)
+        return any(device != self._context.device for device in devices)
 
     def _samples_of(self, client):
         """The `Samples` that a client's minibatches are made of."""

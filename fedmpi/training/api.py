@@ -13,7 +13,7 @@ import typing
 import torch
 
 from fedmpi.comm.agreement import agree, allgather_lines
-from fedmpi.comm.host import return_freed_memory
+from fedmpi.comm.host import return_freed_memory, run_on, usable_cores
 from fedmpi.comm.mpi import MPILink
 from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
@@ -88,8 +88,8 @@ def run(settings):
 
 @contextlib.contextmanager
 def _process_restored():
-    """A context that leaves torch's threads, generators and ways to compute, and malloc, as they were."""
-    threads = torch.get_num_threads()
+    """A context that leaves cores, torch's threads, generators and ways to compute, and malloc, as they were."""
+    cores, threads = usable_cores(), torch.get_num_threads()
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -97,6 +97,7 @@ def _process_restored():
         try:
             yield
         finally:
+            run_on(cores)
             torch.set_num_threads(threads)
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedmpi.comm.agreement import agree, share
+from fedmpi.comm.binding import bind_to_near_cores
 from fedmpi.comm.device import pick_device, set_arithmetic, warn_if_shared
 from fedmpi.comm.host import keep_freed_memory, share_of_cores
 from fedmpi.comm.launch import check_launch
@@ -93,6 +94,7 @@ def prepare(config, link):
         link.transport = "allreduce"  # the others' shared memory would be waited for
     context = agree(link, lambda: rank_context(run, link))
     warn_if_shared(link, context.device)
+    bind_to_near_cores(context.device, link)
     link.watch(run.timeout, spread(context.num_clients, link.size))
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))

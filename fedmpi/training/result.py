@@ -191,6 +191,7 @@ def closing_table(job, record, metrics, result, facts):
         facts: name -> text of further lines.
     """
     context, link, seconds, num_threads = job.context, job.link, record["seconds"], torch.get_num_threads()
+    where = f"{context.device}{', data in host memory' if job.task.is_on_host else ''}"
 
     def share(part):
         return f"{part:.2f} s ({100 * part / seconds:.0f} %)"
@@ -200,7 +201,7 @@ def closing_table(job, record, metrics, result, facts):
             ("algorithm", command_name(type(job.config.algorithm))),
             ("clients", f"{context.num_clients} on {link.size} ranks"),
             *_lost(job),
-            ("each rank", f"{num_threads} thread{'s' if num_threads > 1 else ''}, {context.device}"),
+            ("each rank", f"{num_threads} thread{'s' if num_threads > 1 else ''}, {where}"),
             ("parameters", f"{job.flat.dim:,}"),
             (
                 "rounds",

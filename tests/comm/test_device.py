@@ -130,15 +130,21 @@ def test_tf32_and_determinism_are_off_unless_a_setting_asks():
 @pytest.mark.parametrize(
     ("facts", "named", "names"),
     [
-        (Facts(1 << 20, "cpu", 4), "auto", ["shared", "allreduce"]),
-        (Facts(1 << 10, "cpu", 4), "auto", ["allreduce"]),  # small
-        (Facts(1 << 20, "cpu", 1), "auto", ["allreduce"]),  # a rank alone on its node
-        (Facts(1 << 20, "cuda", 4), "auto", ["allreduce"]),  # what was tested least is taken only by name
-        *((Facts(1 << 20, "cuda", 4), name, [name]) for name in ("staged", "nccl", "cuda_aware", "ipc")),
-        (Facts(1 << 10, "cpu", 1), "shared", ["shared"]),
-        (Facts(1, "cpu", 1), "pigeon", []),
+        (Facts(1 << 20, "cpu", 4, 1), "auto", ["shared", "allreduce"]),
+        (Facts(1 << 10, "cpu", 4, 1), "auto", ["allreduce"]),  # small
+        (Facts(1 << 20, "cpu", 1, 2), "auto", ["allreduce"]),  # a rank alone on its node
+        (Facts(1 << 20, "cuda", 4, 1), "auto", ["ipc", "nccl", "staged", "allreduce"]),
+        (Facts(1 << 20, "cuda", 4, 1, gpus_are_shared=True), "auto", ["ipc", "staged", "allreduce"]),
+        (Facts(1 << 20, "cuda", 1, 4), "auto", ["nccl", "cuda_aware", "staged", "allreduce"]),
+        (Facts(1 << 20, "cuda", 4, 2, gpus_are_shared=True), "auto", ["cuda_aware", "staged", "allreduce"]),
+        (Facts(1 << 10, "cuda", 4, 1), "auto", ["allreduce"]),
+        (Facts(1 << 20, "xpu", 4, 1), "auto", ["staged", "allreduce"]),
+        (Facts(1 << 20, "", 4, 2), "auto", ["allreduce"]),  # some ranks have no GPU
+        *((Facts(1 << 20, "cuda", 4, 1), name, [name]) for name in ("staged", "nccl", "cuda_aware", "ipc")),
+        (Facts(1 << 10, "cpu", 1, 2), "shared", ["shared"]),
+        (Facts(1, "cpu", 1, 1), "pigeon", []),
     ],
-)
+)  # fmt: skip
 def test_transports_are_chosen_from_facts(facts, named, names):
     assert [cls.name for cls in choose(facts, CLASSES, named)] == names
 

@@ -80,6 +80,23 @@ def test_transports_for_gpus_also_train_on_the_cpu(tmp_path, transport, words):
     np.testing.assert_allclose(runs[transport], runs["allreduce"], rtol=1e-12, atol=1e-12)
 
 
+def test_doubtful_sums_end_a_run_on_all_ranks():
+    """Of transports that have not run on a GPU, the first sums are compared with MPI's."""
+    done = start(2, "-m", "doubtful_sums")
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = []
+    for name in ("staged", "ipc", "nccl"):
+        differ = f"transport = {name}: its sums differ from MPI's; use --transport allreduce"
+        expected += [(0, name, "right"), (1, name, "right"), (0, f"{name}, wrong", differ), (1, f"{name}, wrong", "")]
+        expected += [(rank, f"{name}, left to compare", "1") for rank in (0, 1)]
+    late = "transport = nccl: it did not connect rank 0 in 2 s; use --transport staged"  # it waits for rank 1
+    expected += [(0, "late", late), (1, "late", "")]
+    without = "transport = shared: some ranks have no GPU; use --transport auto"
+    expected += [(rank, "unequal, auto", "1 by Allreduce") for rank in (0, 1)]
+    expected += [(rank, "unequal, shared", without) for rank in (0, 1)]
+    assert done.stdout.splitlines() == [f"rank {rank}, {what}: {text}" for rank, what, text in expected]
+
+
 def test_gpu_memory_is_asked_for_by_name_only(tmp_path):
     done = train(2, tmp_path, "--rounds", 2, "--transport", "cuda_aware")
     assert done.returncode == 2

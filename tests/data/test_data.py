@@ -133,9 +133,17 @@ def test_samples_in_the_memory_of_the_host(augmentation):
     assert [len(its_labels) for _, its_labels in samples.all()] == [10]
 
 
+def test_a_task_knows_where_its_data_are(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+    task = Classification(data=str(write(tmp_path / "data.h5", images)))
+    for data_on, is_on_host in {"host": True, "device": False}.items():
+        loaded = task.load(dataclasses.replace(place(), device=torch.device("meta"), data_on=data_on), Even())
+        assert (loaded.is_on_host, loaded.gathers) == (is_on_host, not is_on_host)
+
+
 def test_data_lie_on_the_device_if_they_fit(monkeypatch):
-    """With "auto" every data set has a place of its own; the device "meta" stands for a GPU with 1000 free bytes."""
-    monkeypatch.setattr("fedmpi.tasks.base.memory_left", lambda device: 1000)
+    """With "auto" every data set has a place of its own; the device "meta" stands for a GPU."""
+    monkeypatch.setattr("fedmpi.tasks.base.memory_of", lambda device: (1000, 1200))
     on = functools.partial(dataclasses.replace, place(), device=torch.device("meta"))
     places = [(8, "auto", 2), (24, "auto", 2), (24, "auto", 1), (24, "device", 2), (8, "host", 1)]
     found = []
@@ -144,7 +152,8 @@ def test_data_lie_on_the_device_if_they_fit(monkeypatch):
         context = on(data_on=data_on, num_local=num_local)
         found.append(Samples.from_arrays(rows, labels, (0.5, 0.4), (0.3, 0.2), context).labels.device.type)
     assert found == ["meta", "cpu", "meta", "meta", "cpu"]
-    assert fits(10**12, None, 8) and fits(500, 1000, 1) and not fits(501, 1000, 1) and not fits(500, 1000, 2)
+    assert fits(10**12, None, 8) and fits(400, (1000, 1200), 1) and not fits(401, (1000, 1200), 1)
+    assert fits(200, (1000, 1200), 2) and not fits(201, (1000, 1200), 2) and not fits(1, (600, 1200), 1)
 
 
 def test_both_gradients_of_a_pair_see_one_augmentation_and_evaluation_sees_none(tmp_path):

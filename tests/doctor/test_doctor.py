@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 
 import h5py
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from conftest import ROOT, disk_of, execute, launchers, start
 
 from fedmpi.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
-from fedmpi.doctor.facts import RankFacts, cores_near, pci_address
+from fedmpi.doctor.facts import RankFacts
 
 FACTS = RankFacts(0, "n1", 0, [0, 1], 2, 1, "cpu", "", "", {"MPI": "MPICH 5.0.2"}, 0.0)
 
@@ -177,22 +176,6 @@ def test_two_ranks_on_one_gpu():
     assert check.state == "warning"
     assert check.text == "rank 1 (n1) runs on core 0-1, and cuda:0 (NVIDIA H100) is near cores 8-10"
     assert check_devices([dataclasses.replace(far, cores=[1, 8])]).state == "ok"
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"), [("0-2,8\n", [0, 1, 2, 8]), ("5\n", [5]), ("\n", []), (None, []), ("a-b\n", [])]
-)
-def test_cores_near_a_device(tmp_path, text, cores):
-    if text is not None:
-        (tmp_path / "0000:3b:00.0").mkdir()
-        (tmp_path / "0000:3b:00.0" / "local_cpulist").write_text(text)
-    assert cores_near("0000:3b:00.0", tmp_path) == cores
-
-
-def test_where_a_device_is_on_the_bus():
-    known = types.SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
-    assert pci_address(known) == "0000:3b:00.0"
-    assert pci_address(types.SimpleNamespace(name="of another maker")) == "" and cores_near("") == []
 
 
 def test_the_sum_is_made_by_the_transport_of_the_run(tmp_path):

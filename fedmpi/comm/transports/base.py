@@ -7,6 +7,9 @@ import torch
 
 from fedmpi.comm.ordered_sum import combine
 
+SMALLEST_GAIN = 64 << 10  # bytes of a block; below, what others than Allreduce do first costs more than it gains
+COMPARED = 2  # averages: a first one could be right because the memory is still zero
+
 
 class Unavailable(Exception):
     """The transport cannot serve a block here; raised on all ranks or on none. The text says why."""
@@ -17,13 +20,17 @@ class Facts:
     """What decides which transports suit a block; the same on all ranks.
 
     Attributes:
-        nbytes: of the block. device: type of the device on which it is to lie, "cpu" or "cuda".
-        smallest_node: number of ranks on the node with the fewest.
+        nbytes: of the block. device: type of the device on which it is to lie, "cpu" or "cuda"; "" if some ranks
+            have it on the CPU and others on a GPU.
+        smallest_node: number of ranks on the node with the fewest. num_nodes: that the ranks are on.
+        gpus_are_shared: whether several ranks use the same GPU.
     """
 
     nbytes: int
     device: str
     smallest_node: int
+    num_nodes: int
+    gpus_are_shared: bool = False
 
 
 class Transport(abc.ABC):
@@ -37,6 +44,8 @@ class Transport(abc.ABC):
         preference: of the transports that suit a block, ``--transport auto`` takes the one with the largest; in this
             order they are also asked which of them owns a block.
         description: for the closing table of a run.
+        num_compared: how many averages are still to be compared with MPI's of the same blocks in host memory, because
+            the transport has not run where it belongs.
 
     Args:
         topology: the `Topology` of the ranks.
@@ -45,6 +54,7 @@ class Transport(abc.ABC):
     name = ""
     preference = 0
     description = ""
+    num_compared = 0
 
     def __init__(self, topology):
         self.topology = topology

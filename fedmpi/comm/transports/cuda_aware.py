@@ -1,21 +1,22 @@
 """MPI's Allreduce on GPU memory itself, by an MPI that can read it.
 
-It has not run on a GPU, so ``--transport auto`` does not take it: ``--transport cuda_aware`` does.
+It has not run on a GPU, so its first averages are compared with those in host memory.
 """
 
 import torch
 
 from fedmpi.comm.gpu_transfer import why_not
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import Transport, Unavailable, lies_in
+from fedmpi.comm.transports.base import COMPARED, SMALLEST_GAIN, Transport, Unavailable, lies_in
 
 
 class CudaAware(Transport):
     """Blocks on a GPU that MPI reads and writes; on each node, the first rank tries it before in another process."""
 
     name = "cuda_aware"
-    preference = 1
+    preference = 2
     description = "Allreduce in GPU memory"
+    num_compared = COMPARED
 
     def __init__(self, topology):
         super().__init__(topology)
@@ -23,7 +24,8 @@ class CudaAware(Transport):
 
     @classmethod
     def suits(cls, facts):
-        return False  # only if the user names it
+        # On a node of its own it gains too little for the seconds that the process needs which tries it.
+        return facts.device == "cuda" and facts.num_nodes > 1 and facts.nbytes >= SMALLEST_GAIN
 
     def allocate(self, numel, dtype, device):
         if device.type == "cpu":

@@ -1,7 +1,7 @@
 """Sums on the GPUs of one node, whose ranks read and write each other's memory (CUDA IPC).
 
-It has not run on a GPU, so ``--transport auto`` does not take it: ``--transport ipc`` does. On the CPU files in shared
-memory stand in for GPU memory, so that all but the opening of a peer's GPU memory is tested.
+It has not run on a GPU, so its first averages are compared with MPI's. On the CPU files in shared memory stand in for
+GPU memory, so that all but the opening of a peer's GPU memory is tested.
 """
 
 import os
@@ -11,7 +11,7 @@ import tempfile
 import torch
 
 from fedmpi.comm.shared_memory import SHARED_FOLDER
-from fedmpi.comm.transports.base import Unavailable
+from fedmpi.comm.transports.base import COMPARED, SMALLEST_GAIN, Unavailable
 from fedmpi.comm.transports.shared import SharedMemory
 from fedmpi.comm.window import NodeWindow, NoWindow
 
@@ -152,12 +152,13 @@ class Ipc(SharedMemory):
     """Blocks in the memory of GPUs that the ranks of a node open; each rank sums one slice, as in shared memory."""
 
     name = "ipc"
-    preference = 1
+    preference = 4
     description = "memory of the node's GPUs (CUDA IPC)"
+    num_compared = COMPARED
 
     @classmethod
     def suits(cls, facts):
-        return False  # only if the user names it
+        return facts.device == "cuda" and facts.num_nodes == 1 and facts.nbytes >= SMALLEST_GAIN
 
     def _open(self, numel, dtype, device):
         if self.topology.num_nodes > 1:

@@ -1,19 +1,22 @@
 """Sums by NCCL, through torch.distributed.
 
-It has not run on a GPU, so ``--transport auto`` does not take it: ``--transport nccl`` does. On the CPU gloo stands in
-for NCCL, so that all but NCCL itself is tested.
+It has not run on a GPU, so its first averages are compared with MPI's. On the CPU gloo stands in for NCCL, so that all
+but NCCL itself is tested.
 """
 
 import datetime
 import socket
+import threading
 
 import torch
 
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import Transport, Unavailable, lies_in
+from fedmpi.comm.transports.base import COMPARED, SMALLEST_GAIN, Transport, Unavailable, lies_in
+from fedmpi.errors import AgreedUserError
 
 ADDRESS_BYTES = 128  # of "host:port" in the message that opens the group
-OPENING = datetime.timedelta(seconds=60)
+OPENING = datetime.timedelta(seconds=60)  # for finding each other
+CONNECTING = 120.0  # seconds, for the first sum
 LONGEST_SUM = datetime.timedelta(days=7)  # a sum waits for the slowest rank; --timeout is for ranks that do not answer
 
 
@@ -24,8 +27,9 @@ class Nccl(Transport):
     """
 
     name = "nccl"
-    preference = 1
+    preference = 3
     description = "NCCL"
+    num_compared = COMPARED
 
     def __init__(self, topology):
         super().__init__(topology)
@@ -33,7 +37,7 @@ class Nccl(Transport):
 
     @classmethod
     def suits(cls, facts):
-        return False  # only if the user names it
+        return facts.device == "cuda" and not facts.gpus_are_shared and facts.nbytes >= SMALLEST_GAIN
 
     def allocate(self, numel, dtype, device):
         block = torch.zeros(numel, dtype=dtype, device=device)
@@ -46,6 +50,7 @@ class Nccl(Transport):
         return any(lies_in(block, own) for own in self._blocks)
 
     def average(self, block, divisor, out):
+        self.topology.world.barrier()  # whoever waits here notices and names a rank that does not come; NCCL would not
         self._group.allreduce([block]).wait()  # on a GPU only its stream waits, so the division comes after the sum
         divide(block, divisor, out)
 
@@ -56,9 +61,10 @@ class Nccl(Transport):
         """Make the group, and sum one number with it, because NCCL connects the ranks in its first sum. Collective.
 
         Raises:
-            Unavailable: on all ranks.
+            Unavailable: on all ranks, if it fails.
+            AgreedUserError: on all ranks, if one is not connected in time: what it waits for cannot be ended.
         """
-        world, problem, group = self.topology.world, "", None
+        world, problem, is_late, group = self.topology.world, "", False, None
         try:
             store, address = self._listen() if world.rank == 0 else (None, "")
         except (OSError, RuntimeError) as error:
@@ -70,13 +76,15 @@ class Nccl(Transport):
             host, _, port = address.rpartition(":")
             if store is None:
                 store = torch.distributed.TCPStore(host, int(port), world.size, is_master=False, timeout=OPENING)
-            group = _make_group(store, world, device)
-            one = torch.ones(1, device=device)
-            group.allreduce([one]).wait()
-            if one.item() != world.size:
-                raise RuntimeError(f"a sum of ones over {world.size} ranks is {one.item():g}")
+            group = _in_time(lambda: _connect(store, world, device), CONNECTING)
+        except TimeoutError:
+            is_late = True
         except (AttributeError, OSError, RuntimeError, ValueError) as error:
             problem = " ".join(str(error).split()) or type(error).__name__
+        late = world.first_rank_where(is_late)
+        if late is not None:
+            text = f"transport = nccl: it did not connect rank {late} in {CONNECTING:g} s; use --transport staged"
+            raise AgreedUserError(text if world.rank == late else "")
         failing = world.first_rank_where(bool(problem))
         if failing is not None:
             raise Unavailable(problem or f"rank {failing} cannot use it")
@@ -88,8 +96,46 @@ class Nccl(Transport):
         store = torch.distributed.TCPStore(
             "0.0.0.0", 0, self.topology.world.size, is_master=True, timeout=OPENING, wait_for_workers=False
         )
-        host = "127.0.0.1" if self.topology.num_nodes == 1 else socket.gethostbyname(socket.gethostname())
-        return store, f"{host}:{store.port}"
+        return store, f"{'127.0.0.1' if self.topology.num_nodes == 1 else _address()}:{store.port}"
+
+
+def _address():
+    """Where other nodes find this one; its name, if its own tables know only an address inside the machine."""
+    address = socket.gethostbyname(socket.gethostname())
+    return socket.gethostname() if address.startswith("127.") else address
+
+
+def _in_time(action, limit):
+    """What `action()` returns or raises, called in a thread; TimeoutError if it takes longer, and it goes on there."""
+    found = []
+
+    def act():
+        try:
+            found.append((action(), None))
+        except Exception as error:  # noqa: BLE001  raised again below
+            found.append((None, error))
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if not found:
+        raise TimeoutError
+    result, error = found[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def _connect(store, world, device):
+    """The process group of all ranks, after a first sum."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)  # of this thread
+    group = _make_group(store, world, device)
+    one = torch.ones(1, device=device)
+    group.allreduce([one]).wait()
+    if one.item() != world.size:
+        raise RuntimeError(f"a sum of ones over {world.size} ranks is {one.item():g}")
+    return group
 
 
 def _make_group(store, world, device):

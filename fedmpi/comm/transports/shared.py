@@ -7,10 +7,8 @@ import torch
 from fedmpi.comm.link import divide
 from fedmpi.comm.ordered_sum import combine
 from fedmpi.comm.summation_order import Partials, split
-from fedmpi.comm.transports.base import Transport, Unavailable
+from fedmpi.comm.transports.base import SMALLEST_GAIN, Transport, Unavailable
 from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread, slices
-
-SMALLEST_GAIN = 64 << 10  # bytes; below, two barriers on the node cost more than plain Allreduce
 
 
 class SharedMemory(Transport):

@@ -1,7 +1,7 @@
 """Sums of device memory through host memory, in chunks whose copies and sums overlap.
 
-It has not run on a GPU, so ``--transport auto`` does not take it: ``--transport staged`` does. On the CPU a plain copy
-stands in for the way between device and host, so that the order of its steps is tested.
+It has not run on a GPU, so its first averages are compared with MPI's. On the CPU a plain copy stands in for the way
+between device and host, so that the order of its steps is tested.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import contextlib
 import torch
 
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import Transport, lies_in
+from fedmpi.comm.transports.base import COMPARED, SMALLEST_GAIN, Transport, lies_in
 from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread
 
 CHUNK = 4 << 20  # bytes of a copy; two are on their way while a third is summed
@@ -89,6 +89,7 @@ class Staged(Transport):
     name = "staged"
     preference = 1
     description = "Allreduce in host memory, staged"
+    num_compared = COMPARED
 
     def __init__(self, topology):
         super().__init__(topology)
@@ -98,7 +99,7 @@ class Staged(Transport):
 
     @classmethod
     def suits(cls, facts):
-        return False  # only if the user names it
+        return facts.device not in ("", "cpu") and facts.nbytes >= SMALLEST_GAIN
 
     def allocate(self, numel, dtype, device):
         block = torch.zeros(numel, dtype=dtype, device=device)
