@@ -134,11 +134,13 @@ def test_samples_in_the_memory_of_the_host(augmentation):
 
 
 def test_a_task_knows_where_its_data_are(tmp_path):
+    """The device "meta" stands for a GPU, to which the task belongs after its data were loaded."""
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
-    task = Classification(data=str(write(tmp_path / "data.h5", images)))
-    for data_on, is_on_host in {"host": True, "device": False}.items():
-        loaded = task.load(dataclasses.replace(place(), device=torch.device("meta"), data_on=data_on), Even())
-        assert (loaded.is_on_host, loaded.gathers) == (is_on_host, not is_on_host)
+    loaded = Classification(data=str(write(tmp_path / "data.h5", images))).load(place(), Even())
+    loaded.synchronise(SoloLink())
+    assert loaded.gathers and not loaded.is_on_host
+    loaded._context = dataclasses.replace(place(), device=torch.device("meta"))
+    assert loaded.is_on_host and not loaded.gathers
 
 
 def test_data_lie_on_the_device_if_they_fit(monkeypatch):
