@@ -1,15 +1,11 @@
 """Which ranks there are, and which of them share a node."""
 
-import mpi4py
 import numpy as np
+from mpi4py import MPI  # initialises MPI
 
-mpi4py.rc.thread_level = "funneled"  # progress bars and checkpoints have threads; only the main one calls MPI
-
-from mpi4py import MPI  # noqa: E402  (initialises MPI)
-
-from fedmpi.comm.host import core_quota, usable_cores  # noqa: E402
-from fedmpi.comm.link import lowest_true  # noqa: E402
-from fedmpi.comm.waiting import Waiter  # noqa: E402
+from fedmpi.comm.host import core_quota, usable_cores
+from fedmpi.comm.link import lowest_true
+from fedmpi.comm.waiting import Waiter
 
 PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
 LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit

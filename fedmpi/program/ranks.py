@@ -10,12 +10,20 @@ import traceback
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
-from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.orphan import end_with_launcher
-from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.program.output import make_output_safe, write_past_launcher
 from fedmpi.text import LONGEST_MESSAGE, short
+
+try:
+    from fedmpi.comm.mpi import MPILink
+    from fedmpi.comm.survivors import is_loss
+except (ImportError, RuntimeError) as error:
+    if "libmpi" not in str(error):
+        raise
+    line = "mpi4py finds no MPI library: pip install mpich, or load your cluster's module of an MPI"
+    print(f"fedmpi: error: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def run_program(program, arguments, check=check_launch):

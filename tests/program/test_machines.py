@@ -40,6 +40,16 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, launcher):
     assert len(read_run(tmp_path / "it").records) == 30 and outcome(tmp_path / "it") == "complete"
 
 
+@pytest.mark.parametrize("program", ["train", "doctor", "bench"])
+def test_a_machine_without_mpi(program):
+    """mpi4py is installed, and no MPI library; the variable names one that is not there."""
+    ended = shell(f"{sys.executable} -m fedmpi.{program}", env=os.environ | {"MPI4PY_LIBMPI": "/no/libmpi.so"})
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "fedmpi: error: mpi4py finds no MPI library: pip install mpich, or load your cluster's module of an MPI\n"
+    )
+
+
 def test_output_to_a_full_disk_does_not_end_the_run(tmp_path):
     assert shell(f"{JOB} --out {tmp_path} --name it > /dev/full 2>&1").returncode == 0
     assert outcome(tmp_path / "it") == "complete"
