@@ -50,7 +50,6 @@ class Nccl(Transport):
         return any(lies_in(block, own) for own in self._blocks)
 
     def average(self, block, divisor, out):
-        self.topology.world.barrier()  # whoever waits here notices and names a rank that does not come; NCCL would not
         self._group.allreduce([block]).wait()  # on a GPU only its stream waits, so the division comes after the sum
         divide(block, divisor, out)
 
