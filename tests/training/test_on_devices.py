@@ -6,7 +6,7 @@ The tests for a GPU have not run yet: they are skipped where there is none.
 import numpy as np
 import pytest
 import torch
-from conftest import start
+from conftest import start, train
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm
@@ -14,6 +14,7 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.federation.losses import Losses
 from fedmpi.registry import known
+from fedmpi.runs.model_files import read_state
 from fedmpi.training.build import prepare
 
 COMMON = "--clients 3 --participation 0.7 --local_steps 2 --batch_size 16 --threads 1"
@@ -84,6 +85,21 @@ def test_transports():
     done = start(2, "-m", "transports", "real", "cuda")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "done"
+
+
+def test_ranks(device, tmp_path):
+    """Their vectors are summed where they are, by a transport that was chosen by itself."""
+    found = {}
+    for kind in dict.fromkeys(["cpu", device]):
+        ended = train(2, tmp_path / kind, "--clients", 4, "--rounds", 3, "--dtype", "float64", "--device", kind)
+        assert ended.returncode == 0, ended.stderr
+        assert "transport" not in ended.stderr  # none had to be left out
+        (folder,) = (tmp_path / kind).iterdir()
+        found[kind] = read_state(folder)
+    for name, value in found["cpu"].items():
+        torch.testing.assert_close(found[device][name], value, rtol=1e-10, atol=1e-10, msg=name)
+    place = "shared memory" if device == "cpu" else "memory of the node's GPUs (CUDA IPC)"
+    assert f", {place}" in ended.stdout
 
 
 @needs_gpu
