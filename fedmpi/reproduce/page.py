@@ -75,7 +75,8 @@ def _further(results):
         return []
     return [
         "Another seed ends within *further seed* of the mean with a probability of 95 %, if the noise is normal; "
-        "with few seeds this is several standard deviations."
+        "with few seeds this is several standard deviations. What a seed decides for all methods, like the split of "
+        "the data, can put it outside for several of them at once."
     ]
 
 
