@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install fedmpi with its test tools, check style and types, and run the whole test suite: the tests of tests/mpi on
-# 1 to 4 ranks, then all others in one process more than there are cores.  Arguments are passed to pytest:  ./launch/test.sh -k simulate
+# 1 to 4 ranks, then all others in one process more than there are cores.  Arguments are passed to pytest:
+#   ./launch/test.sh -k simulate
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 set_up dev
