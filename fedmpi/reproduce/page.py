@@ -166,6 +166,8 @@ def _made(experiment, scale, results):
     cores = _distinct(results, "cores")
     command = f"python -m fedmpi.reproduce {experiment.name} --scale {scale} --seeds {','.join(results.seeds)}"
     spent = f"{format_seconds(sum(cpu))} of CPU time, {format_seconds(sum(cpu) / len(cpu))} a run" if cpu else "–"
+    if 0 < len(cpu) < len(results.runs):
+        spent += f", without {len(results.runs) - len(cpu)} that had been interrupted"
     rows = [
         ["command", f"`{command}`"],
         ["runs", str(len(results.runs))],

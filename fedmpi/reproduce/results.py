@@ -83,7 +83,7 @@ def _row(record):
     state = "complete" if record.is_complete else "diverged"
     row = {"state": state, "rounds": last.get("round", 0), "gradients": last.get("gradients", "")}
     row["settings"] = _settings_of(record)
-    return row | {name: known.get(name, "") for name in FACTS}
+    return row | {name: "" if known.get(name) is None else known[name] for name in FACTS}
 
 
 def _settings_of(record):

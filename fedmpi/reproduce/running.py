@@ -164,7 +164,7 @@ class _Ended:
             words = [*map(shlex.quote, _public(self._plan, run))]
             known = {
                 **self._facts,
-                "cpu_seconds": round(cpu_seconds, 2),
+                "cpu_seconds": None if was_continued(folder, seconds) else round(cpu_seconds, 2),
                 "wall_seconds": round(seconds, 2),
                 "ranks": self._how.ranks,
                 "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -175,6 +175,12 @@ class _Ended:
         else:
             how = f"broken, exit code {code}: {last}"
         print(f"[{self._ended}/{self._number}] {run.name}: {how} ({format_seconds(seconds)})", flush=True)
+
+
+def was_continued(folder, seconds):
+    """Whether a run that took some seconds since its last start had begun before: what it cost is then not known."""
+    records = read_run(folder).records
+    return bool(records) and records[-1]["seconds"] > seconds
 
 
 def _public(plan, run):

@@ -65,7 +65,7 @@ def _row(point, paths, experiment, seeds, metric):
     values = tuple(value for run in runs if (value := run.final(metric)) is not None)
     spread = Spread(values) if values else None
     known = provenance(paths[0])
-    known["cpu_seconds"] = round(sum(provenance(path).get("cpu_seconds", 0) for path in paths), 2)
+    known["cpu_seconds"] = round(sum(provenance(path).get("cpu_seconds") or 0 for path in paths), 2)
     names = experiment.tune["grids"][point.method]
     return {
         "panel": point.panel,

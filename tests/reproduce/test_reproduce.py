@@ -22,9 +22,10 @@ from fedmpi.reproduce.claims import outcomes
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page
 from fedmpi.reproduce.results import Results, paths, read_results, write_rows
+from fedmpi.reproduce.running import was_continued
 from fedmpi.reproduce.summary import summary
 from fedmpi.runs.comparison import Method
-from fedmpi.runs.folder import RunFolder
+from fedmpi.runs.folder import RunFolder, is_run, read_run
 from fedmpi.sweep.plan import make_plan
 from fedmpi.text import format_metric
 
@@ -164,6 +165,17 @@ def test_runs_are_written_down_with_what_made_them(reproduced):
     for row in runs:
         assert float(row["cpu_seconds"]) > 0 and row["commit"] and row["processor"] and row["date"]
         assert f"--seed={row['seed']}" in row["command"] and str(results.parent) not in str(row)
+
+
+def test_the_cost_of_a_run_that_had_been_interrupted_is_not_known(reproduced):
+    """Its rounds took longer than its last start, which alone is timed."""
+    file, _, runs, results = reproduced
+    folder = next(path for path in (runs / "tiny" / "small").iterdir() if is_run(path) and read_run(path).records)
+    took = read_run(folder).records[-1]["seconds"]
+    assert not was_continued(folder, took + 1) and was_continued(folder, took / 2)
+    found = read_results(results, read_experiment(file), "small")
+    found.runs[0]["cpu_seconds"] = ""
+    assert ", without 1 that had been interrupted |" in page(read_experiment(file), "small", found, {})
 
 
 def test_the_same_command_keeps_what_has_ended_and_repeats_what_has_changed(reproduced):
