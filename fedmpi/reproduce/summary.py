@@ -18,6 +18,7 @@ contain nothing that was typed by hand; the sentences on what was found out are 
 
 A claim is *confirmed* if the method named in it is better than each of the others, and if its mean lead over the seeds
 is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
+One seed has no such deviation and confirms nothing; the numbers then say "one seed".
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
 """
 
@@ -100,8 +101,7 @@ def _claim_rows(experiment, found, sentence):
     rows = []
     for one in found:
         name = f"[{experiment.name}]({one.scale}/{experiment.name}.md)" if one.scale else experiment.name
-        seeds = "1 seed" if one.seeds == 1 else f"{one.seeds} seeds"
-        scale = f"{one.scale}, {seeds}" if one.scale else "–"
+        scale = f"{one.scale}, {_seeds(one.seeds)}" if one.scale else "–"
         where = f"{name}, {as_markdown(one.panel)}"
         rows.append([as_markdown(sentence), where, _bold(one.state), scale, as_markdown(one.words) or "–"])
     return rows
@@ -150,7 +150,7 @@ def state(folder, experiment, lacking):
     for scale in SCALES:
         results = read_results(folder, experiment, scale)
         if results:
-            made.append(f"run at {scale}, {len(results.seeds)} seeds")
+            made.append(f"run at {scale}, {_seeds(len(results.seeds))}")
     words = "; ".join(made) or "not run"
     reason = experiment.not_run or (f"data not here: {lacking}" if lacking and not made else "")
     return f"{words}: {reason}" if reason else words
@@ -186,3 +186,7 @@ def _tuned(folder):
         rows.append([f"[{name}](tuning/{name}.csv)", str(len(grid)), as_markdown("; ".join(chosen))])
     head = ["## Tuned settings", "", "Chosen on held-out training data; each method had as many points.", ""]
     return [*head, plain_table(["experiment", "points", "chosen"], rows)]
+
+
+def _seeds(number):
+    return "1 seed" if number == 1 else f"{number} seeds"
