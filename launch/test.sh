@@ -36,6 +36,7 @@ for ranks in 1 2 3 4; do
     part timeout --kill-after=10 1800 mpirun -np $ranks python -m pytest --with-mpi -q tests/mpi "$@"
 done
 
-processes=$(($(nproc) + 1))  # tests also wait: for ranks to notice a loss, for SLURM
+# One more than cores, because tests also wait: for ranks to notice a loss, for SLURM. nproc would count OMP_NUM_THREADS.
+processes=$(($(env -u OMP_NUM_THREADS nproc) + 1))
 say "all other tests, in $processes processes; where they need ranks they start mpirun themselves"
 part python -m pytest -n $processes --dist loadgroup tests --ignore tests/mpi "$@"
