@@ -216,6 +216,16 @@ def combine_alone(vectors, partials, divisor, out):
 def divide(block, divisor, out):
     """out = block / divisor with as few passes over the memory as possible."""
     if divisor != 1:
-        torch.div(block, divisor, out=out)
+        torch.div(block, as_operand(divisor, block), out=out)
     elif out.data_ptr() != block.data_ptr():
         out.copy_(block)
+
+
+def as_operand(divisor, block):
+    """The divisor as something by which a device divides with the CPU's bits.
+
+    By a number a GPU does not divide: torch multiplies by its reciprocal there, which rounds differently.
+    """
+    if block.device.type == "cpu":
+        return divisor
+    return torch.full((), divisor, dtype=block.dtype, device=block.device)

@@ -6,6 +6,7 @@ import os
 import torch
 from mpi4py import MPI
 
+from fedmpi.comm.link import as_operand
 from fedmpi.comm.shared_memory import SHARED_FOLDER
 
 CACHE_LINE = 64  # bytes; two ranks never write to the same one
@@ -131,7 +132,7 @@ def slices(start, stop, number, itemsize):
 def divide_and_spread(parts, divisor):
     """Divide the first of some vectors by `divisor` and copy it to the others."""
     if divisor != 1:
-        parts[0].div_(divisor)
+        parts[0].div_(as_operand(divisor, parts[0]))
     for part in parts[1:]:
         part.copy_(parts[0])
 

@@ -24,7 +24,7 @@ def cuda_graph(function):
             function()
     current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.stream(current), torch.cuda.graph(graph):  # a recording that fails does not give it back
         result = function()
     return result, graph.replay
 
@@ -50,11 +50,13 @@ class CudaTape:
 
     def record(self, function):
         """Record what a function does, without doing it."""
-        self._begin()
-        try:
-            function()
-        finally:
-            self._end()
+        with torch.cuda.stream(torch.cuda.current_stream()):  # a recording that fails does not give it back
+            self._begin()
+            try:
+                function()
+            finally:
+                if self._capture is not None:  # else a cut failed
+                    self._end()
 
     def cut(self, between):
         """End a part, call `between()`, which is not recorded, and begin the next part."""
