@@ -12,6 +12,7 @@ import warnings
 import torch
 
 WARM_UP = 3  # runs before a recording, in which libraries choose their kernels
+MODE = "thread_local"  # what other threads ask of the GPU meanwhile (NCCL's, a checkpoint's) ends no recording
 MOST = 16  # recordings; minibatches of further shapes are evaluated as usual
 
 
@@ -24,7 +25,8 @@ def cuda_graph(function):
             function()
     current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(current), torch.cuda.graph(graph):  # a recording that fails does not give it back
+    # A recording that fails does not give the current stream back.
+    with torch.cuda.stream(current), torch.cuda.graph(graph, capture_error_mode=MODE):
         result = function()
     return result, graph.replay
 
@@ -70,7 +72,9 @@ class CudaTape:
 
     def _begin(self):
         self._graphs.append(torch.cuda.CUDAGraph())
-        self._capture = torch.cuda.graph(self._graphs[-1], pool=self._pool, stream=self._stream)
+        self._capture = torch.cuda.graph(
+            self._graphs[-1], pool=self._pool, stream=self._stream, capture_error_mode=MODE
+        )
         self._capture.__enter__()
 
     def _end(self):

@@ -49,16 +49,23 @@ class GpuCopies(HostCopies):
     def __init__(self, device):
         self._device, self._backend = device, torch.get_device_module(device)
         self._to_host, self._to_device = self._backend.Stream(device), self._backend.Stream(device)
+        self._pinned = set()  # where the memory begins that `pin` could pin
 
     def buffer(self, numel, dtype):
         return torch.empty(numel, dtype=dtype, pin_memory=True)
 
     def pin(self, memory):
-        if self._device.type == "cuda":  # torch has no such call for others; without it, copies are slower
-            torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if self._device.type != "cuda":  # torch has no such call for others; without it, copies are slower
+            return
+        if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+            self._pinned.add(memory.data_ptr())
+            return
+        with contextlib.suppress(RuntimeError):  # torch reports the failure at its next kernel, and then forgets it
+            torch.zeros(1, device=self._device)
 
     def unpin(self, memory):
-        if self._device.type == "cuda":
+        if memory.data_ptr() in self._pinned:
+            self._pinned.remove(memory.data_ptr())
             torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def copy(self, target, source):
