@@ -46,7 +46,12 @@ def make_parser():
     add = parser.add_argument
     add("what", nargs="*", metavar="WHAT", help="table, figure or paper to repeat, or all; see --list")
     add("--list", action="store_true", help="list every table and figure with its data, methods, cost and state")
-    add("--scale", choices=SCALES, default="small", help="small (default): a reduced version; full: as in the paper")
+    add(
+        "--scale",
+        choices=SCALES,
+        default="small",
+        help="small (default): a reduced version; full: as in the paper; mlp: as full, but the attack is on an MLP",
+    )
     add(
         "--seeds",
         type=_seeds,

@@ -73,13 +73,12 @@ def outcomes(experiment, results):
 def _outcome(experiment, claim, panel, results):
     """The `Outcome` of one claim, a dict of the experiment's file, on one panel."""
     metric = claim.get("metric", experiment.metric)
-    at = claim.get("at")
-    of_at = claim.get("of_at", at)
     ours = results.method(panel, claim["ahead"]) if results else None
     others = [one for name in claim.get("of", []) if results and (one := results.method(panel, name))]
     goal = claim.get("reaches")
     if ours is None or (goal is None and not others):
         return Outcome(claim["claim"], panel, NOT_TESTED, f"{claim['ahead']} or its rivals were not run at this scale")
+    at, end = _rounds(ours, claim)
     mine = spread(ours, metric, at)
     if mine is None:
         return Outcome(claim["claim"], panel, NOT_CONFIRMED, f"{ours.label} diverged")
@@ -87,12 +86,20 @@ def _outcome(experiment, claim, panel, results):
         holds = _has_reached(ours, metric, goal)
         words = f"{ours.label} {mine}; expected {title(metric)} {'<=' if less_is_better(metric) else '>='} {goal:g}"
         return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, words)
-    verdicts = [_against(ours, other, metric, (at, of_at)) for other in others]
+    verdicts = [_against(ours, other, metric, (at, end)) for other in others]
     holds = all(ahead for ahead, _ in verdicts) and not num_diverged(ours)
     words = "" if metric == experiment.metric else f"by {title(metric)}: "
     words += f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
     words += f" at round {at}" if at else ""
     return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, "; ".join([words, *_words(verdicts)]))
+
+
+def _rounds(method, claim):
+    """(round at which the method of a claim is measured, that of the others): None is the last one."""
+    ends = [run.records[-1]["round"] for run in method.runs if run.is_complete]
+    if "at_share" not in claim or not ends:
+        return None, None
+    return round(claim["at_share"] * max(ends)), max(ends)
 
 
 def _has_reached(method, metric, goal):

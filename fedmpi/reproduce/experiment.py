@@ -9,19 +9,19 @@ reason. Every other one has
     panels:    name -> settings (a preset, and what differs from it). A paper's figure has a curve per method in each.
     methods:   name -> settings; the preset adds the tuned values of the algorithm that they choose.
     first:     settings of a run before all others; "{first}" in other settings is its folder.
-    scales:    small and full -> says (what is reduced), settings, first, panels or methods where only some are (or
-               panels: name -> settings of one of them), and tuned: method -> settings that were chosen for runs of
-               this length (see tune).
+    scales:    small, full, and for attacks mlp (as full, but an MLP is attacked) -> says (what is reduced), settings,
+               first, panels or methods where only some are (or panels: name -> settings of one of them), and tuned:
+               method -> settings that were chosen for runs of this length (see tune).
     metric:    by which methods are compared.
     printed:   metric, place, and values: panel -> method -> the number in the paper.
     figure:    place, axis and metrics of the paper's figure.
-    claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at: round,
-               of_at: round of the others}; or with reaches: number, at the end, instead of `of`.
+    claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at_share: of all
+               rounds, after which `ahead` is measured}; or with reaches: number, at the end, instead of `of`.
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
-    findings:  small and full -> list of sentences: what was found out about claims that failed.
+    findings:  scale -> list of sentences: what was found out about claims that failed.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from fedmpi.settings import nearest
 
 HERE = pathlib.Path(__file__).parent
 FOLDER, PAPERS = HERE / "experiments", HERE / "papers.yaml"
-SCALES = ("small", "full")
+SCALES = ("small", "mlp", "full")  # from the cheapest to the paper's own
 FIRST = "{first}"
 
 
@@ -185,7 +185,7 @@ def _problems(one):
     if one.not_run and not one.scales:
         return
     if not isinstance(one.findings, dict) or not set(one.findings) <= set(SCALES):
-        yield "findings: expected small or full, with a list of sentences each"
+        yield f"findings: expected one of {', '.join(SCALES)}, with a list of sentences each"
         return
     for sentence in [*one.differs, *itertools.chain(*one.findings.values())]:
         if not isinstance(sentence, str):  # YAML reads "one: two" without quotes as a mapping
@@ -200,7 +200,7 @@ def _problems(one):
         named += [("panels", panel), *(("methods", method) for method in values)]
     for scale, what in one.scales.items():
         if scale not in SCALES:
-            yield f"scales: {scale}: expected small or full"
+            yield f"scales: {scale}: expected one of {', '.join(SCALES)}"
         named += [(key, name) for key in known for name in (what or {}).get(key, [])]
         named += [("methods", name) for name in (what or {}).get("tuned", {})]
     named += [("methods", method) for method in one.tune.get("grids", {})]

@@ -20,6 +20,7 @@ A claim is *confirmed* if the method named in it is better than each of the othe
 is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
 One seed has no such deviation and confirms nothing; the numbers then say "one seed".
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
+`mlp` is the paper's experiment in all but the attacked network, an MLP instead of a CNN; only attacks have it.
 """
 
 

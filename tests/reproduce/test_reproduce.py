@@ -241,7 +241,7 @@ def test_a_sentence_that_yaml_reads_as_something_else_is_refused(tmp_path):
     file = tmp_path / "tiny.yaml"
     for findings in ({"small": [{"The reason": "none"}]}, ["It is so."], {"large": ["It is so."]}):
         file.write_text(yaml.safe_dump(TINY | {"findings": findings}), encoding="utf-8")
-        with pytest.raises(UserError, match="expected a sentence, in quotes|expected small or full"):
+        with pytest.raises(UserError, match="expected a sentence, in quotes|expected one of small, mlp, full"):
             read_experiment(file)
 
 
@@ -259,7 +259,7 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
     sentence = read_papers()["fafed"]["claims"]["best"]
     untested = sum(len(its.panels) for its in RUN if its.paper == "fafed" and its.claims[0]["claim"] == "best")
     extra = sum(len(its.claims) - 1 for its in RUN if its.name == "fafed_table2_high")
-    assert f"| fafed | {sentence} | 1 of 1 | 0 of 1 | {untested - 1 + extra} |" in text
+    assert f"| fafed | {sentence} | 1 of 1 | – | 0 of 1 | {untested - 1 + extra} |" in text
     lines = [line for line in text.splitlines() if "/fafed_table2_medium.md), medium |" in line]
     assert ["small, 2 seeds" in lines[0], "full, 2 seeds" in lines[1], len(lines)] == [True, True, 2]
     assert "**confirmed**" in lines[0] and "**not confirmed**" in lines[1]
@@ -292,6 +292,23 @@ def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
     panel_of_results = Results([], {"medium": results.panels["low"]})
     (found,) = outcomes(one, panel_of_results)
     assert (found.state, words in found.words) == (state, True), found
+
+
+def test_a_method_with_more_queries_a_round_is_measured_after_a_share_of_the_rounds():
+    """FAFedZO asks twice where FedZO asks once: after 40 of 100 rounds it asked less often than FedZO at the end."""
+    one = next(one for one in EXPERIMENTS if one.name == "zo_figure4")
+    curves = {"FAFedZO, M = 10": {40: 2.0, 44: 9.0, 100: 9.0}, "FedZO, M = 10": {40: 1.0, 100: 3.0}}
+    methods = [
+        Method(name, [RunFolder(None, {"seed": seed}, records(curve, seed), True, "", {}) for seed in range(2)])
+        for name, curve in curves.items()
+    ]
+    found = next(its for its in outcomes(one, Results([], {"iid": methods})) if its.key == "queries")
+    assert found.state == "confirmed" and "FAFedZO, M = 10 2" in found.words, found
+    assert "at round 40; ahead of FedZO, M = 10 3" in found.words and found.words.endswith("at round 100"), found
+
+
+def records(curve, seed):
+    return [{"round": at, "attack_loss": number + 0.001 * seed} for at, number in curve.items()]
 
 
 @pytest.mark.parametrize(("gaps", "state"), [([1.0e-12, 1.0e-11], "confirmed"), ([1.0e-12, 1.0e-5], "not confirmed")])
