@@ -172,7 +172,8 @@ def test_training_is_truncated_back_propagation(tmp_path):
             inputs, targets = columns[begin : begin + 5], columns[begin + 1 : begin + 6]
             inputs = inputs[: len(targets)]
             x.add_(oracle.gradient(x, oracle.draw()), alpha=-0.5)
-            oracle.gradient(x, oracle.whole())  # exact gradients in between leave the state alone
+            if done % 10 == 0:
+                oracle.gradient(x, oracle.whole())  # exact gradients in between leave the state alone
             scores, state = plain(inputs, state)
             state = tuple(part.detach() for part in state)
             plain.zero_grad()
