@@ -1,6 +1,7 @@
 """Whether the papers' claims hold in our results."""
 
 import dataclasses
+import itertools
 import math
 import statistics
 
@@ -148,11 +149,12 @@ def _leads(ours, other, metric, rounds):
 
 
 def ordering(methods, metric, values):
-    """Methods' names from best to worst, like "FAFED > FedAMS > FedAvg".
+    """Methods' names from best to worst, like "FAFED > FedAMS = FedAvg".
 
     Args:
         values: name -> number; names without one are left out.
     """
     sign = 1 if less_is_better(metric) else -1
     names = sorted((name for name in methods if name in values), key=lambda name: sign * values[name])
-    return " > ".join(names)
+    signs = [" = " if values[one] == values[other] else " > " for one, other in itertools.pairwise(names)]
+    return "".join(itertools.chain(*zip(names, [*signs, ""])))

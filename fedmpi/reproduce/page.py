@@ -50,8 +50,7 @@ def page(experiment, scale, results, figures):
         "",
         f"{as_markdown(experiment.place)} of the paper. {as_markdown(experiment.question)}".strip(),
         "",
-        f"Scale **{scale}**: {as_markdown(what.get('says', 'as in the paper'))}. "
-        f"Seeds {', '.join(results.seeds)}; values are mean ± standard deviation over them.",
+        f"Scale **{scale}**: {as_markdown(what.get('says', 'as in the paper'))}. " + _seeds(results.seeds),
         *_further(results),
         "",
     ]
@@ -67,6 +66,12 @@ def page(experiment, scale, results, figures):
     lines += _settings(results)
     lines += _made(experiment, scale, results)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _seeds(seeds):
+    if len(seeds) == 1:
+        return f"One seed, {seeds[0]}."
+    return f"Seeds {', '.join(seeds)}; values are mean ± standard deviation over them."
 
 
 def _further(results):
@@ -182,7 +187,12 @@ def _made(experiment, scale, results):
         "With this commit, this version of PyTorch, one rank and a processor of this kind, the command repeats these "
         "numbers to the last digit; otherwise they differ by rounding, which grows during training."
     )
-    return ["## How it was made", "", plain_table(["", ""], rows), f"Every number is from {files}. {again}"]
+    return [
+        "## How it was made",
+        "",
+        plain_table(["", ""], rows),
+        f"Every number in the tables is from {files}. {again}",
+    ]
 
 
 def _distinct(results, key):

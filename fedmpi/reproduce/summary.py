@@ -18,9 +18,9 @@ contain nothing that was typed by hand; the sentences on what was found out are 
 
 A claim is *confirmed* if the method named in it is better than each of the others, and if its mean lead over the seeds
 is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
-One seed has no such deviation and confirms nothing; the numbers then say "one seed".
+One seed has no such deviation and confirms nothing; the numbers then say "one seed", and the counts leave it out.
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
-`mlp` is the paper's experiment in all but the attacked network, an MLP instead of a CNN; only attacks have it.
+`mlp` is the paper's attack on an MLP instead of a CNN, in some figures without the largest number of local steps.
 """
 
 
@@ -122,8 +122,11 @@ def _counts(experiments, found):
 
 
 def _count(rows):
-    """ "2 of 3", or "–" of no rows."""
-    return f"{sum(row.state == CONFIRMED for row in rows)} of {len(rows)}" if rows else "–"
+    """ "2 of 3", or "–" of no rows; one seed cannot confirm anything and is counted apart."""
+    several = [row for row in rows if row.seeds > 1]
+    words = [f"{sum(row.state == CONFIRMED for row in several)} of {len(several)}"] if several else []
+    words += [f"{len(rows) - len(several)} with one seed"] if len(several) < len(rows) else []
+    return ", ".join(words) or "–"
 
 
 def _findings(folder, experiments):
