@@ -50,7 +50,8 @@ def page(experiment, scale, results, figures):
         "",
         f"{as_markdown(experiment.place)} of the paper. {as_markdown(experiment.question)}".strip(),
         "",
-        f"Scale **{scale}**: {as_markdown(what.get('says', 'as in the paper'))}. " + _seeds(results.seeds),
+        f"Scale **{scale}**: {as_markdown(what.get('says', 'as in the paper'))}. {_seeds(results.seeds)}"
+        f"{_evaluated(experiment, what)}",
         *_further(results),
         "",
     ]
@@ -66,6 +67,19 @@ def page(experiment, scale, results, figures):
     lines += _settings(results)
     lines += _made(experiment, scale, results)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _evaluated(experiment, what):
+    """A sentence about evaluations on part of the data, unless `says` has one."""
+    settings = what.get("settings", {})
+    if settings.get("evaluate") != "subset" or "evaluated" in what.get("says", ""):
+        return ""
+    num = f"{settings['evaluate_samples']:,}"
+    if experiment.metric == "auc":  # always on all test data
+        return f" Training losses are those of {num} samples."
+    return (
+        f" Before the last round, values are those of at most {num} training and test samples, then of all test data."
+    )
 
 
 def _seeds(seeds):

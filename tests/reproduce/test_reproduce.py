@@ -18,7 +18,7 @@ from fedmpi.federation.participation import draw_participants
 from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.reproduce.__main__ import listing
-from fedmpi.reproduce.claims import outcomes
+from fedmpi.reproduce.claims import ordering, outcomes
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page
 from fedmpi.reproduce.results import Results, paths, read_results, write_rows
@@ -65,6 +65,16 @@ def reproduce(*words):
 
 def names(experiments):
     return [one.name for one in experiments]
+
+
+def test_a_page_says_on_how_many_samples_its_curves_were_computed():
+    one = next(one for one in EXPERIMENTS if one.name == "zo_figure6")
+    assert "those of at most 2,000 training and test samples" in page(one, "small", Results([], {}), {})
+    assert "samples" not in page(one, "full", Results([], {}), {}).partition("##")[0]
+
+
+def test_methods_with_equal_values_share_their_place():
+    assert ordering(["A", "B", "C"], "accuracy", {"A": 0.5, "B": 0.7, "C": 0.5}) == "B > A = C"
 
 
 @pytest.mark.parametrize("one", RUN, ids=names(RUN))
@@ -153,7 +163,7 @@ def test_the_page_shows_what_the_csv_file_contains(reproduced):
         assert row in text
     assert "| too fast | 2, 2 diverged | diverged | – | – | – |" in text
     assert "| FAFED | step_size 0.01, fresh_weight " in text and "- It is so." in text and "- Not here." not in text
-    assert "Order in the paper: FAFED &gt; FedAvg." in text
+    assert "Order in the paper: FAFED &gt; FedAvg." in text and "Before the last round, values" not in text
     assert "**confirmed**" in text and "ahead of too fast (diverged)" in text
     assert (results / "small" / "tiny-quadratic-distance.svg").is_file()
 
