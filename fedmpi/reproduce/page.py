@@ -191,12 +191,13 @@ def _made(experiment, scale, results):
         ["command", f"`{command}`"],
         ["runs", str(len(results.runs))],
         ["cost", spent],
+        *([["run whose model the others use", _first(results.first)]] if results.first else []),
         ["machine", as_markdown(", ".join(machines)) + (f", {', '.join(cores)} cores" if cores else "")],
         ["PyTorch", ", ".join(versions) or "–"],
         ["commit", ", ".join(commits) or "–"],
         ["date", " to ".join(sorted({date[:10] for date in dates})) or "–"],
     ]
-    files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale))
+    files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale)[:2])
     again = (
         "With this commit, this version of PyTorch, one rank and a processor of this kind, the command repeats these "
         "numbers to the last digit; otherwise they differ by rounding, which grows during training."
@@ -207,6 +208,12 @@ def _made(experiment, scale, results):
         plain_table(["", ""], rows),
         f"Every number in the tables is from {files}. {again}",
     ]
+
+
+def _first(row):
+    """What the run before all others measured, and how it was made."""
+    cost = f"; {format_seconds(float(row['cpu_seconds']))} of CPU time" if row["cpu_seconds"] else ""
+    return as_markdown(f"{row['values']} after {row['rounds']} rounds{cost}; ") + f"`{row['command']}`"
 
 
 def _distinct(results, key):

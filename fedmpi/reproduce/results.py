@@ -11,13 +11,14 @@ from fedmpi.errors import UserError
 from fedmpi.reproduce.running import provenance
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
-from fedmpi.runs.record import AMOUNTS
+from fedmpi.runs.record import AMOUNTS, title
 
 KEYS = ("panel", "method", "seed")
 FACTS = (
     "cpu_seconds", "wall_seconds", "ranks", "cores", "processor", "torch", "commit", "date", "command", "made_by",
 )  # fmt: skip
 RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", "settings", *FACTS)
+FIRST_COLUMNS = ("rounds", "values", *FACTS)
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 
 
@@ -27,10 +28,12 @@ class Results:
 
     Attributes:
         runs: list of dict, a row of the runs' file each. panels: panel -> list of `Method` in the file's order.
+        first: dict, the row of the run before all others; {} if there was none.
     """
 
     runs: list
     panels: dict
+    first: dict = dataclasses.field(default_factory=dict)
 
     def method(self, panel, name):
         """The `Method` of that name, or None."""
@@ -43,9 +46,9 @@ class Results:
 
 
 def paths(folder, experiment, scale):
-    """(file of the curves, file of the runs) of an experiment."""
+    """(file of the curves, of the runs, of the run before them) of an experiment."""
     stem = folder / scale / experiment.name
-    return stem.with_name(f"{stem.name}.csv"), stem.with_name(f"{stem.name}-runs.csv")
+    return tuple(stem.with_name(f"{stem.name}{word}.csv") for word in ("", "-runs", "-first"))
 
 
 def write_results(folder, experiment, scale, planning):
@@ -66,9 +69,18 @@ def write_results(folder, experiment, scale, planning):
         evaluated = [line for line in record.records if set(line) - {*AMOUNTS, "loss"}]
         curves += [key | {name: _text(value) for name, value in _columns(line)} for line in evaluated]
     metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
-    curves_path, runs_path = paths(folder, experiment, scale)
+    curves_path, runs_path, first_path = paths(folder, experiment, scale)
     write_rows(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves)
     write_rows(runs_path, RUN_COLUMNS, rows)
+    if planning.first:
+        write_rows(first_path, FIRST_COLUMNS, [_first(read_run(planning.first.folder(planning.first.runs[0])))])
+
+
+def _first(record):
+    """The row of the run before all others, with what was measured at its end."""
+    last = record.records[-1]
+    values = [f"{title(name)} {value:.4f}" for name, value in last.items() if name not in (*AMOUNTS, "loss", "clients")]
+    return {"rounds": last["round"], "values": ", ".join(values)} | _facts(record)
 
 
 def _columns(line):
@@ -78,12 +90,17 @@ def _columns(line):
 
 def _row(record):
     """The columns of one run in the file of the runs."""
-    known = provenance(record.path)
     last = record.records[-1] if record.records else {}
     state = "complete" if record.is_complete else "diverged"
     row = {"state": state, "rounds": last.get("round", 0), "gradients": last.get("gradients", "")}
     row["settings"] = _settings_of(record)
-    return row | {name: "" if known.get(name) is None else known[name] for name in FACTS}
+    return row | _facts(record)
+
+
+def _facts(record):
+    """How a run was made; what is not known is empty."""
+    known = provenance(record.path)
+    return {name: "" if known.get(name) is None else known[name] for name in FACTS}
 
 
 def _settings_of(record):
@@ -125,7 +142,7 @@ def read_rows(path):
 
 def read_results(folder, experiment, scale):
     """The `Results` of an experiment, or None if it was not run at this scale."""
-    curves, runs = map(read_rows, paths(folder, experiment, scale))
+    curves, runs, first = map(read_rows, paths(folder, experiment, scale))
     if not runs:
         return None
     panels = {}
@@ -137,9 +154,8 @@ def read_results(folder, experiment, scale):
         settings = {"algorithm": row["method"], "seed": int(row["seed"])}
         run = RunFolder(place, settings, records, is_complete, "" if is_complete else row["state"], {})
         panels.setdefault(row["panel"], {}).setdefault(row["method"], []).append(run)
-    return Results(
-        runs, {panel: [Method(name, its) for name, its in methods.items()] for panel, methods in panels.items()}
-    )
+    methods = {panel: [Method(name, its) for name, its in methods.items()] for panel, methods in panels.items()}
+    return Results(runs, methods, first[0] if first else {})
 
 
 def _number(text):

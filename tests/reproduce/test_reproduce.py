@@ -177,6 +177,29 @@ def test_runs_are_written_down_with_what_made_them(reproduced):
         assert f"--seed={row['seed']}" in row["command"] and str(results.parent) not in str(row)
 
 
+def test_the_page_says_what_the_run_before_the_others_gave(tmp_path):
+    content = {
+        **TINY,
+        "methods": {"FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.1, "init": "{first}"}},
+        "first": {"task": "quadratic", "clients": 2, "rounds": 2, "local_steps": 1, "eval_every": 2},
+        "printed": {},
+        "claims": [],
+    }
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    words = ("--seeds", "0", "--out", tmp_path / "runs", "--results", tmp_path)
+    ended = reproduce(tmp_path / "tiny.yaml", *words)
+    assert ended.returncode == 0, ended.stderr
+    (row,) = rows(tmp_path / "small" / "tiny-first.csv")
+    last = read_run(tmp_path / "runs" / "tiny" / "small" / "first").records[-1]
+    assert row["rounds"] == "2" and f"distance to the solution {last['distance']:.4f}" in row["values"]
+    (line,) = [
+        line
+        for line in (tmp_path / "small" / "tiny.md").read_text().splitlines()
+        if "run whose model the others use" in line
+    ]
+    assert row["values"] in line and "after 2 rounds" in line and "`python -m fedmpi.train --" in line
+
+
 def test_the_cost_of_a_run_that_had_been_interrupted_is_not_known(reproduced):
     """Its rounds took longer than its last start, which alone is timed."""
     file, _, runs, results = reproduced
