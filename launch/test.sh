@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install fedmpi with its test tools, check style and types, and run the whole test suite: the tests of tests/mpi on
-# 1 to 4 ranks, then all others in one process more than there are cores.  Arguments are passed to pytest:
+# 1 to 4 ranks, then all others in two processes more than there are cores.  Arguments are passed to pytest:
 #   ./launch/test.sh -k simulate
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
@@ -36,7 +36,7 @@ for ranks in 1 2 3 4; do
     part timeout --kill-after=10 1800 mpirun -np $ranks python -m pytest --with-mpi -q tests/mpi "$@"
 done
 
-# One more than cores, because tests also wait: for ranks to notice a loss, for SLURM. nproc would count OMP_NUM_THREADS.
-processes=$(($(env -u OMP_NUM_THREADS nproc) + 1))
+# Two more than cores, because tests also wait: for ranks to notice a loss, for SLURM. nproc would count OMP_NUM_THREADS.
+processes=$(($(env -u OMP_NUM_THREADS nproc) + 2))
 say "all other tests, in $processes processes; where they need ranks they start mpirun themselves"
 part python -m pytest -n $processes --dist loadgroup tests --ignore tests/mpi "$@"

@@ -9,8 +9,8 @@ import pytest
 from conftest import start, train
 
 SHARED = pathlib.Path("/dev/shm")
-# The last ones are nodes with unequal numbers of ranks: some ranks sum no slice.
-CASES = [(1, "real"), (2, "real"), (3, "real"), (4, "0011"), (5, "real"), (3, "011"), (3, "001"), (5, "01010")]
+# Nodes with unequal numbers of ranks are among them: some of their ranks sum no slice.
+CASES = [(1, "real"), (2, "real"), (3, "real,011,001"), (4, "0011"), (5, "real,01010")]
 
 
 def result(out):
@@ -32,7 +32,7 @@ def test_sums_agree(ranks, colours):
     done = start(ranks, "-m", "transports", colours)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "done"
-    assert done.stdout.count("equal:") == 16
+    assert done.stdout.count("equal:") == 16 * len(colours.split(","))
 
 
 @pytest.mark.parametrize(("ranks", "colours"), [(3, "001"), (4, "0100")])

@@ -1,7 +1,7 @@
 """Sums by all transports, compared on every rank; prints one line a case from rank 0, or fails.
 
 Arguments: the colours of the ranks, one digit each ("0011": two nodes of two ranks), or "real" for
-the nodes as they are; then the device of the blocks, "cpu" if it is left out.
+the nodes as they are; several with commas are tried in turn. Then the device of the blocks, "cpu" if it is left out.
 """
 
 import itertools
@@ -45,7 +45,15 @@ def same_everywhere(array):
     return np.array_equal(theirs.view(np.uint8), array.view(np.uint8))
 
 
-def main(colours, device="cpu"):
+def main(many, device="cpu"):
+    for colours in many.split(","):
+        sum_on(colours, device)
+    if MPI.COMM_WORLD.rank == 0:
+        print("done")
+
+
+def sum_on(colours, device):
+    """Sums of all sizes by all transports, with the ranks on nodes of these colours."""
     world = MPI.COMM_WORLD
     colour = None if colours == "real" else int(colours[world.rank])
     shared = MPILink(transport="shared" if device == "cpu" else "allreduce", colour=colour)
@@ -107,8 +115,6 @@ def main(colours, device="cpu"):
     check(nccl.size == 1 or nccl.summed_by == "Allreduce", "foreign memory is summed by MPI")
     for link in links:
         link.close()
-    if world.rank == 0:
-        print("done")
 
 
 if __name__ == "__main__":
