@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import re
 
 import pytest
 import yaml
@@ -48,6 +49,16 @@ def test_every_preset_starts_and_runs_two_rounds(tmp_path, paper):
     for name, folder in folders.items():
         lines = [json.loads(line) for line in pathlib.Path(folder, "metrics.jsonl").read_text().splitlines()]
         assert len(lines) == 2 and all(math.isfinite(line["loss"]) for line in lines), name
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if "below are those of" in head_of(name)])
+def test_values_are_those_of_the_preset_that_the_head_names(name):
+    head = head_of(name)
+    named = re.search(r"weights below are those of (\S+), not chosen anew", head)[1]
+    ours, theirs = content(name), content(named)
+    assert ours["paper"]["methods"] == theirs["paper"]["methods"]
+    if "except FAFED's step size" not in head:
+        assert ours["algorithm"] == theirs["algorithm"]
 
 
 def test_a_preset_as_it_is_on_real_data(tmp_path, data_dir):
