@@ -125,7 +125,7 @@ def _reproduce(one, options, how):
     if options.tune:
         from fedmpi.reproduce.tuning import tune
 
-        tune(one, options.seeds, options.results, how)
+        tune(one, options.scale, options.seeds, options.results, how)
         return
     scale = options.scale
     points, folder = one.points(scale), how.out / one.name / scale
@@ -154,8 +154,8 @@ def _reason_to_skip(one, options):
     """Why an experiment is not run with these options, or ""."""
     if not one.scales:
         return one.not_run
-    if options.tune and not one.tune:
-        return "its file has no grids"
+    if options.tune and not one.tuning(options.scale):
+        return f"its file has no grids for --scale {options.scale}"
     if options.scale not in one.scales:
         return f"not run at scale {options.scale}: {one.not_run or 'its file has none'}"
     missing = _missing(one, options.data_dir)

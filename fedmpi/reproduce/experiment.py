@@ -18,7 +18,8 @@ reason. Every other one has
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at_share: of all
                rounds, after which `ahead` is measured}; or with reaches: number, at the end, instead of `of`.
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
-               is best is in the preset, or for runs as short as those of the small scale, in its `tuned`.
+               is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
+               full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
     findings:  scale -> list of sentences: what was found out about claims that failed.
@@ -89,16 +90,28 @@ class Experiment:
         """Settings of the run that must end before all others, or {}."""
         return (self.scales[scale] or {}).get("first", self.first)
 
-    def tuning_points(self):
-        """The grid of every method: a list of `Point`; see `points`."""
-        if not self.tune:
-            raise UserError(f"{self.name}: its file has no grids for --tune")
-        panel = self.tune["panel"]
+    def tuning(self, scale):
+        """What `tune` contains for a scale: panel, settings, grids and what else; {} if it contains nothing for it."""
+        usual = {key: value for key, value in self.tune.items() if key != "full"}
+        if scale == "small":
+            return usual
+        return usual | self.tune[scale] if scale in self.tune else {}
+
+    def tuning_points(self, scale="small"):
+        """The grid of every method for a scale: a list of `Point`; see `points`.
+
+        Raises:
+            UserError: if there is none.
+        """
+        tuning = self.tuning(scale)
+        if not tuning:
+            raise UserError(f"{self.name}: its file has no grids for --tune --scale {scale}")
+        panel = tuning["panel"]
         common = as_texts(self.settings, self.panels[panel])
         points = []
-        for method, grid in self.tune["grids"].items():
+        for method, grid in tuning["grids"].items():
             for values in itertools.product(*grid.values()):
-                chosen = as_texts(self.methods[method], dict(zip(grid, values)), self.tune.get("settings", {}))
+                chosen = as_texts(self.methods[method], dict(zip(grid, values)), tuning.get("settings", {}))
                 points.append(Point(panel, method, common | chosen))
         return points
 
@@ -203,13 +216,16 @@ def _problems(one):
             yield f"scales: {scale}: expected one of {', '.join(SCALES)}"
         named += [(key, name) for key in known for name in (what or {}).get(key, [])]
         named += [("methods", name) for name in (what or {}).get("tuned", {})]
-    named += [("methods", method) for method in one.tune.get("grids", {})]
-    named += [("panels", one.tune["panel"])] if one.tune else []
+    tunings = [tuning for scale in ("small", "full") if (tuning := one.tuning(scale))]
+    named += [("methods", method) for tuning in tunings for method in tuning["grids"]]
+    named += [("panels", tuning["panel"]) for tuning in tunings]
     for key, name in named:
         if name not in known[key]:
             yield f"{name}: is none of the {key} ({', '.join(known[key])})"
     if one.printed and not one.printed.get("place"):
         yield "printed: expected the place of the numbers in the paper"
-    budgets = {math.prod(map(len, grid.values())) for grid in one.tune.get("grids", {}).values()}
-    if len(budgets) > 1:
-        yield f"tune: the methods' grids have {', '.join(map(str, sorted(budgets)))} points: expected as many for each"
+    for tuning in tunings:
+        budgets = {math.prod(map(len, grid.values())) for grid in tuning["grids"].values()}
+        if len(budgets) > 1:
+            points = ", ".join(map(str, sorted(budgets)))
+            yield f"tune: the methods' grids have {points} points: expected as many for each"

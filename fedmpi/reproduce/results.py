@@ -51,6 +51,11 @@ def paths(folder, experiment, scale):
     return tuple(stem.with_name(f"{stem.name}{word}.csv") for word in ("", "-runs", "-first"))
 
 
+def grid_path(results, name, scale):
+    """The CSV file of an experiment's grids."""
+    return results / "tuning" / (f"{name}.csv" if scale == "small" else f"{name}-{scale}.csv")
+
+
 def write_results(folder, experiment, scale, planning):
     """Write what the runs of a plan measured; runs that did not end are left out.
 

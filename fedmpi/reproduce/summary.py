@@ -1,12 +1,13 @@
 """The page of all results: for each claim of each paper whether it was confirmed, and every table and figure."""
 
 import dataclasses
+import pathlib
 
 from fedmpi.errors import UserError
 from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, outcomes
 from fedmpi.reproduce.experiment import SCALES, experiment_names, find_experiments, read_papers
 from fedmpi.reproduce.page import plain_table
-from fedmpi.reproduce.results import read_results, read_rows
+from fedmpi.reproduce.results import grid_path, read_results, read_rows
 from fedmpi.text import as_markdown, format_seconds
 
 README = "README.md"
@@ -180,14 +181,14 @@ def cost(experiment):
 
 def _tuned(folder):
     """Lines about the settings that were tuned; [] if none were."""
-    names = [name for name in experiment_names() if (folder / "tuning" / f"{name}.csv").is_file()]
-    if not names:
-        return []
+    found = [grid_path(folder, name, scale) for name in experiment_names() for scale in ("small", "full")]
     rows = []
-    for name in names:
-        grid = read_rows(folder / "tuning" / f"{name}.csv")
+    for path in filter(pathlib.Path.is_file, found):
+        grid = read_rows(path)
         chosen = [f"{row['method']}: {row['settings']}" for row in grid if row["chosen"]]
-        rows.append([f"[{name}](tuning/{name}.csv)", str(len(grid)), as_markdown("; ".join(chosen))])
+        rows.append([f"[{path.stem}](tuning/{path.name})", str(len(grid)), as_markdown("; ".join(chosen))])
+    if not rows:
+        return []
     head = ["## Tuned settings", "", "Chosen on held-out training data; each method had as many points.", ""]
     return [*head, plain_table(["experiment", "points", "chosen"], rows)]
 

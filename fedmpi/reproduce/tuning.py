@@ -1,7 +1,7 @@
 """Choosing the methods' settings: every method's grid on held-out training data, with the same budget for each."""
 
 from fedmpi.errors import UserError
-from fedmpi.reproduce.results import FACTS, write_rows
+from fedmpi.reproduce.results import FACTS, grid_path, write_rows
 from fedmpi.reproduce.running import make, plan_runs, provenance
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
@@ -13,34 +13,36 @@ HOLDOUT = "0.1"  # share of every client's training data
 COLUMNS = ("panel", "method", "settings", "metric", "mean", "deviation", "runs", "diverged", "seeds", "chosen", *FACTS)
 
 
-def tune(experiment, seeds, results, how):
+def tune(experiment, scale, seeds, results, how):
     """Run the grids of an experiment, write the whole of them, and print what is best for each method.
 
     Args:
-        seeds: list of int, or None for the file's. results: folder of the CSV files. how: a `How`.
+        scale: str, small or full. seeds: list of int, or None for the file's. results: folder of the CSV files.
+        how: a `How`.
 
     Raises:
-        UserError: if the experiment has no grids, or a run's settings are wrong.
+        UserError: if the experiment has no grids for the scale, or a run's settings are wrong.
     """
-    points = experiment.tuning_points()
-    metric = experiment.tune.get("metric")
+    tuning, points = experiment.tuning(scale), experiment.tuning_points(scale)
+    metric = tuning.get("metric")
     if metric:
         check_metric(metric)
     held_out = metric is None or metric.startswith(HELD_OUT)
     for point in points:
         point.settings.setdefault("holdout", HOLDOUT if held_out else "0")
-    seeds = seeds or experiment.tune.get("seeds", [0])
-    planning = plan_runs({}, points, seeds, how.out / experiment.name / "tuning", how)
+    seeds = seeds or tuning.get("seeds", [0])
+    folder = "tuning" if scale == "small" else f"tuning-{scale}"
+    planning = plan_runs({}, points, seeds, how.out / experiment.name / folder, how)
     make(planning, how)
-    rows = _rows(planning, experiment, points, seeds, metric)
-    path = results / "tuning" / f"{experiment.name}.csv"
+    rows = _rows(planning, tuning["grids"], points, seeds, metric)
+    path = grid_path(results, experiment.name, scale)
     write_rows(path, COLUMNS, rows)
     shown = [[row["method"], row["settings"], f"{row['mean']:.4f}"] for row in rows if row["chosen"]]
     print(table([["method", "best settings", rows[0]["metric"]], *shown]))
     print(f"the whole grid: {path}")
 
 
-def _rows(planning, experiment, points, seeds, metric):
+def _rows(planning, grids, points, seeds, metric):
     """The rows of the CSV file: one per point; the best one of each method is marked as chosen."""
     plan, by_point = planning.plan, {}
     for run in plan.runs:
@@ -50,7 +52,7 @@ def _rows(planning, experiment, points, seeds, metric):
     if not ended:
         raise UserError(f"{plan.out}: no run is complete; its .log files contain what the runs printed")
     metric = metric or usual_metric(ended)
-    rows = [_row(point, by_point[id(point)], experiment, seeds, metric) for point in points]
+    rows = [_row(point, by_point[id(point)], grids[point.method], seeds, metric) for point in points]
     sign = 1 if less_is_better(metric) else -1
     for method in dict.fromkeys(row["method"] for row in rows):
         usable = [row for row in rows if row["method"] == method and row["mean"] != "" and not row["diverged"]]
@@ -59,14 +61,13 @@ def _rows(planning, experiment, points, seeds, metric):
     return rows
 
 
-def _row(point, paths, experiment, seeds, metric):
-    """The row of one point, whose run folders are `paths`."""
+def _row(point, paths, names, seeds, metric):
+    """The row of one point, whose run folders are `paths`; `names` are the settings that were tried."""
     runs = [read_run(path) for path in paths if outcome(path) == "complete"]
     values = tuple(value for run in runs if (value := run.final(metric)) is not None)
     spread = Spread(values) if values else None
     known = provenance(paths[0])
     known["cpu_seconds"] = round(sum(provenance(path).get("cpu_seconds") or 0 for path in paths), 2)
-    names = experiment.tune["grids"][point.method]
     return {
         "panel": point.panel,
         "method": point.method,

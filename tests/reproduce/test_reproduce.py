@@ -21,7 +21,7 @@ from fedmpi.reproduce.__main__ import listing
 from fedmpi.reproduce.claims import ordering, outcomes
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page
-from fedmpi.reproduce.results import Results, paths, read_results, write_rows
+from fedmpi.reproduce.results import Results, grid_path, paths, read_results, write_rows
 from fedmpi.reproduce.running import was_continued
 from fedmpi.reproduce.summary import summary
 from fedmpi.runs.comparison import Method
@@ -79,7 +79,8 @@ def test_methods_with_equal_values_share_their_place():
 
 @pytest.mark.parametrize("one", RUN, ids=names(RUN))
 def test_every_preset_and_setting_in_a_file_exists(one):
-    points = [point for scale in one.scales for point in one.points(scale)] + (one.tuning_points() if one.tune else [])
+    points = [point for scale in one.scales for point in one.points(scale)]
+    points += [point for scale in ("small", "full") if one.tuning(scale) for point in one.tuning_points(scale)]
     distinct = {str(point.settings): point for point in points}
     for point in distinct.values():
         assert read_command_line([f"--{key}={text}" for key, text in point.settings.items()]).run
@@ -250,6 +251,16 @@ def test_tuning_chooses_on_held_out_data_and_keeps_the_whole_grid(tmp_path):
     written = rows(tmp_path / "results" / "tuning" / "tiny.csv")
     assert [row["chosen"] for row in written] == ["", "yes", "", "yes"]
     assert {row["metric"] for row in written} == {"holdout_accuracy"} and all(row["commit"] for row in written)
+    longer = {"settings": {"rounds": 2}, "grids": {"FAFED": {"algorithm.step_size": [0.01]}}}
+    one |= {"tune": one["tune"] | {"full": longer}, "scales": {"small": {}, "full": {}}}
+    file.write_text(yaml.safe_dump(one), encoding="utf-8")
+    places = ("--out", tmp_path / "runs", "--results", tmp_path / "results")
+    assert reproduce(file, "--tune", "--scale", "full", *places).returncode == 0
+    (row,) = rows(tmp_path / "results" / "tuning" / "tiny-full.csv")
+    assert "--rounds=2" in row["command"] and (row["settings"], row["chosen"]) == ("step_size 0.01", "yes")
+    assert rows(tmp_path / "results" / "tuning" / "tiny.csv") == written
+    ended = reproduce(file, "--tune", "--scale", "mlp", *places)
+    assert ended.returncode == 2 and "has no grids for --scale mlp" in ended.stderr
     one["tune"]["grids"]["FAFED"] = {"algorithm.step_size": [0.001]}
     file.write_text(yaml.safe_dump(one), encoding="utf-8")
     with pytest.raises(UserError, match="1, 2 points: expected as many for each"):
@@ -386,11 +397,14 @@ def test_committed_pages_are_made_from_the_committed_numbers(one, scale):
     assert page(one, scale, read_results(RESULTS, one, scale), figures) == text
 
 
-@pytest.mark.parametrize("one", [one for one in RUN if (RESULTS / "tuning" / f"{one.name}.csv").is_file()])
-def test_presets_or_the_small_scale_contain_what_tuning_chose(one):
-    scale = "small" if "tuned" in one.scales["small"] else "full"
-    chosen = [row for row in rows(RESULTS / "tuning" / f"{one.name}.csv") if row["chosen"]]
-    assert {row["method"] for row in chosen} == set(one.tune["grids"])
+GRIDS = [(one, scale) for one in RUN for scale in ("small", "full") if grid_path(RESULTS, one.name, scale).is_file()]
+
+
+@pytest.mark.parametrize("one, length", GRIDS, ids=lambda value: getattr(value, "name", value))
+def test_presets_or_the_small_scale_contain_what_tuning_chose(one, length):
+    scale = length if "tuned" in one.scales["small"] else "full"
+    chosen = [row for row in rows(grid_path(RESULTS, one.name, length)) if row["chosen"]]
+    assert {row["method"] for row in chosen} == set(one.tuning(length)["grids"])
     for row in chosen:
         (point,) = [p for p in one.points(scale) if (p.panel, p.method) == (row["panel"], row["method"])]
         used = read_command_line([f"--{key}={text}" for key, text in point.settings.items()]).resolved["algorithm"]
