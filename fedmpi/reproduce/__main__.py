@@ -96,6 +96,7 @@ def _run(arguments):
     if options.pages:
         _pages(experiments, options)
         return
+    _check_places(options)
     how = _how(options, arguments)
     if options.emit_slurm and not is_named:
         raise UserError("--emit-slurm: expected one table or figure, because each has a job array of its own")
@@ -134,8 +135,26 @@ def _reproduce(one, options, how):
         emit_slurm(planning, how, options.emit_slurm)
         return
     make(planning, how)
-    write_results(options.results, one, scale, planning)
+    lost = write_results(options.results, one, scale, planning)
     print(_write_page(options.results, one, scale), flush=True)
+    if lost:
+        write_summary(options.results)
+        raise UserError(
+            f"{lost[0]} did not end ({len(lost)} of {len(planning.plan.runs)} runs): the page has the others; "
+            f"{planning.plan.out}/*.log say why, and the same command makes them again"
+        )
+
+
+def _check_places(options):
+    """Raise UserError if the folder of the results cannot be written, or that of the data does not exist."""
+    try:
+        options.results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--results {options.results}: cannot be written: {error.strerror}") from None
+    if not os.access(options.results, os.W_OK):
+        raise UserError(f"--results {options.results}: this user may not write there")
+    if options.data_dir and not pathlib.Path(options.data_dir).is_dir():
+        raise UserError(f"--data-dir {options.data_dir}: no such folder")
 
 
 def _how(options, arguments):
@@ -157,7 +176,7 @@ def _reason_to_skip(one, options):
     if options.tune and not one.tuning(options.scale):
         return f"its file has no grids for --scale {options.scale}"
     if options.scale not in one.scales:
-        return f"not run at scale {options.scale}: {one.not_run or 'its file has none'}"
+        return f"not run at scale {options.scale}: {one.not_run or 'its scales are ' + ', '.join(one.scales)}"
     missing = _missing(one, options.data_dir)
     return f"data not here: {missing} (--data-dir; docs/data.md says how to get them)" if missing else ""
 
@@ -170,10 +189,13 @@ def _missing(one, data_dir):
 
 def _pages(experiments, options):
     """Write the pages of all experiments that have results, and the summary."""
-    for one in experiments:
-        for scale in SCALES:
-            if read_results(options.results, one, scale):
-                print(_write_page(options.results, one, scale))
+    found = [(one, scale) for one in experiments for scale in SCALES if read_results(options.results, one, scale)]
+    if not found:
+        raise UserError(
+            f"--results {options.results}: no results of {', '.join(options.what) or 'any experiment'} there"
+        )
+    for one, scale in found:
+        print(_write_page(options.results, one, scale))
     print(write_summary(options.results))
 
 

@@ -11,6 +11,7 @@ from fedmpi.runs.record import less_is_better, title
 from fedmpi.text import format_metric
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested"
+ONCE_AHEAD, ONCE_NOT_AHEAD = "one seed: ahead", "one seed: not ahead"  # one seed has no spread, and decides nothing
 T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % quantiles, 1 to 9 degrees of freedom
 
 
@@ -19,7 +20,7 @@ class Outcome:
     """What a claim has become on one panel of an experiment.
 
     Attributes:
-        key: of the claim in papers.yaml. panel: its name. state: confirmed, not confirmed or not tested.
+        key: of the claim in papers.yaml. panel: its name. state: one of the five words above.
         words: the reason, with the numbers.
     """
 
@@ -88,11 +89,25 @@ def _outcome(experiment, claim, panel, results):
         words = f"{ours.label} {mine}; expected {title(metric)} {'<=' if less_is_better(metric) else '>='} {goal:g}"
         return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, words)
     verdicts = [_against(ours, other, metric, (at, end)) for other in others]
-    holds = all(ahead for ahead, _ in verdicts) and not num_diverged(ours)
+    not_run = [name for name in claim["of"] if not results.method(panel, name)]
+    state = _state([one for one, _ in verdicts], len(ours.runs), not_run or num_diverged(ours))
     words = "" if metric == experiment.metric else f"by {title(metric)}: "
     words += f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
     words += f" at round {at}" if at else ""
-    return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, "; ".join([words, *_words(verdicts)]))
+    words = [words, *(text for _, text in verdicts), *([f"not run: {', '.join(not_run)}"] if not_run else [])]
+    return Outcome(claim["claim"], panel, state, "; ".join(words))
+
+
+def _state(verdicts, seeds, is_open):
+    """The state of a claim that a method is ahead of others.
+
+    Args:
+        verdicts: (whether it is ahead, whether the lead or lag is larger than its spread) for each of the others.
+        seeds: how many it has. is_open: whether a rival was not run, or a run of its own diverged.
+    """
+    if seeds == 1:
+        return ONCE_AHEAD if all(ahead for ahead, _ in verdicts) and not is_open else ONCE_NOT_AHEAD
+    return CONFIRMED if all(ahead and clear for ahead, clear in verdicts) and not is_open else NOT_CONFIRMED
 
 
 def _rounds(method, claim):
@@ -110,12 +125,8 @@ def _has_reached(method, metric, goal):
     return not num_diverged(method) and all(one is not None and sign * one >= sign * goal for one in values)
 
 
-def _words(verdicts):
-    return [words for _, words in verdicts]
-
-
 def _against(ours, other, metric, rounds):
-    """(whether a method is ahead of another by more than the spread of the lead over the seeds, the same as text).
+    """((whether a method is ahead of another, whether by more than the spread of the lead over the seeds), as text).
 
     Args:
         rounds: (round at which ours is measured, the other's); None: the last one.
@@ -123,10 +134,10 @@ def _against(ours, other, metric, rounds):
     theirs = spread(other, metric, rounds[1])
     diverged = num_diverged(other)
     if theirs is None:
-        return True, f"ahead of {other.label} (diverged)"
+        return (True, True), f"ahead of {other.label} (diverged)"
     leads = _leads(ours, other, metric, rounds)
     if not leads:
-        return diverged > 0, f"no seed in common with {other.label}"
+        return (diverged > 0, True), f"no seed in common with {other.label}"
     mean = statistics.fmean(leads)
     clear = len(leads) > 1 and abs(mean) > statistics.stdev(leads)
     how = "ahead of" if mean > 0 else "behind" if mean < 0 else "level with"
@@ -134,7 +145,7 @@ def _against(ours, other, metric, rounds):
         how += " (less than the spread)" if len(leads) > 1 else " (one seed)"
     note = f", {diverged} diverged" if diverged else ""
     note += f" at round {rounds[1]}" if rounds[1] else ""
-    return mean > 0 and clear, f"{how} {other.label} {theirs}{note}"
+    return (mean > 0, clear), f"{how} {other.label} {theirs}{note}"
 
 
 def _leads(ours, other, metric, rounds):

@@ -187,6 +187,10 @@ def read_experiment(path):
     for key in ("title", "paper", "place"):
         if not content.get(key):
             raise UserError(f"{path}: the key {key} is missing")
+    for field in dataclasses.fields(Experiment):
+        kind = {dict: "a mapping", list: "a list"}.get(field.type)
+        if kind and field.name in content and not isinstance(content[field.name], field.type):
+            raise UserError(f"{path}: {field.name}: expected {kind}, not {content[field.name]}")
     one = Experiment(name=path.stem, **content)
     for problem in _problems(one):
         raise UserError(f"{path}: {problem}")
@@ -195,9 +199,21 @@ def read_experiment(path):
 
 def _problems(one):
     """What is wrong with an experiment, a line for each."""
+    papers = read_papers()
+    if one.paper not in papers:
+        yield f"paper: expected one of {', '.join(papers)}, not {one.paper}"
+        return
     if one.not_run and not one.scales:
         return
-    if not isinstance(one.findings, dict) or not set(one.findings) <= set(SCALES):
+    known_claims = papers[one.paper]["claims"]
+    for claim in one.claims:
+        if not isinstance(claim, dict) or not {"claim", "ahead"} <= set(claim) or not {"of", "reaches"} & set(claim):
+            yield f"claims: expected claim, ahead, and of or reaches, not {claim}"
+            return
+        if claim["claim"] not in known_claims:
+            yield f"claims: {claim['claim']}: expected one of {', '.join(known_claims)}"
+            return
+    if not set(one.findings) <= set(SCALES):
         yield f"findings: expected one of {', '.join(SCALES)}, with a list of sentences each"
         return
     for sentence in [*one.differs, *itertools.chain(*one.findings.values())]:

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from fedmpi.reproduce.claims import further_seed, num_diverged, ordering, outcomes, spread
+from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from fedmpi.reproduce.results import paths, read_results
 from fedmpi.runs.record import title
 from fedmpi.text import Table, as_markdown, format_seconds
@@ -148,9 +148,14 @@ def _claims(experiment, results):
     if not found:
         return []
     sentences = read_papers()[experiment.paper]["claims"]
-    rows = [[as_markdown(sentences[one.key]), one.panel, f"**{one.state}**", as_markdown(one.words)] for one in found]
+    rows = [[as_markdown(sentences[one.key]), one.panel, bold(one.state), as_markdown(one.words)] for one in found]
     header = ["claim", "where", "outcome", "numbers"]
     return ["## The paper's claims", "", plain_table(header, rows)]
+
+
+def bold(state):
+    """A claim's state, bold if more than one seed decided it."""
+    return f"**{state}**" if state in (CONFIRMED, NOT_CONFIRMED) else state
 
 
 def plain_table(header, rows):
@@ -198,8 +203,9 @@ def _made(experiment, scale, results):
         ["date", " to ".join(sorted({date[:10] for date in dates})) or "–"],
     ]
     files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale)[:2])
+    which = "this commit" if len(commits) == 1 else "the commit of each run"
     again = (
-        "With this commit, this version of PyTorch, one rank and a processor of this kind, the command repeats these "
+        f"With {which}, this version of PyTorch, one rank and a processor of this kind, the command repeats these "
         "numbers to the last digit; otherwise they differ by rounding, which grows during training."
     )
     return [

@@ -57,7 +57,7 @@ def grid_path(results, name, scale):
 
 
 def write_results(folder, experiment, scale, planning):
-    """Write what the runs of a plan measured; runs that did not end are left out.
+    """Write what the runs of a plan measured; returns the names of runs that did not end, which are left out.
 
     Raises:
         UserError: if no run has ended, or a file cannot be written.
@@ -79,6 +79,7 @@ def write_results(folder, experiment, scale, planning):
     write_rows(runs_path, RUN_COLUMNS, rows)
     if planning.first:
         write_rows(first_path, FIRST_COLUMNS, [_first(read_run(planning.first.folder(planning.first.runs[0])))])
+    return [run.name for run in planning.plan.runs if run not in ended]
 
 
 def _first(record):

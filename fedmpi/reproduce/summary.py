@@ -4,9 +4,9 @@ import dataclasses
 import pathlib
 
 from fedmpi.errors import UserError
-from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, outcomes
+from fedmpi.reproduce.claims import CONFIRMED, NOT_TESTED, outcomes
 from fedmpi.reproduce.experiment import SCALES, experiment_names, find_experiments, read_papers
-from fedmpi.reproduce.page import plain_table
+from fedmpi.reproduce.page import bold, plain_table
 from fedmpi.reproduce.results import grid_path, read_results, read_rows
 from fedmpi.text import as_markdown, format_seconds
 
@@ -19,7 +19,10 @@ contain nothing that was typed by hand; the sentences on what was found out are 
 
 A claim is *confirmed* if the method named in it is better than each of the others, and if its mean lead over the seeds
 is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
-One seed has no such deviation and confirms nothing; the numbers then say "one seed", and the counts leave it out.
+One seed has no such deviation and decides nothing; the outcome then says whether it is ahead, and the counts leave it
+out. The rule is a mild one: of two methods that do not differ, it would find one ahead in one of nine comparisons
+with three seeds and in one of five with two. Numbers are mean ± standard deviation over the seeds; a further seed
+often lies outside of that, and the pages say within which distance of the mean it is expected.
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
 `mlp` is the paper's attack on an MLP instead of a CNN, in some figures without the largest number of local steps.
 """
@@ -105,7 +108,7 @@ def _claim_rows(experiment, found, sentence):
         name = f"[{experiment.name}]({one.scale}/{experiment.name}.md)" if one.scale else experiment.name
         scale = f"{one.scale}, {_seeds(one.seeds)}" if one.scale else "–"
         where = f"{name}, {as_markdown(one.panel)}"
-        rows.append([as_markdown(sentence), where, _bold(one.state), scale, as_markdown(one.words) or "–"])
+        rows.append([as_markdown(sentence), where, bold(one.state), scale, as_markdown(one.words) or "–"])
     return rows
 
 
@@ -139,10 +142,6 @@ def _findings(folder, experiments):
                 link = f"[{one.name}, {scale}]({scale}/{one.name}.md)"
                 lines += [f"- {link}: {as_markdown(words)}" for words in one.findings.get(scale, [])]
     return ["What was found out:", "", *lines, ""] if lines else []
-
-
-def _bold(state):
-    return f"**{state}**" if state in (CONFIRMED, NOT_CONFIRMED) else state
 
 
 def state(folder, experiment, lacking):

@@ -281,11 +281,44 @@ def test_a_scale_can_reduce_one_panel_more_than_another(tmp_path):
     assert {(point.panel, point.settings["rounds"]) for point in one.points("full")} == {("other", "4")}
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"paper": "fedprox"}, "paper: expected one of fafed"),
+        ({"panels": ["quadratic"]}, "panels: expected a mapping"),
+        ({"claims": [{"claim": "best", "of": ["FedAvg"]}]}, "claims: expected claim, ahead, and of or reaches"),
+        ({"claims": [{"claim": "good", "ahead": "FAFED", "of": ["FedAvg"]}]}, "claims: good: expected one of diverges"),
+    ],
+)
+def test_mistakes_in_a_file_are_found_before_any_run(tmp_path, wrong, message):
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(TINY | wrong), encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_experiment(file)
+
+
+def test_a_run_that_breaks_is_named_and_the_page_has_the_others(tmp_path):
+    (tmp_path / "breaking.py").write_text(
+        "import os, torch\n\nclass Net(torch.nn.Linear):\n"
+        "    def __init__(self):\n        super().__init__(64, 10)\n\n    def forward(self, x):\n        os._exit(7)\n"
+    )
+    digits = {"task": "classification", "clients": 2, "rounds": 1, "local_steps": 2, "algorithm": "fedavg"}
+    broken = {"FedAvg": {}, "broken": {"model": "breaking.Net"}}
+    one = TINY | {"panels": {"digits": digits}, "methods": broken, "metric": "accuracy", "printed": {}, "claims": []}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(one), encoding="utf-8")
+    words = [sys.executable, "-m", "fedmpi.reproduce", "tiny.yaml", "--seeds", "0"]
+    ended = execute(words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert "model=breaking.Net,seed=0 did not end (1 of 2 runs): the page has the others" in ended.stderr
+    page_of_one = (tmp_path / "results" / "small" / "tiny.md").read_text(encoding="utf-8")
+    assert "| FedAvg | 1 |" in page_of_one and "| broken |" not in page_of_one
+
+
 def test_a_sentence_that_yaml_reads_as_something_else_is_refused(tmp_path):
     file = tmp_path / "tiny.yaml"
     for findings in ({"small": [{"The reason": "none"}]}, ["It is so."], {"large": ["It is so."]}):
         file.write_text(yaml.safe_dump(TINY | {"findings": findings}), encoding="utf-8")
-        with pytest.raises(UserError, match="expected a sentence, in quotes|expected one of small, mlp, full"):
+        with pytest.raises(UserError, match="expected a sentence, in quotes|expected one of small, mlp, full|expected a mapping"):
             read_experiment(file)
 
 
@@ -293,7 +326,7 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
     one = next(one for one in EXPERIMENTS if one.name == "fafed_table2_medium")
     for scale, best in (("small", 0.9), ("full", 0.1)):
         curves, runs = [], []
-        for (method, value), seed in itertools.product((("FAFED", best), ("FedAvg", 0.5)), range(2)):
+        for (method, value), seed in itertools.product((("FAFED", best), *((name, 0.5) for name in one.claims[0]["of"])), range(2)):
             key = {"panel": "medium", "method": method, "seed": seed}
             curves.append(key | {"round": 1, "accuracy": value + 0.01 * seed})
             runs.append(key | {"state": "complete", "cpu_seconds": 1})
@@ -327,12 +360,19 @@ def results_of(values):
         ([0.5, 0.6, 0.7], "confirmed", "ahead of FedAvg"),
         ([0.8, 0.7, 0.1], "not confirmed", "less than the spread"),
         ([0.9, 0.95, 0.97], "not confirmed", "behind FedAvg"),
+        ([0.5, 0.6, 0.7, None], "not confirmed", "not run: FedAMS"),
+        ([0.5], "one seed: ahead", "ahead of (one seed) FedAvg"),
+        ([0.7], "one seed: not ahead", "behind (one seed) FedAvg"),
         (None, "not tested", "were not run at this scale"),
     ],
 )
 def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
     one = next(one for one in EXPERIMENTS if one.name == "fafed_table2_medium")
-    results = results_of({"FAFED": [0.6, 0.71, 0.8]} | ({"FedAvg": others} if others else {}))
+    rivals = one.claims[0]["of"]
+    if others and others[-1] is None:
+        rivals, others = [name for name in rivals if name != "FedAMS"], others[:-1]
+    numbers = [0.6, 0.71, 0.8][: len(others or [1])]
+    results = results_of({"FAFED": numbers} | (dict.fromkeys(rivals, others) if others else {}))
     panel_of_results = Results([], {"medium": results.panels["low"]})
     (found,) = outcomes(one, panel_of_results)
     assert (found.state, words in found.words) == (state, True), found
@@ -369,7 +409,11 @@ def test_a_claim_to_reach_a_value_holds_if_every_seed_reaches_it(gaps, state):
         (["fafed_table9"], "unknown table or figure 'fafed_table9'; did you mean"),
         (["fafed_table1"], "fafed_table1: proved rates, nothing to train"),
         ([], "expected the name of a table or figure"),
-        (["fafed_table2_low", "--data-dir", "/nowhere"], "data not here: fashion_mnist"),
+        (["fafed_table2_low", "--data-dir", str(ROOT)], "data not here: fashion_mnist"),
+        (["fafed_table2_low", "--data-dir", "/nowhere"], "--data-dir /nowhere: no such folder"),
+        (["fafed_theorem1", "--results", "/proc/results"], "--results /proc/results: cannot be written"),
+        (["fafed_theorem1", "--scale", "mlp"], "not run at scale mlp: its scales are small, full"),
+        (["--pages", "--results", "/nowhere"], "--results /nowhere: no results of any experiment there"),
         (["fafed", "--emit-slurm", "x"], "expected one table or figure"),
     ],
 )
