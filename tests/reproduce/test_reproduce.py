@@ -318,7 +318,9 @@ def test_a_sentence_that_yaml_reads_as_something_else_is_refused(tmp_path):
     file = tmp_path / "tiny.yaml"
     for findings in ({"small": [{"The reason": "none"}]}, ["It is so."], {"large": ["It is so."]}):
         file.write_text(yaml.safe_dump(TINY | {"findings": findings}), encoding="utf-8")
-        with pytest.raises(UserError, match="expected a sentence, in quotes|expected one of small, mlp, full|expected a mapping"):
+        with pytest.raises(
+            UserError, match="expected a sentence, in quotes|expected one of small, mlp, full|expected a mapping"
+        ):
             read_experiment(file)
 
 
@@ -326,7 +328,9 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
     one = next(one for one in EXPERIMENTS if one.name == "fafed_table2_medium")
     for scale, best in (("small", 0.9), ("full", 0.1)):
         curves, runs = [], []
-        for (method, value), seed in itertools.product((("FAFED", best), *((name, 0.5) for name in one.claims[0]["of"])), range(2)):
+        for (method, value), seed in itertools.product(
+            (("FAFED", best), *((name, 0.5) for name in one.claims[0]["of"])), range(2)
+        ):
             key = {"panel": "medium", "method": method, "seed": seed}
             curves.append(key | {"round": 1, "accuracy": value + 0.01 * seed})
             runs.append(key | {"state": "complete", "cpu_seconds": 1})
