@@ -19,6 +19,7 @@ from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
 from fedmpi.reproduce.experiment import FIRST, as_texts
+from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import is_run, outcome, read_run
 from fedmpi.sweep.local import is_running, run_all
 from fedmpi.sweep.plan import Plan, Planned, names_of
@@ -26,7 +27,9 @@ from fedmpi.sweep.slurm import job_array
 from fedmpi.text import format_seconds
 
 PROVENANCE = "provenance.json"  # in a run's folder: what made it
+EMITTED = "emitted.json"  # beside the runs of a job array: what is known of all of them
 FIRST_RUN = "first"
+EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # decide which rounds and samples the curves have
 TEMPLATE = pathlib.Path(fedmpi.__file__).parent / "slurm" / "sweep.sbatch"
 
 
@@ -106,6 +109,7 @@ def make(planning, how):
         if todo and used.ranks < how.ranks:
             print(f"each run uses {used.ranks} of {how.ranks} ranks: one per client", flush=True)
         run_all(plan, todo, used.ranks, used.at_a_time, how.launcher, _Ended(plan, len(todo), used))
+        _record_job_array(plan)
 
 
 def _ranks_with_a_client(plan, ranks):
@@ -146,7 +150,8 @@ def _is_other(plan, run):
     resolved = read_command_line(plan.arguments(run)).resolved
     wanted = flatten({key: one for key, one in resolved.items() if key != "paper"})
     made = read_run(plan.folder(run)).settings
-    keys = [key for key in wanted if key in made and role(key) in ("learning", "problem", "seed")]
+    compared = [key for key in wanted if key in EVALUATION or role(key) in ("learning", "problem", "seed")]
+    keys = [key for key in compared if key in made]
     return any(json.dumps(wanted[key], default=str) != json.dumps(made[key], default=str) for key in keys)
 
 
@@ -161,14 +166,13 @@ class _Ended:
         self._ended += 1
         folder, how = self._plan.folder(run), outcome(self._plan.folder(run))
         if how in ("complete", "diverged"):
-            words = [*map(shlex.quote, _public(self._plan, run))]
             known = {
                 **self._facts,
                 "cpu_seconds": None if was_continued(folder, seconds) else round(cpu_seconds, 2),
                 "wall_seconds": round(seconds, 2),
                 "ranks": self._how.ranks,
                 "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-                "command": " ".join(["python -m fedmpi.train", *words]),
+                "command": _command(self._plan, run),
                 "made_by": self._how.command,
             }
             (folder / PROVENANCE).write_text(json.dumps(known, indent=1), encoding="utf-8")
@@ -177,16 +181,33 @@ class _Ended:
         print(f"[{self._ended}/{self._number}] {run.name}: {how} ({format_seconds(seconds)})", flush=True)
 
 
+def _record_job_array(plan):
+    """Write the provenance of runs that a job array made: without processor and CPU time, which are not known."""
+    try:
+        known = json.loads((plan.out / EMITTED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    for run in plan.runs:
+        folder = plan.folder(run)
+        if outcome(folder) in ("complete", "diverged") and not (folder / PROVENANCE).is_file():
+            records = read_run(folder).records
+            ended = datetime.datetime.fromtimestamp((folder / RECORDS).stat().st_mtime).astimezone()
+            its = {"date": ended.isoformat(timespec="seconds"), "command": _command(plan, run)}
+            its["wall_seconds"] = round(records[-1]["seconds"], 2) if records else None
+            (folder / PROVENANCE).write_text(json.dumps(known | its, indent=1), encoding="utf-8")
+
+
 def was_continued(folder, seconds):
     """Whether a run that took some seconds since its last start had begun before: what it cost is then not known."""
     records = read_run(folder).records
     return bool(records) and records[-1]["seconds"] > seconds
 
 
-def _public(plan, run):
-    """The arguments of a run without those that name folders of this machine."""
+def _command(plan, run):
+    """The command that makes a run, without arguments that name folders of this machine."""
     settings = {key: text for key, text in {**plan.common, **run.varied}.items() if role(key) != "place"}
-    return [f"--{key}={text.replace(str(plan.out / FIRST_RUN), FIRST_RUN)}" for key, text in settings.items()]
+    words = [f"--{key}={text.replace(str(plan.out / FIRST_RUN), FIRST_RUN)}" for key, text in settings.items()]
+    return shlex.join(["python", "-m", "fedmpi.train", *words])
 
 
 def facts():
@@ -246,6 +267,9 @@ def emit_slurm(planning, how, path):
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        known = {key: one for key, one in facts().items() if key not in ("processor", "cores")}  # those are the nodes'
+        known |= {"ranks": ranks, "made_by": how.command}
+        (plan.out / EMITTED).write_text(json.dumps(known, indent=1), encoding="utf-8")
         text = TEMPLATE.read_text(encoding="utf-8")
         path.write_text(job_array(text, words, numbers, ranks, how.at_a_time), encoding="utf-8")
     except OSError as error:

@@ -237,6 +237,27 @@ def test_a_job_array_makes_the_same_runs(tmp_path):
     plan = make_plan(tmp_path / "runs", tmp_path / "runs" / "tiny" / "small" / "plan.yaml", [], [])
     assert len({run.name for run in plan.runs}) == 6
     assert {run.varied["algorithm"] for run in plan.runs} == {"fedavg", "fafed"}
+    folder = tmp_path / "runs" / "tiny" / "small"
+    words = [sys.executable, "-m", "fedmpi.sweep", "--out", folder, "--plan", folder / "plan.yaml"]
+    execute([*words, "--metric", "train_loss"], cwd=ROOT)  # as the array's tasks
+    words = ("--seeds", "0,1", "--out", tmp_path / "runs", "--results", tmp_path / "results")
+    ended = reproduce(file, *words)
+    assert ended.returncode == 0 and "0 of them still to do" in ended.stdout, ended.stderr
+    for row in rows(tmp_path / "results" / "small" / "tiny-runs.csv"):
+        assert row["commit"] and row["date"] and row["command"].startswith("python -m fedmpi.train --task=quadratic")
+        assert "--emit-slurm" in row["made_by"] and not row["cpu_seconds"]
+
+
+def test_runs_that_were_evaluated_at_other_rounds_are_made_again(tmp_path):
+    file = tmp_path / "tiny.yaml"
+    words = (file, "--seeds", "0", "--out", tmp_path / "runs", "--results", tmp_path / "results")
+    for every in (2, 1):
+        one = TINY | {"panels": {"quadratic": TINY["panels"]["quadratic"] | {"eval_every": every}}}
+        file.write_text(yaml.safe_dump(one), encoding="utf-8")
+        ended = reproduce(*words)
+        assert ended.returncode == 0 and "3 of them still to do" in ended.stdout, ended.stderr
+    curves = rows(tmp_path / "results" / "small" / "tiny.csv")
+    assert [row["round"] for row in curves if row["method"] == "FedAvg"] == ["1", "2", "3", "4"]
 
 
 def test_tuning_chooses_on_held_out_data_and_keeps_the_whole_grid(tmp_path):
