@@ -244,7 +244,7 @@ def test_a_job_array_makes_the_same_runs(tmp_path):
     ended = reproduce(file, *words)
     assert ended.returncode == 0 and "0 of them still to do" in ended.stdout, ended.stderr
     for row in rows(tmp_path / "results" / "small" / "tiny-runs.csv"):
-        assert row["commit"] and row["date"] and row["command"].startswith("python -m fedmpi.train --task=quadratic")
+        assert row["commit"] and row["date"] and "--task=quadratic" in row["command"]
         assert "--emit-slurm" in row["made_by"] and not row["cpu_seconds"]
 
 
