@@ -90,6 +90,8 @@ def read_settings_file(path, where):
         raise
     except ImportError:
         raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
+    except OSError as error:
+        raise UserError(f"{where}: cannot be read: {error.strerror}") from None
     except RecursionError:
         raise UserError(f"{where}: cannot be read: nested too deeply") from None
     except Exception as error:  # noqa: BLE001  both parsers raise errors of many kinds for other files

@@ -87,7 +87,7 @@ def _seeds(text):
 def _run(arguments):
     options = make_parser().parse_args(arguments)
     if options.list:
-        print(listing(options.results, options.data_dir))
+        print(listing(options.what or ["all"], options.results, options.data_dir))
         return
     if not options.what and not options.pages:
         raise UserError("expected the name of a table or figure (see --list), a paper, or all")
@@ -208,10 +208,10 @@ def _write_page(results, one, scale):
         raise UserError(f"{error.filename or paths(results, one, scale)[0]}: cannot be written") from None
 
 
-def listing(results, data_dir):
-    """The text of --list."""
+def listing(names, results, data_dir):
+    """The text of --list for some names; see `find_experiments`."""
     rows = [["name", "what", "data", "methods", "CPU time, full scale, 1 seed", "GPU time", "state"]]
-    for one in find_experiments(["all"]):
+    for one in find_experiments(names):
         data, methods = ", ".join(one.data) or "–", "; ".join(one.methods) or "–"
         gpu = "not measured" if one.scales else "–"
         rows.append([one.name, f"{one.place}: {one.title}", data, methods, cost(one), gpu])

@@ -114,7 +114,7 @@ def _table(experiment, panel, methods):
         diverged = num_diverged(one)
         runs = str(len(one.runs)) + (f", {diverged} diverged" if diverged else "")
         row = [one.label, runs, *(str(some) if some else "diverged" if diverged else "–" for some in spreads)]
-        row[3:3] = [further_seed(spreads[0])] if has_spread else []
+        row[3:3] = ["–" if diverged else further_seed(spreads[0])] if has_spread else []
         if has_printed:
             row += _beside(experiment.printed_value(panel, one.label), spread(one, experiment.printed["metric"]))
         rows.append(row)

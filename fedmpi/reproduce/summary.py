@@ -59,7 +59,14 @@ def summary(folder):
         lines += _findings(folder, of_paper)
     lines += ["## Every table and figure", ""]
     rows = [
-        [one.name, one.title, one.place, state(folder, one, ""), _spent(folder, [one], "small"), cost(one)]
+        [
+            one.name,
+            one.title,
+            one.place,
+            state(folder, one, ", ".join(one.data)),
+            _spent(folder, [one], "small"),
+            cost(one),
+        ]
         for one in experiments
     ]
     header = ["name", "what", "in the paper", "state", "CPU time at small, all seeds", "CPU time at full, one seed"]
@@ -175,7 +182,10 @@ def cost(experiment):
     """CPU time of the full scale, as text."""
     if experiment.cpu_hours is None:
         return "–"
-    return format_seconds(3600 * experiment.cpu_hours) if experiment.cpu_hours < 1 else f"{experiment.cpu_hours:,.0f} h"
+    hours = experiment.cpu_hours
+    if hours < 1:
+        return format_seconds(3600 * hours)
+    return f"{hours:.1f} h" if hours < 10 else f"{hours:,.0f} h"
 
 
 def _tuned(folder):

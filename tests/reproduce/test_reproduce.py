@@ -122,7 +122,7 @@ def test_the_claims_are_those_of_their_papers():
 
 
 def test_the_list_has_a_line_for_every_table_and_figure():
-    lines = listing(RESULTS, None).splitlines()
+    lines = listing(["all"], RESULTS, None).splitlines()
     assert [line.split()[0] for line in lines[1:]] == names(EXPERIMENTS)
     for paper, places in {
         "fafed": ["Table 1", "Table 2 (a)", "Table 2 (b)", "Table 2 (c)", "Tables 3 to 5", "Figure 1", "Theorem 1"],
@@ -434,6 +434,8 @@ def test_a_claim_to_reach_a_value_holds_if_every_seed_reaches_it(gaps, state):
         (["fafed_table9"], "unknown table or figure 'fafed_table9'; did you mean"),
         (["fafed_table1"], "fafed_table1: proved rates, nothing to train"),
         ([], "expected the name of a table or figure"),
+        (["--list", "fafed_table9"], "unknown table or figure 'fafed_table9'"),
+        (["nosuch.yaml"], "nosuch.yaml: cannot be read: No such file or directory"),
         (["fafed_table2_low", "--data-dir", str(ROOT)], "data not here: fashion_mnist"),
         (["fafed_table2_low", "--data-dir", "/nowhere"], "--data-dir /nowhere: no such folder"),
         (["fafed_theorem1", "--results", "/proc/results"], "--results /proc/results: cannot be written"),
