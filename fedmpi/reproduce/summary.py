@@ -63,7 +63,7 @@ def summary(folder):
             one.name,
             one.title,
             one.place,
-            state(folder, one, ", ".join(one.data)),
+            state(folder, one, ""),
             _spent(folder, [one], "small"),
             cost(one),
         ]
