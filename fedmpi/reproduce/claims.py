@@ -11,7 +11,8 @@ from fedmpi.runs.record import less_is_better, title
 from fedmpi.text import format_metric
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested"
-ONCE_AHEAD, ONCE_NOT_AHEAD = "one seed: ahead", "one seed: not ahead"  # one seed has no spread, and decides nothing
+# One seed has no spread, and decides nothing.
+ONCE_AHEAD, ONCE_NOT_AHEAD, ONCE_OPEN = "one seed: ahead", "one seed: not ahead", "one seed: undecided"
 T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % quantiles, 1 to 9 degrees of freedom
 
 
@@ -20,7 +21,7 @@ class Outcome:
     """What a claim has become on one panel of an experiment.
 
     Attributes:
-        key: of the claim in papers.yaml. panel: its name. state: one of the five words above.
+        key: of the claim in papers.yaml. panel: its name. state: one of the six words above.
         words: the reason, with the numbers.
     """
 
@@ -88,14 +89,56 @@ def _outcome(experiment, claim, panel, results):
         holds = _has_reached(ours, metric, goal)
         words = f"{ours.label} {mine}; expected {title(metric)} {'<=' if less_is_better(metric) else '>='} {goal:g}"
         return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, words)
+    if "than" in claim:
+        state, words = _larger_lead(claim, (ours, others[0]), results, metric)
+        return Outcome(claim["claim"], panel, state, words)
     verdicts = [_against(ours, other, metric, (at, end)) for other in others]
     not_run = [name for name in claim["of"] if not results.method(panel, name)]
-    state = _state([one for one, _ in verdicts], len(ours.runs), not_run or num_diverged(ours))
+    if claim.get("level"):
+        state = _level([one for one, _ in verdicts], len(ours.runs), any(map(num_diverged, (ours, *others))))
+    else:
+        state = _state([one for one, _ in verdicts], len(ours.runs), not_run or num_diverged(ours))
     words = "" if metric == experiment.metric else f"by {title(metric)}: "
     words += f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
     words += f" at round {at}" if at else ""
     words = [words, *(text for _, text in verdicts), *([f"not run: {', '.join(not_run)}"] if not_run else [])]
     return Outcome(claim["claim"], panel, state, "; ".join(words))
+
+
+def _larger_lead(claim, pair, results, metric):
+    """(state, words) of a claim that a method's lead over another is larger on one panel than on another.
+
+    Both leads are those at the last round that both panels have; where a method is behind, it has no lead.
+
+    Args:
+        pair: the two `Method`s on the claim's panel.
+    """
+    elsewhere = [results.method(claim["than"], one.label) for one in pair]
+    if None in elsewhere:
+        return NOT_TESTED, f"{claim['than']} was not run at this scale"
+    if any(map(num_diverged, (*pair, *elsewhere))):
+        return NOT_CONFIRMED, "a run diverged"
+    at = min(max(run.records[-1]["round"] for one in some for run in one.runs) for some in (pair, elsewhere))
+    here, there = (Spread(tuple(_leads(*some, metric, (at, at)))) for some in (pair, elsewhere))
+    more = [one - other for one, other in zip(here.values, there.values)]
+    ahead, clear = here.mean > 0 and statistics.fmean(more) > 0, _is_clear(more)
+    note = "" if clear else f" ({'one seed' if len(more) == 1 else 'the difference is less than its spread'})"
+    words = f"lead of {pair[0].label} over {pair[1].label} at round {at}: {here}; on {claim['than']}: {there}{note}"
+    return _state([(ahead, clear)], len(more), is_open=False), words
+
+
+def _is_clear(leads):
+    """Whether the mean of some leads is larger than their standard deviation, in either direction."""
+    return len(leads) > 1 and abs(statistics.fmean(leads)) > statistics.stdev(leads)
+
+
+def _level(verdicts, seeds, has_diverged):
+    """The state of a claim that a method is level with others; see `_state`."""
+    if has_diverged:
+        return NOT_CONFIRMED
+    if seeds == 1:
+        return ONCE_OPEN
+    return NOT_CONFIRMED if any(clear for _, clear in verdicts) else CONFIRMED
 
 
 def _state(verdicts, seeds, is_open):
@@ -139,7 +182,7 @@ def _against(ours, other, metric, rounds):
     if not leads:
         return (diverged > 0, True), f"no seed in common with {other.label}"
     mean = statistics.fmean(leads)
-    clear = len(leads) > 1 and abs(mean) > statistics.stdev(leads)
+    clear = _is_clear(leads)
     how = "ahead of" if mean > 0 else "behind" if mean < 0 else "level with"
     if mean and not clear:
         how += " (less than the spread)" if len(leads) > 1 else " (one seed)"

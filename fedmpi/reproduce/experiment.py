@@ -16,7 +16,8 @@ reason. Every other one has
     printed:   metric, place, and values: panel -> method -> the number in the paper.
     figure:    place, axis and metrics of the paper's figure.
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at_share: of all
-               rounds, after which `ahead` is measured}; or with reaches: number, at the end, instead of `of`.
+               rounds, after which `ahead` is measured}; or with reaches: number, at the end, instead of `of`. With
+               level: true the paper says that neither is ahead; with than: panel, that the lead is larger on `panel`.
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
                full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best.
@@ -224,7 +225,7 @@ def _problems(one):
             yield f"expected {key}, or not_run with the reason"
     known = {"panels": one.panels, "methods": one.methods}
     named = [("methods", method) for claim in one.claims for method in [claim["ahead"], *claim.get("of", [])]]
-    named += [("panels", claim["panel"]) for claim in one.claims if "panel" in claim]
+    named += [("panels", claim[key]) for claim in one.claims for key in ("panel", "than") if key in claim]
     for panel, values in one.printed.get("values", {}).items():
         named += [("panels", panel), *(("methods", method) for method in values)]
     for scale, what in one.scales.items():

@@ -26,6 +26,10 @@ often lies outside of that, and the pages say within which distance of the mean 
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
 `mlp` is the paper's attack on an MLP instead of a CNN, in some figures without the largest number of local steps.
 """
+VERDICTS = """\
+The verdict on each claim, *in part* if it was confirmed in some of the tables and figures (or their parts) where it
+was tested and not in others, and how often it was confirmed:
+"""
 
 
 def write_summary(folder):
@@ -50,12 +54,11 @@ def summary(folder):
     lines = [HEAD, *_counts(experiments, found)]
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
-        rows = []
-        for claim, sentence in paper["claims"].items():
-            for one in of_paper:
-                rows += _claim_rows(one, [its for its in found[one.name] if its.key == claim], sentence)
         lines += [f"## {as_markdown(paper['title'])}", ""]
-        lines += [plain_table(["claim", "where", "outcome", "scale, seeds", "numbers"], rows)]
+        for claim, sentence in paper["claims"].items():
+            rows = [row for one in of_paper for row in _claim_rows(one, found[one.name], claim)]
+            lines += [f"### {as_markdown(sentence)}", ""]
+            lines += [plain_table(["where", "outcome", "scale, seeds", "numbers"], rows)]
         lines += _findings(folder, of_paper)
     lines += ["## Every table and figure", ""]
     rows = [
@@ -104,32 +107,40 @@ def _outcomes(folder, experiment):
     return rows
 
 
-def _claim_rows(experiment, found, sentence):
+def _claim_rows(experiment, found, claim):
     """The rows of one claim and experiment in the table.
 
     Args:
-        found: `Row`s of the claim.
+        found: `Row`s of the experiment. claim: key in papers.yaml.
     """
     rows = []
-    for one in found:
+    for one in [row for row in found if row.key == claim]:
         name = f"[{experiment.name}]({one.scale}/{experiment.name}.md)" if one.scale else experiment.name
         scale = f"{one.scale}, {_seeds(one.seeds)}" if one.scale else "–"
         where = f"{name}, {as_markdown(one.panel)}"
-        rows.append([as_markdown(sentence), where, bold(one.state), scale, as_markdown(one.words) or "–"])
+        rows.append([where, bold(one.state), scale, as_markdown(one.words) or "–"])
     return rows
 
 
 def _counts(experiments, found):
-    """Lines with the number of outcomes of every claim, at each scale."""
+    """Lines with the verdict on every claim, and the number of outcomes at each scale."""
     rows = []
     for key, paper in read_papers().items():
         for claim, sentence in paper["claims"].items():
             its = [row for one in experiments if one.paper == key for row in found[one.name] if row.key == claim]
             counts = [_count([row for row in its if row.scale == scale]) for scale in SCALES]
-            rows.append([key, as_markdown(sentence), *counts, str(sum(row.state == NOT_TESTED for row in its))])
-    header = ["paper", "claim", *(f"confirmed at {scale}" for scale in SCALES), "not tested"]
-    words = "How often each claim was confirmed, of the parts of tables and figures where it was tested:"
-    return [words, "", plain_table(header, rows)]
+            untested = str(sum(row.state == NOT_TESTED for row in its))
+            rows.append([key, as_markdown(sentence), bold(_verdict(its)), *counts, untested])
+    header = ["paper", "claim", "verdict", *(f"confirmed at {scale}" for scale in SCALES), "not tested"]
+    return [VERDICTS, plain_table(header, rows)]
+
+
+def _verdict(rows):
+    """ "confirmed", "not confirmed", "in part" or "not tested": what the `Row`s of a claim with several seeds say."""
+    states = {row.state for row in rows if row.seeds > 1}
+    if not states:
+        return NOT_TESTED
+    return states.pop() if len(states) == 1 else "in part"
 
 
 def _count(rows):
