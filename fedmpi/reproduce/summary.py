@@ -1,11 +1,10 @@
 """The page of all results: for each claim of each paper whether it was confirmed, and every table and figure."""
 
 import dataclasses
-import pathlib
 
 from fedmpi.errors import UserError
 from fedmpi.reproduce.claims import CONFIRMED, NOT_TESTED, outcomes
-from fedmpi.reproduce.experiment import SCALES, experiment_names, find_experiments, read_papers
+from fedmpi.reproduce.experiment import SCALES, find_experiments, read_papers
 from fedmpi.reproduce.page import bold, plain_table
 from fedmpi.reproduce.results import grid_path, read_results, read_rows
 from fedmpi.text import as_markdown, format_seconds
@@ -29,6 +28,10 @@ often lies outside of that, and the pages say within which distance of the mean 
 VERDICTS = """\
 The verdict on each claim, *in part* if it was confirmed in some of the tables and figures (or their parts) where it
 was tested and not in others, and how often it was confirmed:
+"""
+TUNED = """\
+Chosen on held-out training data; each method had as many points. Where the best value is the smallest or largest one
+that was tried, a better one may lie beyond it; several grids end there because the paper's grid does.
 """
 
 
@@ -200,17 +203,44 @@ def cost(experiment):
 
 
 def _tuned(folder):
-    """Lines about the settings that were tuned; [] if none were."""
-    found = [grid_path(folder, name, scale) for name in experiment_names() for scale in ("small", "full")]
-    rows = []
-    for path in filter(pathlib.Path.is_file, found):
-        grid = read_rows(path)
-        chosen = [f"{row['method']}: {row['settings']}" for row in grid if row["chosen"]]
-        rows.append([f"[{path.stem}](tuning/{path.name})", str(len(grid)), as_markdown("; ".join(chosen))])
+    """Lines about the settings that were tuned, and about the experiments without a grid; [] if none was tuned."""
+    rows, others = [], []
+    for one in (one for one in find_experiments(["all"]) if one.scales):
+        found = [path for scale in ("small", "full") if (path := grid_path(folder, one.name, scale)).is_file()]
+        others += [] if found else [one.name]
+        for path in found:
+            grid = read_rows(path)
+            chosen = [f"{row['method']}: {_with_ends(row, grid)}" for row in grid if row["chosen"]]
+            rows.append([f"[{path.stem}](tuning/{path.name})", str(len(grid)), as_markdown("; ".join(chosen))])
     if not rows:
         return []
-    head = ["## Tuned settings", "", "Chosen on held-out training data; each method had as many points.", ""]
-    return [*head, plain_table(["experiment", "points", "chosen"], rows)]
+    table = plain_table(["experiment", "points", "chosen"], rows)
+    words = f"No grid was run for {', '.join(others)}; the heads of their presets say where their values come from."
+    return ["## Tuned settings", "", TUNED, table, *([words] if others else [])]
+
+
+def _with_ends(chosen, grid):
+    """The settings of a chosen point, with a note at each value that is the smallest or largest one of its grid.
+
+    Args:
+        chosen: a row of `grid`, the rows of an experiment's grid.
+    """
+    words = []
+    of_method = [row["settings"].split(", ") for row in grid if row["method"] == chosen["method"]]
+    for number, setting in enumerate(chosen["settings"].split(", ")):
+        values = {_number(one[number]) for one in of_method}
+        is_scale = None not in values and len(values) > 1  # a grid may also consist of words
+        ends = {min(values): " (smallest)", max(values): " (largest)"} if is_scale else {}
+        words.append(setting + ends.get(_number(setting), ""))
+    return ", ".join(words)
+
+
+def _number(setting):
+    """The value of a setting like "step_size 0.1", or None if it is no number."""
+    try:
+        return float(setting.rpartition(" ")[2])
+    except ValueError:
+        return None
 
 
 def _seeds(number):

@@ -23,7 +23,7 @@ from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experimen
 from fedmpi.reproduce.page import page
 from fedmpi.reproduce.results import Results, grid_path, paths, read_results, write_rows
 from fedmpi.reproduce.running import was_continued
-from fedmpi.reproduce.summary import Row, _verdict, summary
+from fedmpi.reproduce.summary import Row, _verdict, _with_ends, summary
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, is_run, read_run
 from fedmpi.sweep.plan import make_plan
@@ -272,6 +272,10 @@ def test_tuning_chooses_on_held_out_data_and_keeps_the_whole_grid(tmp_path):
     written = rows(tmp_path / "results" / "tuning" / "tiny.csv")
     assert [row["chosen"] for row in written] == ["", "yes", "", "yes"]
     assert {row["metric"] for row in written} == {"holdout_accuracy"} and all(row["commit"] for row in written)
+    assert [_with_ends(row, written) for row in written if row["chosen"]] == [
+        "step_size 0.001 (largest)",
+        "step_size 0.1 (largest)",
+    ]
     longer = {"settings": {"rounds": 2}, "grids": {"FAFED": {"algorithm.step_size": [0.01]}}}
     one |= {"tune": one["tune"] | {"full": longer}, "scales": {"small": {}, "full": {}}}
     file.write_text(yaml.safe_dump(one), encoding="utf-8")
@@ -364,6 +368,17 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
     lines = [line for line in text.splitlines() if "/fafed_table2_medium.md), medium |" in line]
     assert ["small, 2 seeds" in lines[0], "full, 2 seeds" in lines[1], len(lines)] == [True, True, 2]
     assert "**confirmed**" in lines[0] and "**not confirmed**" in lines[1]
+
+
+def test_chosen_values_at_the_end_of_their_grid_are_marked():
+    def point(settings):
+        return {"method": "FAFED", "settings": settings}
+
+    grid = [point(f"step_size {size}, matrix {name}") for size in (0.1, 0.02, 1e-05) for name in ("diagonal", "norm")]
+    assert _with_ends(grid[0], grid) == "step_size 0.1 (largest), matrix diagonal"
+    assert _with_ends(grid[2], grid) == "step_size 0.02, matrix diagonal"
+    assert _with_ends(grid[5], grid) == "step_size 1e-05 (smallest), matrix norm"
+    assert _with_ends(grid[0], grid[:2]) == "step_size 0.1, matrix diagonal"  # a single size has no ends
 
 
 @pytest.mark.parametrize(
