@@ -96,15 +96,18 @@ def _run(arguments):
     if options.pages:
         _pages(experiments, options)
         return
-    _check_places(options)
-    how = _how(options, arguments)
+    if options.data_dir and not pathlib.Path(options.data_dir).is_dir():
+        raise UserError(f"--data-dir {options.data_dir}: no such folder")
     if options.emit_slurm and not is_named:
         raise UserError("--emit-slurm: expected one table or figure, because each has a job array of its own")
+    reasons = {one.name: _reason_to_skip(one, options) for one in experiments}
+    if is_named and (reason := reasons[experiments[0].name]):
+        raise UserError(f"{experiments[0].name}: {reason}")
+    _check_results(options.results)
+    how = _how(options, arguments)
     failed = []
     for one in experiments:
-        reason = _reason_to_skip(one, options)
-        if reason and is_named:
-            raise UserError(f"{one.name}: {reason}")
+        reason = reasons[one.name]
         if reason:
             print(f"{one.name}: left out: {reason}", flush=True)
             continue
@@ -145,16 +148,14 @@ def _reproduce(one, options, how):
         )
 
 
-def _check_places(options):
-    """Raise UserError if the folder of the results cannot be written, or that of the data does not exist."""
+def _check_results(folder):
+    """Raise UserError if the folder of the results cannot be made or written."""
     try:
-        options.results.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--results {options.results}: cannot be written: {error.strerror}") from None
-    if not os.access(options.results, os.W_OK):
-        raise UserError(f"--results {options.results}: this user may not write there")
-    if options.data_dir and not pathlib.Path(options.data_dir).is_dir():
-        raise UserError(f"--data-dir {options.data_dir}: no such folder")
+        raise UserError(f"--results {folder}: cannot be written: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"--results {folder}: this user may not write there")
 
 
 def _how(options, arguments):

@@ -536,8 +536,10 @@ def test_a_claim_to_reach_a_value_holds_if_every_seed_reaches_it(gaps, state):
         (["fafed", "--emit-slurm", "x"], "expected one table or figure"),
     ],
 )
-def test_wrong_words_get_one_line(words, message):
-    ended = reproduce(*words)
+def test_wrong_words_get_one_line(tmp_path, words, message):
+    places = [] if "--results" in words else ["--results", tmp_path / "results"]
+    ended = reproduce(*words, *places)
+    assert not (tmp_path / "results").exists()
     assert ended.returncode == 2 and message in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
