@@ -119,11 +119,17 @@ def _larger_lead(claim, pair, results, metric):
     if any(map(num_diverged, (*pair, *elsewhere))):
         return NOT_CONFIRMED, "a run diverged"
     at = min(max(run.records[-1]["round"] for one in some for run in one.runs) for some in (pair, elsewhere))
-    here, there = (Spread(tuple(_leads(*some, metric, (at, at)))) for some in (pair, elsewhere))
-    more = [one - other for one, other in zip(here.values, there.values)]
-    ahead, clear = here.mean > 0 and statistics.fmean(more) > 0, _is_clear(more)
+    here, there = (_leads(*some, metric, (at, at)) for some in (pair, elsewhere))
+    seeds = [seed for seed in here if seed in there]
+    if not seeds:
+        return NOT_TESTED, "no seed in common"
+    more = [here[seed] - there[seed] for seed in seeds]
+    lead, other_lead = (Spread(tuple(leads[seed] for seed in seeds)) for leads in (here, there))
+    ahead, clear = lead.mean > 0 and statistics.fmean(more) > 0, _is_clear(more)
     note = "" if clear else f" ({'one seed' if len(more) == 1 else 'the difference is less than its spread'})"
-    words = f"lead of {pair[0].label} over {pair[1].label} at round {at}: {here}; on {claim['than']}: {there}{note}"
+    words = (
+        f"lead of {pair[0].label} over {pair[1].label} at round {at}: {lead}; on {claim['than']}: {other_lead}{note}"
+    )
     return _state([(ahead, clear)], len(more), is_open=False), words
 
 
@@ -178,7 +184,7 @@ def _against(ours, other, metric, rounds):
     diverged = num_diverged(other)
     if theirs is None:
         return (True, True), f"ahead of {other.label} (diverged)"
-    leads = _leads(ours, other, metric, rounds)
+    leads = list(_leads(ours, other, metric, rounds).values())
     if not leads:
         return (diverged > 0, True), f"no seed in common with {other.label}"
     mean = statistics.fmean(leads)
@@ -192,14 +198,15 @@ def _against(ours, other, metric, rounds):
 
 
 def _leads(ours, other, metric, rounds):
-    """By how much ours is better, for every seed that both have: a list of numbers; see `_against`."""
+    """Seed -> by how much ours is better, for every seed that both have; see `_against`."""
     sign = -1 if less_is_better(metric) else 1
     mine, theirs = (
         {run.settings["seed"]: value(run, metric, at) for run in usable_runs(one)}
         for one, at in zip((ours, other), rounds)
     )
-    pairs = [(mine[seed], theirs[seed]) for seed in mine if theirs.get(seed) is not None and mine[seed] is not None]
-    return [sign * (one - two) for one, two in pairs if math.isfinite(one) and math.isfinite(two)]
+    both = [seed for seed in mine if None not in (mine[seed], theirs.get(seed))]
+    leads = {seed: sign * (mine[seed] - theirs[seed]) for seed in both}
+    return {seed: lead for seed, lead in leads.items() if math.isfinite(lead)}
 
 
 def ordering(methods, metric, values):

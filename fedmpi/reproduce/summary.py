@@ -20,8 +20,11 @@ A claim is *confirmed* if the method named in it is better than each of the othe
 is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
 One seed has no such deviation and decides nothing; the outcome then says whether it is ahead, and the counts leave it
 out. The rule is a mild one: of two methods that do not differ, it would find one ahead in one of nine comparisons
-with three seeds and in one of five with two. Numbers are mean ± standard deviation over the seeds; a further seed
-often lies outside of that, and the pages say within which distance of the mean it is expected.
+with three seeds and in one of five with two. That two methods are level is confirmed if neither is ahead by more than
+that deviation, and that a method leads by more in one place than in another if the difference is larger than its own.
+
+Numbers are mean ± standard deviation over the seeds; a further seed often lies outside of that, and the pages say
+within which distance of the mean it is expected.
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
 `mlp` is the paper's attack on an MLP instead of a CNN, in some figures without the largest number of local steps.
 """

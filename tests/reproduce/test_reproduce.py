@@ -467,27 +467,31 @@ def records(curve, seed):
 def test_a_claim_of_a_larger_lead_compares_two_panels_at_a_round_that_both_have(here, there, state, words):
     one = next(one for one in EXPERIMENTS if one.name == "mom_figure2")
     claim = next(claim for claim in one.claims if claim["claim"] == "fewer_clients")
-    panels = {}
-    for panel, values, rounds in ((claim["panel"], here, (10, 30)), (claim["than"], there, (5, 10))):
-        panels[panel] = [
-            Method(
-                name,
-                [
-                    RunFolder(None, {"seed": seed}, [{"round": at, "train_loss": value} for at in rounds], True, "", {})
-                    for seed, value in enumerate(numbers)
-                ],
-            )
+
+    def curve(value, end):  # after round 10, the last one that both panels have, the order is another
+        return [{"round": at, "train_loss": value if at <= 10 else -value} for at in (5, 10, end)]
+
+    panels = {
+        panel: [
+            Method(name, [RunFolder(None, {"seed": s}, curve(its, end), True, "", {}) for s, its in enumerate(numbers)])
             for name, numbers in values.items()
         ]
-        for method in panels[panel]:  # after the round that both have, the order is another
-            for run in method.runs:
-                run.records.extend([{"round": 31, "train_loss": -run.records[-1]["train_loss"]}] * (rounds[-1] == 30))
-    found = [
-        its for its in outcomes(one, Results([], panels)) if its.key == "fewer_clients" and its.panel == claim["panel"]
-    ]
-    assert found[0].state == ("confirmed" if state else "not confirmed"), found[0]
-    assert "FedAvg-M over FedAvg at round 10: " in found[0].words and words in found[0].words, found[0]
-    assert found[1].state == "not tested"  # SCAFFOLD has no runs here
+        for panel, values, end in ((claim["panel"], here, 30), (claim["than"], there, 10))
+    }
+
+    def found():
+        rows = [its for its in outcomes(one, Results([], panels)) if its.key == "fewer_clients"]
+        return [its for its in rows if its.panel == claim["panel"]]
+
+    first, second = found()
+    assert first.state == ("confirmed" if state else "not confirmed"), first
+    assert "FedAvg-M over FedAvg at round 10: " in first.words and words in first.words, first
+    assert second.state == "not tested"  # SCAFFOLD has no runs here
+    panels[claim["than"]][0].runs.reverse()
+    assert found()[0] == first  # seed by seed, in whatever order the runs were read
+    del panels[claim["than"]][0].runs[:]
+    panels[claim["than"]][0].runs.append(RunFolder(None, {"seed": 7}, curve(1.0, 10), True, "", {}))
+    assert found()[0].state == "not tested"
 
 
 @pytest.mark.parametrize(
