@@ -11,7 +11,7 @@ from fedmpi.errors import Stopped, UserError
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.reproduce.experiment import SCALES, find_experiments
-from fedmpi.reproduce.results import paths, read_results, write_results
+from fedmpi.reproduce.results import check_others, paths, read_results, write_results
 from fedmpi.reproduce.running import How, emit_slurm, make, plan_runs
 from fedmpi.reproduce.summary import cost, state, write_summary
 from fedmpi.text import table
@@ -58,6 +58,8 @@ def make_parser():
         metavar="N,N",
         help="seeds of every method; default: 0,1,2, or with --tune those of the file",
     )
+    words = "keep the results of other seeds that are in --results, if their settings are those of these runs"
+    add("--add", action="store_true", help=words)
     add("--tune", action="store_true", help="search the best settings of every method on held-out training data")
     add("--pages", action="store_true", help="start no runs; only write the pages again, from the CSV files")
     add("--ranks", type=count, default=1, metavar="N", help="ranks of each run; default: 1")
@@ -96,6 +98,8 @@ def _run(arguments):
     if options.pages:
         _pages(experiments, options)
         return
+    if options.add and options.tune:
+        raise UserError("--add: not with --tune, whose grids are searched as a whole")
     if options.data_dir and not pathlib.Path(options.data_dir).is_dir():
         raise UserError(f"--data-dir {options.data_dir}: no such folder")
     if options.emit_slurm and not is_named:
@@ -137,8 +141,10 @@ def _reproduce(one, options, how):
     if options.emit_slurm:
         emit_slurm(planning, how, options.emit_slurm)
         return
+    if options.add:
+        check_others(options.results, one, scale, planning)
     make(planning, how)
-    lost = write_results(options.results, one, scale, planning)
+    lost = write_results(options.results, one, scale, planning, options.add)
     print(_write_page(options.results, one, scale), flush=True)
     if lost:
         write_summary(options.results)

@@ -5,10 +5,12 @@ Pages, figures and the summary are made from these files alone.
 
 import csv
 import dataclasses
+import json
 import pathlib
+import shlex
 
 from fedmpi.errors import UserError
-from fedmpi.reproduce.running import provenance
+from fedmpi.reproduce.running import command_of, decisive_settings, provenance
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
 from fedmpi.runs.record import AMOUNTS, title
@@ -19,6 +21,7 @@ FACTS = (
 )  # fmt: skip
 RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", "settings", *FACTS)
 FIRST_COLUMNS = ("rounds", "values", *FACTS)
+ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 
 
@@ -56,8 +59,11 @@ def grid_path(results, name, scale):
     return results / "tuning" / (f"{name}.csv" if scale == "small" else f"{name}-{scale}.csv")
 
 
-def write_results(folder, experiment, scale, planning):
+def write_results(folder, experiment, scale, planning, adds=False):
     """Write what the runs of a plan measured; returns the names of runs that did not end, which are left out.
+
+    Args:
+        adds: whether the files keep what they have of seeds that are not planned; see `check_others`.
 
     Raises:
         UserError: if no run has ended, or a file cannot be written.
@@ -73,13 +79,70 @@ def write_results(folder, experiment, scale, planning):
         rows.append(key | _row(record))
         evaluated = [line for line in record.records if set(line) - {*AMOUNTS, "loss"}]
         curves += [key | {name: _text(value) for name, value in _columns(line)} for line in evaluated]
-    metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
     curves_path, runs_path, first_path = paths(folder, experiment, scale)
+    if adds:
+        curves = _by_seed(_of_other_seeds(curves_path, planning) + curves)
+        rows = _by_seed(_of_other_seeds(runs_path, planning) + rows)
+    metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
     write_rows(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves)
     write_rows(runs_path, RUN_COLUMNS, rows)
     if planning.first:
         write_rows(first_path, FIRST_COLUMNS, [_first(read_run(planning.first.folder(planning.first.runs[0])))])
     return [run.name for run in planning.plan.runs if run not in ended]
+
+
+def check_others(folder, experiment, scale, planning):
+    """Check that what the files have of seeds that are not planned was made with the settings of the planned runs.
+
+    Raises:
+        UserError: if it was not.
+    """
+    _, path, _ = paths(folder, experiment, scale)
+    planned = {}
+    for run in planning.plan.runs:
+        point, _ = planning.points[run.name]
+        planned.setdefault((point.panel, point.method), command_of(planning.plan, run))
+    for row in _of_other_seeds(path, planning):
+        if not _is_made_with(row, planned.get((row["panel"], row["method"]))):
+            raise UserError(
+                f"--add: {path}: seed {row['seed']} of {row['method']} was made with other settings than the "
+                "experiment has now: make it again as well (--seeds), or leave out --add to drop it"
+            )
+
+
+def _is_made_with(row, command):
+    """Whether a row of the runs' file was made with the settings of a command (None: of none), but for the seed."""
+    if command is None:
+        return False
+    wanted = _settings_of_command(command)
+    # The algorithm's are compared with those that the run recorded: a preset's values may have changed since then.
+    if row["settings"] != _settings_text({key: json.loads(text) for key, text in wanted.items()}):
+        return False
+    try:
+        made = _settings_of_command(row["command"])
+    except UserError:  # a setting or preset of the recorded command is no more
+        return False
+    return _without_algorithm(made) == _without_algorithm(wanted)
+
+
+def _settings_of_command(command):
+    """The settings of a run's command that decide what it measures, without its seed: name -> value as JSON text."""
+    its = decisive_settings(shlex.split(command)[3:])  # without python -m fedmpi.train
+    return {key: text for key, text in its.items() if key != "seed"}
+
+
+def _without_algorithm(settings):
+    return {key: one for key, one in settings.items() if not key.startswith(ALGORITHM)}
+
+
+def _of_other_seeds(path, planning):
+    """The rows of a results file whose seeds are not planned."""
+    seeds = {str(seed) for _, seed in planning.points.values()}
+    return [row for row in read_rows(path) if row["seed"] not in seeds]
+
+
+def _by_seed(rows):
+    return sorted(rows, key=lambda row: int(row["seed"]))  # stable: those of a seed keep their order
 
 
 def _first(record):
@@ -99,7 +162,7 @@ def _row(record):
     last = record.records[-1] if record.records else {}
     state = "complete" if record.is_complete else "diverged"
     row = {"state": state, "rounds": last.get("round", 0), "gradients": last.get("gradients", "")}
-    row["settings"] = _settings_of(record)
+    row["settings"] = _settings_text(record.settings)
     return row | _facts(record)
 
 
@@ -109,10 +172,9 @@ def _facts(record):
     return {name: "" if known.get(name) is None else known[name] for name in FACTS}
 
 
-def _settings_of(record):
+def _settings_text(settings):
     """The algorithm's settings as text, like "step_size 0.1, momentum 0.9"; a schedule only if it changes the step."""
-    prefix = "algorithm."
-    its = {key.removeprefix(prefix): value for key, value in record.settings.items() if key.startswith(prefix)}
+    its = {key.removeprefix(ALGORITHM): value for key, value in settings.items() if key.startswith(ALGORITHM)}
     if its.get("schedule") == "constant":
         its = {name: value for name, value in its.items() if not name.startswith("schedule")}
     return ", ".join(f"{name} {value}" for name, value in its.items() if value is not None)

@@ -145,14 +145,19 @@ def to_make(plan):
 
 def _is_other(plan, run):
     """Whether the run in a folder was made with other settings than the plan's: a preset may have changed."""
+    made = read_run(plan.folder(run)).settings
+    wanted = decisive_settings(plan.arguments(run))
+    return any(json.dumps(made[key], default=str) != text for key, text in wanted.items() if key in made)
+
+
+def decisive_settings(arguments):
+    """The settings of a command line that decide what a run measures: name -> value as JSON text."""
     from fedmpi.config.build import read_command_line  # imports torch
 
-    resolved = read_command_line(plan.arguments(run)).resolved
-    wanted = flatten({key: one for key, one in resolved.items() if key != "paper"})
-    made = read_run(plan.folder(run)).settings
-    compared = [key for key in wanted if key in EVALUATION or role(key) in ("learning", "problem", "seed")]
-    keys = [key for key in compared if key in made]
-    return any(json.dumps(wanted[key], default=str) != json.dumps(made[key], default=str) for key in keys)
+    resolved = read_command_line(arguments).resolved
+    its = flatten({key: one for key, one in resolved.items() if key != "paper"})
+    keys = [key for key in its if key in EVALUATION or role(key) in ("learning", "problem", "seed")]
+    return {key: json.dumps(its[key], default=str) for key in keys}
 
 
 class _Ended:
@@ -172,7 +177,7 @@ class _Ended:
                 "wall_seconds": round(seconds, 2),
                 "ranks": self._how.ranks,
                 "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-                "command": _command(self._plan, run),
+                "command": command_of(self._plan, run),
                 "made_by": self._how.command,
             }
             (folder / PROVENANCE).write_text(json.dumps(known, indent=1), encoding="utf-8")
@@ -192,7 +197,7 @@ def _record_job_array(plan):
         if outcome(folder) in ("complete", "diverged") and not (folder / PROVENANCE).is_file():
             records = read_run(folder).records
             ended = datetime.datetime.fromtimestamp((folder / RECORDS).stat().st_mtime).astimezone()
-            its = {"date": ended.isoformat(timespec="seconds"), "command": _command(plan, run)}
+            its = {"date": ended.isoformat(timespec="seconds"), "command": command_of(plan, run)}
             its["wall_seconds"] = round(records[-1]["seconds"], 2) if records else None
             (folder / PROVENANCE).write_text(json.dumps(known | its, indent=1), encoding="utf-8")
 
@@ -203,7 +208,7 @@ def was_continued(folder, seconds):
     return bool(records) and records[-1]["seconds"] > seconds
 
 
-def _command(plan, run):
+def command_of(plan, run):
     """The command that makes a run, without arguments that name folders of this machine."""
     settings = {key: text for key, text in {**plan.common, **run.varied}.items() if role(key) != "place"}
     words = [f"--{key}={text.replace(str(plan.out / FIRST_RUN), FIRST_RUN)}" for key, text in settings.items()]

@@ -228,6 +228,51 @@ def test_the_same_command_keeps_what_has_ended_and_repeats_what_has_changed(repr
     assert {row["rounds"] for row in made if row["state"] == "complete"} == {"3"}
 
 
+def test_a_seed_can_be_added_to_results_whose_runs_are_gone(tmp_path):
+    file, results = tmp_path / "tiny.yaml", tmp_path / "results"
+    file.write_text(yaml.safe_dump(TINY), encoding="utf-8")
+
+    def with_seeds(seeds, out, *words):
+        return reproduce(file, "--seeds", seeds, "--out", tmp_path / out, "--results", results, *words)
+
+    def files():
+        return {path.name: path.read_text(encoding="utf-8") for path in (results / "small").glob("*.csv")}
+
+    assert with_seeds("0,2", "first runs").returncode == 0
+    before = files()
+    ended = with_seeds("1", "other runs", "--add")
+    assert ended.returncode == 0 and "3 of them still to do" in ended.stdout, ended.stderr
+    made = rows(results / "small" / "tiny-runs.csv")
+    assert [(row["seed"], row["method"]) for row in made] == list(itertools.product("012", sorted(TINY["methods"])))
+    assert all(set(before[name].splitlines()) < set(text.splitlines()) for name, text in files().items())
+    assert "| FedAvg | 3 |" in (results / "small" / "tiny.md").read_text(encoding="utf-8")
+    before = files()
+    assert with_seeds("1", "other runs", "--add").returncode == 0 and files() == before  # not twice
+    for method, changed in (
+        ("FAFED", {"panels": {"quadratic": TINY["panels"]["quadratic"] | {"rounds": 3}}}),
+        ("FedAvg", {"methods": TINY["methods"] | {"FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.2}}}),
+        ("FedAvg", {"methods": {"FAFED": TINY["methods"]["FAFED"]}, "claims": [], "printed": {}}),
+    ):
+        file.write_text(yaml.safe_dump(TINY | changed), encoding="utf-8")
+        ended = with_seeds("3", "other runs", "--add")
+        assert ended.returncode == 2 and f"seed 0 of {method} was made with other" in ended.stderr, ended.stderr
+        assert len(ended.stderr.splitlines()) == 1 and "still to do" not in ended.stdout and files() == before
+
+
+def test_a_seed_is_not_added_to_results_of_a_preset_that_has_changed(tmp_path):
+    """The command in the file is the same; the values of its settings are not."""
+    file, results = tmp_path / "tiny.yaml", tmp_path / "results"
+    one = TINY | {"methods": {"FAFED": TINY["methods"]["FAFED"]}, "claims": [], "printed": {}}
+    file.write_text(yaml.safe_dump(one), encoding="utf-8")
+    words = (file, "--out", tmp_path / "runs", "--results", results)
+    assert reproduce(*words, "--seeds", "0").returncode == 0
+    path = results / "small" / "tiny-runs.csv"
+    changed = re.sub("fresh_weight [^,]*", "fresh_weight 0.123", path.read_text(encoding="utf-8"))
+    path.write_text(changed, encoding="utf-8")
+    ended = reproduce(*words, "--seeds", "1", "--add")
+    assert ended.returncode == 2 and "seed 0 of FAFED was made with other settings" in ended.stderr, ended.stderr
+
+
 def test_a_job_array_makes_the_same_runs(tmp_path):
     file, script = tmp_path / "tiny.yaml", tmp_path / "job.sh"
     file.write_text(yaml.safe_dump(TINY), encoding="utf-8")
@@ -538,6 +583,7 @@ def test_a_claim_to_reach_a_value_holds_if_every_seed_reaches_it(gaps, state):
         (["fafed_theorem1", "--scale", "mlp"], "not run at scale mlp: its scales are small, full"),
         (["--pages", "--results", "/nowhere"], "--results /nowhere: no results of any experiment there"),
         (["fafed", "--emit-slurm", "x"], "expected one table or figure"),
+        (["fafed_table2_low", "--tune", "--add"], "--add: not with --tune"),
     ],
 )
 def test_wrong_words_get_one_line(tmp_path, words, message):
