@@ -67,16 +67,18 @@ class RollCall:
                 if now - listened < LISTEN_EVERY:
                     continue
                 listened = now
-                self._listen()
+                another_goes_on = self._listen()
                 if called is None and (self._waiting or now - began > self._limit):
                     called = now
                     self._say(HERE)
+                elif called is not None and another_goes_on:
+                    called = now + self._limit  # it is not missing, and what ended its wait ends this one, too
                 elif called is not None and now - called > GRACE:
-                    if self.goes_on and not has_killed and self._can_kill(self._missing()):
+                    if not self.goes_on or has_killed or not self._can_kill(self._missing()):
+                        self._end(now - called)
+                    elif self._is_first_here() or now - called > 2 * GRACE:
                         self._kill(self._missing())
                         has_killed, called = True, now + self._limit  # MPI reports it; if not, the job ends
-                    else:
-                        self._end(now - called)
         finally:
             if called is not None:
                 self._say(GONE)
@@ -112,13 +114,15 @@ class RollCall:
             patience *= 2  # another rank may have killed them before this one looked
 
     def _listen(self):
-        message = np.empty(1, np.int8)
+        """Receive what others have said; whether one of them no longer waits, though it is not lost."""
+        message, waited = np.empty(1, np.int8), set(self._waiting)
         for rank in self._others():
             with contextlib.suppress(MPI.Exception):
                 while self._comm.Iprobe(source=rank):
                     self._comm.Recv(message, source=rank)
                     (self._waiting.add if message[0] == HERE else self._waiting.discard)(rank)
         self._waiting -= self.lost
+        return bool(waited - self._waiting - self.lost)
 
     def _say(self, word):
         message = np.array([word], np.int8)
@@ -146,16 +150,25 @@ class RollCall:
         """Whether this rank is the lowest of those that wait, which is the one that prints."""
         return all(rank > self._comm.rank for rank in self._waiting)
 
+    def _is_first_here(self):
+        """Whether this rank is the lowest on its machine of those that wait; the others kill only if it does not."""
+        return all(rank > self._comm.rank for rank in self._waiting if self._is_here(rank))
+
+    def _is_here(self, rank):
+        """Whether a rank is on this one's machine."""
+        return self._processes[rank, 0] == self._processes[self._comm.rank, 0]
+
     def _can_kill(self, ranks):
         """Whether each of the ranks has a machine on which another one waits, and there are any."""
         machines = {self._processes[rank, 0] for rank in (self._comm.rank, *self._waiting)} - {0}
         return bool(ranks) and all(self._processes[rank, 0] in machines for rank in ranks)
 
     def _kill(self, ranks):
-        """Kill ranks of this machine, which are lost then, also if they are stopped and would go on later."""
-        if ranks and self._is_lowest():
-            self._report(", ".join(map(self._describe, ranks)), goes_on=True)
-        for rank in ranks:
+        """Kill those of this machine, which are lost then, also if they are stopped and would go on later."""
+        here = [rank for rank in ranks if self._is_here(rank)]
+        if here:
+            self._report(", ".join(map(self._describe, here)), goes_on=True)
+        for rank in here:
             kill_process(*self._processes[rank].tolist())
 
     def _report(self, who, goes_on=False):

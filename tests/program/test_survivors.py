@@ -148,6 +148,15 @@ def test_a_rank_that_is_stuck_is_lost(tmp_path, openmpi, stuck, absent):
     assert not processes(tmp_path)
 
 
+def test_a_rank_that_has_gone_on_is_not_missing(tmp_path, openmpi):
+    """Rank 2 has just killed the stopped rank and does not yet wait again when rank 0, which looks late, counts."""
+    words, variables = words_of(3, tmp_path / "lost", "--clients", 3, "--timeout", 3)
+    done = execute(words, env={**variables, "STOP": "1@turn:4", "LATE": "0:4.12"})
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall("fedmpi: no sign of rank 1 on [^ ]+ [(]client 1[)] for 3 s", done.stderr)) == 1, done.stderr
+    assert check_against_plan(tmp_path, "--clients", 3) == ["1@1"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_kills_at_random_times(tmp_path, openmpi, seed):

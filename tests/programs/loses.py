@@ -1,4 +1,4 @@
-"""fedmpi.train whose ranks die or stop, or whose clients are absent by plan: the variables DIE, STOP and ABSENT.
+"""fedmpi.train whose ranks die or stop, or whose clients are absent by plan: the variables DIE, STOP, ABSENT and LATE.
 
 DIE: "RANK@EVENT:NUMBER ...": the rank dies when the event occurs for the NUMBERth time. Events: "turn" (a
 client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save",
@@ -6,15 +6,18 @@ client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "recor
 STOP: the same for ranks that stop (SIGSTOP).
 ABSENT: "CLIENT@ROUND:END ...": the client takes part in no round from that one on, counted from 0, up to END; the
 start is round -1.
+LATE: "RANK:SECONDS": in waits of more than a second the rank looks only every so many seconds at what has happened.
 """
 
 import collections
 import os
 import signal
+import time
 
 from mpi4py import MPI
 
 import fedmpi.training.build
+from fedmpi.comm.rollcall import RollCall
 from fedmpi.comm.survivors import Survivors
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
@@ -63,6 +66,16 @@ def present_at_start(start):
     return lambda plan, lost=frozenset(): start(plan, lost | {client for client, since, _ in ABSENT if since < 0})
 
 
+def late(wait, seconds):
+    """A `RollCall.wait` that sleeps for some seconds between two looks, after the first second."""
+
+    def wait_late(roll_call, request, pause):
+        began = time.monotonic()
+        wait(roll_call, request, lambda: pause() if time.monotonic() - began < 1 else time.sleep(seconds))
+
+    return wait_late
+
+
 for owner, name, event in [
     (RowStore, "begin_turn", "turn"),
     (Federation, "_agree_on_loss", "losses"),
@@ -77,6 +90,9 @@ for owner, name, event in [
     dies_at(owner, name, event)
 fedmpi.training.build.draw_participants = present(fedmpi.training.build.draw_participants)
 Plan.start = present_at_start(Plan.start)
+late_rank, _, seconds = os.environ.get("LATE", "").partition(":")
+if str(RANK) == late_rank:
+    RollCall.wait = late(RollCall.wait, float(seconds))
 
 if __name__ == "__main__":
     main()
