@@ -203,6 +203,26 @@ def slurm():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def threads_at_start():
+    """Torch's number of threads."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads_as_at_start(threads_at_start):
+    """Restore torch's number of threads, which runs in this process set to their share of the cores.
+
+    Beside other tests on the same cores, small tensors take many times as long with two threads as with one.
+    """
+    import torch
+
+    yield
+    torch.set_num_threads(threads_at_start)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def mpirun_is_here():
     """Without mpirun nothing here makes sense."""
     if shutil.which("mpirun") is None:

@@ -46,13 +46,6 @@ SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
 TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"
 
 
-@pytest.fixture(autouse=True)
-def as_many_threads_as_before():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def go(out, words):
     """Train in this process; returns the run folder."""
     words = f"--threads 1 --tune-malloc false {words}".split()
