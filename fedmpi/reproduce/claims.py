@@ -83,6 +83,8 @@ def _outcome(experiment, claim, panel, results):
         return Outcome(claim["claim"], panel, NOT_TESTED, f"{claim['ahead']} or its rivals were not run at this scale")
     at, end = _rounds(ours, claim)
     mine = spread(ours, metric, at)
+    if mine is None and not num_diverged(ours):
+        return Outcome(claim["claim"], panel, NOT_TESTED, f"{title(metric)} was not measured")
     if mine is None:
         return Outcome(claim["claim"], panel, NOT_CONFIRMED, f"{ours.label} diverged")
     if goal is not None:

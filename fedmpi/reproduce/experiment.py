@@ -21,6 +21,7 @@ reason. Every other one has
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
                full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best.
+    untuned:   a sentence: where the step sizes come from, if there is no `tune`.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
     findings:  scale -> list of sentences: what was found out about claims that failed.
@@ -62,6 +63,7 @@ class Experiment:
     figure: dict = dataclasses.field(default_factory=dict)
     claims: list = dataclasses.field(default_factory=list)
     tune: dict = dataclasses.field(default_factory=dict)
+    untuned: str = ""
     cpu_hours: float | None = None
     differs: list = dataclasses.field(default_factory=list)
     findings: dict = dataclasses.field(default_factory=dict)

@@ -36,6 +36,7 @@ TUNED = """\
 Chosen on held-out training data; each method had as many points. Where the best value is the smallest or largest one
 that was tried, a better one may lie beyond it; several grids end there because the paper's grid does.
 """
+UNTUNED = "No grid was run for these:\n"
 
 
 def write_summary(folder):
@@ -210,7 +211,7 @@ def _tuned(folder):
     rows, others = [], []
     for one in (one for one in find_experiments(["all"]) if one.scales):
         found = [path for scale in ("small", "full") if (path := grid_path(folder, one.name, scale)).is_file()]
-        others += [] if found else [one.name]
+        others += [] if found else [[one.name, as_markdown(one.untuned or "no grid was run yet")]]
         for path in found:
             grid = read_rows(path)
             chosen = [f"{row['method']}: {_with_ends(row, grid)}" for row in grid if row["chosen"]]
@@ -218,8 +219,8 @@ def _tuned(folder):
     if not rows:
         return []
     table = plain_table(["experiment", "points", "chosen"], rows)
-    words = f"No grid was run for {', '.join(others)}; the heads of their presets say where their values come from."
-    return ["## Tuned settings", "", TUNED, table, *([words] if others else [])]
+    without = [UNTUNED, plain_table(["experiment", "where its step sizes come from"], others)] if others else []
+    return ["## Tuned settings", "", TUNED, table, *without]
 
 
 def _with_ends(chosen, grid):

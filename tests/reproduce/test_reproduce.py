@@ -410,9 +410,16 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
     sentence = read_papers()["fafed"]["claims"]["best"]
     untested = sum(len(its.panels) for its in RUN if its.paper == "fafed" and its.claims[0]["claim"] == "best")
     assert f"| fafed | {sentence} | in part | 1 of 1 | – | 0 of 1 | {untested - 1} |" in text
-    lines = [line for line in text.splitlines() if "/fafed_table2_medium.md), medium |" in line]
+    lines = [
+        line for line in text.splitlines() if "/fafed_table2_medium.md), medium |" in line and "not tested" not in line
+    ]
     assert ["small, 2 seeds" in lines[0], "full, 2 seeds" in lines[1], len(lines)] == [True, True, 2]
     assert "**confirmed**" in lines[0] and "**not confirmed**" in lines[1]
+
+
+@pytest.mark.parametrize("one", RUN, ids=names(RUN))
+def test_every_experiment_has_a_grid_or_says_where_its_step_sizes_come_from(one):
+    assert bool(one.tune) != bool(one.untuned)
 
 
 def test_chosen_values_at_the_end_of_their_grid_are_marked():
@@ -473,8 +480,9 @@ def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
     numbers = [0.6, 0.71, 0.8][: len(others or [1])]
     results = results_of({"FAFED": numbers} | (dict.fromkeys(rivals, others) if others else {}))
     panel_of_results = Results([], {"medium": results.panels["low"]})
-    (found,) = outcomes(one, panel_of_results)
+    found, by_loss = outcomes(one, panel_of_results)
     assert (found.state, words in found.words) == (state, True), found
+    assert (by_loss.key, by_loss.state) == ("lowest", "not tested"), "the training loss was not measured"
 
 
 def test_a_method_with_more_queries_a_round_is_measured_after_a_share_of_the_rounds():
