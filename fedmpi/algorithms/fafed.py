@@ -43,7 +43,7 @@ class FAFED(Algorithm):
     )
     first_step: str = setting(
         "plain",
-        "first move (line 3 of Algorithm 1): plain, as in the paper, or adaptive, divided by A_0",
+        "first move (line 3 of Algorithm 2): plain, as in the paper, or adaptive, divided by A_0",
         among=("plain", "adaptive"),
     )
     sync_order: str = setting(

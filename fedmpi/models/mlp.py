@@ -10,9 +10,9 @@ from fedmpi.errors import UserError
 class MLP(nn.Sequential):
     """Fully connected layers with ReLU, and dropout after each hidden layer.
 
-    With hidden = 200 it is, for MNIST, the MLP 784-200-10 of the Fed-LAMB paper (dropout 0.5 there) and
-    the two-layer net of the momentum paper (159,010 parameters); for CIFAR-10 and hidden_layers = 2 the
-    latter's three-layer MLP 3072-200-200-10 (656,810 parameters).
+    With hidden = 200 it is, for MNIST, the MLP 784-200-10 of the Fed-LAMB paper (159,010 parameters;
+    dropout 0.5 there). The momentum paper has a two-layer net for MNIST and a three-layer MLP for CIFAR-10
+    and does not give their widths; 784-200-10, and 3072-200-200-10 with hidden_layers = 2, are our choice.
 
     Args:
         shape: of one input, which is flattened.

@@ -13,15 +13,16 @@ README = "README.md"
 HEAD = """\
 # What the papers' experiments gave
 
-Made by `python -m fedmpi.reproduce --pages` from the CSV files in this folder. Tables and figures
-contain nothing that was typed by hand; the sentences on what was found out are written by hand.
+Made by `python -m fedmpi.reproduce --pages`. What was measured is from the CSV files in this folder, and nothing of it
+was typed by hand. The numbers that the papers print and the sentences on what was found out were.
 
 A claim is *confirmed* if the method named in it is better than each of the others, and if its mean lead over the seeds
 is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
 One seed has no such deviation and decides nothing; the outcome then says whether it is ahead, and the counts leave it
-out. The rule is a mild one: of two methods that do not differ, it would find one ahead in one of nine comparisons
-with three seeds and in one of five with two. That two methods are level is confirmed if neither is ahead by more than
-that deviation, and that a method leads by more in one place than in another if the difference is larger than its own.
+out. The rule is a mild one: of two methods that do not differ, it would find the named one ahead in one of nine
+comparisons with three seeds and in one of five with two. That two methods are level is confirmed if neither is ahead
+by more than that deviation, and that a method leads by more in one place than in another if the difference is larger
+than its own.
 
 Numbers are mean ± standard deviation over the seeds; a further seed often lies outside of that, and the pages say
 within which distance of the mean it is expected.
@@ -37,6 +38,7 @@ Chosen on held-out training data; each method had as many points. Where the best
 that was tried, a better one may lie beyond it; several grids end there because the paper's grid does.
 """
 UNTUNED = "No grid was run for these:\n"
+ESTIMATE = "The estimates at full are the number of gradients times the measured CPU time of one."
 
 
 def write_summary(folder):
@@ -79,11 +81,18 @@ def summary(folder):
         ]
         for one in experiments
     ]
-    header = ["name", "what", "in the paper", "state", "CPU time at small, all seeds", "CPU time at full, one seed"]
+    header = [
+        "name",
+        "what",
+        "in the paper",
+        "state",
+        "CPU time at small, all seeds",
+        "CPU time at full, one seed (estimate)",
+    ]
     lines += [plain_table(header, rows)]
     spent = _cpu_seconds(folder, experiments, "small")
     words = f"{format_seconds(spent)} of CPU time, so at least {format_seconds(spent / 2)} on two cores"
-    lines += [f"All runs at small together: {words}.", ""]
+    lines += [f"All runs at small together: {words}. {ESTIMATE}", ""]
     lines += _tuned(folder)
     return "\n".join(lines).rstrip() + "\n"
 

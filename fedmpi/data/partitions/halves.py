@@ -27,8 +27,8 @@ class Halves(Partition):
 
     first_classes: str = setting(
         "",
-        "classes of the first half of the clients, like 0,1,2,5,9, or a data set whose classes in the paper are "
-        "meant: fashion_mnist, mnist or cifar10; empty: the paper's classes if the data set is one of these, "
+        "classes of the first half of the clients, like 0,1,2,5,9, or a data set whose classes in the paper's "
+        "public code are meant: fashion_mnist, mnist or cifar10; empty: those classes if the data set is one of these, "
         "otherwise the lower half of the labels",
     )
     deal: str = setting(
