@@ -188,7 +188,7 @@ def _against(ours, other, metric, rounds):
         return (True, True), f"ahead of {other.label} (diverged)"
     leads = list(_leads(ours, other, metric, rounds).values())
     if not leads:
-        return (diverged > 0, True), f"no seed in common with {other.label}"
+        return (False, False), f"no seed in common with {other.label}"
     mean = statistics.fmean(leads)
     clear = _is_clear(leads)
     how = "ahead of" if mean > 0 else "behind" if mean < 0 else "level with"

@@ -205,8 +205,9 @@ def _made(experiment, scale, results):
     files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale)[:2])
     which = "this commit" if len(commits) == 1 else "the commit of each run"
     again = (
-        f"With {which}, this version of PyTorch, one rank and a processor of this kind, the command repeats these "
-        "numbers to the last digit; otherwise they differ by rounding, which grows during training."
+        f"With {which}, this version of PyTorch, the same number of ranks and the same model of processor (there are "
+        "several of one name), the command repeats these numbers to the last digit; otherwise they differ by rounding, "
+        "which grows during training."
     )
     return [
         "## How it was made",
