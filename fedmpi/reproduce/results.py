@@ -192,10 +192,12 @@ def write_rows(path, columns, rows):
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w", newline="", encoding="utf-8") as file:
+        part = path.with_name(path.name + ".part")  # a kill leaves the results of other seeds as they were
+        with open(part, "w", newline="", encoding="utf-8") as file:
             lines = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             lines.writeheader()
             lines.writerows(rows)
+        part.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
