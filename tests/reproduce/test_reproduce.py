@@ -18,7 +18,7 @@ from fedmpi.federation.participation import draw_participants
 from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.reproduce.__main__ import listing
-from fedmpi.reproduce.claims import ordering, outcomes
+from fedmpi.reproduce.claims import _against, ordering, outcomes
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page
 from fedmpi.reproduce.results import Results, grid_path, paths, read_results, write_rows
@@ -483,6 +483,15 @@ def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
     found, by_loss = outcomes(one, panel_of_results)
     assert (found.state, words in found.words) == (state, True), found
     assert (by_loss.key, by_loss.state) == ("lowest", "not tested"), "the training loss was not measured"
+
+
+def test_methods_without_a_common_seed_confirm_nothing():
+    def run(seed, is_complete):
+        return RunFolder(None, {"seed": seed}, [{"round": 1, "accuracy": 0.5}], is_complete, "", {})
+
+    ours, rival = Method("FAFED", [run(0, True)]), Method("FedAvg", [run(1, True), run(2, False)])
+    verdict, words = _against(ours, rival, "accuracy", (None, None))
+    assert verdict == (False, False) and words == "no seed in common with FedAvg"
 
 
 def test_a_method_with_more_queries_a_round_is_measured_after_a_share_of_the_rounds():
