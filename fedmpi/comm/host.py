@@ -50,10 +50,14 @@ def seconds_since_start():
 
 
 def processor_name():
-    """The model of this machine's processor."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    """The model of this machine's processor, with its numbers where the system gives them: one name has several."""
+    with contextlib.suppress(OSError, KeyError):
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+        numbers = [
+            f"{key.removeprefix('cpu ')} {values[key]}" for key in ("cpu family", "model", "stepping") if key in values
+        ]
+        return values["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
     return platform.processor() or platform.machine()
 
 

@@ -11,7 +11,7 @@ from fedmpi.errors import Stopped, UserError
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.reproduce.experiment import SCALES, find_experiments
-from fedmpi.reproduce.results import check_others, paths, read_results, write_results
+from fedmpi.reproduce.results import check_others, other_seeds, paths, read_results, write_results
 from fedmpi.reproduce.running import How, emit_slurm, make, plan_runs
 from fedmpi.reproduce.summary import cost, state, write_summary
 from fedmpi.text import table
@@ -30,8 +30,9 @@ it was interrupted: it keeps runs that have ended, unless their settings have ch
 
 def main(arguments=None):
     """Entry point; `arguments` default to those of the process."""
-    for number in (signal.SIGUSR1, signal.SIGTERM):  # the first is SLURM's warning of the time limit
-        signal.signal(number, _stop)
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP):  # the first is SLURM's warning of the time limit
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores the last
+            signal.signal(number, _stop)
     run_single(_run, sys.argv[1:] if arguments is None else arguments)
 
 
@@ -61,7 +62,7 @@ def make_parser():
     words = "keep the results of other seeds that are in --results, if their settings are those of these runs"
     add("--add", action="store_true", help=words)
     add("--tune", action="store_true", help="search the best settings of every method on held-out training data")
-    add("--pages", action="store_true", help="start no runs; only write the pages again, from the CSV files")
+    add("--pages", action="store_true", help="start no runs; only write all pages again, from the CSV files")
     add("--ranks", type=count, default=1, metavar="N", help="ranks of each run; default: 1")
     add("--at-a-time", type=count, metavar="N", help="how many runs to start at the same time; default: cores / ranks")
     add("--threads", type=count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
@@ -88,6 +89,7 @@ def _seeds(text):
 
 def _run(arguments):
     options = make_parser().parse_args(arguments)
+    _check_together(options)
     if options.list:
         print(listing(options.what or ["all"], options.results, options.data_dir))
         return
@@ -98,8 +100,6 @@ def _run(arguments):
     if options.pages:
         _pages(experiments, options)
         return
-    if options.add and options.tune:
-        raise UserError("--add: not with --tune, whose grids are searched as a whole")
     if options.data_dir and not pathlib.Path(options.data_dir).is_dir():
         raise UserError(f"--data-dir {options.data_dir}: no such folder")
     if options.emit_slurm and not is_named:
@@ -107,6 +107,8 @@ def _run(arguments):
     reasons = {one.name: _reason_to_skip(one, options) for one in experiments}
     if is_named and (reason := reasons[experiments[0].name]):
         raise UserError(f"{experiments[0].name}: {reason}")
+    if all(reasons.values()):
+        raise UserError(f"nothing can be run: {next(iter(reasons))}: {next(iter(reasons.values()))}; see --list")
     _check_results(options.results)
     how = _how(options, arguments)
     failed = []
@@ -117,6 +119,9 @@ def _run(arguments):
             continue
         try:
             _reproduce(one, options, how)
+        except KeyboardInterrupt:
+            print("to continue: the same command", file=sys.stderr)
+            raise
         except UserError as error:
             if is_named:
                 raise
@@ -143,6 +148,11 @@ def _reproduce(one, options, how):
         return
     if options.add:
         check_others(options.results, one, scale, planning)
+    elif others := other_seeds(options.results, one, scale, planning):
+        print(
+            f"{paths(options.results, one, scale)[1]} also has seeds {', '.join(others)}: its page will not show them, "
+            "and the old files are kept as *.old; with --add the page shows all"
+        )
     make(planning, how)
     lost = write_results(options.results, one, scale, planning, options.add)
     print(_write_page(options.results, one, scale), flush=True)
@@ -152,6 +162,15 @@ def _reproduce(one, options, how):
             f"{lost[0]} did not end ({len(lost)} of {len(planning.plan.runs)} runs): the page has the others; "
             f"{planning.plan.out}/*.log say why, and the same command makes them again"
         )
+
+
+def _check_together(options):
+    """Raise UserError if an option is given that the others leave without a meaning."""
+    given = [name for name in ("list", "pages", "tune", "emit_slurm", "add") if getattr(options, name)]
+    allowed = given == ["emit_slurm", "add"]
+    if len(given) > 1 and not allowed:
+        one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
+        raise UserError(f"{other}: has no meaning together with {one}: give one of them")
 
 
 def _check_results(folder):
@@ -185,13 +204,22 @@ def _reason_to_skip(one, options):
     if options.scale not in one.scales:
         return f"not run at scale {options.scale}: {one.not_run or 'its scales are ' + ', '.join(one.scales)}"
     missing = _missing(one, options.data_dir)
-    return f"data not here: {missing} (--data-dir; docs/data.md says how to get them)" if missing else ""
+    files = ", ".join(f"{name}.h5" for name in missing)
+    folder = _data_folder(options.data_dir)
+    return (
+        f"data not here: no {files} in folder {folder} (--data-dir; docs/data.md says how to get them)"
+        if missing
+        else ""
+    )
+
+
+def _data_folder(data_dir):
+    return pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or ".")
 
 
 def _missing(one, data_dir):
-    """Names of the data files that are not in the folder, as text."""
-    folder = pathlib.Path(data_dir or os.environ.get("FEDMPI_DATA") or ".")
-    return ", ".join(name for name in one.data if not (folder / f"{name}.h5").is_file())
+    """Names of an experiment's data files that are not in the folder."""
+    return [name for name in one.data if not (_data_folder(data_dir) / f"{name}.h5").is_file()]
 
 
 def _pages(experiments, options):
@@ -222,7 +250,7 @@ def listing(names, results, data_dir):
         data, methods = ", ".join(one.data) or "–", "; ".join(one.methods) or "–"
         gpu = "not measured" if one.scales else "–"
         rows.append([one.name, f"{one.place}: {one.title}", data, methods, cost(one), gpu])
-        rows[-1].append(state(results, one, _missing(one, data_dir)))
+        rows[-1].append(state(results, one, ", ".join(_missing(one, data_dir))))
     return table(rows, indent="")
 
 

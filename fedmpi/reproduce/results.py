@@ -5,19 +5,21 @@ Pages, figures and the summary are made from these files alone.
 
 import csv
 import dataclasses
+import itertools
 import json
 import pathlib
 import shlex
 
 from fedmpi.errors import UserError
-from fedmpi.reproduce.running import command_of, decisive_settings, provenance
+from fedmpi.reproduce.running import FIRST_RUN, command_of, decisive_settings, provenance
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
 from fedmpi.runs.record import AMOUNTS, title
 
 KEYS = ("panel", "method", "seed")
 FACTS = (
-    "cpu_seconds", "wall_seconds", "ranks", "cores", "processor", "torch", "commit", "date", "command", "made_by",
+    "cpu_seconds", "wall_seconds", "ranks", "threads", "cores", "processor", "torch", "commit", "date", "command",
+    "made_by",
 )  # fmt: skip
 RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", "settings", *FACTS)
 FIRST_COLUMNS = ("rounds", "values", *FACTS)
@@ -63,7 +65,8 @@ def write_results(folder, experiment, scale, planning, adds=False):
     """Write what the runs of a plan measured; returns the names of runs that did not end, which are left out.
 
     Args:
-        adds: whether the files keep what they have of seeds that are not planned; see `check_others`.
+        adds: whether the files keep what they have of seeds that are not planned; see `check_others`. If not, the old
+            files are kept under other names where there are such seeds.
 
     Raises:
         UserError: if no run has ended, or a file cannot be written.
@@ -80,15 +83,33 @@ def write_results(folder, experiment, scale, planning, adds=False):
         evaluated = [line for line in record.records if set(line) - {*AMOUNTS, "loss"}]
         curves += [key | {name: _text(value) for name, value in _columns(line)} for line in evaluated]
     curves_path, runs_path, first_path = paths(folder, experiment, scale)
+    firsts = [_first(read_run(planning.first.folder(planning.first.runs[0])))] if planning.first else []
     if adds:
         curves = _by_seed(_of_other_seeds(curves_path, planning) + curves)
         rows = _by_seed(_of_other_seeds(runs_path, planning) + rows)
+        values = [row["values"] for row in firsts]
+        firsts = [row for row in read_rows(first_path) if row["values"] not in values] + firsts
+    elif other_seeds(folder, experiment, scale, planning):
+        _keep_old([curves_path, runs_path, first_path])
     metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
     write_rows(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves)
     write_rows(runs_path, RUN_COLUMNS, rows)
-    if planning.first:
-        write_rows(first_path, FIRST_COLUMNS, [_first(read_run(planning.first.folder(planning.first.runs[0])))])
+    if firsts:
+        write_rows(first_path, FIRST_COLUMNS, firsts)
     return [run.name for run in planning.plan.runs if run not in ended]
+
+
+def other_seeds(folder, experiment, scale, planning):
+    """The seeds that the files have and that are not planned, as text."""
+    rows = _of_other_seeds(paths(folder, experiment, scale)[1], planning)
+    return sorted({row["seed"] for row in rows}, key=int)
+
+
+def _keep_old(files):
+    """Rename files that are going to be replaced to the first free one of NAME.1.old, NAME.2.old, ..."""
+    for path in (path for path in files if path.is_file()):
+        names = (path.with_name(f"{path.name}.{number}.old") for number in itertools.count(1))
+        path.rename(next(name for name in names if not name.exists()))
 
 
 def check_others(folder, experiment, scale, planning):
@@ -97,13 +118,27 @@ def check_others(folder, experiment, scale, planning):
     Raises:
         UserError: if it was not.
     """
-    _, path, _ = paths(folder, experiment, scale)
+    _, path, first_path = paths(folder, experiment, scale)
+    firsts = read_rows(first_path) if planning.first else []
+    command = command_of(planning.first, planning.first.runs[0]) if planning.first else ""
+    for row in firsts:
+        if _settings_of_command(row["command"]) != _settings_of_command(command):
+            raise UserError(
+                f"--add: {first_path}: the run '{FIRST_RUN}' whose model the others use was made with other settings "
+                "than the experiment has now: make all seeds again, without --add"
+            )
     planned = {}
     for run in planning.plan.runs:
         point, _ = planning.points[run.name]
         planned.setdefault((point.panel, point.method), command_of(planning.plan, run))
     for row in _of_other_seeds(path, planning):
-        if not _is_made_with(row, planned.get((row["panel"], row["method"]))):
+        command = planned.get((row["panel"], row["method"]))
+        if command is None:
+            raise UserError(
+                f"--add: {path}: has {row['method']} on {row['panel']}, which the experiment does not have now: "
+                "leave out --add, to make all seeds again"
+            )
+        if not _is_made_with(row, command):
             raise UserError(
                 f"--add: {path}: seed {row['seed']} of {row['method']} was made with other settings than the "
                 "experiment has now: make it again as well (--seeds), or leave out --add to drop it"
@@ -111,9 +146,7 @@ def check_others(folder, experiment, scale, planning):
 
 
 def _is_made_with(row, command):
-    """Whether a row of the runs' file was made with the settings of a command (None: of none), but for the seed."""
-    if command is None:
-        return False
+    """Whether a row of the runs' file was made with the settings of a command, but for the seed."""
     wanted = _settings_of_command(command)
     # The algorithm's are compared with those that the run recorded: a preset's values may have changed since then.
     if row["settings"] != _settings_text({key: json.loads(text) for key, text in wanted.items()}):

@@ -27,8 +27,8 @@ from fedmpi.sweep.slurm import job_array
 from fedmpi.text import format_seconds
 
 PROVENANCE = "provenance.json"  # in a run's folder: what made it
-EMITTED = "emitted.json"  # beside the runs of a job array: what is known of all of them
-FIRST_RUN = "first"
+MAKER = "maker.json"  # beside the runs: what is known of those that end without this program
+FIRST_RUN, FIRST_SETTINGS = "first", "first.json"  # the run before all others, and what it was made with
 EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # decide which rounds and samples the curves have
 TEMPLATE = pathlib.Path(fedmpi.__file__).parent / "slurm" / "sweep.sbatch"
 
@@ -101,6 +101,8 @@ def make(planning, how):
     Raises:
         UserError: if a run's settings are wrong.
     """
+    if planning.first:
+        _remove_if_first_changed(planning.first)
     for plan in filter(None, (planning.first, planning.plan)):
         todo = to_make(plan)
         _make_folder(plan.out)
@@ -108,8 +110,28 @@ def make(planning, how):
         used = dataclasses.replace(how, ranks=_ranks_with_a_client(plan, how.ranks))
         if todo and used.ranks < how.ranks:
             print(f"each run uses {used.ranks} of {how.ranks} ranks: one per client", flush=True)
+        _record_missing(plan)
+        if todo:
+            _write(plan.out / MAKER, _known(used))
         run_all(plan, todo, used.ranks, used.at_a_time, how.launcher, _Ended(plan, len(todo), used))
-        _record_job_array(plan)
+        _record_missing(plan)
+
+
+def _remove_if_first_changed(plan):
+    """Remove every run in a folder if the one before all others was made with other settings than its plan's.
+
+    The others used its model. Its settings are kept beside it, so that this also holds after it has been deleted.
+    """
+    run, path = plan.runs[0], plan.out / FIRST_SETTINGS
+    wanted, made = decisive_settings(plan.arguments(run)), _read(path)
+    has_changed = is_run(plan.folder(run)) and _is_other(plan, run)
+    if has_changed or any(made.get(key, text) != text for key, text in wanted.items()):
+        for folder in filter(is_run, sorted(plan.out.iterdir())):
+            if is_running(plan, Planned(folder.name, {})):
+                raise UserError(f"{folder}: is still running, with an older run '{FIRST_RUN}': stop it, or wait")
+            shutil.rmtree(folder)
+    _make_folder(plan.out)
+    _write(path, wanted)
 
 
 def _ranks_with_a_client(plan, ranks):
@@ -164,42 +186,59 @@ class _Ended:
     """A line for every run that ends, and its provenance in its folder."""
 
     def __init__(self, plan, number, how):
-        self._plan, self._number, self._how, self._ended = plan, number, how, 0
-        self._facts = facts()
+        self._plan, self._number, self._ended = plan, number, 0
+        self._known = _known(how)
 
     def __call__(self, run, code, seconds, last, cpu_seconds):
         self._ended += 1
         folder, how = self._plan.folder(run), outcome(self._plan.folder(run))
-        if how in ("complete", "diverged"):
-            known = {
-                **self._facts,
-                "cpu_seconds": None if was_continued(folder, seconds) else round(cpu_seconds, 2),
-                "wall_seconds": round(seconds, 2),
-                "ranks": self._how.ranks,
-                "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-                "command": command_of(self._plan, run),
-                "made_by": self._how.command,
-            }
-            (folder / PROVENANCE).write_text(json.dumps(known, indent=1), encoding="utf-8")
-        else:
+        if how not in ("complete", "diverged"):
             how = f"broken, exit code {code}: {last}"
+        elif cpu_seconds:  # otherwise another program made it: see `_record_missing`
+            is_known = not was_continued(folder, seconds)
+            cost = {"cpu_seconds": round(cpu_seconds, 2) if is_known else None, "wall_seconds": round(seconds, 2)}
+            _record(self._plan, run, self._known | cost, datetime.datetime.now())
         print(f"[{self._ended}/{self._number}] {run.name}: {how} ({format_seconds(seconds)})", flush=True)
 
 
-def _record_job_array(plan):
-    """Write the provenance of runs that a job array made: without processor and CPU time, which are not known."""
-    try:
-        known = json.loads((plan.out / EMITTED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
+def _record_missing(plan):
+    """Write the provenance of runs that ended without this program, which was killed or had made a job array of them.
+
+    Their CPU time is not known.
+    """
+    known = _read(plan.out / MAKER)
     for run in plan.runs:
         folder = plan.folder(run)
-        if outcome(folder) in ("complete", "diverged") and not (folder / PROVENANCE).is_file():
+        if known and outcome(folder) in ("complete", "diverged") and not (folder / PROVENANCE).is_file():
             records = read_run(folder).records
-            ended = datetime.datetime.fromtimestamp((folder / RECORDS).stat().st_mtime).astimezone()
-            its = {"date": ended.isoformat(timespec="seconds"), "command": command_of(plan, run)}
-            its["wall_seconds"] = round(records[-1]["seconds"], 2) if records else None
-            (folder / PROVENANCE).write_text(json.dumps(known | its, indent=1), encoding="utf-8")
+            cost = {"wall_seconds": round(records[-1]["seconds"], 2) if records else None}
+            _record(plan, run, known | cost, datetime.datetime.fromtimestamp((folder / RECORDS).stat().st_mtime))
+
+
+def _record(plan, run, known, ended):
+    """Write the provenance of a run that ended at a time."""
+    its = {"date": ended.astimezone().isoformat(timespec="seconds"), "command": command_of(plan, run)}
+    _write(plan.folder(run) / PROVENANCE, known | its)
+
+
+def _known(how):
+    """What is known of runs before they are made."""
+    return facts() | {"ranks": how.ranks, "threads": how.threads, "made_by": how.command}
+
+
+def _write(path, values):
+    try:
+        path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _read(path):
+    """The dict in a JSON file; {} if there is none, or only a part of it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def was_continued(folder, seconds):
@@ -222,7 +261,7 @@ def facts():
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "commit": _commit(),
-        "processor": processor_name(),
+        "processor": f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}",  # decide how sums are rounded
         "cores": cores,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -245,10 +284,7 @@ def _commit():
 
 def provenance(folder):
     """What is known of how a run was made; {} of one that another program made."""
-    try:
-        return json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    return _read(folder / PROVENANCE)
 
 
 def emit_slurm(planning, how, path):
@@ -272,9 +308,10 @@ def emit_slurm(planning, how, path):
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-        known = {key: one for key, one in facts().items() if key not in ("processor", "cores")}  # those are the nodes'
-        known |= {"ranks": ranks, "made_by": how.command}
-        (plan.out / EMITTED).write_text(json.dumps(known, indent=1), encoding="utf-8")
+        known = _known(dataclasses.replace(how, ranks=ranks))
+        _write(
+            plan.out / MAKER, {key: one for key, one in known.items() if key not in ("processor", "cores")}
+        )  # nodes'
         text = TEMPLATE.read_text(encoding="utf-8")
         path.write_text(job_array(text, words, numbers, ranks, how.at_a_time), encoding="utf-8")
     except OSError as error:

@@ -1,6 +1,5 @@
 """The papers' tables and figures: their files, a small one from its runs to its page, and the committed results."""
 
-import csv
 import itertools
 import math
 import re
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, execute
+from tiny import TINY, reproduce, rows
 
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
@@ -32,35 +32,6 @@ from fedmpi.text import format_metric
 EXPERIMENTS = find_experiments(["all"])
 RUN = [one for one in EXPERIMENTS if one.scales]
 RESULTS = ROOT / "results"
-TINY = {
-    "title": "A quadratic",
-    "paper": "fafed",
-    "place": "Table 9",
-    "panels": {
-        "quadratic": {
-            "task": "quadratic",
-            "clients": 2,
-            "rounds": 4,
-            "local_steps": 2,
-            "eval_every": 2,
-            "checkpoint_every": 1,
-        }
-    },
-    "methods": {
-        "FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.1},
-        "FAFED": {"algorithm": "fafed", "algorithm.step_size": 0.01},
-        "too fast": {"algorithm": "fedavg", "algorithm.step_size": 1.0e30},
-    },
-    "scales": {"small": {"says": "small as it is"}},
-    "metric": "distance",
-    "printed": {"metric": "distance", "place": "Table 9", "values": {"quadratic": {"FedAvg": 0.5, "FAFED": 0.25}}},
-    "claims": [{"claim": "best", "ahead": "FedAvg", "of": ["too fast"]}],
-    "findings": {"small": ["It is so."], "full": ["Not here."]},
-}
-
-
-def reproduce(*words):
-    return execute([sys.executable, "-m", "fedmpi.reproduce", *words], cwd=ROOT)
 
 
 def names(experiments):
@@ -144,11 +115,6 @@ def reproduced(tmp_path_factory):
     ended = reproduce(file, "--seeds", "0,1", "--out", folder / "runs", "--results", folder / "results")
     assert ended.returncode == 0, ended.stderr
     return file, ended.stdout, folder / "runs", folder / "results"
-
-
-def rows(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_the_page_shows_what_the_csv_file_contains(reproduced):
@@ -251,11 +217,12 @@ def test_a_seed_can_be_added_to_results_whose_runs_are_gone(tmp_path):
     for method, changed in (
         ("FAFED", {"panels": {"quadratic": TINY["panels"]["quadratic"] | {"rounds": 3}}}),
         ("FedAvg", {"methods": TINY["methods"] | {"FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.2}}}),
-        ("FedAvg", {"methods": {"FAFED": TINY["methods"]["FAFED"]}, "claims": [], "printed": {}}),
+        (None, {"methods": {"FAFED": TINY["methods"]["FAFED"]}, "claims": [], "printed": {}}),
     ):
         file.write_text(yaml.safe_dump(TINY | changed), encoding="utf-8")
         ended = with_seeds("3", "other runs", "--add")
-        assert ended.returncode == 2 and f"seed 0 of {method} was made with other" in ended.stderr, ended.stderr
+        message = f"seed 0 of {method} was made with other settings" if method else "has FedAvg on quadratic, which"
+        assert ended.returncode == 2 and message in ended.stderr, ended.stderr
         assert len(ended.stderr.splitlines()) == 1 and "still to do" not in ended.stdout and files() == before
 
 
@@ -594,13 +561,17 @@ def test_a_claim_to_reach_a_value_holds_if_every_seed_reaches_it(gaps, state):
         ([], "expected the name of a table or figure"),
         (["--list", "fafed_table9"], "unknown table or figure 'fafed_table9'"),
         (["nosuch.yaml"], "nosuch.yaml: cannot be read: No such file or directory"),
-        (["fafed_table2_low", "--data-dir", str(ROOT)], "data not here: fashion_mnist"),
+        (["fafed_table2_low", "--data-dir", str(ROOT)], f"data not here: no fashion_mnist.h5 in folder {ROOT}"),
+        (["zo", "--data-dir", str(ROOT)], "nothing can be run: zo_figure2a: data not here: no mnist.h5 in folder"),
         (["fafed_table2_low", "--data-dir", "/nowhere"], "--data-dir /nowhere: no such folder"),
         (["fafed_theorem1", "--results", "/proc/results"], "--results /proc/results: cannot be written"),
         (["fafed_theorem1", "--scale", "mlp"], "not run at scale mlp: its scales are small, full"),
         (["--pages", "--results", "/nowhere"], "--results /nowhere: no results of any experiment there"),
         (["fafed", "--emit-slurm", "x"], "expected one table or figure"),
-        (["fafed_table2_low", "--tune", "--add"], "--add: not with --tune"),
+        (["fafed_table2_low", "--tune", "--add"], "--add: has no meaning together with --tune"),
+        (["fafed_table2_low", "--tune", "--emit-slurm", "x"], "--emit-slurm: has no meaning together with --tune"),
+        (["--pages", "--tune"], "--tune: has no meaning together with --pages"),
+        (["--list", "--pages"], "--pages: has no meaning together with --list"),
     ],
 )
 def test_wrong_words_get_one_line(tmp_path, words, message):

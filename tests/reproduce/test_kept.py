@@ -1,0 +1,132 @@
+"""What is kept when a command is repeated, changed, or ended by force: runs, results of other seeds, provenance."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from conftest import ROOT
+from tiny import TINY, reproduce, rows
+
+from fedmpi.reproduce.running import PROVENANCE
+from fedmpi.runs.folder import outcome
+from fedmpi.sweep.local import is_running
+from fedmpi.sweep.plan import Plan, Planned
+
+FIRST = {"task": "quadratic", "clients": 2, "rounds": 2, "local_steps": 1, "eval_every": 2}
+AFTER_FIRST = TINY | {
+    "methods": {"FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.1, "init": "{first}"}},
+    "first": FIRST,
+    "printed": {},
+    "claims": [],
+}
+
+
+def write(folder, content):
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return file
+
+
+def test_runs_that_used_another_first_run_are_made_again_and_not_added_to(tmp_path):
+    words = ("--out", tmp_path / "runs", "--results", tmp_path / "results")
+    file = write(tmp_path, AFTER_FIRST)
+    assert reproduce(file, *words, "--seeds", "0,1").returncode == 0
+    ended = reproduce(file, *words, "--seeds", "0,1")
+    assert ended.stdout.count(" 0 of them still to do") == 2, ended.stdout
+    write(tmp_path, AFTER_FIRST | {"first": FIRST | {"rounds": 3}})
+    before = rows(tmp_path / "results" / "small" / "tiny-runs.csv")
+    ended = reproduce(file, *words, "--seeds", "2", "--add")
+    assert ended.returncode == 2 and "the run 'first' whose model the others use was made with other" in ended.stderr
+    assert rows(tmp_path / "results" / "small" / "tiny-runs.csv") == before
+    ended = reproduce(file, *words, "--seeds", "0")
+    assert ended.stdout.count(" 1 of them still to do") == 2, ended.stdout + ended.stderr
+    ended = reproduce(file, *words, "--seeds", "0,1")  # seed 1 still had the model of the older first run
+    assert " 1 of them still to do" in ended.stdout, ended.stdout
+
+
+def test_a_changed_first_run_is_noticed_after_its_folder_was_deleted(tmp_path):
+    words = ("--out", tmp_path / "runs", "--results", tmp_path / "results", "--seeds", "0")
+    file, first = write(tmp_path, AFTER_FIRST), tmp_path / "runs" / "tiny" / "small" / "first"
+    assert reproduce(file, *words).returncode == 0
+    (first / "model.safetensors").unlink()
+    assert reproduce(file, *words).stdout.count(" 0 of them still to do") == 1  # made as before: its user is kept
+    first.rename(tmp_path / "elsewhere")
+    write(tmp_path, AFTER_FIRST | {"first": FIRST | {"rounds": 3}})
+    assert reproduce(file, *words).stdout.count(" 1 of them still to do") == 2
+
+
+def test_results_of_other_seeds_are_kept_in_old_files(tmp_path):
+    words = ("--out", tmp_path / "runs", "--results", tmp_path / "results")
+    file, results = write(tmp_path, TINY), tmp_path / "results" / "small"
+    assert reproduce(file, *words, "--seeds", "0,1").returncode == 0
+    names = ("tiny.csv", "tiny-runs.csv")
+    before = [(results / name).read_text(encoding="utf-8") for name in names]
+    ended = reproduce(file, *words, "--seeds", "2")
+    assert "tiny-runs.csv also has seeds 0, 1: its page will not show them" in ended.stdout.splitlines()[0]
+    assert [(results / f"{name}.1.old").read_text(encoding="utf-8") for name in names] == before
+    assert {row["seed"] for row in rows(results / "tiny-runs.csv")} == {"2"}
+    ended = reproduce(file, *words, "--seeds", "2")
+    assert "also has" not in ended.stdout and len(list(results.glob("*.old"))) == 2
+    assert reproduce(file, *words, "--seeds", "3").returncode == 0  # the old files of seeds 0 and 1 stay
+    assert len(list(results.glob("*.old"))) == 4
+    assert [(results / f"{name}.1.old").read_text(encoding="utf-8") for name in names] == before
+
+
+def start(folder, *before, rounds=10**9):
+    """The program with a long run, once that run has begun: (process, folder of the run)."""
+    its = TINY["panels"]["quadratic"] | {"rounds": rounds, "eval_every": 1000, "checkpoint_every": 100}
+    methods = {"FedAvg": TINY["methods"]["FedAvg"]}
+    file = write(folder, TINY | {"panels": {"quadratic": its}, "methods": methods, "printed": {}, "claims": []})
+    words = [*before, sys.executable, "-m", "fedmpi.reproduce", file, "--seeds", "0", "--out", folder / "runs"]
+    process = subprocess.Popen(
+        [*map(str, words), "--results", str(folder / "results")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    runs, until = folder / "runs" / "tiny" / "small", time.monotonic() + 60
+    while not (found := [path.parent for path in runs.glob("*/checkpoint*")]):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.1)
+    return process, found[0]
+
+
+def still_running(run):
+    return is_running(Plan(run.parent, {}, []), Planned(run.name, {}))
+
+
+def test_a_hangup_stops_the_runs(tmp_path):
+    process, run = start(tmp_path)
+    process.send_signal(signal.SIGHUP)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75 and "stopped by SIGHUP; to continue: the same command" in output
+    assert not still_running(run)
+
+
+def test_nohup_lets_the_runs_go_on(tmp_path):
+    process, run = start(tmp_path, "nohup")
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    assert still_running(run)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 75 and not still_running(run)
+
+
+def test_a_run_that_outlived_its_program_is_written_down(tmp_path):
+    process, run = start(tmp_path, rounds=3000)
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + 100
+    while still_running(run):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert outcome(run) == "complete" and not (run / PROVENANCE).exists()
+    words = ("--seeds", "0", "--out", tmp_path / "runs", "--results", tmp_path / "results", "--threads", "2")
+    ended = reproduce(tmp_path / "tiny.yaml", *words)
+    assert ended.returncode == 0 and " 0 of them still to do" in ended.stdout, ended.stderr
+    (row,) = rows(tmp_path / "results" / "small" / "tiny-runs.csv")
+    assert row["commit"] and row["processor"] and row["ranks"] == row["threads"] == "1"  # those of the first command
+    assert float(row["wall_seconds"]) > 0 and row["cpu_seconds"] == ""
