@@ -1,5 +1,8 @@
 """What is kept when a command is repeated, changed, or ended by force: runs, results of other seeds, provenance."""
 
+import contextlib
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -75,37 +78,49 @@ def test_results_of_other_seeds_are_kept_in_old_files(tmp_path):
     assert [(results / f"{name}.1.old").read_text(encoding="utf-8") for name in names] == before
 
 
-def start(folder, *before, rounds=10**9):
-    """The program with a long run, once that run has begun: (process, folder of the run)."""
-    its = TINY["panels"]["quadratic"] | {"rounds": rounds, "eval_every": 1000, "checkpoint_every": 100}
-    methods = {"FedAvg": TINY["methods"]["FedAvg"]}
-    file = write(folder, TINY | {"panels": {"quadratic": its}, "methods": methods, "printed": {}, "claims": []})
-    words = [*before, sys.executable, "-m", "fedmpi.reproduce", file, "--seeds", "0", "--out", folder / "runs"]
-    process = subprocess.Popen(
-        [*map(str, words), "--results", str(folder / "results")],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    runs, until = folder / "runs" / "tiny" / "small", time.monotonic() + 60
-    while not (found := [path.parent for path in runs.glob("*/checkpoint*")]):
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.1)
-    return process, found[0]
+@pytest.fixture
+def start(tmp_path):
+    """A function that starts the program with a long run, and returns (process, folder of the run) once it has begun.
+
+    What is left of both at the end is killed.
+    """
+
+    def started(*before, rounds=10**9):
+        its = TINY["panels"]["quadratic"] | {"rounds": rounds, "eval_every": 1000, "checkpoint_every": 100}
+        methods = {"FedAvg": TINY["methods"]["FedAvg"]}
+        file = write(tmp_path, TINY | {"panels": {"quadratic": its}, "methods": methods, "printed": {}, "claims": []})
+        words = [*before, sys.executable, "-m", "fedmpi.reproduce", file, "--seeds", "0", "--out", tmp_path / "runs"]
+        process = subprocess.Popen(
+            [*map(str, words), "--results", str(tmp_path / "results")],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        runs, until = tmp_path / "runs" / "tiny" / "small", time.monotonic() + 60
+        while not (found := [path.parent for path in runs.glob("*/checkpoint*")]):
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.1)
+        return process, found[0]
+
+    yield started
+    for job in pathlib.Path("/proc").glob("[0-9]*"):  # a run is a copy of the program, in a session of its own
+        with contextlib.suppress(OSError):
+            if str(tmp_path).encode() in (job / "cmdline").read_bytes():
+                os.kill(int(job.name), signal.SIGKILL)
 
 
 def still_running(run):
     return is_running(Plan(run.parent, {}, []), Planned(run.name, {}))
 
 
-def test_a_hangup_stops_the_runs(tmp_path):
-    process, run = start(tmp_path)
+def test_a_hangup_stops_the_runs(start):
+    process, run = start()
     process.send_signal(signal.SIGHUP)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75 and "stopped by SIGHUP; to continue: the same command" in output
     assert not still_running(run)
 
 
-def test_nohup_lets_the_runs_go_on(tmp_path):
-    process, run = start(tmp_path, "nohup")
+def test_nohup_lets_the_runs_go_on(start):
+    process, run = start("nohup")
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2)
@@ -115,8 +130,8 @@ def test_nohup_lets_the_runs_go_on(tmp_path):
     assert process.returncode == 75 and not still_running(run)
 
 
-def test_a_run_that_outlived_its_program_is_written_down(tmp_path):
-    process, run = start(tmp_path, rounds=3000)
+def test_a_run_that_outlived_its_program_is_written_down(tmp_path, start):
+    process, run = start(rounds=3000)
     process.kill()
     process.communicate()
     until = time.monotonic() + 100
