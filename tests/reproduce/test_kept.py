@@ -10,7 +10,7 @@ import time
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import LIMIT, ROOT
 from tiny import TINY, reproduce, rows
 
 from fedmpi.reproduce.running import PROVENANCE
@@ -94,7 +94,7 @@ def start(tmp_path):
             [*map(str, words), "--results", str(tmp_path / "results")],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
-        runs, until = tmp_path / "runs" / "tiny" / "small", time.monotonic() + 60
+        runs, until = tmp_path / "runs" / "tiny" / "small", time.monotonic() + LIMIT
         while not (found := [path.parent for path in runs.glob("*/checkpoint*")]):
             assert time.monotonic() < until and process.poll() is None
             time.sleep(0.1)
@@ -114,7 +114,7 @@ def still_running(run):
 def test_a_hangup_stops_the_runs(start):
     process, run = start()
     process.send_signal(signal.SIGHUP)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 75 and "stopped by SIGHUP; to continue: the same command" in output
     assert not still_running(run)
 
@@ -126,7 +126,7 @@ def test_nohup_lets_the_runs_go_on(start):
         process.wait(2)
     assert still_running(run)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT)
     assert process.returncode == 75 and not still_running(run)
 
 
@@ -134,7 +134,7 @@ def test_a_run_that_outlived_its_program_is_written_down(tmp_path, start):
     process, run = start(rounds=3000)
     process.kill()
     process.communicate()
-    until = time.monotonic() + 100
+    until = time.monotonic() + LIMIT
     while still_running(run):
         assert time.monotonic() < until
         time.sleep(0.1)
