@@ -10,7 +10,7 @@ import sys
 from fedmpi.errors import Stopped, UserError
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
-from fedmpi.reproduce.experiment import SCALES, find_experiments
+from fedmpi.reproduce.experiment import ENDINGS, SCALES, find_experiments
 from fedmpi.reproduce.results import check_others, other_seeds, paths, read_results, write_results
 from fedmpi.reproduce.running import How, emit_slurm, make, plan_runs
 from fedmpi.reproduce.summary import cost, state, write_summary
@@ -190,7 +190,7 @@ def _how(options, arguments):
     places = ("--data-dir", "--out", "--results")
     pairs = zip(arguments, ["", *arguments])  # each word with the one before it
     shown = [word for word, before in pairs if not word.startswith(places) and before not in places]
-    shown = [pathlib.Path(word).name if word.endswith(".yaml") else word for word in shown]
+    shown = [pathlib.Path(word).name if word.endswith(ENDINGS) else word for word in shown]
     command = shlex.join(["python", "-m", "fedmpi.reproduce", *shown])
     return How(options.ranks, at_a_time, options.threads, options.launch, options.data_dir, options.out, command)
 

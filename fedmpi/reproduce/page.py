@@ -1,9 +1,9 @@
 """The page of an experiment in Markdown, and its figures: what we measured beside what the paper prints."""
 
 import pathlib
-import re
 
 from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
+from fedmpi.reproduce.experiment import figure_file
 from fedmpi.reproduce.results import paths, read_results
 from fedmpi.runs.record import title
 from fedmpi.text import Table, as_markdown, format_seconds
@@ -27,15 +27,11 @@ def write_page(folder, experiment, scale):
         for metric in experiment.figure.get("metrics", [experiment.metric]):
             figure = draw(methods, axis, metric, style=Style(width=400, height=240))
             if figure is not None:
-                name = f"{experiment.name}-{_plain(panel)}-{_plain(metric)}.svg"
+                name = figure_file(experiment, panel, metric)
                 save(figure, path.with_name(name))
                 figures[panel, metric] = name
     path.write_text(page(experiment, scale, results, figures), encoding="utf-8")
     return path
-
-
-def _plain(text):
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-")
 
 
 def page(experiment, scale, results, figures):
@@ -74,12 +70,11 @@ def _evaluated(experiment, what):
     settings = what.get("settings", {})
     if settings.get("evaluate") != "subset" or "evaluated" in what.get("says", ""):
         return ""
-    num = f"{settings['evaluate_samples']:,}"
+    num = settings.get("evaluate_samples")
+    few, most = (f"{num:,}", f"at most {num:,}") if type(num) is int else ["a part of the"] * 2
     if experiment.metric == "auc":  # always on all test data
-        return f" Training losses are those of {num} samples."
-    return (
-        f" Before the last round, values are those of at most {num} training and test samples, then of all test data."
-    )
+        return f" Training losses are those of {few} samples."
+    return f" Before the last round, values are those of {most} training and test samples, then of all test data."
 
 
 def _seeds(seeds):
@@ -103,6 +98,7 @@ def _table(experiment, panel, methods):
     """The `Table` of one panel: a row per method, our values, and those that the paper prints."""
     metrics = dict.fromkeys([experiment.metric, *experiment.figure.get("metrics", [])])
     metrics = [name for name in metrics if any(name in run.metrics for one in methods for run in one.runs)]
+    metrics = metrics or [experiment.metric]  # nothing was measured: the table says so
     has_printed = any(experiment.printed_value(panel, one.label) is not None for one in methods)
     has_spread = any(its and its.deviation is not None for its in (spread(one, metrics[0]) for one in methods))
     header = ["method", "runs", *map(title, metrics)]
