@@ -5,16 +5,21 @@ Pages, figures and the summary are made from these files alone.
 
 import csv
 import dataclasses
+import io
 import itertools
 import json
+import math
 import pathlib
 import shlex
+import shutil
 
 from fedmpi.errors import UserError
 from fedmpi.reproduce.running import FIRST_RUN, command_of, decisive_settings, provenance
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
 from fedmpi.runs.record import AMOUNTS, title
+from fedmpi.settings import nearest
+from fedmpi.text import short
 
 KEYS = ("panel", "method", "seed")
 FACTS = (
@@ -23,8 +28,11 @@ FACTS = (
 )  # fmt: skip
 RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", "settings", *FACTS)
 FIRST_COLUMNS = ("rounds", "values", *FACTS)
+NEWER = ("threads",)  # files of earlier versions lack them
 ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
+STATES = ("complete", "diverged")
+RESTORE = "restore the file (git checkout), or remove it and make the runs again"  # what to do about one that is damaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +79,7 @@ def write_results(folder, experiment, scale, planning, adds=False):
     Raises:
         UserError: if no run has ended, or a file cannot be written.
     """
-    ended = [run for run in planning.plan.runs if outcome(planning.plan.folder(run)) in ("complete", "diverged")]
+    ended = [run for run in planning.plan.runs if outcome(planning.plan.folder(run)) in STATES]
     if not ended:
         raise UserError(f"{planning.plan.out}: no run has ended; its .log files contain what the runs printed")
     curves, rows = [], []
@@ -89,9 +97,10 @@ def write_results(folder, experiment, scale, planning, adds=False):
         rows = _by_seed(_of_other_seeds(runs_path, planning) + rows)
         values = [row["values"] for row in firsts]
         firsts = [row for row in read_rows(first_path) if row["values"] not in values] + firsts
-    elif other_seeds(folder, experiment, scale, planning):
-        _keep_old([curves_path, runs_path, first_path])
     metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
+    _check_measured(experiment, rows, metrics)
+    if not adds and other_seeds(folder, experiment, scale, planning):
+        _keep_old([curves_path, runs_path, first_path])
     write_rows(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves)
     write_rows(runs_path, RUN_COLUMNS, rows)
     if firsts:
@@ -106,10 +115,32 @@ def other_seeds(folder, experiment, scale, planning):
 
 
 def _keep_old(files):
-    """Rename files that are going to be replaced to the first free one of NAME.1.old, NAME.2.old, ..."""
+    """Copy files that are going to be replaced to the first free one of NAME.1.old, NAME.2.old, ..."""
     for path in (path for path in files if path.is_file()):
         names = (path.with_name(f"{path.name}.{number}.old") for number in itertools.count(1))
-        path.rename(next(name for name in names if not name.exists()))
+        shutil.copy(path, next(name for name in names if not name.exists()))
+
+
+def _check_measured(experiment, rows, metrics):
+    """Check that every metric that an experiment's file names was measured, if a run is complete.
+
+    Args:
+        rows: of the runs' file. metrics: names of what the runs measured.
+
+    Raises:
+        UserError: if one was not.
+    """
+    if all(row["state"] == "diverged" for row in rows):
+        return
+    named = [("metric", experiment.metric), ("printed.metric", experiment.printed.get("metric"))]
+    named += [("figure.metrics", name) for name in experiment.figure.get("metrics", [])]
+    named += [("claims", claim.get("metric")) for claim in experiment.claims]
+    for key, name in named:
+        if name and name not in (*metrics, "loss"):
+            raise UserError(
+                f"{experiment.name}: {key}: no run measured {name}{nearest(name, metrics)} (measured: "
+                f"{', '.join(metrics) or 'nothing'}): mend the experiment's file; the runs are kept"
+            )
 
 
 def check_others(folder, experiment, scale, planning):
@@ -118,6 +149,7 @@ def check_others(folder, experiment, scale, planning):
     Raises:
         UserError: if it was not.
     """
+    read_results(folder, experiment, scale)  # raises UserError if a file is damaged
     _, path, first_path = paths(folder, experiment, scale)
     firsts = read_rows(first_path) if planning.first else []
     command = command_of(planning.first, planning.first.runs[0]) if planning.first else ""
@@ -235,30 +267,127 @@ def write_rows(path, columns, rows):
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def read_rows(path):
-    """The rows of a CSV file as dicts of text; [] if there is no such file."""
+def read_rows(path, columns=()):
+    """The rows of a CSV file as dicts of text; [] if there is no such file.
+
+    Args:
+        columns: names of those that it must have, but for `NEWER` ones.
+
+    Raises:
+        UserError: if it is damaged.
+    """
     if not path.is_file():
         return []
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            text = file.read()
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: contains something else than text: {RESTORE}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows = []
+    try:
+        header = next(lines, [])
+        if lacking := [name for name in columns if name not in (*header, *NEWER)]:
+            raise damaged(path, 0, f"no column {lacking[0]}")
+        if len(set(header)) < len(header):
+            raise damaged(path, 0, "two columns have the same name")
+        for fields in lines:
+            if len(fields) != len(header):
+                raise damaged(path, len(rows) + 1, f"{len(fields)} values instead of {len(header)}")
+            rows.append(dict(zip(header, fields)))
+    except csv.Error as error:
+        raise damaged(path, len(rows) + 1, str(error)) from None
+    if not text.endswith("\n"):
+        raise damaged(path, len(rows), "the line is cut off")
+    return rows
+
+
+def damaged(path, number, what):
+    """The `UserError` about line `number` + 1 of a CSV file, its row `number`; 0 is the header."""
+    return UserError(f"{path}, line {number + 1}: {what}: {RESTORE}")
 
 
 def read_results(folder, experiment, scale):
-    """The `Results` of an experiment, or None if it was not run at this scale."""
-    curves, runs, first = map(read_rows, paths(folder, experiment, scale))
-    if not runs:
+    """The `Results` of an experiment, or None if it was not run at this scale.
+
+    Raises:
+        UserError: if a file is damaged or missing, or is from a scale that the experiment does not have.
+    """
+    curves_path, runs_path, first_path = paths(folder, experiment, scale)
+    if not runs_path.is_file():
+        if curves_path.is_file():
+            raise UserError(f"{runs_path}: is missing, but {curves_path.name} is there: {RESTORE}")
         return None
-    panels = {}
-    for row in runs:
-        lines = [line for line in curves if all(line[key] == row[key] for key in KEYS)]
-        records = [{name: _number(line[name]) for name in line if name not in KEYS and line[name]} for line in lines]
+    if scale not in experiment.scales:
+        raise UserError(f"{runs_path}: the experiment's file has no scale {scale} (any more): remove these results")
+    if not curves_path.is_file():
+        raise UserError(f"{curves_path}: is missing, but {runs_path.name} is there: {RESTORE}")
+    rows = read_rows(runs_path, RUN_COLUMNS)
+    if not rows:
+        raise damaged(runs_path, 1, "no run")
+    runs = {}  # panel, method and seed -> `RunFolder`
+    for number, row in enumerate(rows, 1):
+        key = tuple(row[name] for name in KEYS)
+        if key in runs:
+            raise damaged(runs_path, number, f"seed {row['seed']} of {row['method']} on {row['panel']} is there twice")
+        if row["state"] not in STATES:
+            raise damaged(runs_path, number, f"state: expected one of {', '.join(STATES)}, not {row['state']}")
+        settings = {"algorithm": row["method"], "seed": _whole(runs_path, number, row, "seed")}
+        _check_seconds(runs_path, number, row)
         is_complete = row["state"] == "complete"
-        place = pathlib.Path(row["panel"], row["method"], row["seed"])
-        settings = {"algorithm": row["method"], "seed": int(row["seed"])}
-        run = RunFolder(place, settings, records, is_complete, "" if is_complete else row["state"], {})
-        panels.setdefault(row["panel"], {}).setdefault(row["method"], []).append(run)
+        runs[key] = RunFolder(pathlib.Path(*key), settings, [], is_complete, "" if is_complete else row["state"], {})
+    _add_curves(curves_path, runs)
+    for row, run in zip(rows, runs.values()):
+        last = run.records[-1]["round"] if run.records else 0
+        if run.is_complete and row["rounds"] != str(last):
+            where = f"seed {row['seed']} of {row['method']} on {row['panel']}"
+            raise UserError(f"{curves_path}: {where} ends at round {last} instead of {row['rounds']}: {RESTORE}")
+    first = read_rows(first_path, FIRST_COLUMNS)
+    for number, row in enumerate(first, 1):
+        _check_seconds(first_path, number, row)
+    panels = {}
+    for (panel, method, _), run in runs.items():
+        panels.setdefault(panel, {}).setdefault(method, []).append(run)
     methods = {panel: [Method(name, its) for name, its in methods.items()] for panel, methods in panels.items()}
-    return Results(runs, methods, first[0] if first else {})
+    return Results(rows, methods, first[0] if first else {})
+
+
+def _add_curves(path, runs):
+    """Add the rows of the file of the curves to the records of their runs.
+
+    Args:
+        runs: (panel, method, seed) -> `RunFolder`.
+    """
+    for number, row in enumerate(read_rows(path, (*KEYS, *CURVE_AMOUNTS)), 1):
+        run = runs.get(tuple(row[name] for name in KEYS))
+        if run is None:
+            raise damaged(path, number, f"the file of the runs has no seed {row['seed']} of {row['method']}")
+        last = run.records[-1]["round"] if run.records else 0
+        if _whole(path, number, row, "round") <= last:
+            raise damaged(path, number, f"round {row['round']} comes after round {last}")
+        try:
+            run.records.append({name: _number(text) for name, text in row.items() if text and name not in KEYS})
+        except ValueError as error:
+            raise damaged(path, number, f"expected numbers: {error}") from None
+
+
+def _whole(path, number, row, name):
+    """The whole number in a column of row `number` of a CSV file."""
+    if not (row[name].isdecimal() and len(row[name]) < 19):
+        raise damaged(path, number, f"{name}: expected a whole number, not '{short(row[name], 50)}'")
+    return int(row[name])
+
+
+def _check_seconds(path, number, row):
+    """Check that the CPU time in row `number` of a CSV file is one, or is empty."""
+    try:
+        is_right = 0 <= float(row["cpu_seconds"] or 0) < math.inf
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise damaged(path, number, f"cpu_seconds: expected a number, not '{short(row['cpu_seconds'], 50)}'")
 
 
 def _number(text):

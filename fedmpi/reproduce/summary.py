@@ -6,7 +6,8 @@ from fedmpi.errors import UserError
 from fedmpi.reproduce.claims import CONFIRMED, NOT_TESTED, outcomes
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_papers
 from fedmpi.reproduce.page import bold, plain_table
-from fedmpi.reproduce.results import grid_path, read_results, read_rows
+from fedmpi.reproduce.results import grid_path, read_results
+from fedmpi.reproduce.tuning import read_grid
 from fedmpi.text import as_markdown, format_seconds
 
 README = "README.md"
@@ -222,7 +223,7 @@ def _tuned(folder):
         found = [path for scale in ("small", "full") if (path := grid_path(folder, one.name, scale)).is_file()]
         others += [] if found else [[one.name, as_markdown(one.untuned or "no grid was run yet")]]
         for path in found:
-            grid = read_rows(path)
+            grid = read_grid(path)
             chosen = [f"{row['method']}: {_with_ends(row, grid)}" for row in grid if row["chosen"]]
             rows.append([f"[{path.stem}](tuning/{path.name})", str(len(grid)), as_markdown("; ".join(chosen))])
     if not rows:
@@ -241,7 +242,7 @@ def _with_ends(chosen, grid):
     words = []
     of_method = [row["settings"].split(", ") for row in grid if row["method"] == chosen["method"]]
     for number, setting in enumerate(chosen["settings"].split(", ")):
-        values = {_number(one[number]) for one in of_method}
+        values = {_number(one[number]) for one in of_method if number < len(one)}
         is_scale = None not in values and len(values) > 1  # a grid may also consist of words
         ends = {min(values): " (smallest)", max(values): " (largest)"} if is_scale else {}
         words.append(setting + ends.get(_number(setting), ""))

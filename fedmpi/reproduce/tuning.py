@@ -1,12 +1,14 @@
 """Choosing the methods' settings: every method's grid on held-out training data, with the same budget for each."""
 
+import math
+
 from fedmpi.errors import UserError
-from fedmpi.reproduce.results import FACTS, grid_path, write_rows
+from fedmpi.reproduce.results import FACTS, grid_path, read_rows, write_rows
 from fedmpi.reproduce.running import make, plan_runs, provenance
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import HELD_OUT, less_is_better
-from fedmpi.sweep.choice import check_metric, usual_metric
+from fedmpi.sweep.choice import may_choose, usual_metric
 from fedmpi.text import table
 
 HOLDOUT = "0.1"  # share of every client's training data
@@ -21,12 +23,11 @@ def tune(experiment, scale, seeds, results, how):
         how: a `How`.
 
     Raises:
-        UserError: if the experiment has no grids for the scale, or a run's settings are wrong.
+        UserError: if the experiment has no grids for the scale, a run's settings are wrong, no run measured the metric,
+            or nothing can be chosen for a method.
     """
     tuning, points = experiment.tuning(scale), experiment.tuning_points(scale)
     metric = tuning.get("metric")
-    if metric:
-        check_metric(metric)
     held_out = metric is None or metric.startswith(HELD_OUT)
     for point in points:
         point.settings.setdefault("holdout", HOLDOUT if held_out else "0")
@@ -38,8 +39,24 @@ def tune(experiment, scale, seeds, results, how):
     path = grid_path(results, experiment.name, scale)
     write_rows(path, COLUMNS, rows)
     shown = [[row["method"], row["settings"], f"{row['mean']:.4f}"] for row in rows if row["chosen"]]
-    print(table([["method", "best settings", rows[0]["metric"]], *shown]))
+    if shown:
+        print(table([["method", "best settings", rows[0]["metric"]], *shown]))
     print(f"the whole grid: {path}")
+    lacking = [method for method in tuning["grids"] if method not in [one[0] for one in shown]]
+    if lacking:
+        raise UserError(
+            f"{experiment.name}: nothing was chosen for {', '.join(lacking)}: a run of every point diverged or did not "
+            "end: try other values in the grid"
+        )
+
+
+def read_grid(path):
+    """The rows of an experiment's grids as dicts of text; [] if there is no such file.
+
+    Raises:
+        UserError: if the file is damaged.
+    """
+    return read_rows(path, COLUMNS)
 
 
 def _rows(planning, grids, points, seeds, metric):
@@ -52,10 +69,14 @@ def _rows(planning, grids, points, seeds, metric):
     if not ended:
         raise UserError(f"{plan.out}: no run is complete; its .log files contain what the runs printed")
     metric = metric or usual_metric(ended)
+    measured = dict.fromkeys(name for run in ended for name in run.metrics if may_choose(name))
+    if metric not in measured:
+        raise UserError(f"tune.metric: {metric}: no run measured it: expected one of {', '.join(measured)}")
     rows = [_row(point, by_point[id(point)], grids[point.method], seeds, metric) for point in points]
     sign = 1 if less_is_better(metric) else -1
     for method in dict.fromkeys(row["method"] for row in rows):
-        usable = [row for row in rows if row["method"] == method and row["mean"] != "" and not row["diverged"]]
+        its = [row for row in rows if row["method"] == method and not row["diverged"]]
+        usable = [row for row in its if row["mean"] != "" and math.isfinite(row["mean"])]
         if usable:
             min(usable, key=lambda row: sign * row["mean"])["chosen"] = "yes"
     return rows

@@ -4,18 +4,31 @@ import copy
 import itertools
 import json
 import re
+import sys
+import types
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, execute
 
 from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
 from fedmpi.reproduce import experiment as experiment_module
+from fedmpi.reproduce.__main__ import listing
 from fedmpi.reproduce.experiment import FOLDER, find_experiments, read_experiment
 from fedmpi.reproduce.page import page
 from fedmpi.reproduce.results import (
+    CURVE_AMOUNTS,
+    FIRST_COLUMNS,
+    KEYS,
+    RUN_COLUMNS,
+    _check_measured,
+    check_others,
+    paths,
     read_results,
+    write_rows,
 )
+from fedmpi.reproduce.tuning import COLUMNS, _rows, read_grid
+from fedmpi.run_files import MODEL, RECORDS, SETTINGS
 
 OF = {"claim": "best", "ahead": "FAFED", "of": ["FedAvg"]}
 REACHES = {"claim": "best", "ahead": "FAFED", "reaches": 0.5}
@@ -171,3 +184,136 @@ def test_files_of_one_name_would_share_their_results(tmp_path):
         read(tmp_path / folder, RIGHT)
     with pytest.raises(UserError, match="b/tiny.yaml: another experiment is called tiny, too: rename the file"):
         find_experiments([f"{tmp_path}/{folder}/tiny.yaml" for folder in ("a", "b")])
+
+
+@pytest.fixture
+def written(tmp_path):
+    """(an experiment, its folder of results, the paths of its files)."""
+    one = read(tmp_path, RIGHT)
+    keys = [dict(zip(KEYS, key)) for key in itertools.product(("low", "high"), ("FedAvg", "FAFED"), ("0", "1"))]
+    runs = [key | {"state": "complete", "rounds": 4, "cpu_seconds": 1.5} for key in keys]
+    curves = [key | {"round": at, "seconds": 0.1, "distance": 1 / at} for key in keys for at in (2, 4)]
+    found = paths(tmp_path, one, "small")
+    write_rows(found[0], [*KEYS, *CURVE_AMOUNTS, "distance"], curves)
+    write_rows(found[1], RUN_COLUMNS, runs)
+    write_rows(found[2], FIRST_COLUMNS, [{"rounds": 2, "values": "distance 0.5", "cpu_seconds": 1}])
+    return one, tmp_path, found
+
+
+def test_the_files_of_the_fixture_are_right(written):
+    one, folder, _ = written
+    results = read_results(folder, one, "small")
+    assert [len(run.records) for run in results.method("high", "FAFED").runs] == [2, 2]
+    assert "## high" in page(one, "small", results, {})
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (0, r"0\.25\n\Z", "0.2", "line 17: the line is cut off"),
+        (0, r",0\.1,0\.25\n\Z", "", "line 17: 7 values instead of 9"),
+        (0, r"low,FedAvg,0,4.*\n", "", "seed 0 of FedAvg on low ends at round 2 instead of 4"),
+        (0, r"(low,FedAvg,0,2.*\n)", r"\1\1", "line 3: round 2 comes after round 2"),
+        (0, r"high,FAFED,1", "high,FAFED,7", "line 16: the file of the runs has no seed 7 of FAFED"),
+        (0, r"0\.5", "half", "line 2: expected numbers: could not convert string to float: 'half'"),
+        (0, r"FedAvg,0,2", "FedAvg,0,two", "line 2: round: expected a whole number, not 'two'"),
+        (0, r"\A", "<<<<<<< HEAD\n", "line 1: no column panel"),
+        (0, r"(low,FedAvg,0,4)", r"=======\n\1", "line 3: 1 values instead of 9"),
+        (0, r"panel,", "pannel,", "line 1: no column panel"),
+        (0, r"distance\n", "round\n", "line 1: two columns have the same name"),
+        (0, r"(?s).*", "", "line 1: no column panel"),
+        (0, r"(?s).*", "\udcff\udcfe", "contains something else than text"),
+        (0, r"low,FedAvg,0,2", '"low,FedAvg,0,2', "line 2: unexpected end of data"),
+        (0, None, "", "is missing, but tiny-runs.csv is there"),
+        (1, None, "", "is missing, but tiny.csv is there"),
+        (1, r"\n(?s:.*)", "\n", "line 2: no run"),
+        (1, r"state", "status", "line 1: no column state"),
+        (1, r"(low,FedAvg,0.*\n)", r"\1\1", "line 3: seed 0 of FedAvg on low is there twice"),
+        (1, r"FedAvg,0", "FedAvg,zero", "line 2: seed: expected a whole number, not 'zero'"),
+        (1, r"complete", "finished", "line 2: state: expected one of complete, diverged, not finished"),
+        (1, r"1\.5", "nan", "line 2: cpu_seconds: expected a number, not 'nan'"),
+        (2, r",1,", ",long,", "line 2: cpu_seconds: expected a number, not 'long'"),
+        (2, r"values", "value", "line 1: no column values"),
+    ],
+)
+def test_a_damaged_file_of_results_is_named_with_its_line(written, file, old, new, message):
+    one, folder, files = written
+    if old is None:
+        files[file].unlink()
+    else:
+        damaged = re.sub(old, new, files[file].read_text(encoding="utf-8"), count=1)
+        files[file].write_text(damaged, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(UserError) as raised:
+        read_results(folder, one, "small")
+    assert str(raised.value).startswith(str(files[file])) and message in str(raised.value), raised.value
+    with pytest.raises(UserError, match=message_of(raised)):
+        listing([str(folder / "tiny.yaml")], folder, None)
+    with pytest.raises(UserError, match=message_of(raised)):  # before the runs of --add are made
+        check_others(folder, one, "small", None)
+
+
+def message_of(raised):
+    return f"^{re.escape(str(raised.value))}$"
+
+
+def test_results_of_a_scale_that_the_file_no_longer_has_are_named(written):
+    one, folder, _ = written
+    (folder / "small").rename(folder / "full")
+    with pytest.raises(UserError, match="tiny-runs.csv: the experiment's file has no scale full"):
+        read_results(folder, one, "full")
+
+
+def test_a_damaged_grid_is_named_with_its_line(tmp_path):
+    path = tmp_path / "tiny.csv"
+    write_rows(path, COLUMNS, [{"method": "FAFED", "settings": "step_size 0.1", "chosen": "yes"}])
+    assert [row["chosen"] for row in read_grid(path)] == ["yes"]
+    path.write_text(path.read_text(encoding="utf-8") + "high\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"^{path}, line 3: 1 values instead of 20: restore the file"):
+        read_grid(path)
+
+
+def test_a_page_of_runs_that_measured_nothing_says_so(written):
+    """Every method diverged before its first evaluation."""
+    one, folder, (curves, runs, _) = written
+    curves.write_text(",".join([*KEYS, *CURVE_AMOUNTS]) + "\n", encoding="utf-8")
+    runs.write_text(runs.read_text(encoding="utf-8").replace("complete,4", "diverged,1"), encoding="utf-8")
+    assert "| FAFED | 2, 2 diverged | diverged |" in page(one, "small", read_results(folder, one, "small"), {})
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("metric", "metric"), ("printed metric", "printed.metric"), ("figure metrics 0", "figure.metrics")]
+    + [("claims 0 metric", "claims")],
+)
+def test_a_metric_that_no_run_measured_is_named(tmp_path, place, name):
+    words = [int(word) if word.isdecimal() else word for word in place.split()]
+    one, rows = read(tmp_path, with_value(RIGHT, words, "distanse")), [{"state": "complete"}]
+    with pytest.raises(UserError, match=f"^tiny: {name}: no run measured distanse; did you mean 'distance'.*are kept$"):
+        _check_measured(one, rows, ["train_loss", "distance"])
+    _check_measured(one, [{"state": "diverged"}], [])
+
+
+def test_a_tuning_metric_that_no_run_measured_is_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / MODEL).touch()
+    (tmp_path / "run" / SETTINGS).write_text("algorithm: fedavg\nseed: 0\n", encoding="utf-8")
+    record = {"round": 1, "loss": 0.5, "accuracy": 0.5, "holdout_accuracy": 0.5}
+    (tmp_path / "run" / RECORDS).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    point = types.SimpleNamespace(panel="low", method="FedAvg", settings={"algorithm.step_size": "0.1"})
+    plan = types.SimpleNamespace(runs=[types.SimpleNamespace(name="run")], folder=lambda run: tmp_path / run.name)
+    words = (types.SimpleNamespace(plan=plan, points={"run": (point, 0)}), {"FedAvg": GRID}, [point], [0])
+    assert _rows(*words, "holdout_accuracy")[0]["chosen"] == "yes"
+    with pytest.raises(UserError, match="holdout_auc: no run measured it: expected one of loss, holdout_accuracy$"):
+        _rows(*words, "holdout_auc")
+
+
+def test_a_method_for_which_nothing_was_chosen_is_named(tmp_path):
+    panel = {"task": "quadratic", "clients": 2, "rounds": 2, "local_steps": 1}
+    grids = {"FedAvg": {"algorithm.step_size": [0.1]}, "FAFED": {"algorithm.step_size": [1.0e30]}}
+    tune = {"panel": "low", "metric": "loss", "grids": grids}
+    read(tmp_path, RIGHT | {"panels": {"low": panel, "high": panel}, "tune": tune})
+    words = [sys.executable, "-m", "fedmpi.reproduce", tmp_path / "tiny.yaml", "--tune"]
+    ended = execute([*words, "--out", tmp_path / "runs", "--results", tmp_path], cwd=ROOT)
+    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert "tiny: nothing was chosen for FAFED: a run of every point diverged" in ended.stderr
+    assert [row["chosen"] for row in read_grid(tmp_path / "tuning" / "tiny.csv")] == ["yes", ""]
