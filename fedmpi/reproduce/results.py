@@ -32,7 +32,9 @@ NEWER = ("threads",)  # files of earlier versions lack them
 ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 STATES = ("complete", "diverged")
-RESTORE = "restore the file (git checkout), or remove it and make the runs again"  # what to do about one that is damaged
+RESTORE = (
+    "restore the file (git checkout), or remove it and make the runs again"  # what to do about one that is damaged
+)
 
 
 @dataclasses.dataclass(frozen=True)

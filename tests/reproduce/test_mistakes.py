@@ -268,7 +268,7 @@ def test_a_damaged_grid_is_named_with_its_line(tmp_path):
     write_rows(path, COLUMNS, [{"method": "FAFED", "settings": "step_size 0.1", "chosen": "yes"}])
     assert [row["chosen"] for row in read_grid(path)] == ["yes"]
     path.write_text(path.read_text(encoding="utf-8") + "high\n", encoding="utf-8")
-    with pytest.raises(UserError, match=f"^{path}, line 3: 1 values instead of 20: restore the file"):
+    with pytest.raises(UserError, match=f"^{path}, line 3: 1 values instead of {len(COLUMNS)}: restore the file"):
         read_grid(path)
 
 
