@@ -79,7 +79,7 @@ def clearly_best(methods, metric):
     spreads = [final(method, metric) for method in methods]
     others = [n for n, one in enumerate(spreads) if n != best and one and math.isfinite(one.mean)]
     leads = [lead(methods[best], methods[n], metric) for n in others]
-    return best if all(len(one) > 1 and _is_clear(one) for one in leads) else None
+    return best if all(map(is_clear, leads)) else None
 
 
 def lead(method, other, metric):
@@ -89,8 +89,9 @@ def lead(method, other, metric):
     return [sign * (mine[seed] - theirs[seed]) for seed in mine if seed in theirs]
 
 
-def _is_clear(leads):
-    return statistics.fmean(leads) > statistics.stdev(leads)
+def is_clear(leads):
+    """Whether the mean of some leads is larger than their standard deviation; a single lead has none."""
+    return len(leads) > 1 and statistics.fmean(leads) > statistics.stdev(leads)
 
 
 def _by_seed(method, metric):

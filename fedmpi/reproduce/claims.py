@@ -1,18 +1,25 @@
-"""Whether the papers' claims hold in our results."""
+"""Whether the papers' claims hold in our results.
+
+A method is compared with a rival seed by seed, over the seeds that it and all rivals of the claim have. It is clearly
+ahead, or behind, if its mean lead or lag over the seeds is larger than the standard deviation of that lead. A method
+that diverged with a seed lost that seed; with such a seed, who wins every seed is clearly ahead, and otherwise nobody.
+"""
 
 import dataclasses
 import itertools
 import math
 import statistics
 
-from fedmpi.report.curves import usable_runs
+from fedmpi.report.curves import is_clear
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import less_is_better, title
 from fedmpi.text import format_metric
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested"
+UNDECIDED = "not confirmed: undecided"  # clearly ahead of some rivals at most, and clearly behind none
 # One seed has no spread, and decides nothing.
 ONCE_AHEAD, ONCE_NOT_AHEAD, ONCE_OPEN = "one seed: ahead", "one seed: not ahead", "one seed: undecided"
+ONCE_REACHED, ONCE_NOT_REACHED = "one seed: reached", "one seed: not reached"
 T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % quantiles, 1 to 9 degrees of freedom
 
 
@@ -21,14 +28,16 @@ class Outcome:
     """What a claim has become on one panel of an experiment.
 
     Attributes:
-        key: of the claim in papers.yaml. panel: its name. state: one of the six words above.
+        key: of the claim in papers.yaml. panel: its name. state: one of the nine words above.
         words: the reason, with the numbers.
+        seeds: how many seeds the outcome is from: those that all methods of the claim have.
     """
 
     key: str
     panel: str
     state: str
     words: str
+    seeds: int = 0
 
 
 def value(run, metric, at=None):
@@ -75,40 +84,58 @@ def outcomes(experiment, results):
 
 def _outcome(experiment, claim, panel, results):
     """The `Outcome` of one claim, a dict of the experiment's file, on one panel."""
-    metric = claim.get("metric", experiment.metric)
+    metric, rivals = claim.get("metric", experiment.metric), claim.get("of", [])
     ours = results.method(panel, claim["ahead"]) if results else None
-    others = [one for name in claim.get("of", []) if results and (one := results.method(panel, name))]
-    goal = claim.get("reaches")
-    if ours is None or (goal is None and not others):
-        return Outcome(claim["claim"], panel, NOT_TESTED, f"{claim['ahead']} or its rivals were not run at this scale")
-    at, end = _rounds(ours, claim)
-    mine = spread(ours, metric, at)
-    if mine is None and not num_diverged(ours):
-        return Outcome(claim["claim"], panel, NOT_TESTED, f"{title(metric)} was not measured")
-    if mine is None:
-        return Outcome(claim["claim"], panel, NOT_CONFIRMED, f"{ours.label} diverged")
-    if goal is not None:
-        holds = _has_reached(ours, metric, goal)
-        words = f"{ours.label} {mine}; expected {title(metric)} {'<=' if less_is_better(metric) else '>='} {goal:g}"
-        return Outcome(claim["claim"], panel, CONFIRMED if holds else NOT_CONFIRMED, words)
-    if "than" in claim:
-        state, words = _larger_lead(claim, (ours, others[0]), results, metric)
-        return Outcome(claim["claim"], panel, state, words)
-    verdicts = [_against(ours, other, metric, (at, end)) for other in others]
-    not_run = [name for name in claim["of"] if not results.method(panel, name)]
-    if claim.get("level"):
-        state = _level([one for one, _ in verdicts], len(ours.runs), any(map(num_diverged, (ours, *others))))
+    others = [one for name in rivals if results and (one := results.method(panel, name))]
+    if ours is None or (rivals and not others):
+        state, words, seeds = NOT_TESTED, "not run", 0
+    elif "reaches" in claim:
+        state, words, seeds = _reaching(ours, metric, claim["reaches"])
+    elif "than" in claim:
+        state, words, seeds = _larger_lead(claim, (ours, others[0]), results, metric)
     else:
-        state = _state([one for one, _ in verdicts], len(ours.runs), not_run or num_diverged(ours))
-    words = "" if metric == experiment.metric else f"by {title(metric)}: "
-    words += f"{ours.label} {mine}" + (f" ({num_diverged(ours)} diverged)" if num_diverged(ours) else "")
-    words += f" at round {at}" if at else ""
-    words = [words, *(text for _, text in verdicts), *([f"not run: {', '.join(not_run)}"] if not_run else [])]
-    return Outcome(claim["claim"], panel, state, "; ".join(words))
+        state, words, seeds = _ahead(claim, ours, others, metric)
+    if state == NOT_TESTED:
+        words = claim["ahead"] + (f" against {', '.join(rivals)}" if rivals else "") + f": {words}"
+    else:
+        words = f"{title(metric)} {arrow(metric)}: {words}"
+    return Outcome(claim["claim"], panel, state, words, seeds)
+
+
+def arrow(metric):
+    """ "↑" if larger values of a metric are better, "↓" if smaller ones are."""
+    return "↓" if less_is_better(metric) else "↑"
+
+
+def _by_seed(method, metric, at=None):
+    """Seed -> a method's value after round `at` or its last one; None if it diverged, or the value is not finite."""
+    found = {run.settings["seed"]: (run, value(run, metric, at)) for run in method.runs}
+    return {
+        seed: its if run.is_complete and math.isfinite(its) else None
+        for seed, (run, its) in found.items()
+        if its is not None or not run.is_complete
+    }
+
+
+def _common(values):
+    """The seeds that all of some dicts by seed have."""
+    return [seed for seed in values[0] if all(seed in its for its in values)]
+
+
+def _reaching(ours, metric, goal):
+    """(state, words, number of seeds) of a claim that every run of a method ends as good as `goal`, or better."""
+    values = list(_by_seed(ours, metric).values())
+    if not values:
+        return NOT_TESTED, f"{title(metric)} was not measured", 0
+    sign = -1 if less_is_better(metric) else 1
+    holds = all(one is not None and sign * one >= sign * goal for one in values)
+    states = (ONCE_REACHED, ONCE_NOT_REACHED) if len(values) == 1 else (CONFIRMED, NOT_CONFIRMED)
+    words = f"{_with_mean(ours, values)}; expected {'<=' if less_is_better(metric) else '>='} {goal:g}"
+    return states[0 if holds else 1], words, len(values)
 
 
 def _larger_lead(claim, pair, results, metric):
-    """(state, words) of a claim that a method's lead over another is larger on one panel than on another.
+    """(state, words, number of seeds) of a claim that a method's lead over another is larger than on another panel.
 
     Both leads are those at the last round that both panels have; where a method is behind, it has no lead.
 
@@ -117,48 +144,96 @@ def _larger_lead(claim, pair, results, metric):
     """
     elsewhere = [results.method(claim["than"], one.label) for one in pair]
     if None in elsewhere:
-        return NOT_TESTED, f"{claim['than']} was not run at this scale"
-    if any(map(num_diverged, (*pair, *elsewhere))):
-        return NOT_CONFIRMED, "a run diverged"
+        return NOT_TESTED, f"{claim['than']} was not run", 0
     at = min(max(run.records[-1]["round"] for one in some for run in one.runs) for some in (pair, elsewhere))
-    here, there = (_leads(*some, metric, (at, at)) for some in (pair, elsewhere))
-    seeds = [seed for seed in here if seed in there]
+    values = [_by_seed(one, metric, at) for one in (*pair, *elsewhere)]
+    seeds = _common(values)
     if not seeds:
-        return NOT_TESTED, "no seed in common"
-    more = [here[seed] - there[seed] for seed in seeds]
-    lead, other_lead = (Spread(tuple(leads[seed] for seed in seeds)) for leads in (here, there))
-    ahead, clear = lead.mean > 0 and statistics.fmean(more) > 0, _is_clear(more)
-    note = "" if clear else f" ({'one seed' if len(more) == 1 else 'the difference is less than its spread'})"
-    words = (
-        f"lead of {pair[0].label} over {pair[1].label} at round {at}: {lead}; on {claim['than']}: {other_lead}{note}"
-    )
-    return _state([(ahead, clear)], len(more), is_open=False), words
+        return NOT_TESTED, "no seed in common", 0
+    for number, one in enumerate(pair):
+        if any(its[seed] is None for its in values[number::2] for seed in seeds):
+            fails = UNDECIDED if number else NOT_CONFIRMED  # without the rival's value there is no lead to compare
+            return ONCE_NOT_AHEAD if len(seeds) == 1 else fails, f"{one.label} diverged", len(seeds)
+    here, there = (_leads(*some, seeds, metric) for some in (values[:2], values[2:]))
+    more = [one - other for one, other in zip(here, there)]
+    lead, other_lead = Spread(tuple(here)), Spread(tuple(there))
+    words = f"lead of {pair[0].label} over {pair[1].label} at round {at}: {lead}; on {claim['than']}: {other_lead}"
+    if lead.mean < 0 and other_lead.mean < 0:
+        words += "; behind on both"
+    if len(seeds) > 1 and not _is_decided(more):
+        words += "; the difference is less than its spread"
+    sign = _direction(more) if lead.mean > 0 else min(_direction(more), 0)  # a method that is behind has no lead
+    is_behind = lead.mean < 0 and _is_decided(here)
+    return _state([(sign, _is_decided(more))], len(seeds), has_failed=is_behind), words, len(seeds)
 
 
-def _is_clear(leads):
-    """Whether the mean of some leads is larger than their standard deviation, in either direction."""
-    return len(leads) > 1 and abs(statistics.fmean(leads)) > statistics.stdev(leads)
+def _ahead(claim, ours, others, metric):
+    """(state, words, number of seeds) of a claim that a method is ahead of others, or level with them."""
+    at, end = _rounds(ours, claim)
+    mine, *theirs = _by_seed(ours, metric, at), *(_by_seed(one, metric, end) for one in others)
+    seeds = _common([mine, *theirs])
+    if not seeds:
+        return NOT_TESTED, "no seed in common" if mine else f"{title(metric)} was not measured", 0
+    words = [_with_mean(ours, [mine[seed] for seed in seeds], at)]
+    signs = []
+    for other, its in zip(others, theirs):
+        leads = _leads(mine, its, seeds, metric)
+        signs.append((_direction(leads), _is_decided(leads)))
+        words.append(_against(other, leads, [its[seed] for seed in seeds], end))
+    not_run = [name for name in claim["of"] if name not in [one.label for one in others]]
+    words += [f"not run: {', '.join(not_run)}"] if not_run else []
+    has_failed, *others_failed = [any(its[seed] is None for seed in seeds) for its in (mine, *theirs)]
+    if claim.get("level"):
+        state = _level(signs, len(seeds), has_diverged=has_failed or any(others_failed))
+    else:
+        state = _state(signs, len(seeds), has_failed, is_open=bool(not_run))
+    return state, "; ".join(words), len(seeds)
 
 
-def _level(verdicts, seeds, has_diverged):
+def _leads(mine, theirs, seeds, metric):
+    """By how much a method is better than another, seed by seed; infinite where one of them diverged."""
+    sign, lost = (-1, math.inf) if less_is_better(metric) else (1, -math.inf)
+    pairs = [(mine[seed], theirs[seed]) for seed in seeds]
+    pairs = [tuple(lost if one is None else one for one in pair) for pair in pairs]
+    return [0.0 if one == other else sign * (one - other) for one, other in pairs]
+
+
+def _direction(leads):
+    """1 if some leads say that a method is ahead, -1 if behind, 0 if level."""
+    if all(map(math.isfinite, leads)):
+        total = statistics.fmean(leads)
+    else:
+        total = sum((lead > 0) - (lead < 0) for lead in leads)
+    return (total > 0) - (total < 0)
+
+
+def _is_decided(leads):
+    """Whether a method is clearly ahead, or clearly behind."""
+    if all(map(math.isfinite, leads)):
+        return is_clear(leads) or is_clear([-lead for lead in leads])
+    return len(leads) > 1 and (min(leads) > 0 or max(leads) < 0)
+
+
+def _level(signs, seeds, has_diverged):
     """The state of a claim that a method is level with others; see `_state`."""
-    if has_diverged:
-        return NOT_CONFIRMED
     if seeds == 1:
         return ONCE_OPEN
-    return NOT_CONFIRMED if any(clear for _, clear in verdicts) else CONFIRMED
+    return NOT_CONFIRMED if has_diverged or any(clear for _, clear in signs) else CONFIRMED
 
 
-def _state(verdicts, seeds, is_open):
+def _state(signs, seeds, has_failed, is_open=False):
     """The state of a claim that a method is ahead of others.
 
     Args:
-        verdicts: (whether it is ahead, whether the lead or lag is larger than its spread) for each of the others.
-        seeds: how many it has. is_open: whether a rival was not run, or a run of its own diverged.
+        signs: (1 if it is ahead, -1 if behind, whether clearly) for each of the others.
+        has_failed: whether it cannot be ahead: a run of its own diverged. is_open: whether a rival was not run.
     """
     if seeds == 1:
-        return ONCE_AHEAD if all(ahead for ahead, _ in verdicts) and not is_open else ONCE_NOT_AHEAD
-    return CONFIRMED if all(ahead and clear for ahead, clear in verdicts) and not is_open else NOT_CONFIRMED
+        is_ahead = all(sign > 0 for sign, _ in signs) and not has_failed and not is_open
+        return ONCE_AHEAD if is_ahead else ONCE_NOT_AHEAD
+    if has_failed or any(sign < 0 and clear for sign, clear in signs):
+        return NOT_CONFIRMED
+    return CONFIRMED if all(sign > 0 and clear for sign, clear in signs) and not is_open else UNDECIDED
 
 
 def _rounds(method, claim):
@@ -169,46 +244,27 @@ def _rounds(method, claim):
     return round(claim["at_share"] * max(ends)), max(ends)
 
 
-def _has_reached(method, metric, goal):
-    """Whether every run of a method ends with a metric as good as `goal`, or better."""
-    sign = -1 if less_is_better(metric) else 1
-    values = [value(run, metric) for run in method.runs]
-    return not num_diverged(method) and all(one is not None and sign * one >= sign * goal for one in values)
+def _against(other, leads, values, at):
+    """How a method compares with another one, as text; see `_with_mean`."""
+    direction = _direction(leads)
+    how = {1: "ahead of", -1: "behind", 0: "level with"}[direction]
+    words = f"{how} {_with_mean(other, values, at)}"
+    if len(leads) == 1 or not direction or _is_decided(leads):
+        return words
+    return words + (" by less than the spread" if all(map(math.isfinite, leads)) else ", but not with every seed")
 
 
-def _against(ours, other, metric, rounds):
-    """((whether a method is ahead of another, whether by more than the spread of the lead over the seeds), as text).
+def _with_mean(method, values, at=None):
+    """A method with the mean of its values, as text like "FAFED 0.5000 ± 0.0100 (1 of 3 diverged) at round 20".
 
     Args:
-        rounds: (round at which ours is measured, the other's); None: the last one.
+        values: one per seed, None where it diverged. at: the round, or None for the last one.
     """
-    theirs = spread(other, metric, rounds[1])
-    diverged = num_diverged(other)
-    if theirs is None:
-        return (True, True), f"ahead of {other.label} (diverged)"
-    leads = list(_leads(ours, other, metric, rounds).values())
-    if not leads:
-        return (False, False), f"no seed in common with {other.label}"
-    mean = statistics.fmean(leads)
-    clear = _is_clear(leads)
-    how = "ahead of" if mean > 0 else "behind" if mean < 0 else "level with"
-    if mean and not clear:
-        how += " (less than the spread)" if len(leads) > 1 else " (one seed)"
-    note = f", {diverged} diverged" if diverged else ""
-    note += f" at round {rounds[1]}" if rounds[1] else ""
-    return (mean > 0, clear), f"{how} {other.label} {theirs}{note}"
-
-
-def _leads(ours, other, metric, rounds):
-    """Seed -> by how much ours is better, for every seed that both have; see `_against`."""
-    sign = -1 if less_is_better(metric) else 1
-    mine, theirs = (
-        {run.settings["seed"]: value(run, metric, at) for run in usable_runs(one)}
-        for one, at in zip((ours, other), rounds)
-    )
-    both = [seed for seed in mine if None not in (mine[seed], theirs.get(seed))]
-    leads = {seed: sign * (mine[seed] - theirs[seed]) for seed in both}
-    return {seed: lead for seed, lead in leads.items() if math.isfinite(lead)}
+    ended = tuple(one for one in values if one is not None)
+    lost = len(values) - len(ended)
+    words = f"{method.label} {Spread(ended)}" if ended else f"{method.label} (diverged)"
+    words += f" ({lost} of {len(values)} diverged)" if lost and ended else ""
+    return words + (f" at round {at}" if at else "")
 
 
 def ordering(methods, metric, values):

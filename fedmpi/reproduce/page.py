@@ -8,6 +8,8 @@ from fedmpi.reproduce.results import paths, read_results
 from fedmpi.runs.record import title
 from fedmpi.text import Table, as_markdown, format_seconds
 
+ARROWS = "↑: larger values are better; ↓: smaller ones. [What the outcomes mean](../README.md)."
+
 
 def write_page(folder, experiment, scale):
     """Write the page and figures of an experiment from its CSV files; returns the page's path.
@@ -146,11 +148,11 @@ def _claims(experiment, results):
     sentences = read_papers()[experiment.paper]["claims"]
     rows = [[as_markdown(sentences[one.key]), one.panel, bold(one.state), as_markdown(one.words)] for one in found]
     header = ["claim", "where", "outcome", "numbers"]
-    return ["## The paper's claims", "", plain_table(header, rows)]
+    return ["## The paper's claims", "", plain_table(header, rows), ARROWS, ""]
 
 
 def bold(state):
-    """A claim's state, bold if more than one seed decided it."""
+    """A claim's state, bold if several seeds decided it."""
     return f"**{state}**" if state in (CONFIRMED, NOT_CONFIRMED) else state
 
 

@@ -3,7 +3,15 @@
 import dataclasses
 
 from fedmpi.errors import UserError
-from fedmpi.reproduce.claims import CONFIRMED, NOT_TESTED, outcomes
+from fedmpi.reproduce.claims import (
+    CONFIRMED,
+    NOT_CONFIRMED,
+    NOT_TESTED,
+    ONCE_AHEAD,
+    ONCE_REACHED,
+    UNDECIDED,
+    outcomes,
+)
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_papers
 from fedmpi.reproduce.page import bold, plain_table
 from fedmpi.reproduce.results import grid_path, read_results
@@ -17,22 +25,31 @@ HEAD = """\
 Made by `python -m fedmpi.reproduce --pages`. What was measured is from the CSV files in this folder, and nothing of it
 was typed by hand. The numbers that the papers print and the sentences on what was found out were.
 
-A claim is *confirmed* if the method named in it is better than each of the others, and if its mean lead over the seeds
-is larger than the standard deviation of that lead. Otherwise it is *not confirmed*, or *not tested* if nothing was run.
-One seed has no such deviation and decides nothing; the outcome then says whether it is ahead, and the counts leave it
-out. The rule is a mild one: of two methods that do not differ, it would find the named one ahead in one of nine
-comparisons with three seeds and in one of five with two. That two methods are level is confirmed if neither is ahead
-by more than that deviation, and that a method leads by more in one place than in another if the difference is larger
-than its own.
+A claim says that a method is ahead of others. It is *confirmed* if the method is clearly ahead of each of them: its
+mean lead over the seeds is larger than the standard deviation of that lead. It is *not confirmed* if one of the others
+is clearly ahead in the same sense, or if the method diverged. Otherwise it is *not confirmed: undecided*: nobody is
+clearly ahead of the method, and it is not clearly ahead of all, or one of them was not run. A seed with which a method
+diverged is lost; if another method diverged with some seeds, the named one is clearly ahead if it wins all seeds.
+A claim that two methods are level is confirmed if neither is clearly ahead. A claim that a method leads by more in one
+place than in another is confirmed if it leads and the difference is larger than its own standard deviation, and not
+confirmed if the difference is as large in the other direction, or the method clearly behind. A claim that a method
+reaches a value is confirmed if every seed reaches it.
+
+One seed has no deviation and decides nothing; the outcome then says whether the method is ahead. *Seeds* are those that
+all methods of the claim have. The rule is a mild one: of two methods that do not differ, it would find the named one
+ahead in one of nine comparisons with three seeds and in one of five with two.
 
 Numbers are mean ± standard deviation over the seeds; a further seed often lies outside of that, and the pages say
-within which distance of the mean it is expected.
+within which distance of the mean it is expected. After the name of what was measured, ↑ means that larger values are
+better, ↓ that smaller ones are.
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
 `mlp` is the paper's attack on an MLP instead of a CNN, in some figures without the largest number of local steps.
+`full` has the paper's size.
 """
 VERDICTS = """\
-The verdict on each claim, *in part* if it was confirmed in some of the tables and figures (or their parts) where it
-was tested and not in others, and how often it was confirmed:
+The verdict on each claim. Every comparison in a table or figure counts once, at the largest scale (`full`, then `mlp`,
+then `small`) at which it was made with several seeds. *In part* means that some are confirmed and others not. Beside
+the verdict is how many are confirmed, and then how many at each scale:
 """
 TUNED = """\
 Chosen on held-out training data; each method had as many points. Where the best value is the smallest or largest one
@@ -100,7 +117,11 @@ def summary(folder):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A claim's outcome on one panel at one scale; `scale` is "" if it was tested at none."""
+    """A claim's outcome on one panel at one scale; `scale` is "" if it was tested at none.
+
+    Attributes:
+        decides: whether the verdict counts it: at no larger scale were there several seeds.
+    """
 
     key: str
     panel: str
@@ -108,6 +129,7 @@ class Row:
     seeds: int
     state: str
     words: str
+    decides: bool = False
 
 
 def _outcomes(folder, experiment):
@@ -117,10 +139,11 @@ def _outcomes(folder, experiment):
     rows = []
     for number, untested in enumerate(outcomes(experiment, None)):
         tested = {scale: its[number] for scale, its in by_scale.items() if its[number].state != NOT_TESTED}
+        largest = [scale for scale, its in tested.items() if its.seeds > 1][-1:]
         for scale, its in tested.items():
-            rows.append(Row(its.key, its.panel, scale, len(made[scale].seeds), its.state, its.words))
+            rows.append(Row(its.key, its.panel, scale, its.seeds, its.state, its.words, scale in largest))
         if not tested:
-            rows.append(Row(untested.key, untested.panel, "", 0, NOT_TESTED, ""))
+            rows.append(Row(untested.key, untested.panel, "", 0, NOT_TESTED, untested.words))
     return rows
 
 
@@ -145,37 +168,46 @@ def _counts(experiments, found):
     for key, paper in read_papers().items():
         for claim, sentence in paper["claims"].items():
             its = [row for one in experiments if one.paper == key for row in found[one.name] if row.key == claim]
+            decisive = _count([row for row in its if row.decides])
             counts = [_count([row for row in its if row.scale == scale]) for scale in SCALES]
             untested = str(sum(row.state == NOT_TESTED for row in its))
-            rows.append([key, as_markdown(sentence), bold(_verdict(its)), *counts, untested])
-    header = ["paper", "claim", "verdict", *(f"confirmed at {scale}" for scale in SCALES), "not tested"]
+            rows.append([key, as_markdown(sentence), bold(_verdict(its)), decisive, *counts, untested])
+    header = ["paper", "claim", "verdict", "confirmed", *(f"at {scale}" for scale in SCALES), "not tested"]
     return [VERDICTS, plain_table(header, rows)]
 
 
 def _verdict(rows):
-    """ "confirmed", "not confirmed", "in part" or "not tested": what the `Row`s of a claim with several seeds say."""
-    states = {row.state for row in rows if row.seeds > 1}
+    """One of the states, or "in part": what the `Row`s of a claim that decide say together."""
+    states = {row.state for row in rows if row.decides}
     if not states:
         return NOT_TESTED
-    return states.pop() if len(states) == 1 else "in part"
+    if CONFIRMED in states:
+        return CONFIRMED if len(states) == 1 else "in part"
+    return NOT_CONFIRMED if NOT_CONFIRMED in states else UNDECIDED
 
 
 def _count(rows):
-    """ "2 of 3", or "–" of no rows; one seed cannot confirm anything and is counted apart."""
-    several = [row for row in rows if row.seeds > 1]
+    """ "2 of 3, 1 undecided", or "–" of no rows; one seed cannot confirm anything and is counted apart."""
+    several, once = [row for row in rows if row.seeds > 1], [row for row in rows if row.seeds == 1]
+    undecided = sum(row.state == UNDECIDED for row in several)
     words = [f"{sum(row.state == CONFIRMED for row in several)} of {len(several)}"] if several else []
-    words += [f"{len(rows) - len(several)} with one seed"] if len(several) < len(rows) else []
+    words += [f"{undecided} undecided"] if undecided else []
+    ahead = sum(row.state in (ONCE_AHEAD, ONCE_REACHED) for row in once)
+    words += [f"ahead in {ahead} of {len(once)} with one seed"] if once else []
     return ", ".join(words) or "–"
 
 
 def _findings(folder, experiments):
-    """What was found out in those experiments that were run."""
+    """What was found out in those experiments that were run; a sentence that holds at several scales, once."""
     lines = []
     for one in experiments:
+        found = {}  # sentence -> the scales
         for scale in SCALES:
-            if read_results(folder, one, scale):
-                link = f"[{one.name}, {scale}]({scale}/{one.name}.md)"
-                lines += [f"- {link}: {as_markdown(words)}" for words in one.findings.get(scale, [])]
+            for words in one.findings.get(scale, []) if read_results(folder, one, scale) else []:
+                found.setdefault(words, []).append(scale)
+        for words, scales in found.items():
+            links = ", ".join(f"[{scale}]({scale}/{one.name}.md)" for scale in scales)
+            lines.append(f"- {one.name}, {links}: {as_markdown(words)}")
     return ["What was found out:", "", *lines, ""] if lines else []
 
 

@@ -17,7 +17,7 @@ from fedmpi.federation.participation import draw_participants
 from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.reproduce.__main__ import listing
-from fedmpi.reproduce.claims import _against, ordering, outcomes
+from fedmpi.reproduce.claims import ordering
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page
 from fedmpi.reproduce.results import (
@@ -31,9 +31,8 @@ from fedmpi.reproduce.results import (
     write_rows,
 )
 from fedmpi.reproduce.running import was_continued
-from fedmpi.reproduce.summary import Row, _verdict, _with_ends, summary
-from fedmpi.runs.comparison import Method
-from fedmpi.runs.folder import RunFolder, is_run, read_run
+from fedmpi.reproduce.summary import Row, _count, _outcomes, _verdict, _with_ends, summary
+from fedmpi.runs.folder import is_run, read_run
 from fedmpi.sweep.plan import make_plan
 from fedmpi.text import format_metric
 
@@ -355,7 +354,7 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
     text = summary(tmp_path)
     sentence = read_papers()["fafed"]["claims"]["best"]
     untested = sum(len(its.panels) for its in RUN if its.paper == "fafed" and its.claims[0]["claim"] == "best")
-    assert f"| fafed | {sentence} | in part | 1 of 1 | – | 0 of 1 | {untested - 1} |" in text
+    assert f"| fafed | {sentence} | **not confirmed** | 0 of 1 | 1 of 1 | – | 0 of 1 | {untested - 1} |" in text
     lines = [
         line for line in text.splitlines() if "/fafed_table2_medium.md), medium |" in line and "not tested" not in line
     ]
@@ -379,157 +378,43 @@ def test_chosen_values_at_the_end_of_their_grid_are_marked():
     assert _with_ends(grid[0], grid[:2]) == "step_size 0.1, matrix diagonal"  # a single size has no ends
 
 
-@pytest.mark.parametrize(
-    ("states", "verdict"),
-    [
-        ([("confirmed", 3), ("confirmed", 2)], "confirmed"),
-        ([("confirmed", 3), ("one seed: not ahead", 1)], "confirmed"),
-        ([("confirmed", 3), ("not confirmed", 2)], "in part"),
-        ([("not confirmed", 3), ("not tested", 0)], "not confirmed"),
-        ([("one seed: ahead", 1)], "not tested"),
-        ([], "not tested"),
-    ],
-)
-def test_the_verdict_on_a_claim_takes_all_outcomes_with_several_seeds(states, verdict):
-    assert _verdict([Row("best", "low", "small", seeds, state, "") for state, seeds in states]) == verdict
-
-
-def results_of(values):
-    """`Results` of a panel: method -> value of each seed."""
-    methods = []
-    for name, numbers in values.items():
-        runs = [
-            RunFolder(None, {"algorithm": name, "seed": seed}, [{"round": 1, "accuracy": one}], True, "", {})
-            for seed, one in enumerate(numbers)
-        ]
-        methods.append(Method(name, runs))
-    return Results([], {"low": methods})
+def row(state, seeds=3, decides=True):
+    return Row("best", "low", "small", seeds, state, "", decides and seeds > 1)
 
 
 @pytest.mark.parametrize(
-    ("others", "state", "words"),
+    ("rows", "verdict", "count"),
     [
-        ([0.5, 0.6, 0.7], "confirmed", "ahead of FedAvg"),
-        ([0.8, 0.7, 0.1], "not confirmed", "less than the spread"),
-        ([0.9, 0.95, 0.97], "not confirmed", "behind FedAvg"),
-        ([0.5, 0.6, 0.7, None], "not confirmed", "not run: FedAMS"),
-        ([0.5], "one seed: ahead", "ahead of (one seed) FedAvg"),
-        ([0.7], "one seed: not ahead", "behind (one seed) FedAvg"),
-        (None, "not tested", "were not run at this scale"),
+        ([row("confirmed"), row("confirmed", 2)], "confirmed", "2 of 2"),
+        ([row("confirmed"), row("one seed: not ahead", 1)], "confirmed", "1 of 1, ahead in 0 of 1 with one seed"),
+        ([row("confirmed"), row("not confirmed", decides=False)], "confirmed", "1 of 2"),
+        ([row("confirmed"), row("not confirmed", 2)], "in part", "1 of 2"),
+        ([row("confirmed"), row("not confirmed: undecided")], "in part", "1 of 2, 1 undecided"),
+        ([row("not confirmed"), row("not confirmed: undecided")], "not confirmed", "0 of 2, 1 undecided"),
+        ([row("not confirmed: undecided")], "not confirmed: undecided", "0 of 1, 1 undecided"),
+        ([row("not confirmed"), row("not tested", 0)], "not confirmed", "0 of 1"),
+        ([row("one seed: ahead", 1), row("one seed: reached", 1)], "not tested", "ahead in 2 of 2 with one seed"),
+        ([], "not tested", "–"),
     ],
 )
-def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
-    one = next(one for one in EXPERIMENTS if one.name == "fafed_table2_medium")
-    rivals = one.claims[0]["of"]
-    if others and others[-1] is None:
-        rivals, others = [name for name in rivals if name != "FedAMS"], others[:-1]
-    numbers = [0.6, 0.71, 0.8][: len(others or [1])]
-    results = results_of({"FAFED": numbers} | (dict.fromkeys(rivals, others) if others else {}))
-    panel_of_results = Results([], {"medium": results.panels["low"]})
-    found, by_loss = outcomes(one, panel_of_results)
-    assert (found.state, words in found.words) == (state, True), found
-    assert (by_loss.key, by_loss.state) == ("lowest", "not tested"), "the training loss was not measured"
+def test_the_verdict_on_a_claim_takes_the_outcomes_that_decide(rows, verdict, count):
+    assert (_verdict(rows), _count([one for one in rows if one.seeds])) == (verdict, count)
 
 
-def test_methods_without_a_common_seed_confirm_nothing():
-    def run(seed, is_complete):
-        return RunFolder(None, {"seed": seed}, [{"round": 1, "accuracy": 0.5}], is_complete, "", {})
-
-    ours, rival = Method("FAFED", [run(0, True)]), Method("FedAvg", [run(1, True), run(2, False)])
-    verdict, words = _against(ours, rival, "accuracy", (None, None))
-    assert verdict == (False, False) and words == "no seed in common with FedAvg"
-
-
-def test_a_method_with_more_queries_a_round_is_measured_after_a_share_of_the_rounds():
-    """FAFedZO asks twice where FedZO asks once: after 20 of 100 rounds it asked less often than FedZO at the end."""
-    one = next(one for one in EXPERIMENTS if one.name == "zo_figure4")
-    curves = {"FAFedZO, M = 10": {20: 2.0, 24: 9.0, 100: 9.0}, "FedZO, M = 10": {20: 1.0, 100: 3.0}}
-    methods = [
-        Method(name, [RunFolder(None, {"seed": seed}, records(curve, seed), True, "", {}) for seed in range(2)])
-        for name, curve in curves.items()
-    ]
-    found = next(its for its in outcomes(one, Results([], {"iid": methods})) if its.key == "queries")
-    assert found.state == "confirmed" and "FAFedZO, M = 10 2" in found.words, found
-    assert "at round 20; ahead of FedZO, M = 10 3" in found.words and found.words.endswith("at round 100"), found
+def test_a_comparison_counts_at_the_largest_scale_with_several_seeds():
+    of_figure = {one.name: _outcomes(RESULTS, one) for one in EXPERIMENTS}
+    local_steps = [(one.scale, one.decides) for one in of_figure["zo_figure2a"] if one.key == "steps"]
+    assert local_steps == [("small", False), ("mlp", True)] * 2 + [("small", True)] * 2  # E = 60 was run at small only
+    losses = [(one.scale, one.seeds, one.decides) for one in of_figure["fafed_figures2_4_mnist"]]
+    assert losses == [("small", 3, True), ("full", 1, False)] * 3
 
 
-def records(curve, seed):
-    return [{"round": at, "attack_loss": number + 0.001 * seed} for at, number in curve.items()]
-
-
-@pytest.mark.parametrize(
-    ("here", "there", "state", "words"),
-    [
-        ({"FedAvg": [3.0, 3.1], "FedAvg-M": [2.0, 2.0]}, {"FedAvg": [3.0, 3.0], "FedAvg-M": [2.5, 2.6]}, True, ""),
-        ({"FedAvg": [3.0, 3.1], "FedAvg-M": [2.0, 2.0]}, {"FedAvg": [3.0, 3.0], "FedAvg-M": [1.5, 1.6]}, False, ""),
-        ({"FedAvg": [3.0, 3.0], "FedAvg-M": [3.1, 3.1]}, {"FedAvg": [3.0, 3.0], "FedAvg-M": [3.5, 3.6]}, False, ""),
-        (
-            {"FedAvg": [3.0, 3.9], "FedAvg-M": [2.0, 2.0]},
-            {"FedAvg": [3.0, 3.0], "FedAvg-M": [2.0, 2.1]},
-            False,
-            "the difference is less than its spread",
-        ),
-    ],
-    ids=["larger", "smaller", "behind on both", "noise"],
-)
-def test_a_claim_of_a_larger_lead_compares_two_panels_at_a_round_that_both_have(here, there, state, words):
-    one = next(one for one in EXPERIMENTS if one.name == "mom_figure2")
-    claim = next(claim for claim in one.claims if claim["claim"] == "fewer_clients")
-
-    def curve(value, end):  # after round 10, the last one that both panels have, the order is another
-        return [{"round": at, "train_loss": value if at <= 10 else -value} for at in (5, 10, end)]
-
-    panels = {
-        panel: [
-            Method(name, [RunFolder(None, {"seed": s}, curve(its, end), True, "", {}) for s, its in enumerate(numbers)])
-            for name, numbers in values.items()
-        ]
-        for panel, values, end in ((claim["panel"], here, 30), (claim["than"], there, 10))
-    }
-
-    def found():
-        rows = [its for its in outcomes(one, Results([], panels)) if its.key == "fewer_clients"]
-        return [its for its in rows if its.panel == claim["panel"]]
-
-    first, second = found()
-    assert first.state == ("confirmed" if state else "not confirmed"), first
-    assert "FedAvg-M over FedAvg at round 10: " in first.words and words in first.words, first
-    assert second.state == "not tested"  # SCAFFOLD has no runs here
-    panels[claim["than"]][0].runs.reverse()
-    assert found()[0] == first  # seed by seed, in whatever order the runs were read
-    del panels[claim["than"]][0].runs[:]
-    panels[claim["than"]][0].runs.append(RunFolder(None, {"seed": 7}, curve(1.0, 10), True, "", {}))
-    assert found()[0].state == "not tested"
-
-
-@pytest.mark.parametrize(
-    ("values", "state"),
-    [
-        ({"FAFedZO, E = 60": [1.0, 1.3], "FedZO, E = 60": [1.1, 1.2]}, "confirmed"),
-        ({"FAFedZO, E = 60": [1.0, 1.1], "FedZO, E = 60": [2.0, 2.2]}, "not confirmed"),
-        ({"FAFedZO, E = 60": [3.0, 3.1], "FedZO, E = 60": [2.0, 2.2]}, "not confirmed"),
-        ({"FAFedZO, E = 60": [1.0], "FedZO, E = 60": [1.0]}, "one seed: undecided"),
-    ],
-    ids=["within the spread", "ahead", "behind", "one seed"],
-)
-def test_a_claim_that_methods_are_level_fails_if_one_leads_by_more_than_the_spread(values, state):
-    one = next(one for one in EXPERIMENTS if one.name == "zo_figure2a")
-    methods = [
-        Method(
-            name, [RunFolder(None, {"seed": seed}, records({1: its}, 0), True, "", {}) for seed, its in enumerate(some)]
-        )
-        for name, some in values.items()
-    ]
-    (found,) = [its for its in outcomes(one, Results([], {"iid": methods})) if its.key == "comparable"]
-    assert found.state == state, found
-
-
-@pytest.mark.parametrize(("gaps", "state"), [([1.0e-12, 1.0e-11], "confirmed"), ([1.0e-12, 1.0e-5], "not confirmed")])
-def test_a_claim_to_reach_a_value_holds_if_every_seed_reaches_it(gaps, state):
-    one = next(one for one in EXPERIMENTS if one.name == "auc_figure1")
-    runs = [RunFolder(None, {"seed": seed}, [{"round": 1, "gap": gap}], True, "", {}) for seed, gap in enumerate(gaps)]
-    (found,) = outcomes(one, Results([], {"two weights": [Method("FMGDA", runs)]}))
-    assert (found.state, "expected gap <= 1e-10" in found.words) == (state, True), found
+def test_a_finding_that_holds_at_two_scales_is_in_the_summary_once():
+    text = summary(RESULTS)
+    found = next(one for one in EXPERIMENTS if one.name == "fafed_theorem1").findings
+    assert found["small"] == found["full"] and text.count(found["full"][0]) == 1
+    links = "[small](small/fafed_theorem1.md), [full](full/fafed_theorem1.md)"
+    assert f"- fafed_theorem1, {links}: {found['full'][0]}" in text
 
 
 @pytest.mark.parametrize(
