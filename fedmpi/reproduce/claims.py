@@ -229,8 +229,7 @@ def _state(signs, seeds, has_failed, is_open=False):
         has_failed: whether it cannot be ahead: a run of its own diverged. is_open: whether a rival was not run.
     """
     if seeds == 1:
-        is_ahead = all(sign > 0 for sign, _ in signs) and not has_failed and not is_open
-        return ONCE_AHEAD if is_ahead else ONCE_NOT_AHEAD
+        return ONCE_AHEAD if all(sign > 0 for sign, _ in signs) and not is_open else ONCE_NOT_AHEAD
     if has_failed or any(sign < 0 and clear for sign, clear in signs):
         return NOT_CONFIRMED
     return CONFIRMED if all(sign > 0 and clear for sign, clear in signs) and not is_open else UNDECIDED

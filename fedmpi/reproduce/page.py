@@ -10,6 +10,19 @@ from fedmpi.text import Table, as_markdown, format_seconds
 
 ARROWS = "↑: larger values are better; ↓: smaller ones. [What the outcomes mean](../README.md)."
 
+BANDS = (
+    "In the figures, lines are means over the seeds, and bands go from the lowest seed to the highest; the tables have "
+    "standard deviations."
+)
+ONE_NETWORK = (
+    "All seeds attack the same network, that of the run before them (see the end of the page), so that the spread over "
+    "the seeds does not contain what another network would change."
+)
+OBJECTIVE = (
+    "The *training loss* is the objective of the attack: the attack loss plus the weighted distortion of the images."
+)
+CHANGED = 'Where a commit ends in "+", files of fedmpi had been changed since that commit.'
+
 
 def write_page(folder, experiment, scale):
     """Write the page and figures of an experiment from its CSV files; returns the page's path.
@@ -44,13 +57,14 @@ def page(experiment, scale, results, figures):
     """
     what = experiment.scales[scale] or {}
     lines = [
-        f"# {as_markdown(experiment.title)}",
-        "",
-        f"{as_markdown(experiment.place)} of the paper. {as_markdown(experiment.question)}".strip(),
+        f"# {as_markdown(experiment.title)} ({scale} scale)",
         "",
         f"Scale **{scale}**: {as_markdown(what.get('says', 'as in the paper'))}. {_seeds(results.seeds)}"
         f"{_evaluated(experiment, what)}",
         *_further(results),
+        *_attacked(experiment, results),
+        "",
+        f"{as_markdown(experiment.place)} of the paper. {as_markdown(experiment.question)}".strip(),
         "",
     ]
     for panel, methods in results.panels.items():
@@ -59,10 +73,12 @@ def page(experiment, scale, results, figures):
         shown = [(metric, name) for (where, metric), name in figures.items() if where == panel]
         for metric, name in shown:
             lines += [f"![{as_markdown(title(metric))} of each method]({name})", ""]
+    if figures and len(results.seeds) > 1:
+        lines += [BANDS, ""]
     lines += _claims(experiment, results)
     lines += _list("What was found out", experiment.findings.get(scale, []))
     lines += _list("What differs from the paper", experiment.differs)
-    lines += _settings(results)
+    lines += _settings(results, paths(pathlib.Path(), experiment, scale)[1].name)
     lines += _made(experiment, scale, results)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -96,6 +112,12 @@ def _further(results):
     ]
 
 
+def _attacked(experiment, results):
+    """Lines about an attack, whose runs have a network from another run."""
+    lines = [ONE_NETWORK] if results.first and len(results.seeds) > 1 else []
+    return [*lines, OBJECTIVE] if experiment.metric == "attack_loss" else lines
+
+
 def _table(experiment, panel, methods):
     """The `Table` of one panel: a row per method, our values, and those that the paper prints."""
     metrics = dict.fromkeys([experiment.metric, *experiment.figure.get("metrics", [])])
@@ -110,28 +132,34 @@ def _table(experiment, panel, methods):
     for one in methods:
         spreads = [spread(one, name) for name in metrics]
         diverged = num_diverged(one)
-        runs = str(len(one.runs)) + (f", {diverged} diverged" if diverged else "")
+        runs = f"{diverged} of {len(one.runs)} diverged" if diverged else str(len(one.runs))
         row = [one.label, runs, *(str(some) if some else "diverged" if diverged else "–" for some in spreads)]
         row[3:3] = ["–" if diverged else further_seed(spreads[0])] if has_spread else []
         if has_printed:
-            row += _beside(experiment.printed_value(panel, one.label), spread(one, experiment.printed["metric"]))
+            row += _beside(experiment, panel, one)
         rows.append(row)
     return Table(header, rows)
 
 
-def _beside(printed, ours):
+def _beside(experiment, panel, method):
     """[the number in the paper, ours minus it], as text."""
+    printed, ours = experiment.printed_value(panel, method.label), spread(method, experiment.printed["metric"])
     if printed is None:
         return ["–", "–"]
-    return [f"{printed:g}", f"{ours.mean - printed:+.4f}" if ours else "–"]
+    in_panel = experiment.printed["values"][panel].values()
+    decimals = max(len(str(one).partition(".")[2]) for one in in_panel)  # YAML drops a zero at the end of one
+    return [f"{printed:.{decimals}f}", f"{ours.mean - printed:+.4f}" if ours else "–"]
 
 
 def _orders(experiment, panel, methods):
-    """The order of the methods in our results and in the paper."""
+    """The order of the methods in our results and in the paper, and which of them diverged."""
     metric = experiment.printed.get("metric", experiment.metric)
     names = [one.label for one in methods]
     ours = {one.label: its.mean for one in methods if (its := spread(one, metric))}
-    lines = [f"Order by {title(metric)}, best first: {as_markdown(ordering(names, metric, ours))}."]
+    diverged = [(one.label, num_diverged(one), len(one.runs)) for one in methods if num_diverged(one)]
+    diverged = [name if num == runs else f"{name} with {num} of {runs} seeds" for name, num, runs in diverged]
+    words = ordering(names, metric, ours) + (f"; diverged: {'; '.join(diverged)}" if diverged else "")
+    lines = [f"Order by {title(metric)}, best first: {as_markdown(words)}."]
     printed = {name: its for name in names if (its := experiment.printed_value(panel, name)) is not None}
     if len(printed) > 1:
         lines.append(f"Order in the paper: {as_markdown(ordering(names, metric, printed))}.")
@@ -162,10 +190,16 @@ def plain_table(header, rows):
 
 
 def _list(heading, sentences):
-    return [f"## {heading}", "", *(f"- {as_markdown(one)}" for one in sentences), ""] if sentences else []
+    return [f"## {heading}", "", *(f"- {prose(one)}" for one in sentences), ""] if sentences else []
 
 
-def _settings(results):
+def prose(text):
+    """A sentence as Markdown shows it, with what stands between backticks as code."""
+    parts = re.split("(`[^`]+`)", text)
+    return "".join(part if number % 2 else as_markdown(part) for number, part in enumerate(parts))
+
+
+def _settings(results, runs_file):
     """Lines with the settings of every method; [] of results without them."""
     names = {}  # (method, settings) -> panels
     for row in results.runs:
@@ -178,7 +212,8 @@ def _settings(results):
         [as_markdown(method if len(its) == panels else f"{method} ({', '.join(its)})"), as_markdown(settings)]
         for (method, settings), its in names.items()
     ]
-    return ["## Settings of the methods", "", plain_table(["method", "settings"], rows)]
+    others = f"All other settings are in the column `command` of [{runs_file}]({runs_file})."
+    return ["## Settings of the methods", "", plain_table(["method", "settings"], rows), others, ""]
 
 
 def _made(experiment, scale, results):
@@ -187,12 +222,17 @@ def _made(experiment, scale, results):
     commits, machines, dates, versions = (_distinct(results, key) for key in ("commit", "processor", "date", "torch"))
     cores = _distinct(results, "cores")
     command = f"python -m fedmpi.reproduce {experiment.name} --scale {scale} --seeds {','.join(results.seeds)}"
+    command += " --data-dir data" if experiment.data else ""
+    parallel = {name: its for name in ("ranks", "threads") if (its := _distinct(results, name)) not in ([], ["1"])}
+    command += "".join(f" --{name} {its[0]}" for name, its in parallel.items() if len(its) == 1)
     spent = f"{format_seconds(sum(cpu))} of CPU time, {format_seconds(sum(cpu) / len(cpu))} a run" if cpu else "–"
     if 0 < len(cpu) < len(results.runs):
-        spent += f", without {len(results.runs) - len(cpu)} that had been interrupted"
+        missing = len(results.runs) - len(cpu)
+        spent += f"; the cost of {missing} run{'s' * (missing > 1)} is not known"
     rows = [
         ["command", f"`{command}`"],
         ["runs", str(len(results.runs))],
+        *([name, f"{', '.join(its)}: the file of the runs says which"] for name, its in parallel.items() if its[1:]),
         ["cost", spent],
         *([["run whose model the others use", _first(results.first)]] if results.first else []),
         ["machine", as_markdown(", ".join(machines)) + (f", {', '.join(cores)} cores" if cores else "")],
@@ -211,7 +251,8 @@ def _made(experiment, scale, results):
         "## How it was made",
         "",
         plain_table(["", ""], rows),
-        f"Every number in the tables is from {files}. {again}",
+        f"Every number in the tables is from {files}. {again}"
+        + (f" {CHANGED}" if any(commit.endswith("+") for commit in commits) else ""),
     ]
 
 
@@ -223,4 +264,4 @@ def _first(row):
 
 def _distinct(results, key):
     """The different values of a column of the runs, in the order of their first."""
-    return list(dict.fromkeys(row[key] for row in results.runs if row[key]))
+    return list(dict.fromkeys(row[key] for row in results.runs if row.get(key)))

@@ -13,7 +13,7 @@ from fedmpi.reproduce.claims import (
     outcomes,
 )
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_papers
-from fedmpi.reproduce.page import bold, plain_table
+from fedmpi.reproduce.page import bold, plain_table, prose
 from fedmpi.reproduce.results import grid_path, read_results
 from fedmpi.reproduce.tuning import read_grid
 from fedmpi.text import as_markdown, format_seconds
@@ -207,7 +207,7 @@ def _findings(folder, experiments):
                 found.setdefault(words, []).append(scale)
         for words, scales in found.items():
             links = ", ".join(f"[{scale}]({scale}/{one.name}.md)" for scale in scales)
-            lines.append(f"- {one.name}, {links}: {as_markdown(words)}")
+            lines.append(f"- {one.name}, {links}: {prose(words)}")
     return ["What was found out:", "", *lines, ""] if lines else []
 
 

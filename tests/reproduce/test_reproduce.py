@@ -1,5 +1,6 @@
 """The papers' tables and figures: their files, a small one from its runs to its page, and the committed results."""
 
+import dataclasses
 import itertools
 import math
 import re
@@ -19,7 +20,7 @@ from fedmpi.presets.reading import read_settings_file
 from fedmpi.reproduce.__main__ import listing
 from fedmpi.reproduce.claims import ordering
 from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
-from fedmpi.reproduce.page import page
+from fedmpi.reproduce.page import page, prose
 from fedmpi.reproduce.results import (
     CURVE_AMOUNTS,
     KEYS,
@@ -133,9 +134,14 @@ def test_the_page_shows_what_the_csv_file_contains(reproduced):
         values = [float(row["distance"]) for row in last if row["method"] == method]
         mean, deviation = statistics.fmean(values), statistics.stdev(values)
         further = format_metric(mean, 12.71 * math.sqrt(1.5) * deviation).split(" ± ")[1]  # Student's t, 2 seeds
-        row = f"| {method} | 2 | {format_metric(mean, deviation)} | ± {further} | {printed:g} | {mean - printed:+.4f} |"
+        row = (
+            f"| {method} | 2 | {format_metric(mean, deviation)} | ± {further} | {printed:.2f} | {mean - printed:+.4f} |"
+        )
         assert row in text
-    assert "| too fast | 2, 2 diverged | diverged | – | – | – |" in text
+    assert "| too fast | 2 of 2 diverged | diverged | – | – | – |" in text and "; diverged: too fast.  \n" in text
+    assert text.startswith("# A quadratic (small scale)\n\nScale **small**: small as it is. Seeds 0, 1;")
+    assert text.count("bands go from the lowest seed to the highest") == 1
+    assert "in the column `command` of [tiny-runs.csv](tiny-runs.csv)" in text
     assert "| FAFED | step_size 0.01, fresh_weight " in text and "- It is so." in text and "- Not here." not in text
     assert "Order in the paper: FAFED &gt; FedAvg." in text and "Before the last round, values" not in text
     assert "**confirmed**" in text and "ahead of too fast (diverged)" in text
@@ -174,6 +180,49 @@ def test_the_page_says_what_the_run_before_the_others_gave(tmp_path):
     assert row["values"] in line and "after 2 rounds" in line and "`python -m fedmpi.train --" in line
 
 
+def test_the_command_of_a_page_has_the_data_the_ranks_and_the_threads_of_its_runs(reproduced):
+    file, _, _, results = reproduced
+    one, found = read_experiment(file), read_results(results, read_experiment(file), "small")
+    command = "python -m fedmpi.reproduce tiny --scale small --seeds 0,1"
+
+    def page_with(data=(), **columns):
+        found.runs[:] = [row | columns for row in found.runs]
+        return page(dataclasses.replace(one, data=list(data)), "small", found, {})
+
+    assert f"`{command}`" in page_with(commit="c0ffee", threads="1") and "had been changed" not in page_with()
+    assert f"`{command} --data-dir data`" in page_with(["mnist"])
+    assert f"`{command} --ranks 2 --threads 4`" in page_with(ranks="2", threads="4")
+    found.runs[0]["threads"] = "1"
+    assert (
+        f"`{command} --ranks 2`" in page_with() and "| threads | 1, 4: the file of the runs says which |" in page_with()
+    )
+    assert page_with(commit="c0ffee+").count("files of fedmpi had been changed since that commit") == 1
+
+
+def test_an_order_names_the_methods_that_diverged(reproduced):
+    file, _, _, results = reproduced
+    one, found = read_experiment(file), read_results(results, read_experiment(file), "small")
+    (methods,) = found.panels.values()
+    fafed = next(its for its in methods if its.label == "FAFED")
+    fafed.runs[0] = dataclasses.replace(fafed.runs[0], is_complete=False)
+    text = page(one, "small", found, {})
+    assert "; diverged: FAFED with 1 of 2 seeds; too fast.  \n" in text
+    assert re.search(r"\| FAFED \| 1 of 2 diverged \| [\d.]+ \| – \|", text), "the mean of the other seed"
+
+
+def test_the_pages_of_attacks_say_what_the_spread_and_the_training_loss_are():
+    one = next(one for one in EXPERIMENTS if one.name == "zo_figure2a")
+    text = page(one, "small", read_results(RESULTS, one, "small"), {})
+    assert "All seeds attack the same network" in text and "*training loss* is the objective of the attack" in text
+    other = next(one for one in EXPERIMENTS if one.name == "fafed_table2_low")
+    text = page(other, "small", read_results(RESULTS, other, "small"), {})
+    assert "All seeds attack" not in text and "objective of the attack" not in text
+
+
+def test_code_in_a_sentence_stays_code_and_the_rest_is_shown_as_it_is():
+    assert prose("a < b: `--x 1 < [2]` is *one* of") == "a &lt; b: `--x 1 < [2]` is \\*one\\* of"
+
+
 def test_the_cost_of_a_run_that_had_been_interrupted_is_not_known(reproduced):
     """Its rounds took longer than its last start, which alone is timed."""
     file, _, runs, results = reproduced
@@ -182,7 +231,9 @@ def test_the_cost_of_a_run_that_had_been_interrupted_is_not_known(reproduced):
     assert not was_continued(folder, took + 1) and was_continued(folder, took / 2)
     found = read_results(results, read_experiment(file), "small")
     found.runs[0]["cpu_seconds"] = ""
-    assert ", without 1 that had been interrupted |" in page(read_experiment(file), "small", found, {})
+    assert "; the cost of 1 run is not known |" in page(read_experiment(file), "small", found, {})
+    found.runs[1]["cpu_seconds"] = ""
+    assert "; the cost of 2 runs is not known |" in page(read_experiment(file), "small", found, {})
 
 
 def test_the_same_command_keeps_what_has_ended_and_repeats_what_has_changed(reproduced):
