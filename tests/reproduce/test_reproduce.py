@@ -178,6 +178,8 @@ def test_the_page_says_what_the_run_before_the_others_gave(tmp_path):
         if "run whose model the others use" in line
     ]
     assert row["values"] in line and "after 2 rounds" in line and "`python -m fedmpi.train --" in line
+    page_of_one_seed = (tmp_path / "small" / "tiny.md").read_text()
+    assert "![" in page_of_one_seed and "bands" not in page_of_one_seed
 
 
 def test_the_command_of_a_page_has_the_data_the_ranks_and_the_threads_of_its_runs(reproduced):
