@@ -145,7 +145,7 @@ def _larger_lead(claim, pair, results, metric):
     elsewhere = [results.method(claim["than"], one.label) for one in pair]
     if None in elsewhere:
         return NOT_TESTED, f"{claim['than']} was not run", 0
-    at = min(max(run.records[-1]["round"] for one in some for run in one.runs) for some in (pair, elsewhere))
+    at = min(filter(None, map(_last_round, (pair, elsewhere))), default=None)
     values = [_by_seed(one, metric, at) for one in (*pair, *elsewhere)]
     seeds = _common(values)
     if not seeds:
@@ -233,6 +233,11 @@ def _state(signs, seeds, has_failed, is_open=False):
     if has_failed or any(sign < 0 and clear for sign, clear in signs):
         return NOT_CONFIRMED
     return CONFIRMED if all(sign > 0 and clear for sign, clear in signs) and not is_open else UNDECIDED
+
+
+def _last_round(methods):
+    """The last evaluated round of some methods; 0 if there is none."""
+    return max((run.records[-1]["round"] for one in methods for run in one.runs if run.records), default=0)
 
 
 def _rounds(method, claim):

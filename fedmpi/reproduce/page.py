@@ -174,7 +174,10 @@ def _claims(experiment, results):
     if not found:
         return []
     sentences = read_papers()[experiment.paper]["claims"]
-    rows = [[as_markdown(sentences[one.key]), one.panel, bold(one.state), as_markdown(one.words)] for one in found]
+    rows = [
+        [as_markdown(sentences[one.key]), as_markdown(one.panel), bold(one.state), as_markdown(one.words)]
+        for one in found
+    ]
     header = ["claim", "where", "outcome", "numbers"]
     return ["## The paper's claims", "", plain_table(header, rows), ARROWS, ""]
 

@@ -30,6 +30,8 @@ mean lead over the seeds is larger than the standard deviation of that lead. It 
 is clearly ahead in the same sense, or if the method diverged. Otherwise it is *not confirmed: undecided*: nobody is
 clearly ahead of the method, and it is not clearly ahead of all, or one of them was not run. A seed with which a method
 diverged is lost; if another method diverged with some seeds, the named one is clearly ahead if it wins all seeds.
+A claim is *not tested* if its methods were not run.
+
 A claim that two methods are level is confirmed if neither is clearly ahead. A claim that a method leads by more in one
 place than in another is confirmed if it leads and the difference is larger than its own standard deviation, and not
 confirmed if the difference is as large in the other direction, or the method clearly behind. A claim that a method
@@ -48,8 +50,9 @@ better, ↓ that smaller ones are.
 """
 VERDICTS = """\
 The verdict on each claim. Every comparison in a table or figure counts once, at the largest scale (`full`, then `mlp`,
-then `small`) at which it was made with several seeds. *In part* means that some are confirmed and others not. Beside
-the verdict is how many are confirmed, and then how many at each scale:
+then `small`) at which it was made with several seeds. *In part* means that some are confirmed and others not;
+*not tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how many at
+each scale:
 """
 TUNED = """\
 Chosen on held-out training data; each method had as many points. Where the best value is the smallest or largest one

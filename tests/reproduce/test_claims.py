@@ -162,10 +162,13 @@ def test_a_claim_of_a_larger_lead_compares_two_panels_at_a_round_that_both_have(
     assert "diverged" in words or "FedAvg-M over FedAvg at round 10: " in first.words, first
     assert words in first.words and ("on both" in words) == ("behind on both" in first.words), first
     assert second.state == "not tested"  # SCAFFOLD has no runs here
-    panels[claim["than"]][0].runs.reverse()
+    panels[claim["than"]][0].runs.reverse()  # FedAvg's
     assert found()[0] == first  # seed by seed, in whatever order the runs were read
     panels[claim["than"]][0].runs[:] = [run(7, curve(1.0, 10))]
     assert found()[0].state == "not tested"
+    for its in panels[claim["than"]]:  # all of them diverged before the first evaluation
+        its.runs[:] = [run(seed, {}, is_complete=False) for seed in range(2)]
+    assert "FedAvg diverged" in found()[0].words or "FedAvg-M diverged" in found()[0].words
 
 
 @pytest.mark.parametrize(
