@@ -1,6 +1,7 @@
 """The page of an experiment in Markdown, and its figures: what we measured beside what the paper prints."""
 
 import pathlib
+import re
 
 from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from fedmpi.reproduce.experiment import figure_file
