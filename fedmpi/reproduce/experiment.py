@@ -165,6 +165,11 @@ class Experiment:
             for panel, method in itertools.product(panels, methods)
         ]
 
+    @property
+    def argument(self):
+        """The word of a command line that names it."""
+        return self.name if self.name in experiment_names() else f"{self.name}.yaml"
+
     def first_run(self, scale):
         """Settings of the run that must end before all others, or {}."""
         return self.scales[scale].get("first", self.first)
@@ -247,6 +252,8 @@ def find_experiments(names):
     experiments = {}
     for path in paths:
         one = read_experiment(path)
+        if one.name in known and path.resolve().parent != FOLDER.resolve():
+            raise UserError(f"{path}: {one.name} is one of the papers' tables or figures (--list): rename the file")
         if experiments.setdefault(one.name, one) is not one:
             raise UserError(f"{path}: another experiment is called {one.name}, too: rename the file")
     return list(experiments.values())

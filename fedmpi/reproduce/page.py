@@ -115,7 +115,7 @@ def _further(results):
 
 def _attacked(experiment, results):
     """Lines about an attack, whose runs have a network from another run."""
-    lines = [ONE_NETWORK] if results.first and len(results.seeds) > 1 else []
+    lines = [ONE_NETWORK] if len(results.firsts) == 1 and len(results.seeds) > 1 else []
     return [*lines, OBJECTIVE] if experiment.metric == "attack_loss" else lines
 
 
@@ -225,7 +225,7 @@ def _made(experiment, scale, results):
     cpu = [float(row["cpu_seconds"]) for row in results.runs if row["cpu_seconds"]]
     commits, machines, dates, versions = (_distinct(results, key) for key in ("commit", "processor", "date", "torch"))
     cores = _distinct(results, "cores")
-    command = f"python -m fedmpi.reproduce {experiment.name} --scale {scale} --seeds {','.join(results.seeds)}"
+    command = f"python -m fedmpi.reproduce {experiment.argument} --scale {scale} --seeds {','.join(results.seeds)}"
     command += " --data-dir data" if experiment.data else ""
     parallel = {name: its for name in ("ranks", "threads") if (its := _distinct(results, name)) not in ([], ["1"])}
     command += "".join(f" --{name} {its[0]}" for name, its in parallel.items() if len(its) == 1)
@@ -238,7 +238,7 @@ def _made(experiment, scale, results):
         ["runs", str(len(results.runs))],
         *([name, f"{', '.join(its)}: the file of the runs says which"] for name, its in parallel.items() if its[1:]),
         ["cost", spent],
-        *([["run whose model the others use", _first(results.first)]] if results.first else []),
+        *(["run whose model the others use", _first(row)] for row in results.firsts),
         ["machine", as_markdown(", ".join(machines)) + (f", {', '.join(cores)} cores" if cores else "")],
         ["PyTorch", ", ".join(versions) or "–"],
         ["commit", ", ".join(commits) or "–"],

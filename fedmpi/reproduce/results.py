@@ -43,12 +43,13 @@ class Results:
 
     Attributes:
         runs: list of dict, a row of the runs' file each. panels: panel -> list of `Method` in the file's order.
-        first: dict, the row of the run before all others; {} if there was none.
+        firsts: the rows of the run before all others: one, or none, or several if it was made again for a further seed
+            and came out differently.
     """
 
     runs: list
     panels: dict
-    first: dict = dataclasses.field(default_factory=dict)
+    firsts: list = dataclasses.field(default_factory=list)
 
     def method(self, panel, name):
         """The `Method` of that name, or None."""
@@ -346,14 +347,14 @@ def read_results(folder, experiment, scale):
         if run.is_complete and row["rounds"] != str(last):
             where = f"seed {row['seed']} of {row['method']} on {row['panel']}"
             raise UserError(f"{curves_path}: {where} ends at round {last} instead of {row['rounds']}: {RESTORE}")
-    first = read_rows(first_path, FIRST_COLUMNS)
-    for number, row in enumerate(first, 1):
+    firsts = read_rows(first_path, FIRST_COLUMNS)
+    for number, row in enumerate(firsts, 1):
         _check_seconds(first_path, number, row)
     panels = {}
     for (panel, method, _), run in runs.items():
         panels.setdefault(panel, {}).setdefault(method, []).append(run)
     methods = {panel: [Method(name, its) for name, its in methods.items()] for panel, methods in panels.items()}
-    return Results(rows, methods, first[0] if first else {})
+    return Results(rows, methods, firsts)
 
 
 def _add_curves(path, runs):

@@ -145,3 +145,17 @@ def test_a_run_that_outlived_its_program_is_written_down(tmp_path, start):
     (row,) = rows(tmp_path / "results" / "small" / "tiny-runs.csv")
     assert row["commit"] and row["processor"] and row["ranks"] == row["threads"] == "1"  # those of the first command
     assert float(row["wall_seconds"]) > 0 and row["cpu_seconds"] == ""
+
+
+def test_first_runs_that_came_out_differently_are_both_shown(tmp_path):
+    words = ("--out", tmp_path / "runs", "--results", tmp_path / "results")
+    file, results = write(tmp_path, AFTER_FIRST), tmp_path / "results" / "small"
+    assert reproduce(file, *words, "--seeds", "0").returncode == 0
+    path = results / "tiny-first.csv"
+    elsewhere = path.read_text(encoding="utf-8").replace("distance to the solution", "measured elsewhere")
+    path.write_text(elsewhere, encoding="utf-8")
+    assert reproduce(file, *words, "--seeds", "1", "--add").returncode == 0
+    assert len(rows(path)) == 2
+    page = (results / "tiny.md").read_text(encoding="utf-8")
+    assert page.count("run whose model the others use") == 2 and "attack the same network" not in page
+    assert "`python -m fedmpi.reproduce tiny.yaml --scale small --seeds 0,1`" in page

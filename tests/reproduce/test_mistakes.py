@@ -178,6 +178,14 @@ def test_a_file_that_is_not_there_is_named(name):
         find_experiments([name])
 
 
+def test_an_own_file_with_the_name_of_a_table_would_replace_its_results(tmp_path):
+    path = tmp_path / "fafed_theorem1.yaml"
+    path.write_bytes((FOLDER / path.name).read_bytes())
+    with pytest.raises(UserError, match="fafed_theorem1 is one of the papers' tables or figures .*: rename the file"):
+        find_experiments([str(path)])
+    assert [one.name for one in find_experiments([str(FOLDER / path.name)])] == ["fafed_theorem1"]
+
+
 def test_files_of_one_name_would_share_their_results(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
