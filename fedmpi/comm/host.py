@@ -50,7 +50,7 @@ def seconds_since_start():
 
 
 def processor_name():
-    """The model of this machine's processor, with its numbers where the system gives them: one name has several."""
+    """The model of this machine's processor, with its numbers, if there are any: different models can share a name."""
     with contextlib.suppress(OSError, KeyError):
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
         values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}

@@ -158,12 +158,14 @@ def _larger_lead(claim, pair, results, metric):
     more = [one - other for one, other in zip(here, there)]
     lead, other_lead = Spread(tuple(here)), Spread(tuple(there))
     words = f"lead of {pair[0].label} over {pair[1].label} at round {at}: {lead}; on {claim['than']}: {other_lead}"
-    if lead.mean < 0 and other_lead.mean < 0:
-        words += "; behind on both"
-    if len(seeds) > 1 and not _is_decided(more):
+    is_behind = lead.mean < 0 and _is_decided(here)
+    if is_behind:
+        words += "; it is clearly behind, so that there is no lead to compare"
+    elif lead.mean < 0 and other_lead.mean < 0:
+        words += "; no lead on either"
+    elif len(seeds) > 1 and not _is_decided(more):
         words += "; the difference is less than its spread"
     sign = _direction(more) if lead.mean > 0 else min(_direction(more), 0)  # a method that is behind has no lead
-    is_behind = lead.mean < 0 and _is_decided(here)
     return _state([(sign, _is_decided(more))], len(seeds), has_failed=is_behind), words, len(seeds)
 
 
@@ -173,7 +175,9 @@ def _ahead(claim, ours, others, metric):
     mine, *theirs = _by_seed(ours, metric, at), *(_by_seed(one, metric, end) for one in others)
     seeds = _common([mine, *theirs])
     if not seeds:
-        return NOT_TESTED, "no seed in common" if mine else f"{title(metric)} was not measured", 0
+        lacking = [one.label for one, its in zip((ours, *others), (mine, *theirs)) if not its]
+        of = f" of {', '.join(lacking)}" if len(lacking) <= len(others) else ""
+        return NOT_TESTED, f"{title(metric)}{of} was not measured" if lacking else "no seed in common", 0
     words = [_with_mean(ours, [mine[seed] for seed in seeds], at)]
     signs = []
     for other, its in zip(others, theirs):
@@ -184,7 +188,7 @@ def _ahead(claim, ours, others, metric):
     words += [f"not run: {', '.join(not_run)}"] if not_run else []
     has_failed, *others_failed = [any(its[seed] is None for seed in seeds) for its in (mine, *theirs)]
     if claim.get("level"):
-        state = _level(signs, len(seeds), has_diverged=has_failed or any(others_failed))
+        state = _level(signs, len(seeds), has_failed or any(others_failed), is_open=bool(not_run))
     else:
         state = _state(signs, len(seeds), has_failed, is_open=bool(not_run))
     return state, "; ".join(words), len(seeds)
@@ -214,11 +218,13 @@ def _is_decided(leads):
     return len(leads) > 1 and (min(leads) > 0 or max(leads) < 0)
 
 
-def _level(signs, seeds, has_diverged):
+def _level(signs, seeds, has_diverged, is_open):
     """The state of a claim that a method is level with others; see `_state`."""
     if seeds == 1:
         return ONCE_OPEN
-    return NOT_CONFIRMED if has_diverged or any(clear for _, clear in signs) else CONFIRMED
+    if has_diverged or any(clear for _, clear in signs):
+        return NOT_CONFIRMED
+    return UNDECIDED if is_open else CONFIRMED
 
 
 def _state(signs, seeds, has_failed, is_open=False):
@@ -251,7 +257,7 @@ def _rounds(method, claim):
 def _against(other, leads, values, at):
     """How a method compares with another one, as text; see `_with_mean`."""
     direction = _direction(leads)
-    how = {1: "ahead of", -1: "behind", 0: "level with"}[direction]
+    how = {1: "ahead of", -1: "behind", 0: "level with" if not any(leads) else "neither ahead of nor behind"}[direction]
     words = f"{how} {_with_mean(other, values, at)}"
     if len(leads) == 1 or not direction or _is_decided(leads):
         return words
@@ -268,7 +274,11 @@ def _with_mean(method, values, at=None):
     lost = len(values) - len(ended)
     words = f"{method.label} {Spread(ended)}" if ended else f"{method.label} (diverged)"
     words += f" ({lost} of {len(values)} diverged)" if lost and ended else ""
-    return words + (f" at round {at}" if at else "")
+    if at is None:
+        return words
+    lines = [line for run in method.runs for line in run.records if line["round"] <= at and "gradients" in line]
+    gradients = f" ({max(line['gradients'] for line in lines):,} gradients)" if lines else ""
+    return f"{words} at round {at}{gradients}"
 
 
 def ordering(methods, metric, values):

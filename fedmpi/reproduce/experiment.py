@@ -18,7 +18,7 @@ reason. Every other one has
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at_share: of all
                rounds, after which `ahead` is measured}; or with reaches: number, at the end, instead of `of`. With
                level: true the paper says that neither is ahead; with than: panel, that the lead is larger on `panel`
-               (then `of` has one method). reaches and than stand alone, without each other, level and at_share.
+               (then `of` has one method). A claim has at most one of reaches, than, and level or at_share.
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
                full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best.
@@ -123,6 +123,7 @@ class Experiment:
     """One table or figure; the attributes are the keys of its file."""
 
     name: str
+    ending: str  # of the file
     title: str
     paper: str
     place: str
@@ -168,7 +169,7 @@ class Experiment:
     @property
     def argument(self):
         """The word of a command line that names it."""
-        return self.name if self.name in experiment_names() else f"{self.name}.yaml"
+        return self.name if (FOLDER / f"{self.name}.yaml").is_file() else self.name + self.ending
 
     def first_run(self, scale):
         """Settings of the run that must end before all others, or {}."""
@@ -254,7 +255,9 @@ def find_experiments(names):
         one = read_experiment(path)
         if one.name in known and path.resolve().parent != FOLDER.resolve():
             raise UserError(f"{path}: {one.name} is one of the papers' tables or figures (--list): rename the file")
-        if experiments.setdefault(one.name, one) is not one:
+        if one.name.endswith(("-runs", "-first", "-full")):
+            raise UserError(f"{path}: its files could have the names of another experiment's: rename the file")
+        if experiments.setdefault(one.name, one) != one:
             raise UserError(f"{path}: another experiment is called {one.name}, too: rename the file")
     return list(experiments.values())
 
@@ -276,7 +279,7 @@ def read_experiment(path):
     for key in ("title", "paper", "place"):
         if key not in content:
             raise UserError(f"{path}: the key {key} is missing")
-    one = Experiment(name=path.stem, **content)
+    one = Experiment(name=path.stem, ending=path.suffix, **content)
     for problem in _problems(one):
         raise UserError(f"{path}: {problem}")
     return one

@@ -1,5 +1,6 @@
 """The page of an experiment in Markdown, and its figures: what we measured beside what the paper prints."""
 
+import decimal
 import pathlib
 import re
 
@@ -56,7 +57,7 @@ def page(experiment, scale, results, figures):
     Args:
         experiment: an `Experiment`. results: its `Results`. figures: (panel, metric) -> file name.
     """
-    what = experiment.scales[scale] or {}
+    what = experiment.scales[scale]
     lines = [
         f"# {as_markdown(experiment.title)} ({scale} scale)",
         "",
@@ -108,15 +109,16 @@ def _further(results):
         return []
     return [
         "Another seed ends within *further seed* of the mean with a probability of 95 %, if the noise is normal; "
-        "with few seeds this is several standard deviations. What a seed decides for all methods, like the split of "
-        "the data, can put it outside for several of them at once."
+        "with few seeds this is several standard deviations. All methods share what a seed decides, "
+        "such as the split of the data, so that an unusual seed can lie outside for several methods at once."
     ]
 
 
 def _attacked(experiment, results):
     """Lines about an attack, whose runs have a network from another run."""
-    lines = [ONE_NETWORK] if len(results.firsts) == 1 and len(results.seeds) > 1 else []
-    return [*lines, OBJECTIVE] if experiment.metric == "attack_loss" else lines
+    if experiment.metric != "attack_loss":
+        return []
+    return [*([ONE_NETWORK] if len(results.firsts) == 1 and len(results.seeds) > 1 else []), OBJECTIVE]
 
 
 def _table(experiment, panel, methods):
@@ -148,7 +150,8 @@ def _beside(experiment, panel, method):
     if printed is None:
         return ["–", "–"]
     in_panel = experiment.printed["values"][panel].values()
-    decimals = max(len(str(one).partition(".")[2]) for one in in_panel)  # YAML drops a zero at the end of one
+    # YAML drops a zero at the end of a number; the number with the most digits has the paper's.
+    decimals = max(0, *(-decimal.Decimal(str(one)).as_tuple().exponent for one in in_panel))
     return [f"{printed:.{decimals}f}", f"{ours.mean - printed:+.4f}" if ours else "–"]
 
 
@@ -159,9 +162,12 @@ def _orders(experiment, panel, methods):
     ours = {one.label: its.mean for one in methods if (its := spread(one, metric))}
     diverged = [(one.label, num_diverged(one), len(one.runs)) for one in methods if num_diverged(one)]
     diverged = [name if num == runs else f"{name} with {num} of {runs} seeds" for name, num, runs in diverged]
-    words = ordering(names, metric, ours) + (f"; diverged: {'; '.join(diverged)}" if diverged else "")
+    words = [ordering(names, metric, ours), f"diverged: {'; '.join(diverged)}" if diverged else ""]
+    words = "; ".join(filter(None, words))
     lines = [f"Order by {title(metric)}, best first: {as_markdown(words)}."]
     printed = {name: its for name in names if (its := experiment.printed_value(panel, name)) is not None}
+    if not experiment.printed and experiment.place.startswith("Figure"):
+        lines.append("The paper shows curves here, and no numbers.")
     if len(printed) > 1:
         lines.append(f"Order in the paper: {as_markdown(ordering(names, metric, printed))}.")
     return ["  \n".join(lines), ""]

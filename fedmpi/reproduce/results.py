@@ -77,7 +77,7 @@ def write_results(folder, experiment, scale, planning, adds=False):
 
     Args:
         adds: whether the files keep what they have of seeds that are not planned; see `check_others`. If not, the old
-            files are kept under other names where there are such seeds.
+            files are kept under other names if there are such seeds.
 
     Raises:
         UserError: if no run has ended, or a file cannot be written.
@@ -95,19 +95,24 @@ def write_results(folder, experiment, scale, planning, adds=False):
         curves += [key | {name: _text(value) for name, value in _columns(line)} for line in evaluated]
     curves_path, runs_path, first_path = paths(folder, experiment, scale)
     firsts = [_first(read_run(planning.first.folder(planning.first.runs[0])))] if planning.first else []
-    if adds:
+    kept = _of_other_seeds(runs_path, planning) if adds else []
+    if kept:
         curves = _by_seed(_of_other_seeds(curves_path, planning) + curves)
-        rows = _by_seed(_of_other_seeds(runs_path, planning) + rows)
+        rows = _by_seed(kept + rows)
         values = [row["values"] for row in firsts]
-        firsts = [row for row in read_rows(first_path) if row["values"] not in values] + firsts
+        firsts = [row for row in read_rows(first_path, FIRST_COLUMNS) if row["values"] not in values] + firsts
     metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
     _check_measured(experiment, rows, metrics)
     if not adds and other_seeds(folder, experiment, scale, planning):
         _keep_old([curves_path, runs_path, first_path])
-    write_rows(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves)
-    write_rows(runs_path, RUN_COLUMNS, rows)
+    files = [(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves), (runs_path, RUN_COLUMNS, rows)]
     if firsts:
-        write_rows(first_path, FIRST_COLUMNS, firsts)
+        files.append((first_path, FIRST_COLUMNS, firsts))
+    parts = [(_write_part(*file), file[0]) for file in files]
+    for part, path in parts:  # at once, so that a kill leaves files that belong together
+        part.replace(path)
+    if not firsts:
+        first_path.unlink(missing_ok=True)
     return [run.name for run in planning.plan.runs if run not in ended]
 
 
@@ -121,7 +126,11 @@ def _keep_old(files):
     """Copy files that are going to be replaced to the first free one of NAME.1.old, NAME.2.old, ..."""
     for path in (path for path in files if path.is_file()):
         names = (path.with_name(f"{path.name}.{number}.old") for number in itertools.count(1))
-        shutil.copy(path, next(name for name in names if not name.exists()))
+        new = next(name for name in names if not name.exists())
+        try:
+            shutil.copy(path, new)
+        except OSError as error:
+            raise UserError(f"{new}: cannot be written: {error.strerror}") from None
 
 
 def _check_measured(experiment, rows, metrics):
@@ -205,8 +214,9 @@ def _without_algorithm(settings):
 
 def _of_other_seeds(path, planning):
     """The rows of a results file whose seeds are not planned."""
-    seeds = {str(seed) for _, seed in planning.points.values()}
-    return [row for row in read_rows(path) if row["seed"] not in seeds]
+    seeds = {seed for _, seed in planning.points.values()}
+    rows = enumerate(read_rows(path, KEYS), 1)
+    return [row for number, row in rows if _whole(path, number, row, "seed") not in seeds]
 
 
 def _by_seed(rows):
@@ -258,16 +268,21 @@ def write_rows(path, columns, rows):
     Raises:
         UserError: if it cannot be written.
     """
+    _write_part(path, columns, rows).replace(path)
+
+
+def _write_part(path, columns, rows):
+    """Write the file under another name and return that: a kill meanwhile leaves the old one; see `write_rows`."""
+    part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")  # a kill leaves the results of other seeds as they were
         with open(part, "w", newline="", encoding="utf-8") as file:
-            lines = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+            lines = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
             lines.writeheader()
             lines.writerows(rows)
-        part.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    return part
 
 
 def read_rows(path, columns=()):
@@ -312,6 +327,14 @@ def damaged(path, number, what):
     return UserError(f"{path}, line {number + 1}: {what}: {RESTORE}")
 
 
+def _missing(path, other):
+    """The `UserError` about a file that is not there although the other one of the same runs is."""
+    return UserError(
+        f"{path}: is missing, but {other.name} is there: restore it (git checkout), or remove {other.name} as well and "
+        "make the runs again"
+    )
+
+
 def read_results(folder, experiment, scale):
     """The `Results` of an experiment, or None if it was not run at this scale.
 
@@ -321,12 +344,12 @@ def read_results(folder, experiment, scale):
     curves_path, runs_path, first_path = paths(folder, experiment, scale)
     if not runs_path.is_file():
         if curves_path.is_file():
-            raise UserError(f"{runs_path}: is missing, but {curves_path.name} is there: {RESTORE}")
+            raise _missing(runs_path, curves_path)
         return None
     if scale not in experiment.scales:
         raise UserError(f"{runs_path}: the experiment's file has no scale {scale} (any more): remove these results")
     if not curves_path.is_file():
-        raise UserError(f"{curves_path}: is missing, but {runs_path.name} is there: {RESTORE}")
+        raise _missing(curves_path, runs_path)
     rows = read_rows(runs_path, RUN_COLUMNS)
     if not rows:
         raise damaged(runs_path, 1, "no run")

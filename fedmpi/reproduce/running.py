@@ -103,17 +103,20 @@ def make(planning, how):
     """
     if planning.first:
         _remove_if_first_changed(planning.first)
-    for plan in filter(None, (planning.first, planning.plan)):
+    plans = [plan for plan in (planning.first, planning.plan) if plan]
+    for plan in plans:  # before `MAKER` is written anew
+        _record_missing(plan)
+    for plan in plans:
         todo = to_make(plan)
         _make_folder(plan.out)
         print(f"{len(plan.runs)} runs in {plan.out}, {len(todo)} of them still to do", flush=True)
         used = dataclasses.replace(how, ranks=_ranks_with_a_client(plan, how.ranks))
         if todo and used.ranks < how.ranks:
             print(f"each run uses {used.ranks} of {how.ranks} ranks: one per client", flush=True)
-        _record_missing(plan)
-        if todo:
-            _write(plan.out / MAKER, _known(used))
-        run_all(plan, todo, used.ranks, used.at_a_time, how.launcher, _Ended(plan, len(todo), used))
+        known = _known(used)
+        if todo and not any(is_running(plan, run) for run in todo):  # such a run has the former maker
+            _write(plan.out / MAKER, known)
+        run_all(plan, todo, used.ranks, used.at_a_time, how.launcher, _Ended(plan, len(todo), known))
         _record_missing(plan)
 
 
@@ -159,7 +162,9 @@ def to_make(plan):
     todo = []
     for run in plan.runs:
         folder = plan.folder(run)
-        if is_run(folder) and not is_running(plan, run) and _is_other(plan, run):
+        if is_run(folder) and _is_other(plan, run):
+            if is_running(plan, run):
+                raise UserError(f"{folder}: is still running, with other settings: stop it, or wait")
             shutil.rmtree(folder)
         todo += [run] if outcome(folder) in ("missing", "broken") else []
     return todo
@@ -185,9 +190,8 @@ def decisive_settings(arguments):
 class _Ended:
     """A line for every run that ends, and its provenance in its folder."""
 
-    def __init__(self, plan, number, how):
-        self._plan, self._number, self._ended = plan, number, 0
-        self._known = _known(how)
+    def __init__(self, plan, number, known):
+        self._plan, self._number, self._known, self._ended = plan, number, known, 0
 
     def __call__(self, run, code, seconds, last, cpu_seconds):
         self._ended += 1
@@ -209,7 +213,7 @@ def _record_missing(plan):
     known = _read(plan.out / MAKER)
     for run in plan.runs:
         folder = plan.folder(run)
-        if known and outcome(folder) in ("complete", "diverged") and not (folder / PROVENANCE).is_file():
+        if known and outcome(folder) in ("complete", "diverged") and not provenance(folder):
             records = read_run(folder).records
             cost = {"wall_seconds": round(records[-1]["seconds"], 2) if records else None}
             _record(plan, run, known | cost, datetime.datetime.fromtimestamp((folder / RECORDS).stat().st_mtime))
@@ -227,8 +231,10 @@ def _known(how):
 
 
 def _write(path, values):
+    part = path.with_name(path.name + ".part")  # a kill leaves no half of a file
     try:
-        path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+        part.write_text(json.dumps(values, indent=1), encoding="utf-8")
+        part.replace(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -301,6 +307,8 @@ def emit_slurm(planning, how, path):
     todo, ranks = to_make(plan), _ranks_with_a_client(plan, how.ranks)
     if not todo:
         raise UserError(f"{plan.out}: every run has ended: nothing to submit")
+    for run in filter(lambda one: is_running(plan, one), todo):
+        raise UserError(f"{plan.folder(run)}: is still running: stop it, or wait")
     content = {"settings": plan.common, "list": [run.varied for run in plan.runs]}
     numbers = [number for number, run in enumerate(plan.runs) if run in todo]
     file = plan.out / "plan.yaml"
@@ -308,10 +316,10 @@ def emit_slurm(planning, how, path):
     try:
         plan.out.mkdir(parents=True, exist_ok=True)
         file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        _record_missing(plan)
         known = _known(dataclasses.replace(how, ranks=ranks))
-        _write(
-            plan.out / MAKER, {key: one for key, one in known.items() if key not in ("processor", "cores")}
-        )  # nodes'
+        known = {key: one for key, one in known.items() if key not in ("processor", "cores")}  # those of the nodes
+        _write(plan.out / MAKER, known)
         text = TEMPLATE.read_text(encoding="utf-8")
         path.write_text(job_array(text, words, numbers, ranks, how.at_a_time), encoding="utf-8")
     except OSError as error:

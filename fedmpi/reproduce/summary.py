@@ -22,8 +22,8 @@ README = "README.md"
 HEAD = """\
 # What the papers' experiments gave
 
-Made by `python -m fedmpi.reproduce --pages`. What was measured is from the CSV files in this folder, and nothing of it
-was typed by hand. The numbers that the papers print and the sentences on what was found out were.
+Made by `python -m fedmpi.reproduce --pages`. All measured numbers in the tables come from the CSV files in this
+folder. The papers' numbers and the findings were written by hand.
 
 A claim says that a method is ahead of others. It is *confirmed* if the method is clearly ahead of each of them: its
 mean lead over the seeds is larger than the standard deviation of that lead. It is *not confirmed* if one of the others
@@ -32,10 +32,10 @@ clearly ahead of the method, and it is not clearly ahead of all, or one of them 
 diverged is lost; if another method diverged with some seeds, the named one is clearly ahead if it wins all seeds.
 A claim is *not tested* if its methods were not run.
 
-A claim that two methods are level is confirmed if neither is clearly ahead. A claim that a method leads by more in one
-place than in another is confirmed if it leads and the difference is larger than its own standard deviation, and not
-confirmed if the difference is as large in the other direction, or the method clearly behind. A claim that a method
-reaches a value is confirmed if every seed reaches it.
+A claim that two methods are level is confirmed if neither is clearly ahead and none diverged. A claim that a method
+leads by more in one place than in another is confirmed if it leads and the difference is larger than its own standard
+deviation, and not confirmed if the difference is as large in the other direction, or the method clearly behind. A claim
+that a method reaches a value is confirmed if every seed reaches it.
 
 One seed has no deviation and decides nothing; the outcome then says whether the method is ahead. *Seeds* are those that
 all methods of the claim have. The rule is a mild one: of two methods that do not differ, it would find the named one
@@ -47,16 +47,19 @@ better, ↓ that smaller ones are.
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
 `mlp` is the paper's attack on an MLP instead of a CNN, in some figures without the largest number of local steps.
 `full` has the paper's size.
+At the small scale some methods are still near guessing. The findings say where; those outcomes say little about the
+paper.
 """
 VERDICTS = """\
 The verdict on each claim. Every comparison in a table or figure counts once, at the largest scale (`full`, then `mlp`,
 then `small`) at which it was made with several seeds. *In part* means that some are confirmed and others not;
 *not tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how many at
-each scale:
+each scale. A single seed at a larger scale does not overrule several seeds at a smaller one:
 """
 TUNED = """\
 Chosen on held-out training data; each method had as many points. Where the best value is the smallest or largest one
-that was tried, a better one may lie beyond it; several grids end there because the paper's grid does.
+that was tried, a better one may lie beyond it. For most methods the paper's grid ends there, too; FAFED's goes on to
+0.1.
 """
 UNTUNED = "No grid was run for these:\n"
 ESTIMATE = "The estimates at full are the number of gradients times the measured CPU time of one."
@@ -190,14 +193,14 @@ def _verdict(rows):
 
 
 def _count(rows):
-    """ "2 of 3, 1 undecided", or "–" of no rows; one seed cannot confirm anything and is counted apart."""
+    """ "2 of 3, 1 undecided; one seed: ahead in 0 of 1"; "–" of no rows. One seed is counted apart."""
     several, once = [row for row in rows if row.seeds > 1], [row for row in rows if row.seeds == 1]
     undecided = sum(row.state == UNDECIDED for row in several)
     words = [f"{sum(row.state == CONFIRMED for row in several)} of {len(several)}"] if several else []
-    words += [f"{undecided} undecided"] if undecided else []
+    words = [f"{words[0]}, {undecided} undecided"] if undecided else words
     ahead = sum(row.state in (ONCE_AHEAD, ONCE_REACHED) for row in once)
-    words += [f"ahead in {ahead} of {len(once)} with one seed"] if once else []
-    return ", ".join(words) or "–"
+    words += [f"one seed: ahead in {ahead} of {len(once)}"] if once else []
+    return "; ".join(words) or "–"
 
 
 def _findings(folder, experiments):

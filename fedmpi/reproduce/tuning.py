@@ -74,8 +74,9 @@ def _rows(planning, grids, points, seeds, metric):
         raise UserError(f"tune.metric: {metric}: no run measured it: expected one of {', '.join(measured)}")
     rows = [_row(point, by_point[id(point)], grids[point.method], seeds, metric) for point in points]
     sign = 1 if less_is_better(metric) else -1
+    whole = [all(outcome(path) == "complete" for path in by_point[id(point)]) for point in points]
     for method in dict.fromkeys(row["method"] for row in rows):
-        its = [row for row in rows if row["method"] == method and not row["diverged"]]
+        its = [row for row, is_whole in zip(rows, whole) if is_whole and row["method"] == method]
         usable = [row for row in its if row["mean"] != "" and math.isfinite(row["mean"])]
         if usable:
             min(usable, key=lambda row: sign * row["mean"])["chosen"] = "yes"

@@ -216,7 +216,7 @@ def _fork(words, log):
         for number, file in enumerate((nothing, log.fileno(), log.fileno())):
             os.dup2(file, number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the run ignores it, too
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
         from fedmpi.train import main
 

@@ -6,15 +6,12 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
-from conftest import LIMIT, ROOT
+from conftest import LIMIT, ROOT, wait_for
 from tiny import TINY, reproduce, rows
 
-from fedmpi.reproduce.running import PROVENANCE
-from fedmpi.runs.folder import outcome
 from fedmpi.sweep.local import is_running
 from fedmpi.sweep.plan import Plan, Planned
 
@@ -78,6 +75,16 @@ def test_results_of_other_seeds_are_kept_in_old_files(tmp_path):
     assert [(results / f"{name}.1.old").read_text(encoding="utf-8") for name in names] == before
 
 
+def jobs_of(folder):
+    """The processes of the program and its runs, which are copies of it, as folders in /proc."""
+    while not (folder / "tiny.yaml").exists():
+        folder = folder.parent
+    for job in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder / "tiny.yaml").encode() in (job / "cmdline").read_bytes():
+                yield job
+
+
 @pytest.fixture
 def start(tmp_path):
     """A function that starts the program with a long run, and returns (process, folder of the run) once it has begun.
@@ -94,17 +101,15 @@ def start(tmp_path):
             [*map(str, words), "--results", str(tmp_path / "results")],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
-        runs, until = tmp_path / "runs" / "tiny" / "small", time.monotonic() + LIMIT
-        while not (found := [path.parent for path in runs.glob("*/checkpoint*")]):
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.1)
-        return process, found[0]
+        runs = tmp_path / "runs" / "tiny" / "small"
+        wait_for(lambda: process.poll() is not None or any(runs.glob("*/checkpoint*")))
+        (found,) = runs.glob("*/checkpoint*")
+        return process, found.parent
 
     yield started
-    for job in pathlib.Path("/proc").glob("[0-9]*"):  # a run is a copy of the program, in a session of its own
+    for job in jobs_of(tmp_path):
         with contextlib.suppress(OSError):
-            if str(tmp_path).encode() in (job / "cmdline").read_bytes():
-                os.kill(int(job.name), signal.SIGKILL)
+            os.kill(int(job.name), signal.SIGKILL)
 
 
 def still_running(run):
@@ -124,27 +129,42 @@ def test_nohup_lets_the_runs_go_on(start):
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2)
-    assert still_running(run)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=LIMIT)
-    assert process.returncode == 75 and not still_running(run)
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 75 and "stopped by SIGTERM" in output and not still_running(run)
 
 
-def test_a_run_that_outlived_its_program_is_written_down(tmp_path, start):
-    process, run = start(rounds=3000)
+def test_a_hangup_of_a_run_alone_is_no_request_to_stop_the_program(start):
+    """A run is a copy of the program, but not of what the program does on a signal."""
+    process, run = start()
+    for job in jobs_of(run):
+        if int(job.name) != process.pid:
+            os.kill(int(job.name), signal.SIGHUP)
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 2 and "broken, exit code -1" in output, output
+
+
+def test_a_run_that_outlives_its_program_has_the_provenance_of_that(tmp_path, start):
+    """Also if another command is started meanwhile, and waits for the run."""
+    process, run = start(rounds=5000)
     process.kill()
     process.communicate()
-    until = time.monotonic() + LIMIT
-    while still_running(run):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert outcome(run) == "complete" and not (run / PROVENANCE).exists()
     words = ("--seeds", "0", "--out", tmp_path / "runs", "--results", tmp_path / "results", "--threads", "2")
     ended = reproduce(tmp_path / "tiny.yaml", *words)
-    assert ended.returncode == 0 and " 0 of them still to do" in ended.stdout, ended.stderr
+    assert ended.returncode == 0, ended.stderr
     (row,) = rows(tmp_path / "results" / "small" / "tiny-runs.csv")
-    assert row["commit"] and row["processor"] and row["ranks"] == row["threads"] == "1"  # those of the first command
+    assert row["commit"] and row["processor"] and row["ranks"] == row["threads"] == "1"
     assert float(row["wall_seconds"]) > 0 and row["cpu_seconds"] == ""
+
+
+def test_a_run_with_other_settings_that_is_still_running_is_not_taken_for_a_new_one(tmp_path, start):
+    process, run = start()
+    process.kill()
+    process.communicate()
+    file = tmp_path / "tiny.yaml"
+    file.write_text(file.read_text(encoding="utf-8").replace("eval_every: 1000", "eval_every: 900"), encoding="utf-8")
+    ended = reproduce(file, "--seeds", "0", "--out", tmp_path / "runs", "--results", tmp_path / "results")
+    assert ended.returncode == 2 and "is still running, with other settings: stop it, or wait" in ended.stderr
 
 
 def test_first_runs_that_came_out_differently_are_both_shown(tmp_path):

@@ -23,6 +23,7 @@ from fedmpi.reproduce.results import (
     RUN_COLUMNS,
     _check_measured,
     check_others,
+    other_seeds,
     paths,
     read_results,
     write_rows,
@@ -285,7 +286,7 @@ def test_a_page_of_runs_that_measured_nothing_says_so(written):
     one, folder, (curves, runs, _) = written
     curves.write_text(",".join([*KEYS, *CURVE_AMOUNTS]) + "\n", encoding="utf-8")
     runs.write_text(runs.read_text(encoding="utf-8").replace("complete,4", "diverged,1"), encoding="utf-8")
-    assert "| FAFED | 2, 2 diverged | diverged |" in page(one, "small", read_results(folder, one, "small"), {})
+    assert "| FAFED | 2 of 2 diverged | diverged |" in page(one, "small", read_results(folder, one, "small"), {})
 
 
 @pytest.mark.parametrize(
@@ -325,3 +326,15 @@ def test_a_method_for_which_nothing_was_chosen_is_named(tmp_path):
     assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1, ended.stderr
     assert "tiny: nothing was chosen for FAFED: a run of every point diverged" in ended.stderr
     assert [row["chosen"] for row in read_grid(tmp_path / "tuning" / "tiny.csv")] == ["yes", ""]
+
+
+def test_a_damaged_file_is_named_before_its_seeds_are_replaced(written):
+    one, folder, (_, path, _) = written
+    text = path.read_text(encoding="utf-8")
+    nothing_planned = types.SimpleNamespace(points={})
+    assert other_seeds(folder, one, "small", nothing_planned) == ["0", "1"]
+    for old, new in (("seed,", "sead,"), (",0,complete", ",zero,complete")):
+        assert old in text
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        with pytest.raises(UserError, match=f"^{path}, line "):
+            other_seeds(folder, one, "small", nothing_planned)

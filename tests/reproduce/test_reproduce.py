@@ -19,7 +19,7 @@ from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.reproduce.__main__ import listing
 from fedmpi.reproduce.claims import ordering
-from fedmpi.reproduce.experiment import SCALES, find_experiments, read_experiment, read_papers
+from fedmpi.reproduce.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page, prose
 from fedmpi.reproduce.results import (
     CURVE_AMOUNTS,
@@ -439,14 +439,14 @@ def row(state, seeds=3, decides=True):
     ("rows", "verdict", "count"),
     [
         ([row("confirmed"), row("confirmed", 2)], "confirmed", "2 of 2"),
-        ([row("confirmed"), row("one seed: not ahead", 1)], "confirmed", "1 of 1, ahead in 0 of 1 with one seed"),
+        ([row("confirmed"), row("one seed: not ahead", 1)], "confirmed", "1 of 1; one seed: ahead in 0 of 1"),
         ([row("confirmed"), row("not confirmed", decides=False)], "confirmed", "1 of 2"),
         ([row("confirmed"), row("not confirmed", 2)], "in part", "1 of 2"),
         ([row("confirmed"), row("not confirmed: undecided")], "in part", "1 of 2, 1 undecided"),
         ([row("not confirmed"), row("not confirmed: undecided")], "not confirmed", "0 of 2, 1 undecided"),
         ([row("not confirmed: undecided")], "not confirmed: undecided", "0 of 1, 1 undecided"),
         ([row("not confirmed"), row("not tested", 0)], "not confirmed", "0 of 1"),
-        ([row("one seed: ahead", 1), row("one seed: reached", 1)], "not tested", "ahead in 2 of 2 with one seed"),
+        ([row("one seed: ahead", 1), row("one seed: reached", 1)], "not tested", "one seed: ahead in 2 of 2"),
         ([], "not tested", "–"),
     ],
 )
@@ -509,11 +509,9 @@ def test_committed_pages_are_made_from_the_committed_numbers(one, scale):
     assert all((path.parent / name).is_file() for name in shown)
     figures = {}
     for name in shown:
-        stem = name.removeprefix(f"{one.name}-").removesuffix(".svg")
-        found = [
-            (panel, metric) for panel in one.panels for metric in one.figure["metrics"] if _stem(panel, metric) == stem
-        ]
-        figures[found[0]] = name
+        pairs = itertools.product(one.panels, one.figure["metrics"])
+        (found,) = [pair for pair in pairs if figure_file(one, *pair) == name]
+        figures[found] = name
     assert page(one, scale, read_results(RESULTS, one, scale), figures) == text
 
 
@@ -531,10 +529,6 @@ def test_presets_or_the_small_scale_contain_what_tuning_chose(one, length):
         for setting in row["settings"].split(", "):
             name, value = setting.split()
             assert float(value) == pytest.approx(used[name], rel=1e-3), (row["method"], name)
-
-
-def _stem(panel, metric):
-    return "-".join(re.sub(r"[^\w.+-]+", "-", word).strip("-") for word in (panel, metric))
 
 
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
