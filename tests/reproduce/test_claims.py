@@ -133,7 +133,7 @@ def losses(curve, seed=0):
         ),
         ([[3.0, 3.0], [2.9, 3.3]], [[3.0, 3.0], [3.9, 4.3]], "not confirmed: undecided", "; no lead on either"),
         ([[3.0, 3.0], [3.1, 3.1]], [[3.0, 3.0], [3.0, 3.3]], "not confirmed", "; it is clearly behind, so"),
-        ([[3.0, 3.0], [3.1, 3.1]], [[3.0, 3.0], [2.9, 2.8]], "not confirmed", "0.1500 ± 0.0707"),
+        ([[3.0, 3.0], [3.1, 3.1]], [[3.0, 3.0], [2.9, 2.8]], "not confirmed", "0.1500 ± 0.0707; it is clearly behind"),
         ([[3.0, 3.9], [2.0, 2.0]], [[3.0, 3.0], [2.0, 2.1]], "not confirmed: undecided", "less than its spread"),
         ([[3.0, 3.1], [2.0, None]], [[3.0, 3.0], [2.5, 2.6]], "not confirmed", "FedAvg-M diverged"),
         ([[3.0, 3.1], [2.0, 2.0]], [[3.0, None], [2.5, 2.6]], "not confirmed: undecided", "FedAvg diverged"),

@@ -190,9 +190,10 @@ def test_an_own_file_with_the_name_of_a_table_would_replace_its_results(tmp_path
 def test_files_of_one_name_would_share_their_results(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        read(tmp_path / folder, RIGHT)
+        read(tmp_path / folder, RIGHT | {"title": folder})
     with pytest.raises(UserError, match="b/tiny.yaml: another experiment is called tiny, too: rename the file"):
         find_experiments([f"{tmp_path}/{folder}/tiny.yaml" for folder in ("a", "b")])
+    assert len(find_experiments([f"{tmp_path}/a/tiny.yaml", f"{tmp_path}/a/../a/tiny.yaml"])) == 1
 
 
 @pytest.fixture
