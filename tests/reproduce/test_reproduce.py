@@ -185,7 +185,7 @@ def test_the_page_says_what_the_run_before_the_others_gave(tmp_path):
 def test_the_command_of_a_page_has_the_data_the_ranks_and_the_threads_of_its_runs(reproduced):
     file, _, _, results = reproduced
     one, found = read_experiment(file), read_results(results, read_experiment(file), "small")
-    command = "python -m fedmpi.reproduce tiny --scale small --seeds 0,1"
+    command = "python -m fedmpi.reproduce tiny.yaml --scale small --seeds 0,1"
 
     def page_with(data=(), **columns):
         found.runs[:] = [row | columns for row in found.runs]
