@@ -62,7 +62,7 @@ def make_parser():
     words = "keep the results of other seeds that are in --results, if their settings are those of these runs"
     add("--add", action="store_true", help=words)
     add("--tune", action="store_true", help="search the best settings of every method on held-out training data")
-    add("--pages", action="store_true", help="start no runs; only write all pages again, from the CSV files")
+    add("--pages", action="store_true", help="start no runs; only write the pages again, from the CSV files")
     add("--ranks", type=count, default=1, metavar="N", help="ranks of each run; default: 1")
     add("--at-a-time", type=count, metavar="N", help="how many runs to start at the same time; default: cores / ranks")
     add("--threads", type=count, default=1, metavar="N", help="CPU threads of each rank; default: 1")

@@ -161,11 +161,10 @@ def check_others(folder, experiment, scale, planning):
     Raises:
         UserError: if it was not.
     """
-    read_results(folder, experiment, scale)  # raises UserError if a file is damaged
+    made = read_results(folder, experiment, scale)
     _, path, first_path = paths(folder, experiment, scale)
-    firsts = read_rows(first_path) if planning.first else []
     command = command_of(planning.first, planning.first.runs[0]) if planning.first else ""
-    for row in firsts:
+    for row in made.firsts if made and planning.first else []:
         if _settings_of_command(row["command"]) != _settings_of_command(command):
             raise UserError(
                 f"--add: {first_path}: the run '{FIRST_RUN}' whose model the others use was made with other settings "
