@@ -11,7 +11,7 @@ from fedmpi.errors import Stopped, UserError
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.reproduce.experiment import ENDINGS, SCALES, find_experiments
-from fedmpi.reproduce.results import check_others, other_seeds, paths, read_results, write_results
+from fedmpi.reproduce.results import left_to_make, other_seeds, paths, read_results, write_results
 from fedmpi.reproduce.running import How, emit_slurm, make, plan_runs
 from fedmpi.reproduce.summary import cost, state, write_summary
 from fedmpi.text import table
@@ -59,7 +59,7 @@ def make_parser():
         metavar="N,N",
         help="seeds of every method; default: 0,1,2, or with --tune those of the file",
     )
-    words = "keep the results of other seeds that are in --results, if their settings are those of these runs"
+    words = "keep what --results has, if it was made with the settings of these runs, and make only the rest"
     add("--add", action="store_true", help=words)
     add("--tune", action="store_true", help="search the best settings of every method on held-out training data")
     add("--pages", action="store_true", help="start no runs; only write the pages again, from the CSV files")
@@ -143,12 +143,17 @@ def _reproduce(one, options, how):
     scale = options.scale
     points, folder = one.points(scale), how.out / one.name / scale
     planning = plan_runs(one.first_run(scale), points, options.seeds or [0, 1, 2], folder, how)
+    if options.add:
+        num_planned = len(planning.plan.runs)
+        planning = left_to_make(options.results, one, scale, planning)
+        num_kept = num_planned - len(planning.plan.runs)
+        print(f"{num_kept} of {num_planned} runs are kept as they are in {options.results}", flush=True)
     if options.emit_slurm:
+        if not planning.plan.runs:
+            raise UserError(f"--emit-slurm: --results {options.results} has all these runs: nothing is left to be run")
         emit_slurm(planning, how, options.emit_slurm)
         return
-    if options.add:
-        check_others(options.results, one, scale, planning)
-    elif others := other_seeds(options.results, one, scale, planning):
+    if not options.add and (others := other_seeds(options.results, one, scale, planning)):
         print(
             f"{paths(options.results, one, scale)[1]} also has seeds {', '.join(others)}: its page will not show them, "
             "and the old files are kept as *.old; with --add the page shows all"

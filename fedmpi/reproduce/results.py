@@ -3,9 +3,7 @@
 Pages, figures and the summary are made from these files alone.
 """
 
-import csv
 import dataclasses
-import io
 import itertools
 import json
 import math
@@ -14,6 +12,7 @@ import shlex
 import shutil
 
 from fedmpi.errors import UserError
+from fedmpi.reproduce.csv_files import RESTORE, damaged, number_of, read_rows, whole_number, write_part
 from fedmpi.reproduce.running import FIRST_RUN, command_of, decisive_settings, provenance
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
@@ -28,13 +27,9 @@ FACTS = (
 )  # fmt: skip
 RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", "settings", *FACTS)
 FIRST_COLUMNS = ("rounds", "values", *FACTS)
-NEWER = ("threads",)  # files of earlier versions lack them
 ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 STATES = ("complete", "diverged")
-RESTORE = (
-    "restore the file (git checkout), or remove it and make the runs again"  # what to do about one that is damaged
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +71,14 @@ def write_results(folder, experiment, scale, planning, adds=False):
     """Write what the runs of a plan measured; returns the names of runs that did not end, which are left out.
 
     Args:
-        adds: whether the files keep what they have of seeds that are not planned; see `check_others`. If not, the old
-            files are kept under other names if there are such seeds.
+        adds: whether the files keep what they have of runs that are not planned; see `left_to_make`. If not, the old
+            files are kept under other names if they have other seeds.
 
     Raises:
         UserError: if no run has ended, or a file cannot be written.
     """
     ended = [run for run in planning.plan.runs if outcome(planning.plan.folder(run)) in STATES]
-    if not ended:
+    if planning.plan.runs and not ended:
         raise UserError(f"{planning.plan.out}: no run has ended; its .log files contain what the runs printed")
     curves, rows = [], []
     for run in ended:
@@ -95,10 +90,10 @@ def write_results(folder, experiment, scale, planning, adds=False):
         curves += [key | {name: _text(value) for name, value in _columns(line)} for line in evaluated]
     curves_path, runs_path, first_path = paths(folder, experiment, scale)
     firsts = [_first(read_run(planning.first.folder(planning.first.runs[0])))] if planning.first else []
-    kept = _of_other_seeds(runs_path, planning) if adds else []
+    kept = _not_planned(runs_path, planning) if adds else []
     if kept:
-        curves = _by_seed(_of_other_seeds(curves_path, planning) + curves)
-        rows = _by_seed(kept + rows)
+        curves = _in_order(experiment, scale, _not_planned(curves_path, planning) + curves)
+        rows = _in_order(experiment, scale, kept + rows)
         values = [row["values"] for row in firsts]
         firsts = [row for row in read_rows(first_path, FIRST_COLUMNS) if row["values"] not in values] + firsts
     metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
@@ -108,7 +103,7 @@ def write_results(folder, experiment, scale, planning, adds=False):
     files = [(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves), (runs_path, RUN_COLUMNS, rows)]
     if firsts:
         files.append((first_path, FIRST_COLUMNS, firsts))
-    parts = [(_write_part(*file), file[0]) for file in files]
+    parts = [(write_part(*file), file[0]) for file in files]
     for part, path in parts:  # at once, so that a kill leaves files that belong together
         part.replace(path)
     if not firsts:
@@ -155,11 +150,11 @@ def _check_measured(experiment, rows, metrics):
             )
 
 
-def check_others(folder, experiment, scale, planning):
-    """Check that what the files have of seeds that are not planned was made with the settings of the planned runs.
+def left_to_make(folder, experiment, scale, planning):
+    """The `Planning` without the runs that the files have, made with the same settings.
 
     Raises:
-        UserError: if it was not.
+        UserError: if the files have runs that were made with other settings, and are not planned.
     """
     made = read_results(folder, experiment, scale)
     _, path, first_path = paths(folder, experiment, scale)
@@ -170,22 +165,30 @@ def check_others(folder, experiment, scale, planning):
                 f"--add: {first_path}: the run '{FIRST_RUN}' whose model the others use was made with other settings "
                 "than the experiment has now: make all seeds again, without --add"
             )
-    planned = {}
+    commands = {}
     for run in planning.plan.runs:
         point, _ = planning.points[run.name]
-        planned.setdefault((point.panel, point.method), command_of(planning.plan, run))
-    for row in _of_other_seeds(path, planning):
-        command = planned.get((row["panel"], row["method"]))
+        commands.setdefault((point.panel, point.method), command_of(planning.plan, run))
+    planned, kept = _keys(planning), set()
+    for row in made.runs if made else []:
+        key = tuple(row[name] for name in KEYS)
+        command = commands.get(key[:2])
         if command is None:
             raise UserError(
                 f"--add: {path}: has {row['method']} on {row['panel']}, which the experiment does not have now: "
                 "leave out --add, to make all seeds again"
             )
-        if not _is_made_with(row, command):
+        if _is_made_with(row, command):
+            kept.add(key)
+        elif key not in planned:
             raise UserError(
                 f"--add: {path}: seed {row['seed']} of {row['method']} was made with other settings than the "
                 "experiment has now: make it again as well (--seeds), or leave out --add to drop it"
             )
+    left = [run for run in planning.plan.runs if _key(planning, run.name) not in kept]
+    plan = dataclasses.replace(planning.plan, runs=left)
+    points = {run.name: planning.points[run.name] for run in left}
+    return dataclasses.replace(planning, plan=plan, points=points, first=planning.first if left else None)
 
 
 def _is_made_with(row, command):
@@ -215,11 +218,29 @@ def _of_other_seeds(path, planning):
     """The rows of a results file whose seeds are not planned."""
     seeds = {seed for _, seed in planning.points.values()}
     rows = enumerate(read_rows(path, KEYS), 1)
-    return [row for number, row in rows if _whole(path, number, row, "seed") not in seeds]
+    return [row for number, row in rows if whole_number(path, number, row, "seed") not in seeds]
 
 
-def _by_seed(rows):
-    return sorted(rows, key=lambda row: int(row["seed"]))  # stable: those of a seed keep their order
+def _not_planned(path, planning):
+    """The rows of a results file whose runs are not planned."""
+    planned = _keys(planning)
+    return [row for row in read_rows(path, KEYS) if tuple(row[name] for name in KEYS) not in planned]
+
+
+def _keys(planning):
+    """The `KEYS` of all planned runs, as they are in the files."""
+    return {_key(planning, name) for name in planning.points}
+
+
+def _key(planning, name):
+    point, seed = planning.points[name]
+    return point.panel, point.method, str(seed)
+
+
+def _in_order(experiment, scale, rows):
+    """Rows by seed, and those of a seed as the experiment has them; those of a run keep their order."""
+    order = {(point.panel, point.method): number for number, point in enumerate(experiment.points(scale))}
+    return sorted(rows, key=lambda row: (int(row["seed"]), order[row["panel"], row["method"]]))
 
 
 def _first(record):
@@ -261,71 +282,6 @@ def _text(value):
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
-def write_rows(path, columns, rows):
-    """Write dicts as a CSV file; what a row does not have is empty.
-
-    Raises:
-        UserError: if it cannot be written.
-    """
-    _write_part(path, columns, rows).replace(path)
-
-
-def _write_part(path, columns, rows):
-    """Write the file under another name and return that: a kill meanwhile leaves the old one; see `write_rows`."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "w", newline="", encoding="utf-8") as file:
-            lines = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
-            lines.writeheader()
-            lines.writerows(rows)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    return part
-
-
-def read_rows(path, columns=()):
-    """The rows of a CSV file as dicts of text; [] if there is no such file.
-
-    Args:
-        columns: names of those that it must have, but for `NEWER` ones.
-
-    Raises:
-        UserError: if it is damaged.
-    """
-    if not path.is_file():
-        return []
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            text = file.read()
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: contains something else than text: {RESTORE}") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows = []
-    try:
-        header = next(lines, [])
-        if lacking := [name for name in columns if name not in (*header, *NEWER)]:
-            raise damaged(path, 0, f"no column {lacking[0]}")
-        if len(set(header)) < len(header):
-            raise damaged(path, 0, "two columns have the same name")
-        for fields in lines:
-            if len(fields) != len(header):
-                raise damaged(path, len(rows) + 1, f"{len(fields)} values instead of {len(header)}")
-            rows.append(dict(zip(header, fields)))
-    except csv.Error as error:
-        raise damaged(path, len(rows) + 1, str(error)) from None
-    if not text.endswith("\n"):
-        raise damaged(path, len(rows), "the line is cut off")
-    return rows
-
-
-def damaged(path, number, what):
-    """The `UserError` about line `number` + 1 of a CSV file, its row `number`; 0 is the header."""
-    return UserError(f"{path}, line {number + 1}: {what}: {RESTORE}")
-
-
 def _missing(path, other):
     """The `UserError` about a file that is not there although the other one of the same runs is."""
     return UserError(
@@ -359,7 +315,7 @@ def read_results(folder, experiment, scale):
             raise damaged(runs_path, number, f"seed {row['seed']} of {row['method']} on {row['panel']} is there twice")
         if row["state"] not in STATES:
             raise damaged(runs_path, number, f"state: expected one of {', '.join(STATES)}, not {row['state']}")
-        settings = {"algorithm": row["method"], "seed": _whole(runs_path, number, row, "seed")}
+        settings = {"algorithm": row["method"], "seed": whole_number(runs_path, number, row, "seed")}
         _check_seconds(runs_path, number, row)
         is_complete = row["state"] == "complete"
         runs[key] = RunFolder(pathlib.Path(*key), settings, [], is_complete, "" if is_complete else row["state"], {})
@@ -390,19 +346,12 @@ def _add_curves(path, runs):
         if run is None:
             raise damaged(path, number, f"the file of the runs has no seed {row['seed']} of {row['method']}")
         last = run.records[-1]["round"] if run.records else 0
-        if _whole(path, number, row, "round") <= last:
+        if whole_number(path, number, row, "round") <= last:
             raise damaged(path, number, f"round {row['round']} comes after round {last}")
         try:
-            run.records.append({name: _number(text) for name, text in row.items() if text and name not in KEYS})
+            run.records.append({name: number_of(text) for name, text in row.items() if text and name not in KEYS})
         except ValueError as error:
             raise damaged(path, number, f"expected numbers: {error}") from None
-
-
-def _whole(path, number, row, name):
-    """The whole number in a column of row `number` of a CSV file."""
-    if not (row[name].isdecimal() and len(row[name]) < 19):
-        raise damaged(path, number, f"{name}: expected a whole number, not '{short(row[name], 50)}'")
-    return int(row[name])
 
 
 def _check_seconds(path, number, row):
@@ -413,8 +362,3 @@ def _check_seconds(path, number, row):
         is_right = False
     if not is_right:
         raise damaged(path, number, f"cpu_seconds: expected a number, not '{short(row['cpu_seconds'], 50)}'")
-
-
-def _number(text):
-    value = float(text)
-    return int(value) if value.is_integer() and "." not in text and "e" not in text else value

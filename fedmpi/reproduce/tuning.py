@@ -3,7 +3,8 @@
 import math
 
 from fedmpi.errors import UserError
-from fedmpi.reproduce.results import FACTS, grid_path, read_rows, write_rows
+from fedmpi.reproduce.csv_files import read_rows, write_rows
+from fedmpi.reproduce.results import FACTS, grid_path
 from fedmpi.reproduce.running import make, plan_runs, provenance
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run

@@ -14,6 +14,7 @@ from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
 from fedmpi.reproduce import experiment as experiment_module
 from fedmpi.reproduce.__main__ import listing
+from fedmpi.reproduce.csv_files import write_rows
 from fedmpi.reproduce.experiment import FOLDER, find_experiments, read_experiment
 from fedmpi.reproduce.page import page
 from fedmpi.reproduce.results import (
@@ -22,11 +23,10 @@ from fedmpi.reproduce.results import (
     KEYS,
     RUN_COLUMNS,
     _check_measured,
-    check_others,
+    left_to_make,
     other_seeds,
     paths,
     read_results,
-    write_rows,
 )
 from fedmpi.reproduce.tuning import COLUMNS, _rows, read_grid
 from fedmpi.run_files import MODEL, RECORDS, SETTINGS
@@ -259,7 +259,7 @@ def test_a_damaged_file_of_results_is_named_with_its_line(written, file, old, ne
     with pytest.raises(UserError, match=message_of(raised)):
         listing([str(folder / "tiny.yaml")], folder, None)
     with pytest.raises(UserError, match=message_of(raised)):  # before the runs of --add are made
-        check_others(folder, one, "small", None)
+        left_to_make(folder, one, "small", None)
 
 
 def message_of(raised):

@@ -19,6 +19,7 @@ from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.reproduce.__main__ import listing
 from fedmpi.reproduce.claims import ordering
+from fedmpi.reproduce.csv_files import write_rows
 from fedmpi.reproduce.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page, prose
 from fedmpi.reproduce.results import (
@@ -29,7 +30,6 @@ from fedmpi.reproduce.results import (
     grid_path,
     paths,
     read_results,
-    write_rows,
 )
 from fedmpi.reproduce.running import was_continued
 from fedmpi.reproduce.summary import Row, _count, _outcomes, _verdict, _with_ends, summary
@@ -284,6 +284,36 @@ def test_a_seed_can_be_added_to_results_whose_runs_are_gone(tmp_path):
         message = f"seed 0 of {method} was made with other settings" if method else "has FedAvg on quadratic, which"
         assert ended.returncode == 2 and message in ended.stderr, ended.stderr
         assert len(ended.stderr.splitlines()) == 1 and "still to do" not in ended.stdout and files() == before
+
+
+def test_only_what_the_results_lack_is_made(tmp_path):
+    file, results = tmp_path / "tiny.yaml", tmp_path / "results"
+    words = (file, "--seeds", "0,1", "--results", results, "--out")
+
+    def lines(name):
+        return (results / "small" / name).read_text(encoding="utf-8").splitlines()
+
+    file.write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    assert reproduce(*words, tmp_path / "first runs").returncode == 0
+    before = {name: lines(name) for name in ("tiny.csv", "tiny-runs.csv")}
+    for name, its in before.items():  # FAFED has lost seed 1
+        kept = [line for line in its if not line.startswith("quadratic,FAFED,1,")]
+        (results / "small" / name).write_text("\n".join([*kept, ""]), encoding="utf-8")
+    other = {"FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.2}}
+    file.write_text(yaml.safe_dump(TINY | {"methods": TINY["methods"] | other}), encoding="utf-8")
+    ended = reproduce(*words, tmp_path / "other runs", "--add")
+    assert ended.returncode == 0 and ended.stdout.startswith("3 of 6 runs are kept"), ended.stderr
+    assert len(list((tmp_path / "other runs").rglob("metrics.jsonl"))) == 3
+    for name, its in before.items():
+        pairs = zip(lines(name), its, strict=True)
+        changed = {",".join(line.split(",")[:3]) for line, old in pairs if line != old}
+        assert changed == {"quadratic,FedAvg,0", "quadratic,FedAvg,1", "quadratic,FAFED,1"}
+    after = lines("tiny.csv")
+    ended = reproduce(*words, tmp_path / "third runs", "--add")
+    assert ended.returncode == 0 and ended.stdout.startswith("6 of 6 runs are kept"), ended.stderr
+    assert lines("tiny.csv") == after and not list((tmp_path / "third runs").rglob("metrics.jsonl"))
+    ended = reproduce(*words, tmp_path / "third runs", "--add", "--emit-slurm", tmp_path / "job.sh")
+    assert ended.returncode == 2 and "has all these runs: nothing is left to be run" in ended.stderr, ended.stderr
 
 
 def test_a_seed_is_not_added_to_results_of_a_preset_that_has_changed(tmp_path):
