@@ -250,13 +250,15 @@ def _write_page(results, one, scale):
 
 def listing(names, results, data_dir):
     """The text of --list for some names; see `find_experiments`."""
-    rows = [["name", "what", "data", "methods", "CPU time, full scale, 1 seed", "GPU time", "state"]]
+    rows = [["name", "CPU time", "GPU time", "state", "data", "what (methods)"]]
     for one in find_experiments(names):
-        data, methods = ", ".join(one.data) or "–", "; ".join(one.methods) or "–"
         gpu = "not measured" if one.scales else "–"
-        rows.append([one.name, f"{one.place}: {one.title}", data, methods, cost(one), gpu])
-        rows[-1].append(state(results, one, ", ".join(_missing(one, data_dir))))
-    return table(rows, indent="")
+        kinds = dict.fromkeys(name.split(", ")[0] for name in one.methods)  # "FedZO" of "FedZO, E = 3"
+        methods = f" ({', '.join(kinds)})" if kinds else ""
+        found = state(results, one, ", ".join(_missing(one, data_dir)))
+        what = f"{one.place}: {one.title}{methods}"
+        rows.append([one.name, cost(one), gpu, found, ", ".join(one.data) or "–", what])
+    return f"Times are those of one seed at full scale.\n{table(rows, indent='')}"
 
 
 if __name__ == "__main__":

@@ -227,8 +227,8 @@ def state(folder, experiment, lacking):
     for scale in SCALES:
         results = read_results(folder, experiment, scale)
         if results:
-            made.append(f"run at {scale}, {_seeds(len(results.seeds))}")
-    words = "; ".join(made) or "not run"
+            made.append(f"{scale} ({_seeds(len(results.seeds))})")
+    words = f"run: {', '.join(made)}" if made else "not run"
     reason = experiment.not_run or (f"data not here: {lacking}" if lacking and not made else "")
     return f"{words}: {reason}" if reason else words
 
