@@ -20,7 +20,10 @@ def write_rows(path, columns, rows):
 
 
 def write_part(path, columns, rows):
-    """Write them to PATH.part and return that, to replace several files at once; see `write_rows`."""
+    """Write the rows to PATH.part and return that: a kill meanwhile leaves the old file; see `write_rows`.
+
+    So several files can be replaced at once.
+    """
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
