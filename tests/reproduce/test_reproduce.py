@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 import re
-import shutil
 import statistics
 import sys
 
@@ -494,12 +493,10 @@ def test_a_comparison_counts_at_the_largest_scale_with_several_seeds(tmp_path):
     assert local_steps == [("small", False), ("mlp", True)] * 2 + [("small", True)] * 2  # E = 60 was run at small only
 
     name = "fafed_figures2_4_mnist"  # with only the first seed at full length, the small scale counts
-    shutil.copytree(RESULTS / "small", tmp_path / "small")
-    (tmp_path / "full").mkdir()
-    for file in (f"{name}.csv", f"{name}-runs.csv"):
-        header, *lines = (RESULTS / "full" / file).read_text().splitlines(keepends=True)
-        of_first_seed = [line for line in lines if line.split(",")[2] == "0"]
-        (tmp_path / "full" / file).write_text("".join([header, *of_first_seed]))
+    for scale, seeds in (("small", "012"), ("full", "0")):
+        for file in (f"{scale}/{name}.csv", f"{scale}/{name}-runs.csv"):
+            of_seeds = [row for row in rows(RESULTS / file) if row["seed"] in seeds]
+            write_rows(tmp_path / file, of_seeds[0].keys(), of_seeds)
     losses = _outcomes(tmp_path, next(one for one in EXPERIMENTS if one.name == name))
     assert [(one.scale, one.seeds, one.decides) for one in losses] == [("small", 3, True), ("full", 1, False)] * 3
 
