@@ -19,7 +19,6 @@ LONGEST_MARK = 4096  # bytes; so many first bytes of a file that a user names ar
 KINDS = {
     "run": "a run folder",
     "checkpoint": "a checkpoint",
-    "clients": "a folder of clients' states",
     "sweep": "a sweep's folder",
     "report": "a report's folder",
 }

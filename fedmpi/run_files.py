@@ -1,4 +1,11 @@
-"""Names of the files in a run folder, for everything that writes or reads one."""
+"""Names of the files in a run folder, for everything that writes or reads one, and finding its checkpoints."""
+
+import os
+import pathlib
+import stat
+
+from fedmpi.errors import UserError
+from fedmpi.own_files import MARK, check_regular, read_mark
 
 SETTINGS = "settings.yaml"  # the run as resolved; `--config` repeats it
 RECORDS = "metrics.jsonl"  # one line of JSON per round, see `fedmpi.runs.record`
@@ -17,3 +24,62 @@ CHECKPOINTS = "checkpoints"  # a folder for each checkpoint, named after its rou
 MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoint is complete
 SERVER_STATE = "server.h5"  # beside it: the state that all ranks share
 BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
+LOCK = ".lock"  # which job writes to the folder; empty if none does
+OURS = (
+    MARK,
+    LOCK,
+    SETTINGS,
+    f"{SETTINGS}.part",
+    RECORDS,
+    MODEL,
+    MODEL_DESCRIPTION,
+    MODEL_AND_ROWS,
+    CLIENTS,
+    DATA_FILES,
+)
+
+
+def find_checkpoints(run_folder):
+    """Numbers of rounds after which there is a checkpoint with a manifest, damaged or not, the newest first.
+
+    Raises:
+        UserError: if the folder of the checkpoints cannot be read: that is not the same as none.
+    """
+    return [number for number, _ in _checkpoints(pathlib.Path(run_folder) / CHECKPOINTS)]
+
+
+def _checkpoints(folder):
+    """[(round, folder)] of the checkpoints with a manifest, the newest first."""
+    found = []
+    try:
+        for name in os.listdir(folder) if os.path.lexists(folder) else ():
+            if name.isdecimal() and name == f"{int(name):06d}" and (folder / name).is_dir():
+                os.listdir(folder / name)  # without the right to read it, its manifest would seem to be missing
+                if os.path.lexists(folder / name / MANIFEST):
+                    found.append((int(name), folder / name))
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return sorted(found, reverse=True)
+
+
+def had_checkpoints(run_folder):
+    """Whether the mark of a run folder says that a checkpoint was written."""
+    return bool(read_mark(run_folder, "run").get("checkpoints"))
+
+
+def check_files(run_folder):
+    """Check that what a run reads and writes in its folder are files and folders: no links, pipes or devices.
+
+    Raises:
+        UserError: if one is something else, or cannot be looked at.
+    """
+    for name in OURS:
+        check_regular(run_folder / name)
+    folder = run_folder / CHECKPOINTS
+    folders = [folder, *(inner for _, inner in _checkpoints(folder))]
+    for inner in folders:
+        if os.path.lexists(inner) and not stat.S_ISDIR(os.lstat(inner).st_mode):
+            raise UserError(f"{inner}: is a symbolic link or a file: expected a folder")
+    for path in (path for inner in folders[1:] for path in sorted(inner.iterdir())):
+        if path.suffix in (".h5", ".json", ".part"):
+            check_regular(path)

@@ -7,7 +7,17 @@ import pathlib
 from fedmpi.config.grammar import assignments_of, last_text, read_file, rename, split_paper
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
-from fedmpi.run_files import CHECKPOINTS, FORMER_MODEL, MANIFEST, MODEL, SETTINGS
+from fedmpi.own_files import check_folder
+from fedmpi.run_files import (
+    CHECKPOINTS,
+    FORMER_MODEL,
+    MANIFEST,
+    MODEL,
+    SETTINGS,
+    check_files,
+    find_checkpoints,
+    had_checkpoints,
+)
 from fedmpi.settings import former_names
 
 AUTO = "auto"
@@ -41,38 +51,44 @@ def _read(text, assignments):
             raise UserError("resume = auto: expected --name, which says which run to continue")
         folder = pathlib.Path(out or Run.out) / name
         if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
+            if had_checkpoints(folder):
+                raise UserError(
+                    f"resume = auto: {folder}: checkpoints were written there, and none can be seen now; choose another "
+                    "--name for a new run if they are lost"
+                )
+            check_folder(folder, "run")
             return None
     else:
         folder = pathlib.Path(text)
         if not (folder / SETTINGS).is_file():
-            raise UserError(f"resume = {folder}: not a run folder (it contains no {SETTINGS})")
+            found = find_checkpoints(folder)[:1]
+            hint = f"; --init {folder / CHECKPOINTS}/{found[0]:06d} begins a new run from its model" if found else ""
+            raise UserError(f"resume = {folder}: not a run folder (it contains no {SETTINGS}){hint}")
         if not _is_resumable(folder):
             raise UserError(f"resume = {folder}: it contains no checkpoint")
         given = pathlib.Path(out or folder.parent) / (name or folder.name)
         if given.resolve() != folder.resolve():
             raise UserError(f"resume = {folder}: the run continues in that folder; leave --out and --name out")
+    if folder.is_symlink():
+        folder = folder.resolve()
+    check_files(folder)
     settings, paper = split_paper(read_file(folder / SETTINGS), folder / SETTINGS)
     if settings.get("clients") is None:  # one client per rank, of which there may be another number now
         settings = {**settings, "clients": _num_clients(folder)}
     return {"folder": str(folder), "settings": settings, "paper": paper}
 
 
-def has_checkpoint(folder):
-    """Whether a run folder has a checkpoint, damaged or not."""
-    return any((folder / CHECKPOINTS).glob(f"*/{MANIFEST}"))
-
-
 def _num_clients(folder):
     """How many clients a run has, by its newest checkpoint that can be read; None if there is none."""
-    for path in sorted((folder / CHECKPOINTS).glob(f"*/{MANIFEST}"), reverse=True):
+    for number in find_checkpoints(folder):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads(path.read_bytes())["clients"])
+            return int(json.loads((folder / CHECKPOINTS / f"{number:06d}" / MANIFEST).read_bytes())["clients"])
     return None
 
 
 def _is_resumable(folder):
     """Whether a run can be resumed: it has a checkpoint, or it is complete (training then says so)."""
-    return has_checkpoint(folder) or any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
+    return bool(find_checkpoints(folder)) or any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
 
 
 def assignments_above(resumed, layers):

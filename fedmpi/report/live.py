@@ -8,8 +8,7 @@ import time
 from rich.live import Live
 from rich.text import Text
 
-from fedmpi.config.resume import has_checkpoint
-from fedmpi.run_files import RECORDS
+from fedmpi.run_files import RECORDS, find_checkpoints
 from fedmpi.runs.folder import find_runs
 from fedmpi.text import Table, format_seconds, short
 
@@ -52,7 +51,7 @@ def is_running(run, now=None):
 def may_go_on(run, now=None):
     """Whether a run that has stopped may be resumed soon: it has a checkpoint, and stopped less than `RESTART` ago."""
     has_ended = run.is_complete or run.diverged
-    return not has_ended and has_checkpoint(run.path) and _silence(run, now) < RESTART
+    return not has_ended and find_checkpoints(run.path) and _silence(run, now) < RESTART
 
 
 def _silence(run, now):

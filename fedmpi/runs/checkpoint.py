@@ -9,11 +9,12 @@ The manifest is written last and gets its name in one step: with it a checkpoint
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import pathlib
 import platform
-import shutil
+import re
 import zlib
 
 import h5py
@@ -21,10 +22,14 @@ import numpy as np
 import torch
 
 import fedmpi
-from fedmpi.run_files import CHECKPOINTS, MANIFEST
+from fedmpi.own_files import check_regular, make_folder, read_mark, remove, write_mark
+from fedmpi.run_files import CHECKPOINTS, MANIFEST, SERVER_STATE
 from fedmpi.runs.state_file import Damaged
 
 FORMAT = 1  # of the manifest and the files
+FILES = re.compile(
+    rf"{re.escape(MANIFEST)}(\.part)?|{re.escape(SERVER_STATE)}|client-[0-9]{{4,}}\.h5"
+)  # of a checkpoint
 REQUIRED = ("format", "versions", "round", "clients", "layout", "records", "files", "settings")  # keys of a manifest
 
 
@@ -38,16 +43,22 @@ def client_file(client):
     return f"client-{client:04d}.h5"
 
 
-def client_folder(pattern, run_folder, round_index, client, rank):
+def client_folder(pattern, run_folder, round_index, client, rank, run_name=""):
     """The folder of a client's file.
 
     Args:
         pattern: a path that may contain {client} and {rank}, or None for the run folder.
+        run_name: see `unique_name`: several runs may share such a folder; "" in runs of earlier versions.
     """
     if pattern is None:
         return checkpoint_folder(run_folder, round_index)
     folder = pattern.replace("{client}", str(client)).replace("{rank}", str(rank))
-    return pathlib.Path(folder) / f"{round_index:06d}"
+    return pathlib.Path(folder) / run_name / f"{round_index:06d}"
+
+
+def unique_name(run_folder, identity):
+    """A name that only this run has, also among copies of its folder."""
+    return f"{pathlib.Path(run_folder).absolute().name}-{identity[:12]}"
 
 
 def describe_layout(flat):
@@ -78,6 +89,7 @@ def write_manifest(folder, content):
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     content = {"format": FORMAT, "written": now, "versions": versions(), **content}
     part = folder / f"{MANIFEST}.part"
+    check_regular(part)
     with open(part, "wb") as file:
         file.write(_signed(content))
         file.flush()
@@ -116,12 +128,6 @@ def _signed(content):
     return (json.dumps({**content, "crc32": f"{checksum:08x}"}, indent=1, sort_keys=True) + "\n").encode()
 
 
-def find_checkpoints(run_folder):
-    """Numbers of rounds after which there is a checkpoint with a manifest, the newest first."""
-    folders = (pathlib.Path(run_folder) / CHECKPOINTS).glob(f"*/{MANIFEST}")
-    return sorted((int(path.parent.name) for path in folders if path.parent.name.isdecimal()), reverse=True)
-
-
 def remove_checkpoints(run_folder, keep, needed=()):
     """Remove all checkpoints but those after the rounds in `keep`, and what incomplete ones left.
 
@@ -134,20 +140,15 @@ def remove_checkpoints(run_folder, keep, needed=()):
             if not folder.name.isdecimal() or int(folder.name) in keep:
                 continue
             number = int(folder.name)
-            (folder / MANIFEST).unlink(missing_ok=True)  # before its files: it is incomplete from now on
-            if any(written == number for written, _ in names):
-                for path in folder.iterdir():
-                    if (number, path.name) not in names:
-                        path.unlink(missing_ok=True)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
+            ours = [name for name in os.listdir(folder) if FILES.fullmatch(name) and (number, name) not in names]
+            # The manifest before the files that it lists: the checkpoint is incomplete from now on.
+            remove(folder, sorted(ours, key=lambda name: name != MANIFEST), with_folder=True)
 
 
 def remove_client_file(folder, client):
     """Remove a client's file, and its folder if nothing else is in it."""
     with contextlib.suppress(OSError):
-        (folder / client_file(client)).unlink()
-        folder.rmdir()
+        remove(folder, [client_file(client)], with_folder=True)
 
 
 def sync_folder(folder):
@@ -168,3 +169,34 @@ def make_folders(folder):
     for inner in reversed(missing):
         inner.mkdir(exist_ok=True)
         sync_folder(inner.parent)
+
+
+def make_checkpoint_folder(folder, identity):
+    """Make the folder of a checkpoint, which several ranks may do at once; flush the names to the disk.
+
+    Args:
+        identity: of the run, which is in the folder's mark.
+
+    Raises:
+        OSError: if something else is there, or it cannot be made.
+    """
+    make_folders(folder.parent)
+    if folder.parent.is_symlink():
+        raise OSError(errno.ELOOP, "is a symbolic link", str(folder.parent))
+    with contextlib.suppress(FileExistsError):
+        make_folder(folder, "checkpoint", identity)
+        sync_folder(folder.parent)
+    if read_mark(folder, "checkpoint").get("identity") != identity:
+        raise OSError(errno.EEXIST, "exists, and is not a checkpoint of this run", str(folder))
+
+
+def adopt(run_folder, identity):
+    """Mark a run folder, and the checkpoints in it, that a version of fedmpi without marks made.
+
+    Raises:
+        OSError: if a mark cannot be written.
+    """
+    write_mark(run_folder, "run", identity, checkpoints=True)
+    for folder in (run_folder / CHECKPOINTS).iterdir():
+        if folder.name.isdecimal() and folder.is_dir() and all(map(FILES.fullmatch, os.listdir(folder))):
+            write_mark(folder, "checkpoint", identity)

@@ -6,8 +6,8 @@ import torch
 
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
-from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE
-from fedmpi.runs.checkpoint import checkpoint_folder, describe_layout, find_checkpoints, read_manifest
+from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
+from fedmpi.runs.checkpoint import checkpoint_folder, describe_layout, read_manifest
 from fedmpi.runs.state_file import Damaged, read_state
 
 WANTED = "expected model.pt, model.safetensors or model.h5 of a run, its folder, or one of its checkpoints"

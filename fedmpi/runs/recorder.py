@@ -1,26 +1,28 @@
 """Recording a run: the run folder, one line per round, and the progress that the user sees."""
 
 import contextlib
-import fcntl
+import errno
+import itertools
 import json
 import os
 import pathlib
-import shutil
+import secrets
 import sys
-import time
 
 import yaml
 from tqdm import tqdm
 
 from fedmpi.errors import UserError
-from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
+from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
+from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS, find_checkpoints, had_checkpoints
+from fedmpi.runs.checkpoint import adopt
+from fedmpi.runs.folder import is_complete
+from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CLIENTS_KEY
-from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import titled
 from fedmpi.text import format_seconds
 
 LONGEST_LINE = 1 << 20  # bytes of a record
-OUTLIVES = 10.0  # seconds by which the ranks of a killed job may outlive it
 LONG_WAIT = 60  # seconds; progress lines say the time left beyond it
 
 
@@ -28,48 +30,54 @@ class Recorder:
     """Writes the record of one run, on rank 0.
 
     Args:
-        folder: path of the run folder, which exists (`make_run_folder`); new records are appended to those in it.
+        lock: the `RunLock` of its folder (see `make_run_folder`), which the recorder releases; new records are
+            appended to those in the folder.
         num_rounds: of the run, for the progress bar.
         trackers: `Tracker` objects that get every record, too.
 
     Attributes:
-        last: the last record, {} if there is none.
+        last: the last record, {} if there is none. identity: of the run, which the mark of its folder contains.
 
     Raises:
         UserError: if the folder cannot be written.
     """
 
-    def __init__(self, folder, num_rounds, trackers=()):
-        self.folder, self._trackers = folder, trackers
+    def __init__(self, lock, num_rounds, trackers=()):
+        self.folder, self._lock, self._trackers = lock.folder, lock, trackers
         self._begun = []  # the trackers that have begun and are to be closed
+        # A folder of an earlier version has no mark; it gets one when the run goes on.
+        self.identity = read_mark(self.folder, "run").get("identity") or secrets.token_hex(16)
         try:
-            self._lines = open(folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
-            _lock(self._lines)
-        except BlockingIOError:
-            self._lines.close()
-            raise UserError(f"run folder {folder}: another job is still writing to it; wait until it ends") from None
+            self._lines = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as error:
-            raise UserError(f"run folder {folder}: cannot be written: {error.strerror}") from None
+            lock.release()
+            raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
         self._num_rounds = num_rounds
         self._bar, self.last = None, {}
         self._pending = b""  # lines that the disk has no room for
         self._settings, self._writers = None, []
 
-    def begin(self, settings, position=0):
+    def begin(self, settings, position=0, num_rounds=0):
         """Remove the records after a position, write the settings, and show that training begins.
 
         Args:
             settings: nested dict, written to the run folder. position: what `position` returned; 0: no records.
+            num_rounds: the round whose record ends there. If it does not, the records that are missing are named.
 
         Raises:
             UserError: if the folder cannot be written.
         """
         self._settings = settings
         try:
+            if not read_mark(self.folder, "run"):
+                say(f"{self.folder}: an earlier version of fedmpi made it; it is marked as a run folder now")
+                adopt(self.folder, self.identity)
             self._write_settings()
+            position = self._keep_records(position, num_rounds)
             self._lines.truncate(position)
-            for name in (MODEL, FORMER_MODEL, DIVERGED):  # of the run as it was before it went on
-                (self.folder / name).unlink(missing_ok=True)
+            remove(self.folder, (MODEL, DIVERGED))  # of the run as it was before it went on
+            if (self.folder / FORMER_MODEL).is_file():
+                set_aside(self.folder / FORMER_MODEL)
         except OSError as error:
             file = error.filename or self.folder / SETTINGS  # a full disk gives no name
             raise UserError(f"{file}: cannot be written: {error.strerror}") from None
@@ -93,7 +101,7 @@ class Recorder:
         try:
             action(self.folder)
         except (OSError, UserError) as error:
-            print(f"fedmpi: {error}; the run continues without it", file=sys.stderr, flush=True)
+            say(f"{error}; the run continues without it")
 
     def _write_settings(self):
         part = self.folder / f"{SETTINGS}.part"
@@ -103,6 +111,26 @@ class Recorder:
             os.fsync(file.fileno())
         part.replace(self.folder / SETTINGS)
 
+    def _keep_records(self, position, num_rounds):
+        """Where the records up to a round end: at `position`, unless the file is missing, shorter or another one."""
+        size = self.position()
+        if size >= position and self._last_line(position).get("round", 0) == num_rounds:
+            return position
+        lines = self._read(0, size).splitlines(keepends=True)
+        whole = itertools.takewhile(lambda line: 0 < _round_of(line) <= num_rounds, lines)
+        kept = b"".join(whole)
+        aside = ""
+        if size > len(kept):
+            aside = f", the file as it was is {set_aside(self.folder / RECORDS).name}"
+            self._lines.close()
+            self._lines = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
+            self._lines.write(kept)
+        say(
+            f"{self.folder / RECORDS}: not all records up to round {num_rounds} are there{aside}; the run continues "
+            "from its checkpoint without them (--init would begin another run with that model)"
+        )
+        return len(kept)
+
     def position(self):
         """Where the records of the rounds so far end, in bytes."""
         return self._lines.seek(0, os.SEEK_END)
@@ -111,16 +139,13 @@ class Recorder:
         """The number of the last recorded round; 0 if there is none."""
         return self._last_line(self.position()).get("round", 0)
 
-    def check(self, position, num_rounds):
-        """Check that the record of a round ends at a position.
+    def check_lock(self):
+        """Check that no other job has taken the run folder.
 
         Raises:
-            Damaged: if it does not.
+            UserError: if one has.
         """
-        if self.position() < position or self._last_line(position).get("round") != num_rounds:
-            raise Damaged(
-                f"{self.folder / RECORDS}: the record of round {num_rounds} does not end at byte {position:,}"
-            )
+        self._lock.check()
 
     def sync(self):
         """Flush the records to the disk (fsync)."""
@@ -145,7 +170,12 @@ class Recorder:
             record: the amounts and the loss of the round, see `fedmpi.runs.record`.
             metrics: name -> number, {} if the model was not evaluated; its attribute `clients`, if it has one,
                 name -> a list with each client's number.
+
+        Raises:
+            UserError: if another job has taken the run folder.
         """
+        if self._lock.is_lost:
+            self.check_lock()
         clients = getattr(metrics, "clients", {})
         self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
         self._append(json.dumps(self.last).encode() + b"\n")
@@ -183,9 +213,7 @@ class Recorder:
                     self._lines.truncate(begin)  # no half line
             if had_room:
                 why = f"{self.folder / RECORDS}: cannot be written: {error.strerror}"
-                print(
-                    f"fedmpi: {why}; the run continues, and tries again after every round", file=sys.stderr, flush=True
-                )
+                say(f"{why}; the run continues, and tries again after every round")
 
     def _read(self, begin, end):
         self._lines.seek(begin)
@@ -193,13 +221,16 @@ class Recorder:
 
     def _make_again(self):
         """Make the run folder again if it was removed, with all that was in it but the checkpoints so far."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         records = self._read(0, self.position())
+        if read_mark(self.folder, "run").get("identity") != self.identity:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            lock, _ = make_locked_folder(self.folder, self.identity)  # fails if another run has this name now
+            self._lock.release()
+            self._lock = lock
         again = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
-        _lock(again)
         self._lines.close()
         self._lines, self._pending = again, records + self._pending
-        print(f"fedmpi: {self.folder} was removed; it is created again", file=sys.stderr, flush=True)
+        say(f"{self.folder} was removed; it is created again")
         self._write_settings()
         for action in self._writers:
             self._try(action)
@@ -218,85 +249,57 @@ class Recorder:
         if self._pending and not self._lines.closed:
             self._append(b"")
         if self._pending:
-            print(
-                f"fedmpi: {self.folder / RECORDS}: the last records could not be written", file=sys.stderr, flush=True
-            )
+            say(f"{self.folder / RECORDS}: the last records could not be written")
             self._pending = b""
         while self._begun:
             self._begun.pop().close()
         self._lines.close()
+        self._lock.release()
 
 
-def _lock(file):
-    """Reserve a file for this process until it closes it or ends; waits for a job that is ending.
-
-    Raises:
-        BlockingIOError: if another process has it for `OUTLIVES` seconds more.
-    """
-    until = time.monotonic() + OUTLIVES
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)
-        except OSError:  # a file system without locks
-            return
+def say(text):
+    """Print a line of information on standard error."""
+    print(f"fedmpi: {text}", file=sys.stderr, flush=True)
 
 
-def clear_run_folder(folder):
-    """Remove the folder of a run that ended before its first checkpoint; nothing else.
-
-    Raises:
-        UserError: if it cannot be removed.
-    """
-    if not folder.is_dir():
-        return
-    begun = {f"{SETTINGS}.part", RECORDS}  # a run makes them before its settings
-    inner = list(folder.iterdir())
-    if (folder / SETTINGS).is_file() or {path.name for path in inner} <= begun:
-        try:
-            for path in sorted(inner, key=lambda path: path.name == SETTINGS):  # last: by it the folder is a run's
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
-            folder.rmdir()
-        except OSError as error:
-            raise UserError(f"run folder {error.filename}: cannot be removed: {error.strerror}") from None
+def _round_of(line):
+    """The round whose whole record a line is; 0 if it is none."""
+    try:
+        record = json.loads(line) if line.endswith(b"\n") else {}
+        return record["round"] if type(record["round"]) is int else 0
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return 0
 
 
-def make_run_folder(out, name, prefix):
-    """Make a run folder.
+def make_run_folder(out, name, prefix, begins_anew=False):
+    """Make a run folder; what a run that ended before its first checkpoint left there is renamed.
 
     Args:
         out: folder of the run folders; made if missing.
         name: of the run folder, or None for `prefix` and a number.
         prefix: beginning of that name.
+        begins_anew: whether the folder of a run that has no checkpoint may be renamed to NAME.old-1.
 
     Returns:
-        its `pathlib.Path`.
+        its `RunLock`, which this process holds.
 
     Raises:
-        UserError: if it exists or cannot be made.
+        UserError: if it exists or cannot be made, or another job writes to it.
     """
     out = pathlib.Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         if name is not None:
-            folder = out / name
-            folder.mkdir(exist_ok=False)
-            return folder
-        number = 1
-        while True:
-            folder = out / f"{prefix}-{number:03d}"
-            try:
-                folder.mkdir()
-                return folder
-            except FileExistsError:
-                number += 1
+            if check_folder(out / name, "run"):
+                if not begins_anew:
+                    raise FileExistsError(errno.EEXIST, "exists already", str(out / name))
+                _set_begun_aside(out / name)
+            return make_locked_folder(out / name)[0]
+        for number in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
+                folder = out / f"{prefix}-{number:03d}"
+                if not os.path.lexists(folder):
+                    return make_locked_folder(folder)[0]
     except FileExistsError as error:
         what = "is a file" if pathlib.Path(error.filename).is_file() else "exists already"
         raise UserError(
@@ -306,3 +309,40 @@ def make_run_folder(out, name, prefix):
         raise UserError(
             f"run folder {error.filename}: cannot be created: {error.strerror}; choose another --out"
         ) from None
+
+
+def make_locked_folder(folder, identity=None):
+    """Make a run folder, which no other process ever sees without its lock.
+
+    Returns:
+        (the `RunLock`, the folder's identity).
+
+    Raises:
+        FileExistsError: if there is something of that name. OSError: if it cannot be made.
+    """
+    locks = []
+    try:
+        identity = make_folder(folder, "run", identity, lambda unnamed: locks.append(RunLock(unnamed)))
+    except BaseException:
+        for lock in locks:
+            lock.release()
+        raise
+    locks[0].folder = folder
+    return locks[0], identity
+
+
+def _set_begun_aside(folder):
+    """Rename the folder of a run that ended before its first checkpoint.
+
+    Raises:
+        UserError: if another job writes to it, or the run has a checkpoint or a result.
+        OSError: if it cannot be renamed.
+    """
+    lock = RunLock(folder)
+    try:
+        if find_checkpoints(folder) or had_checkpoints(folder) or is_complete(folder):
+            raise UserError(f"run folder {folder}: another job has used it meanwhile: start this one again to continue")
+        lock.folder = set_aside(folder)
+    finally:
+        lock.release()
+    say(f"{folder}: a run ended there before its first checkpoint; it is {lock.folder} now")

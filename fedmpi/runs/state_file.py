@@ -15,6 +15,9 @@ import h5py
 import numpy as np
 import torch
 
+from fedmpi.errors import UserError
+from fedmpi.own_files import check_regular
+
 PIECE = 8 << 20  # bytes that are written at once, while their checksum is computed
 SMALL = 1 << 16  # bytes; larger tensors are read when they are used, and begin on a page of memory
 PAGE = 4096
@@ -38,7 +41,7 @@ def write_state(path, state):
         OSError: if the disk is full (before anything is written, if the file system can reserve room) or fails.
     """
     structure, tensors = _lay_out(state)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     try:
         _reserve(file, structure.size)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -87,6 +90,7 @@ def check_file(path, nbytes, checksum):
         Damaged: if it is missing, shorter or longer, or has other bytes.
     """
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != nbytes:
@@ -96,6 +100,8 @@ def check_file(path, nbytes, checksum):
                 found = zlib.crc32(piece, found)
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror}") from None
+    except UserError as error:
+        raise Damaged(str(error)) from None
     if found != checksum:
         raise Damaged(f"{path}: its bytes are not those that were written (checksum {found:08x}, not {checksum:08x})")
 

@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from fedmpi.runs.checkpoint import make_folders, sync_folder
+from fedmpi.runs.checkpoint import make_checkpoint_folder, sync_folder
 from fedmpi.runs.state_file import write_state
 
 WRITING, FAILED = 16, 32  # bits of `Federation.requests`, above those of `fedmpi.training.signals`
@@ -17,13 +17,15 @@ class CheckpointWriter:
 
     Args:
         number: of rounds. files: [(path, state)]. position: where the records end. members: the ranks that write.
+        identity: of the run.
 
     Attributes:
         sizes: name -> (bytes, checksum) of the files written so far. problem: what went wrong, in one line, or None.
     """
 
-    def __init__(self, number, files, position, members):
+    def __init__(self, number, files, position, members, identity):
         self.number, self._files, self.position, self.members = number, files, position, members
+        self._identity = identity
         self.sizes, self.problem, self._thread = {}, None, None
 
     @property
@@ -42,7 +44,7 @@ class CheckpointWriter:
         path = None
         try:
             for path, state in self._files:
-                make_folders(path.parent)
+                make_checkpoint_folder(path.parent, self._identity)
                 self.sizes[path.name] = write_state(path, state)
             for folder in {path.parent for path, _ in self._files}:
                 sync_folder(folder)

@@ -12,7 +12,8 @@ import torch
 
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
-from fedmpi.run_files import SERVER_STATE
+from fedmpi.own_files import write_mark
+from fedmpi.run_files import SERVER_STATE, had_checkpoints
 from fedmpi.runs.checkpoint import (
     checkpoint_folder,
     client_file,
@@ -22,6 +23,7 @@ from fedmpi.runs.checkpoint import (
     remove_checkpoints,
     remove_client_file,
     sync_folder,
+    unique_name,
     write_manifest,
 )
 from fedmpi.training.checkpoint_writer import FAILED, WRITING, CheckpointWriter, available_memory, copied
@@ -38,6 +40,7 @@ class Checkpoints:
 
     Args:
         job: the `Job`. folder: path of the run folder. recorder: on rank 0, None elsewhere.
+        identity: of the run, see `Recorder`.
 
     Attributes:
         done: number of rounds after which the newest checkpoint was made; None if there is none.
@@ -47,8 +50,9 @@ class Checkpoints:
         AgreedUserError: on every rank, if the folder of the clients' state cannot be made.
     """
 
-    def __init__(self, job, folder, recorder):
+    def __init__(self, job, folder, recorder, identity):
         self._job, self._folder, self._first_recorder, self.records = job, folder, recorder, None
+        self._identity, self._run_name = identity, unique_name(folder, identity)
         # Round after which there is a complete checkpoint -> client -> the round after which its state in it was
         # written: for a lost client an earlier one, or None.
         self._rounds = {}
@@ -112,10 +116,10 @@ class Checkpoints:
         position = self._recorder.position() if self._recorder else None
         nbytes = sum(value.nbytes for _, part in files for value in part.values() if isinstance(value, torch.Tensor))
         if nbytes <= max(SMALL, SHARE_OF_MEMORY * available_memory() / link.local_size):
-            self._pending = CheckpointWriter(number, copied(files), position, link.members)
+            self._pending = CheckpointWriter(number, copied(files), position, link.members, self._identity)
             self._pending.start()
         else:
-            self._pending = CheckpointWriter(number, files, position, link.members)
+            self._pending = CheckpointWriter(number, files, position, link.members, self._identity)
             self._pending.run()
 
     def write_now(self, own):
@@ -143,22 +147,21 @@ class Checkpoints:
         Raises:
             AgreedUserError: on every rank, if there is none, or its settings differ in what is learned.
         """
-        loop, manifest, manifests = resume(self._job, self._folder, self._recorder)
+        loop, manifest, manifests = resume(self._job, self._folder, self._run_name)
         self._adopt(manifests)
         return loop, manifest
 
     def _check_client_folders(self):
         pattern = self._job.config.run.checkpoint_clients
         for client in self._job.context.clients if pattern else ():
-            folder = client_folder(pattern, self._folder, 0, client, self._job.link.rank).parent
             try:
-                make_folders(folder)
+                make_folders(self._client_folder(0, client).parent)
             except OSError as error:
                 raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
     def _client_folder(self, round_index, client):
-        run = self._job.config.run
-        return client_folder(run.checkpoint_clients, self._folder, round_index, client, self._job.link.rank)
+        pattern, rank = self._job.config.run.checkpoint_clients, self._job.link.rank
+        return client_folder(pattern, self._folder, round_index, client, rank, self._run_name)
 
     def _complete(self, failed):
         """List the files that all ranks have written in a manifest, or remove them if one could not be written."""
@@ -192,6 +195,7 @@ class Checkpoints:
         files = {client_file(client): sizes for client, sizes in sorted({**self._sizes, **checksums}.items())}
         settings = {**job.config.resolved, "clients": job.context.num_clients}
         try:
+            self._recorder.check_lock()
             self._recorder.sync()
             sync_folder(self._folder.absolute().parent)
             content = {
@@ -204,8 +208,11 @@ class Checkpoints:
                 "files": {SERVER_STATE: written.sizes[SERVER_STATE], **files},
                 "lost": {str(client): number for client, number in rounds_written.items() if number != written.number},
                 "settings": settings,
+                "run_name": self._run_name,
             }
             write_manifest(folder, content)
+            if not had_checkpoints(self._folder):
+                write_mark(self._folder, "run", self._identity, checkpoints=True)
         except OSError as error:
             problem = f"{error.filename or folder}: cannot be written: {error.strerror}"
             print(

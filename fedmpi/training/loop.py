@@ -15,11 +15,12 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.registry import command_name
-from fedmpi.run_files import RECORDS
-from fedmpi.runs.checkpoint import checkpoint_folder, find_checkpoints, read_manifest
+from fedmpi.run_files import RECORDS, find_checkpoints
+from fedmpi.runs.checkpoint import checkpoint_folder, read_manifest
 from fedmpi.runs.folder import is_complete, read_records
+from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import AMOUNTS
-from fedmpi.runs.recorder import Recorder, clear_run_folder, make_run_folder
+from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.training.build import prepare
@@ -78,9 +79,9 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
         job = prepare(config, link)
         if config.run.resume in (None, AUTO):
             _survive(job)
-        recorder, folder = _open(job)
+        recorder, folder, identity = _open(job)
         try:
-            checkpoints = Checkpoints(job, folder, recorder)
+            checkpoints = Checkpoints(job, folder, recorder, identity)
             link.how_to_resume = lambda: (
                 f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
             )
@@ -98,12 +99,15 @@ def _survive(job):
 
 
 def _open(job):
-    """(the recorder on rank 0, None elsewhere; path of the run folder). Collective."""
-    recorder, folder = None, ""
+    """(the recorder on rank 0, None elsewhere; path of the run folder; the run's identity). Collective."""
+    recorder, folder, identity = None, "", ""
     while not folder:  # again, if rank 0 is lost before the others know its folder
         recorder = agree(job.link, lambda: recorder or _make_recorder(job))  # noqa: B023
-        folder = share(job.link, lambda: str(recorder.folder) if recorder else "")  # noqa: B023
-    return recorder, pathlib.Path(folder)
+        folder, identity = share(
+            job.link,
+            lambda: [str(recorder.folder), recorder.identity] if recorder else ["", ""],  # noqa: B023
+        )
+    return recorder, pathlib.Path(folder), identity
 
 
 def _make_recorder(job):
@@ -112,15 +116,15 @@ def _make_recorder(job):
     if job.link.rank != 0:
         return None
     if run.resume not in (None, AUTO):
-        return Recorder(pathlib.Path(run.resume), job.num_rounds, make_trackers(run.track))
+        trackers = make_trackers(run.track)
+        return Recorder(RunLock(pathlib.Path(run.resume)), job.num_rounds, trackers)
     prefix = command_name(type(config.algorithm))
     data = getattr(config.task, "data", command_name(type(config.task)))
     stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
     stem = re.sub(r"[-_.]*{.*}", "", stem) or "silos"  # silo_{client}: silo
-    if run.name and (run.resume == AUTO or job.link.lost):
-        clear_run_folder(pathlib.Path(run.out) / run.name)
     trackers = make_trackers(run.track)  # first: an error leaves no folder behind
-    return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}"), job.num_rounds, trackers)
+    begins_anew = run.resume == AUTO or bool(job.link.lost)
+    return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}", begins_anew), job.num_rounds, trackers)
 
 
 class _Progress:
@@ -172,7 +176,7 @@ def _run(job, recorder, checkpoints, callbacks, began):
         position, complete_in = _resume(job, recorder, checkpoints, progress, rule)
         if complete_in is not None:
             return _outcome(job, checkpoints.folder, complete_in)
-    agree(link, lambda: recorder and recorder.begin(job.config.resolved, position))
+    agree(link, lambda: recorder and recorder.begin(job.config.resolved, position, job.federation.round_index))
     _survive(job)  # a resumed run only now: another rank 0 would append to records that go beyond the checkpoint
     checkpoints.records = records = Records(job, checkpoints.folder, recorder)
     account_for_data(job, records.recorder())

@@ -1,6 +1,7 @@
 """The records of a run whose rank 0 may be lost: then the lowest rank that is left writes them. Not collective."""
 
 from fedmpi.run_files import RECORDS
+from fedmpi.runs.lock import RunLock
 from fedmpi.runs.recorder import Recorder
 from fedmpi.runs.trackers.base import make_trackers
 
@@ -39,8 +40,9 @@ class Records:
         """A recorder that goes on after the last whole record, with those that rank 0 may not have written."""
         path = self._folder / RECORDS
         position = path.read_bytes().rfind(b"\n") + 1
-        recorder = Recorder(self._folder, self._job.num_rounds, make_trackers(self._job.config.run.track))
-        recorder.begin(self._job.config.resolved, position)
+        trackers = make_trackers(self._job.config.run.track)
+        recorder = Recorder(RunLock(self._folder), self._job.num_rounds, trackers)
+        recorder.begin(self._job.config.resolved, position, recorder.last_round())
         for record, metrics in self._recent:
             if record["round"] > recorder.last.get("round", 0):
                 recorder.round(record, metrics)

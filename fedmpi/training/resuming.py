@@ -9,13 +9,12 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
-from fedmpi.run_files import CHECKPOINTS, SERVER_STATE
+from fedmpi.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
 from fedmpi.runs.checkpoint import (
     checkpoint_folder,
     client_file,
     client_folder,
     describe_layout,
-    find_checkpoints,
     read_manifest,
     versions,
 )
@@ -25,11 +24,11 @@ MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed 
 EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # of speed, unless evaluations decide what the result is
 
 
-def resume(job, folder, recorder):
+def resume(job, folder, run_name):
     """Go on from the newest checkpoint that is not damaged; damaged ones are named on standard error.
 
     Args:
-        job: the `Job`. folder: path of the run folder. recorder: on rank 0, None elsewhere.
+        job: the `Job`. folder: path of the run folder. run_name: see `unique_name`.
 
     Returns:
         (the state of the training loop, name -> number; the manifest; the manifests up to it, the newest first).
@@ -38,14 +37,14 @@ def resume(job, folder, recorder):
         AgreedUserError: on every rank, if there is none, or its settings differ in what is learned.
     """
     link = job.link
-    manifests = share(link, lambda: _read_manifests(folder, recorder))
+    manifests = share(link, lambda: _read_manifests(folder))
     if manifests:
         agree(link, lambda: _check_settings(job, folder, manifests[0]))
         agree(link, lambda: _check_sees_checkpoints(job, folder, manifests[0]))
     for manifest in manifests:
         state, problem = {}, None
         try:
-            state = _read_files(job, folder, manifest)
+            state = _read_files(job, folder, manifest, run_name)
         except Damaged as damage:
             problem = str(damage)
         failing = link.first_rank_where(problem is not None)
@@ -76,20 +75,18 @@ def _refuse(folder):
     raise UserError(f"resume = {folder}: none of its checkpoints can be used; begin a new run with another --name")
 
 
-def _read_manifests(folder, recorder):
+def _read_manifests(folder):
     """The manifests that are not damaged, the newest first. Not collective."""
     found = []
     for number in find_checkpoints(folder):
         try:
-            manifest = read_manifest(checkpoint_folder(folder, number))
-            recorder.check(manifest["records"], manifest["round"])
-            found.append(manifest)
+            found.append(read_manifest(checkpoint_folder(folder, number)))
         except Damaged as damage:
             _say(f"checkpoint of round {number} is damaged: {damage}")
     return found
 
 
-def _read_files(job, folder, manifest):
+def _read_files(job, folder, manifest, run_name):
     """The state of this rank's clients and, on rank 0, the shared one. Not collective.
 
     Raises:
@@ -102,17 +99,17 @@ def _read_files(job, folder, manifest):
             continue  # lost before the first checkpoint: it begins without a state
         if name not in files:
             raise Damaged(f"there is no state of client {client}: the run had {manifest['clients']} clients")
-        state |= read_state(_find_client_folder(job, folder, manifest, client, written) / name, *files[name])
+        patterns = (job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients"))
+        # Where the file would be written now, or was written then, or by an earlier version.
+        places = [
+            client_folder(pattern, folder, written, client, job.link.rank, inner) / name
+            for pattern in patterns
+            for inner in (run_name, manifest.get("run_name", ""), "")
+        ]
+        state |= read_state(next((path for path in places if path.exists()), places[-1]), *files[name])
     if job.link.rank == 0:
         state |= read_state(checkpoint_folder(folder, manifest["round"]) / SERVER_STATE, *files[SERVER_STATE])
     return state
-
-
-def _find_client_folder(job, folder, manifest, client, written):
-    """The folder with a client's file after round `written`: where it would be written now, or was written then."""
-    patterns = (job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients"))
-    here, there = (client_folder(one, folder, written, client, job.link.rank) for one in patterns)
-    return here if (here / client_file(client)).exists() else there
 
 
 def _check_settings(job, folder, manifest):

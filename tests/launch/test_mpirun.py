@@ -12,7 +12,7 @@ from conftest import PROGRAMS, ROOT, execute, kill_session, launchers, wait_for
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
-from fedmpi.runs.checkpoint import find_checkpoints
+from fedmpi.run_files import find_checkpoints
 
 SCRIPT = ROOT / "launch" / "mpirun.sh"
 DIES = PROGRAMS / "dies_once.py"

@@ -28,8 +28,8 @@ from fedmpi.errors import Diverged, Stopped, UserError
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
+from fedmpi.run_files import find_checkpoints
 from fedmpi.runs import recorder
-from fedmpi.runs.checkpoint import find_checkpoints
 from fedmpi.runs.folder import outcome as state_of_run
 from fedmpi.runs.recorder import Recorder
 from fedmpi.settings import roles

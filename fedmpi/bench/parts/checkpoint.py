@@ -12,6 +12,7 @@ from fedmpi.bench.results import format_ms, format_rate, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.bench.workloads import WORKLOADS
 from fedmpi.comm.agreement import share
+from fedmpi.runs.lock import RunLock
 from fedmpi.runs.recorder import Recorder
 from fedmpi.runs.state_file import PIECE, write_state
 from fedmpi.text import format_bytes, format_table
@@ -28,9 +29,10 @@ def measure(bench):
     rounds = bench.open_rounds(workload, "--algorithm", bench.algorithms[-1])
     rank = rounds.link.rank
     folder = pathlib.Path(share(rounds.link, lambda: tempfile.mkdtemp(prefix="bench-checkpoint-", dir=".")))
-    recorder = Recorder(folder, 1) if rank == 0 else None
+    recorder = Recorder(RunLock(folder), 1) if rank == 0 else None
+    identity = share(rounds.link, lambda: recorder.identity)
     try:
-        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.job, folder, recorder))
+        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.job, folder, recorder, identity))
         _measure_speed(bench, workload, rounds, folder)
     finally:
         if recorder is not None:
