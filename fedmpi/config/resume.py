@@ -53,8 +53,8 @@ def _read(text, assignments):
         if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
             if had_checkpoints(folder):
                 raise UserError(
-                    f"resume = auto: {folder}: checkpoints were written there, and none can be seen now; choose another "
-                    "--name for a new run if they are lost"
+                    f"resume = auto: {folder}: checkpoints were written there, and none can be seen now; if they are lost, "
+                    "choose another --name"
                 )
             check_folder(folder, "run")
             return None

@@ -213,6 +213,8 @@ class Run:
 
     def __post_init__(self):
         check(self)
+        if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
+            raise UserError(f"name = {self.name}: expected the name of a folder, not a path; --out says where it is")
 
 
 @functools.cache

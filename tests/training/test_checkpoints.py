@@ -29,8 +29,9 @@ from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.registry import known
 from fedmpi.run_files import find_checkpoints
-from fedmpi.runs import recorder
+from fedmpi.runs import lock
 from fedmpi.runs.folder import outcome as state_of_run
+from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
 from fedmpi.settings import roles
 from fedmpi.tasks.auc import LoadedAUC
@@ -66,6 +67,20 @@ def stop(monkeypatch, out, words, number):
         patch.setattr(Recorder, "round", with_signal)
         with pytest.raises(Stopped, match=rf"^stopped after round {number} by SIGUSR1; to continue: --resume \S+$"):
             go(out, words)
+
+
+def kill(monkeypatch, out, words, number):
+    """Train until the process ends, as far as one process can show it, after the record of round `number`."""
+    usual = Recorder.round
+
+    def killed(recorder, record, metrics):
+        usual(recorder, record, metrics)
+        if record["round"] == number:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Recorder, "round", killed)
+        go(out, words)
 
 
 def check_resumes(monkeypatch, out, settings):
@@ -150,7 +165,7 @@ def test_what_a_checkpoint_consists_of(toy):
     assert find_checkpoints(toy) == [6, 4]
     folder = toy / "checkpoints" / "000006"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "client-0000.h5", "client-0001.h5", "manifest.json", "server.h5",
+        ".fedmpi", "client-0000.h5", "client-0001.h5", "manifest.json", "server.h5",
     ]  # fmt: skip
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["round"], manifest["clients"]) == (6, 2)
@@ -329,38 +344,17 @@ def test_folders_that_cannot_be_resumed(tmp_path, words, message):
         go(tmp_path, words.format(tmp_path))
 
 
-def test_resume_auto_begins_goes_on_and_ends(tmp_path, monkeypatch, longer):
+def test_resume_auto_begins_goes_on_and_ends(tmp_path, monkeypatch, capsys, longer):
     words = f"--out {tmp_path} --name it {TOY} --rounds 8 --eval-every 1 --resume auto"
-    (tmp_path / "it").mkdir()  # killed before its settings were written
-    stop(monkeypatch, tmp_path, words, 3)
-    shutil.rmtree(tmp_path / "it" / "checkpoints")  # as if it had been killed before the first one
+    (tmp_path / "it").mkdir()  # an empty folder is taken
+    kill(monkeypatch, tmp_path, words, 2)  # before the first checkpoint
     stop(monkeypatch, tmp_path, words, 4)
+    assert "it: a run ended there before its first checkpoint; it is" in capsys.readouterr().err
+    assert len((tmp_path / "it.old-1" / "metrics.jsonl").read_text().splitlines()) == 2
     go(tmp_path, words)
     assert outcome(tmp_path / "it") == longer
     go(tmp_path, words)  # a job that is put back into the queue after its end
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").touch()
-    with pytest.raises(UserError, match="mine: exists already"):
-        go(tmp_path, f"--out {tmp_path} --name mine {TOY} --resume auto")
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_a_run_folder_that_was_removed_in_part_is_removed(tmp_path, monkeypatch, number):
-    (tmp_path / "it" / "tensorboard").mkdir(parents=True)
-    for name in ("settings.yaml", "metrics.jsonl", "partition.h5"):
-        (tmp_path / "it" / name).touch()
-    calls, usual = itertools.count(), os.unlink
-
-    def killed(*arguments, **options):
-        if next(calls) == number:
-            raise KeyboardInterrupt
-        usual(*arguments, **options)
-
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(os, "unlink", killed)
-        recorder.clear_run_folder(tmp_path / "it")
-    recorder.clear_run_folder(tmp_path / "it")
-    assert not (tmp_path / "it").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["it", "it.old-1"]
 
 
 @pytest.mark.parametrize("name", ["server.h5", "client-0000.h5", "client-0001.h5", "manifest.json"])
@@ -391,11 +385,23 @@ def test_a_run_without_a_whole_checkpoint_says_so(run):
     assert (run / "model.safetensors").exists()
 
 
-def test_records_that_are_too_short_are_named(run, capsys):
-    os.truncate(run / "metrics.jsonl", (run / "metrics.jsonl").stat().st_size - 5)
-    go(None, f"--resume {run} --rounds 8")
+@pytest.mark.parametrize("harm", ["torn", "gone", "half of it", "another file"])
+def test_a_model_outranks_its_log(run, longer, capsys, harm):
+    path = run / "metrics.jsonl"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    left = {"torn": whole[:-5], "gone": None, "half of it": b"".join(lines[:3]), "another file": b"thesis\n" * 900}[
+        harm
+    ]
+    path.unlink() if left is None else path.write_bytes(left)
+    go(None, f"--resume {run} --rounds 8 --eval-every 1")
     output, errors = capsys.readouterr()
-    assert "continuing after round 4" in output and "metrics.jsonl: the record of round 6 does not end at" in errors
+    assert "continuing after round 6" in output and "metrics.jsonl: not all records up to round 6 are there" in errors
+    rounds = [record["round"] for record in read_records(path)[0]]
+    assert rounds == {"torn": [1, 2, 3, 4, 5], "half of it": [1, 2, 3]}.get(harm, []) + [7, 8]
+    assert outcome(run)[0] == longer[0]
+    if harm in ("torn", "another file"):
+        assert (run / "metrics.jsonl.old-1").read_bytes() == left
 
 
 def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch, longer):
@@ -427,7 +433,7 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_training_goes_on(tmp_path, s
     go(tmp_path, f"{settings} --name it --checkpoint-clients {small_disk}")
     errors = capsys.readouterr().err
     assert re.search(
-        rf"^fedmpi: the checkpoint of round 4 could not be written: {small_disk}/000004/client-000\d.h5: "
+        rf"^fedmpi: the checkpoint of round 4 could not be written: {small_disk}/it-\w+/000004/client-000\d.h5: "
         r"No space left on device; the last one is that of round 2$", errors, re.MULTILINE,
     )  # fmt: skip
     assert find_checkpoints(tmp_path / "it") == [2]
@@ -464,11 +470,16 @@ def test_a_folder_that_cannot_be_written_any_more(tmp_path, monkeypatch, capsys)
 
 def test_two_jobs_do_not_write_to_one_run_folder(toy, tmp_path, monkeypatch):
     shutil.copytree(toy, tmp_path / "it")
-    monkeypatch.setattr(recorder, "OUTLIVES", 0.2)
-    first = Recorder(tmp_path / "it", 6)
-    with pytest.raises(UserError, match=r"^run folder \S+/it: another job is still writing to it; wait until it ends$"):
+    monkeypatch.setattr(lock, "OUTLIVES", 0.2)
+    first = lock.RunLock(tmp_path / "it")
+    message = (
+        rf"^run folder \S+/it: another job \(process {os.getpid()} on \S+, since [-\d: ]+\) is still writing to it;"
+    )
+    with pytest.raises(UserError, match=message):
         go(None, f"--resume {tmp_path / 'it'} --rounds 8")
-    first.close()
+    with pytest.raises(UserError, match=message):
+        go(None, f"--out {tmp_path} --name it {TOY} --resume auto --rounds 8")
+    first.release()
     go(None, f"--resume {tmp_path / 'it'} --rounds 8")
 
 
@@ -488,13 +499,14 @@ def test_a_folder_for_clients_that_cannot_be_made(tmp_path):
 def test_clients_files_may_lie_at_home(tmp_path, monkeypatch, longer):
     words = f"{TOY} --rounds 8 --eval-every 1 --name it --checkpoint-clients {tmp_path}/silo-{{client}}"
     stop(monkeypatch, tmp_path, words, 3)
-    assert (tmp_path / "silo-1" / "000003" / "client-0001.h5").is_file()
+    (folder,) = (tmp_path / "silo-1").iterdir()  # named after the run and its identity
+    assert folder.name.startswith("it-") and (folder / "000003" / "client-0001.h5").is_file()
     assert not list((tmp_path / "it").rglob("client*"))
     go(None, f"--resume {tmp_path / 'it'}")
     assert outcome(tmp_path / "it") == longer
-    assert sorted(path.name for path in (tmp_path / "silo-0").iterdir()) == ["000003", "000008"]
+    assert sorted(path.name for path in (tmp_path / "silo-0" / folder.name).iterdir()) == ["000003", "000008"]
     go(None, f"--resume {tmp_path / 'it'} --rounds 9 --checkpoint-clients {tmp_path}/moved")  # reads where they were
-    assert [path.name for path in (tmp_path / "moved").iterdir()] == ["000009"]
+    assert [path.name for path in (tmp_path / "moved" / folder.name).iterdir()] == ["000009"]
 
 
 def test_a_run_that_diverges_keeps_its_best_model(tmp_path, monkeypatch):
