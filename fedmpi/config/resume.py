@@ -52,10 +52,8 @@ def _read(text, assignments):
         folder = pathlib.Path(out or Run.out) / name
         if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
             if had_checkpoints(folder):
-                raise UserError(
-                    f"resume = auto: {folder}: checkpoints were written there, and none can be seen now; if they are lost, "
-                    "choose another --name"
-                )
+                seen = "checkpoints were written there, and none can be seen now"
+                raise UserError(f"resume = auto: {folder}: {seen}; if they are lost, choose another --name")
             check_folder(folder, "run")
             return None
     else:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 from fedmpi import settings
+from fedmpi.errors import UserError
 from fedmpi.settings import check, setting
 
 # The groups of settings beside the run's own, each a choice of one class -> the role of its settings.
