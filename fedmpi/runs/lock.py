@@ -191,10 +191,11 @@ def _this_process():
 
 
 def _start_of(pid):
-    """When a process of this node started, in ticks of its clock; "" if there is none."""
+    """When a process of this node started, in ticks of its clock; "" if it does not run."""
     try:
         with open(f"/proc/{int(pid)}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
+            state, *numbers = file.read().rpartition(")")[2].split()
+            return "" if state in "ZX" else numbers[18]  # one that has ended may still be listed
     except (OSError, ValueError, TypeError, IndexError):
         return ""
 

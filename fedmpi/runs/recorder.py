@@ -12,6 +12,7 @@ import sys
 import yaml
 from tqdm import tqdm
 
+from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
 from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS, find_checkpoints, had_checkpoints
@@ -271,6 +272,34 @@ def _round_of(line):
         return 0
 
 
+def check_run_folder(run):
+    """Check, before any work, that a run may begin or go on in its folder, and that no other job writes to it.
+
+    Args:
+        run: the settings, a `Run`.
+
+    Raises:
+        UserError: if it may not.
+    """
+    begins = run.resume in (None, AUTO)
+    if begins and run.name is None:
+        return
+    folder = pathlib.Path(run.out) / run.name if begins else pathlib.Path(run.resume)
+    if begins and not check_folder(folder, "run"):
+        return
+    if run.resume is None:
+        raise UserError(_taken(folder))
+    try:
+        RunLock(folder).release()
+    except OSError as error:
+        raise UserError(f"run folder {folder}: cannot be written: {error.strerror}") from None
+
+
+def _taken(folder):
+    what = "is a file" if folder.is_file() else "exists already"
+    return f"run folder {folder}: {what}; choose another --name or --out, or continue that run with --resume"
+
+
 def make_run_folder(out, name, prefix, begins_anew=False):
     """Make a run folder; what a run that ended before its first checkpoint left there is renamed.
 
@@ -301,10 +330,7 @@ def make_run_folder(out, name, prefix, begins_anew=False):
                 if not os.path.lexists(folder):
                     return make_locked_folder(folder)[0]
     except FileExistsError as error:
-        what = "is a file" if pathlib.Path(error.filename).is_file() else "exists already"
-        raise UserError(
-            f"run folder {error.filename}: {what}; choose another --name or --out, or continue that run with --resume"
-        ) from None
+        raise UserError(_taken(pathlib.Path(error.filename))) from None
     except OSError as error:
         raise UserError(
             f"run folder {error.filename}: cannot be created: {error.strerror}; choose another --out"

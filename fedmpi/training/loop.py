@@ -20,7 +20,7 @@ from fedmpi.runs.checkpoint import checkpoint_folder, read_manifest
 from fedmpi.runs.folder import is_complete, read_records
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import AMOUNTS
-from fedmpi.runs.recorder import Recorder, make_run_folder
+from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder
 from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.training.build import prepare
@@ -76,6 +76,7 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
     """
     began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
+        agree(link, lambda: link.rank == 0 and check_run_folder(config.run))
         job = prepare(config, link)
         if config.run.resume in (None, AUTO):
             _survive(job)
