@@ -83,7 +83,7 @@ class RunLock:
             is_here = (owner.get("host"), owner.get("boot")) == _this_node()
             if flocked is not False and (not owner or (is_here and (flocked or not _lives(owner)))):
                 return flocked is not None
-            lives = flocked is False or is_here or owner != first
+            lives = flocked is False or is_here or (owner != first and now - since < 1.5 * REFRESH)
             if lives and now - began > OUTLIVES:
                 raise UserError(f"run folder {self.folder}: {_describe(owner)} is still writing to it; {_ADVICE}")
             if not lives and now - since > LIFETIME:
