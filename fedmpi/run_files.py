@@ -39,6 +39,13 @@ OURS = (
 )
 
 
+def is_complete(run_folder):
+    """Whether the run of a folder ended and wrote its model."""
+    if (run_folder / MODEL).is_file():
+        return True
+    return (run_folder / FORMER_MODEL).is_file() and not read_mark(run_folder)  # else it is not fedmpi's
+
+
 def find_checkpoints(run_folder):
     """Numbers of rounds after which there is a checkpoint with a manifest, damaged or not, the newest first.
 

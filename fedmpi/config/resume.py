@@ -10,13 +10,12 @@ from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder
 from fedmpi.run_files import (
     CHECKPOINTS,
-    FORMER_MODEL,
     MANIFEST,
-    MODEL,
     SETTINGS,
     check_files,
     find_checkpoints,
     had_checkpoints,
+    is_complete,
 )
 from fedmpi.settings import former_names
 
@@ -86,7 +85,7 @@ def _num_clients(folder):
 
 def _is_resumable(folder):
     """Whether a run can be resumed: it has a checkpoint, or it is complete (training then says so)."""
-    return bool(find_checkpoints(folder)) or any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
+    return bool(find_checkpoints(folder)) or is_complete(folder)
 
 
 def assignments_above(resumed, layers):

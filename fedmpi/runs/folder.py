@@ -9,7 +9,7 @@ import re
 from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
-from fedmpi.run_files import CLIENTS, DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS
+from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, SETTINGS, is_complete
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.settings import former_names
 from fedmpi.text import short
@@ -61,11 +61,6 @@ class RunFolder:
 def is_run(folder):
     """Whether a folder is a run folder."""
     return (folder / SETTINGS).is_file()
-
-
-def is_complete(folder):
-    """Whether a folder's run ended and wrote its model."""
-    return any((folder / name).is_file() for name in (MODEL, FORMER_MODEL))
 
 
 def outcome(folder):

@@ -15,9 +15,8 @@ from tqdm import tqdm
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
-from fedmpi.run_files import DIVERGED, FORMER_MODEL, MODEL, RECORDS, SETTINGS, find_checkpoints, had_checkpoints
+from fedmpi.run_files import DIVERGED, MODEL, RECORDS, SETTINGS, find_checkpoints, had_checkpoints, is_complete
 from fedmpi.runs.checkpoint import adopt
-from fedmpi.runs.folder import is_complete
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.trackers.base import titled
@@ -77,8 +76,6 @@ class Recorder:
             position = self._keep_records(position, num_rounds)
             self._lines.truncate(position)
             remove(self.folder, (MODEL, DIVERGED))  # of the run as it was before it went on
-            if (self.folder / FORMER_MODEL).is_file():
-                set_aside(self.folder / FORMER_MODEL)
         except OSError as error:
             file = error.filename or self.folder / SETTINGS  # a full disk gives no name
             raise UserError(f"{file}: cannot be written: {error.strerror}") from None

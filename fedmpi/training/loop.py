@@ -15,9 +15,9 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.registry import command_name
-from fedmpi.run_files import RECORDS, find_checkpoints
+from fedmpi.run_files import RECORDS, find_checkpoints, is_complete
 from fedmpi.runs.checkpoint import checkpoint_folder, read_manifest
-from fedmpi.runs.folder import is_complete, read_records
+from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder

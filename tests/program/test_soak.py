@@ -9,7 +9,7 @@ import pytest
 from conftest import ranks_of, running, start, wait_for
 from dies import check_checkpoints, outcome
 
-from fedmpi.runs.folder import is_complete
+from fedmpi.run_files import is_complete
 
 KILLS = 100  # under each MPI
 ROUNDS = 400

@@ -21,9 +21,8 @@ import h5py
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.run_files import find_checkpoints
+from fedmpi.run_files import find_checkpoints, is_complete
 from fedmpi.runs.checkpoint import checkpoint_folder, read_manifest
-from fedmpi.runs.folder import is_complete
 from fedmpi.runs.state_file import check_file
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.loop import train
