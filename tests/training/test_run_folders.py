@@ -65,8 +65,15 @@ def states(tmp_path_factory):
     return found
 
 
-# What a run writes or removes in its own folder; files of these names are its own.
-OWN = ("model.safetensors", "diverged.txt", "settings.yaml.part", "manifest.json.part")
+# What a run writes or removes in its own folders; files of these names are its own there.
+OWN = {
+    "settings.yaml": ("model.safetensors", "diverged.txt", "settings.yaml.part"),
+    "../../checkpoints": ("manifest.json", "manifest.json.part", "server.h5", "client-0000.h5"),
+}
+
+
+def is_own(folder, name):
+    return any(name in names for beside, names in OWN.items() if (folder / beside).exists())
 
 
 def plant(draw, folder, outside, depth=0):
@@ -74,7 +81,7 @@ def plant(draw, folder, outside, depth=0):
     planted = []
     for name in draw.sample(NAMES, draw.randint(1, 4)):
         path, kind = folder / name, draw.choice(["file", "file", "file", "folder", "empty", "link", "pipe"])
-        if os.path.lexists(path) or (name in OWN and (folder / "settings.yaml").exists()):
+        if os.path.lexists(path) or is_own(folder, name):
             continue
         if kind == "file":
             path.write_bytes(draw.randbytes(draw.randint(0, 300)))
