@@ -318,16 +318,13 @@ def _build_limited(folder, constructor, state):
         UserError: if it is, or the model cannot be built.
     """
 
-    def size(tensors):
-        return sum(1000 + (0 if is_lazy(tensor) else tensor.numel()) for tensor in tensors)
-
     def count(module, name, parameter):
         nonlocal left
-        left -= size([parameter])
+        left -= 1000 + (0 if is_lazy(parameter) else parameter.numel())
         if left < 0:
             raise UserError(f"{folder}: {MODEL_DESCRIPTION} describes a far larger model than the one that was saved")
 
-    left = 100 * size(state.values()) + 10**6
+    left = 100 * sum(1000 + value.numel() for value in state.values()) + 10**6
     hook = register_module_parameter_registration_hook(count)
     try:
         return _build(folder, constructor)
