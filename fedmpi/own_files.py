@@ -165,20 +165,23 @@ def remove(folder, names, with_folder=False):
 
 
 def check_regular(path):
-    """Check that a file in a run folder is missing or a file: no link to another place, no pipe, no device.
+    """Check that a file of a run folder is a file itself: a link could show any file, and a FIFO or device never ends.
+
+    Returns:
+        whether it exists.
 
     Raises:
-        UserError: if it is something else.
+        UserError: if it is something else, or cannot be looked at.
     """
     try:
         mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
     if not stat.S_ISREG(mode):
-        what = {stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder"}
-        raise UserError(f"{path}: is {what.get(stat.S_IFMT(mode), 'a device')}: expected a file")
+        raise UserError(f"{path}: is a link, a folder, a FIFO or a device: expected the file itself")
+    return True
 
 
 def check_replaceable(path, signature):

@@ -10,7 +10,8 @@ from fedmpi.errors import UserError
 from fedmpi.predict.reading import read_samples
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
-from fedmpi.runs.model_files import has_client_models, load_model, prepare_inputs
+from fedmpi.runs.model_files import has_client_models, load_model, model_file, prepare_inputs
+from fedmpi.text import as_cell, short
 
 AT_ONCE = 1000  # samples
 DESCRIPTION = """\
@@ -44,12 +45,32 @@ def _run(arguments):
     if options.client is None and has_client_models(folder):
         raise UserError(f"{folder}: each client has a model of its own (--private): choose one, like --client 0")
     model = load_model(folder, client=options.client)
+    _check_weights(model_file(folder, options.client), model)
     samples, labels = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
-    predicted, probability = predict(model, samples)
-    names = model.fedmpi.get("class_names")
-    _write(options.out, names, (predicted, probability, labels))
-    accuracy = "" if labels is None else f"; accuracy {sum(labels == predicted) / len(labels):.4f}"
+    try:
+        predicted, probability, num_classes = predict(model, samples)
+    except UserError as error:
+        raise UserError(f"{options.file} with the model of {folder}: {error}") from None
+    if labels is not None and len(outside := labels[(labels < 0) | (labels >= num_classes)]):
+        what = f"expected 0 to {num_classes - 1}, the classes of the model, or a file without labels"
+        raise UserError(f"{options.file}: label {outside[0]}: {what}")
+    accuracy = "" if labels is None else f"; accuracy {(labels == predicted).mean():.4f}"
+    _write(options.out, model.fedmpi.get("class_names"), (predicted, probability, labels))
     print(f"{len(predicted)} predictions in {options.out}{accuracy}")
+
+
+def _check_weights(path, model):
+    """Check that no weight is infinite or nan, and no other tensor of the model nan.
+
+    Raises:
+        UserError: with the first one that is.
+    """
+    right = {name: value.double().isfinite() for name, value in model.named_parameters()}
+    right |= {name: ~value.double().isnan() for name, value in model.named_buffers()}  # a mask may contain -inf
+    for name, is_right in right.items():
+        if not is_right.all():
+            place = (~is_right).nonzero()[0].tolist()
+            raise UserError(f"{path}: {name}{place or ''} is not finite: expected a run that did not diverge")
 
 
 @torch.no_grad()
@@ -57,24 +78,56 @@ def predict(model, samples):
     """The likeliest class of every sample, and its probability.
 
     Args:
-        model: what `fedmpi.load` gives. samples: [n, ...] array, see `prepare_inputs`.
+        model: what `fedmpi.load` gives. samples: [n, ...] array of at least one sample, see `prepare_inputs`.
 
     Returns:
-        ([n] int64, [n] float32) arrays.
+        ([n] int64, [n] float32) arrays, and the number of classes.
 
     Raises:
-        UserError: if the model takes no such samples.
+        UserError: if the model takes no such samples, or a value or score of one is not finite.
     """
     likeliest, probabilities = [], []
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     for begin in range(0, len(samples), AT_ONCE):
-        inputs = prepare_inputs(model.fedmpi, samples[begin : begin + AT_ONCE])
-        scores = model(inputs.to(next(model.parameters()).dtype))
-        if scores.dim() == 1:  # of the class 1 of two
-            scores = torch.stack([torch.zeros_like(scores), scores], dim=1)
+        inputs = prepare_inputs(model.fedmpi, samples[begin : begin + AT_ONCE]).to(dtype)
+        _check_finite(begin, inputs, f"a value that is not finite, or too large for {dtype}")
+        scores = _scores(model, inputs)
+        _check_finite(begin, scores, "a score that is not finite: the model cannot classify it")
         best = scores.softmax(1).max(1)
         likeliest.append(best.indices)
         probabilities.append(best.values.float())
-    return torch.cat(likeliest).numpy(), torch.cat(probabilities).numpy()
+    return torch.cat(likeliest).numpy(), torch.cat(probabilities).numpy(), scores.shape[1]
+
+
+def _scores(model, inputs):
+    """[n, classes] what the model computes from inputs.
+
+    Raises:
+        UserError: if it fails, or computes something else.
+    """
+    try:
+        scores = model(inputs)
+    except Exception as error:  # noqa: BLE001  a user's module can raise anything
+        what = f"{type(error).__name__}: {short(error)}"
+        raise UserError(f"the model does not work on inputs {list(inputs.shape)}: {what}") from None
+    is_float = isinstance(scores, torch.Tensor) and scores.is_floating_point()
+    if is_float and scores.dim() == 1:  # of the class 1 of two
+        scores = torch.stack([torch.zeros_like(scores), scores], dim=1)
+    if not is_float or scores.dim() != 2 or len(scores) != len(inputs) or not scores.numel():
+        what = list(scores.shape) if is_float else type(scores).__name__
+        raise UserError(f"the model computes {what} from inputs {list(inputs.shape)}: expected scores of classes")
+    return scores
+
+
+def _check_finite(begin, values, what):
+    """Check the values of some samples, the first of which is number `begin`.
+
+    Raises:
+        UserError: with the number of the first sample of which a value is infinite or nan.
+    """
+    is_finite = values.float().isfinite().flatten(1).all(1)
+    if not is_finite.all():
+        raise UserError(f"sample {begin + int(is_finite.int().argmin())} (from 0) has {what}")
 
 
 def _write(path, names, columns):
@@ -86,17 +139,17 @@ def _write(path, names, columns):
     predicted, probability, labels = columns
 
     def name(number):
-        return names[number] if names and 0 <= number < len(names) else int(number)
+        return as_cell(names[number]) if names and 0 <= number < len(names) else int(number)
 
+    rows = [["sample", "predicted", "probability"]]
+    rows += [[number, name(best), f"{sure:.6f}"] for number, (best, sure) in enumerate(zip(predicted, probability))]
+    if labels is not None:
+        rows = [[*row, label] for row, label in zip(rows, ["label", *map(name, labels)])]
     try:
         with open(path, "w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["sample", "predicted", "probability", *([] if labels is None else ["label"])])
-            for number, (answer, sure) in enumerate(zip(predicted, probability)):
-                label = [] if labels is None else [name(labels[number])]
-                table.writerow([number, name(answer), f"{sure:.6f}", *label])
-    except OSError as error:
-        raise UserError(f"--out {path}: cannot be written: {error.strerror}") from None
+            csv.writer(file).writerows(rows)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--out {path}: cannot be written: {getattr(error, 'strerror', error)}") from None
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from fedmpi.data.formats.common import READ_ERRORS
 from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.table import check_lines, read_table
+from fedmpi.data.formats.table import INTEGER, check_lines, read_table
 from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError
+from fedmpi.text import short
 
 
 def read_samples(path, split, label, description):
@@ -23,16 +23,21 @@ def read_samples(path, split, label, description):
     Raises:
         UserError: one line, if the file cannot be read or lacks something.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    if path.suffix in (".h5", ".hdf5"):
-        samples, labels = _read_hdf5(path, split)
-    elif path.suffix == ".npz":
-        samples, labels = _read_npz(path, split)
-    elif path.suffix in (".csv", ".parquet"):
-        samples, labels = _read_table(path, label, description)
-    else:
-        raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, .csv or .parquet")
+    try:
+        if not path.is_file():  # reading a FIFO or a device might never end
+            raise UserError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
+        if path.suffix in (".h5", ".hdf5"):
+            samples, labels = _read_hdf5(path, split)
+        elif path.suffix == ".npz":
+            samples, labels = _read_npz(path, split)
+        elif path.suffix in (".csv", ".parquet"):
+            samples, labels = _read_table(path, label, description)
+        else:
+            raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, .csv or .parquet")
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  each library has its own errors for damaged files
+        raise UserError(f"{path}: cannot be read: {type(error).__name__}: {short(error)}") from None
     if labels is not None and len(labels) != len(samples):
         raise UserError(f"{path}: has {len(labels)} labels for {len(samples)} samples")
     return samples, labels if labels is None else _numbers(path, labels, description.get("class_names"))
@@ -41,20 +46,34 @@ def read_samples(path, split, label, description):
 def _read_hdf5(path, split):
     with readable(path) as file:
         prefix = "" if "images" in file else f"{split}/"
-        if f"{prefix}images" not in file:
-            raise UserError(f"{path}: lacks the data set {prefix}images")
-        labels = file[f"{prefix}labels"][:] if f"{prefix}labels" in file else None
-        return file[f"{prefix}images"][:], labels
+        samples, labels = (file.get(f"{prefix}{name}") for name in ("images", "labels"))
+        _check(path, f"{prefix}images", samples)
+        return samples[:], None if labels is None else labels[()].reshape(-1)
 
 
 def _read_npz(path, split):
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            ending = "" if "x" in file.files else f"_{split}"
-            samples = file[f"x{ending}"]
-            return samples, file[f"y{ending}"].reshape(-1) if f"y{ending}" in file.files else None
-    except READ_ERRORS as error:
-        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    content = np.load(path, allow_pickle=False)
+    if isinstance(content, np.ndarray):
+        raise UserError(f"{path}: is a single array, as np.save writes it: expected what np.savez writes")
+    with content as file:
+        ending = "" if "x" in file.files else f"_{split}"
+        samples, labels = (file[name] if name in file.files else None for name in (f"x{ending}", f"y{ending}"))
+        _check(path, f"x{ending}", samples)
+        return samples, None if labels is None else labels.reshape(-1)
+
+
+def _check(path, name, samples):
+    """Check that samples are an array of numbers with at least one sample.
+
+    Raises:
+        UserError: if they are something else, or None.
+    """
+    if samples is None:
+        raise UserError(f"{path}: lacks the data set {name}")
+    is_array = hasattr(samples, "ndim")
+    if not is_array or samples.dtype.kind not in "iuf" or samples.ndim < 2 or 0 in samples.shape:
+        what = f"{samples.dtype} {samples.shape}" if is_array else type(samples).__name__
+        raise UserError(f"{path}: {name} is {what}: expected numbers [n, ...], at least one sample, and values in it")
 
 
 def _read_table(path, label, description):
@@ -73,9 +92,11 @@ def _read_table(path, label, description):
     if missing:
         raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(names)}")
     try:
-        samples = np.array([encoded[name] for name in features], dtype=np.float32).T
+        with np.errstate(over="ignore"):  # what is not finite is refused later
+            samples = np.array([encoded[name] for name in features], dtype=np.float32).T
     except ValueError as error:
         raise UserError(f"{path}: expected numbers in the columns {', '.join(features)}: {error}") from None
+    _check(path, "the table", samples)
     return samples, table[label] if label else None
 
 
@@ -83,10 +104,9 @@ def _numbers(path, labels, class_names):
     """[n] int64 classes of labels, which are numbers or names of classes."""
     if labels.dtype.kind in "iu":
         return labels.astype(np.int64)
-    words = [word.decode() if isinstance(word, bytes) else str(word) for word in labels.tolist()]
+    words = [word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in labels.tolist()]
     numbers = {name: number for number, name in enumerate(class_names or [])}
-    try:
-        return np.array([numbers[word] if word in numbers else int(word) for word in words])
-    except ValueError:
-        odd = next(word for word in words if word not in numbers)
-        raise UserError(f"{path}: label {odd}: expected one of {', '.join(numbers) or 'the numbers from 0'}") from None
+    odd = next((word for word in words if word not in numbers and not INTEGER.fullmatch(word)), None)
+    if odd is not None:
+        raise UserError(f"{path}: label {odd}: expected one of {', '.join(numbers) or 'the numbers from 0'}")
+    return np.array([numbers[word] if word in numbers else int(word) for word in words], dtype=np.int64)

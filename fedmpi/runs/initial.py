@@ -1,11 +1,13 @@
 """A trained model from a file, from which a new run starts."""
 
 import pathlib
+import stat
 
 import torch
 
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_regular
 from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
 from fedmpi.runs.checkpoint import checkpoint_folder, describe_layout, read_manifest
 from fedmpi.runs.state_file import Damaged, read_state
@@ -31,7 +33,7 @@ def read_initial(path, flat):
         if (file / CHECKPOINTS).is_dir() or (file / MODEL_AND_ROWS).is_file():  # a run folder
             rounds = find_checkpoints(file)
             whole = file / MODEL_AND_ROWS
-            file = whole if whole.is_file() or not rounds else checkpoint_folder(file, rounds[0])
+            file = whole if check_regular(whole) or not rounds else checkpoint_folder(file, rounds[0])
         if file.name == SERVER_STATE:
             file = file.parent
         values = _of_checkpoint(file, flat) if file.is_dir() else _read(file)
@@ -48,6 +50,8 @@ def read_initial(path, flat):
 
 def _read(file):
     """The tensors of a model file."""
+    if not stat.S_ISREG(file.stat().st_mode):  # reading a FIFO or a device might never end
+        raise UserError("is not a regular file")
     if file.suffix == ".safetensors":
         try:
             from safetensors.torch import load_file
@@ -55,7 +59,6 @@ def _read(file):
             raise UserError(f"init = {file}: needs the package safetensors (pip install safetensors)") from None
         return load_file(file)
     if file.suffix in (".h5", ".hdf5"):
-        file.stat()  # h5py's own message for a missing file is long
         with readable(file) as content:
             return {name: torch.as_tensor(item[()]) for name, item in data_sets(content["model"])}
     return torch.load(file, weights_only=True)  # a model of an earlier version or of plain PyTorch: tensors only

@@ -14,16 +14,24 @@ import importlib
 import io
 import json
 import math
+import os
 import sys
 
 import h5py
+import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
+from fedmpi.data.samples import check_normalisation, input_shape
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_regular
 from fedmpi.run_files import CLIENT_MODEL, FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
+from fedmpi.text import short
 
+LARGEST_DESCRIPTION = 1 << 26  # bytes
 LAST_PART = f"{MODEL}.ready"  # the file until all ranks have said that the run has ended
 
 
@@ -126,25 +134,64 @@ def load_model(folder, model=None, client=None):
     """
     state, description = read_state(folder, client), read_description(folder)
     if model is None:
-        model = _build(folder, description.get("model"))
+        model = _build_limited(folder, description.get("model"), state)
     elif not isinstance(model, nn.Module):
         model = model()
     try:
         model.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
-        model.load_state_dict(state)
-    except RuntimeError as error:
+        load_values(model, state)
+    except Exception as error:  # noqa: BLE001  a damaged file can contain tensors of any kind
         raise UserError(f"{folder}: does not fit {type(model).__name__}: {' '.join(str(error).split())}") from None
     model.fedmpi = description
     return model.eval()
 
 
+def load_values(module, values):
+    """`module.load_state_dict(values)`, also if a tensor of the module was made by `expand`.
+
+    Raises:
+        Exception: of any kind, if the values do not fit.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not is_lazy(tensor) and not tensor.is_contiguous():  # its elements may share memory
+            tensor.data = tensor.data.clone()
+    for name, tensor in module.state_dict().items():
+        if name in values and values[name].is_floating_point() != tensor.is_floating_point():
+            raise TypeError(f"{name} is {values[name].dtype}, expected {tensor.dtype}")
+    module.load_state_dict(values)
+
+
 def has_client_models(folder):
     """Whether a run folder contains a model of each client, because layers were personal."""
-    return any(folder.glob(CLIENT_MODEL.format(client="*")))
+    return os.path.isdir(folder) and any(folder.glob(CLIENT_MODEL.format(client="*")))
+
+
+def model_file(folder, client=None):
+    """The path of the file with the trained tensors: model.safetensors or, in earlier versions' folders, model.pt.
+
+    Args:
+        folder, client: see `load_model`.
+
+    Raises:
+        UserError: if there is none.
+    """
+    names = (MODEL, FORMER_MODEL) if client is None else (CLIENT_MODEL.format(client=client),)
+    if client is not None and os.path.islink((folder / names[0]).parent):
+        raise UserError(f"{(folder / names[0]).parent}: is a link: expected a folder; copy the folder itself")
+    path = next((folder / name for name in names if check_regular(folder / name)), None)
+    if path is None:
+        if not os.path.isdir(folder):
+            hint = "no such folder"
+        elif client is None:
+            hint = "the run did not end"
+        else:
+            hint = "expected a client's number" if has_client_models(folder) else "its layers are not personal"
+        raise UserError(f"{folder}: contains no {names[0]} ({hint})")
+    return path
 
 
 def read_state(folder, client=None):
-    """Name -> tensor of the trained model, from model.safetensors or, in earlier versions' folders, model.pt.
+    """Name -> tensor of the trained model.
 
     Args:
         folder, client: see `load_model`.
@@ -152,22 +199,15 @@ def read_state(folder, client=None):
     Raises:
         UserError: if there is none, or it is damaged.
     """
-    names = (MODEL, FORMER_MODEL) if client is None else (CLIENT_MODEL.format(client=client),)
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None:
-        if not folder.is_dir():
-            hint = "no such folder"
-        elif client is None:
-            hint = "the run did not end"
-        else:
-            hint = "expected a client's number" if has_client_models(folder) else "its layers are not personal"
-        raise UserError(f"{folder}: contains no {names[0]} ({hint})")
+    path = model_file(folder, client)
     try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        return torch.load(path, weights_only=True)
+        is_safetensors = path.suffix == ".safetensors"
+        state = safetensors.torch.load_file(path) if is_safetensors else torch.load(path, weights_only=True)
     except Exception as error:  # noqa: BLE001  both libraries raise errors of many kinds for damaged files
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UserError(f"{path}: expected named tensors, as torch.nn.Module.state_dict() gives them")
+    return state
 
 
 def read_description(folder):
@@ -177,13 +217,25 @@ def read_description(folder):
         UserError: if it cannot be read.
     """
     path = folder / MODEL_DESCRIPTION
+    if not check_regular(path):
+        return {}
+    if path.stat().st_size > LARGEST_DESCRIPTION:
+        raise UserError(f"{path}: has {path.stat().st_size:,} bytes: expected at most {LARGEST_DESCRIPTION:,}")
     try:
-        description = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read: {short(error)}") from None
     if not isinstance(description, dict):
         raise UserError(f"{path}: expected a dict")
+    for key in ("class_names", "feature_names"):
+        names = description.get(key) or []
+        if not isinstance(names, list) or not all(map(_is_text, names)):
+            raise UserError(f"{path}: {key} is {type(names).__name__} {short(names)}: expected a list of texts")
     return description
+
+
+def _is_text(value):
+    return isinstance(value, str) and value == value.encode(errors="ignore").decode()  # without half characters
 
 
 def prepare_inputs(description, samples):
@@ -202,15 +254,23 @@ def prepare_inputs(description, samples):
     facts = description.get("input")
     if not facts:
         raise UserError(f"a model of task {description.get('task')} takes no samples from a file")
-    values = torch.as_tensor(samples).to(torch.float32)
-    mean, std = (torch.tensor(facts[name]).squeeze() for name in ("mean", "std"))
-    inputs = (values / facts["divide_by"] - mean) / std
-    if inputs.dim() == 4:
-        inputs = inputs.permute(0, 3, 1, 2)
-    shape = tuple(facts["shape"])
-    if math.prod(inputs.shape[1:]) != math.prod(shape) or (inputs.dim() == 4 and tuple(inputs.shape[1:]) != shape):
-        raise UserError(f"samples are {list(values.shape[1:])}: the model takes inputs of shape {list(shape)}")
-    return inputs.reshape(-1, *shape)
+    with np.errstate(over="ignore"):  # the caller refuses what is not finite
+        values = torch.from_numpy(np.array(samples, dtype=np.float32))
+    given = tuple(values.shape[1:])
+    try:
+        shape, per_value, mean, std = (facts[name] for name in ("shape", "divide_by", "mean", "std"))
+        is_flat = math.prod(given) == math.prod(shape) and (len(given) == 1 or (len(given) == 2 and len(shape) == 1))
+        if list(input_shape(given)) != shape and not is_flat:
+            raise UserError(f"samples are {list(given)}: the model takes inputs of shape {shape}")
+        check_normalisation(mean, std, given, f"{MODEL_DESCRIPTION}: ")
+        if not 0 < per_value < math.inf:
+            raise ValueError(f"divide_by is {per_value}")
+        mean, std = (torch.tensor(numbers, dtype=torch.float32).squeeze() for numbers in (mean, std))
+        inputs = (values / per_value - mean) / std
+        return (inputs.movedim(-1, 1) if inputs.dim() >= 4 else inputs).reshape(-1, *shape)
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        what = "expected the shape, divide_by, mean and std that a run writes"
+        raise UserError(f"{MODEL_DESCRIPTION}: input: {what}: {type(error).__name__}: {short(error)}") from None
 
 
 def _class_named(folder, path):
@@ -229,6 +289,27 @@ def _class_named(folder, path):
             "you trust it, or give the model: load(folder, model)"
         )
     return cls
+
+
+def _build_limited(folder, constructor, state):
+    """See `_build`; a model that is far larger than the trained tensors `state` is refused before it fills the memory.
+
+    Raises:
+        UserError: if it is, or the model cannot be built.
+    """
+
+    def count(module, name, parameter):
+        nonlocal left
+        left -= 1000 + (0 if is_lazy(parameter) else parameter.numel())
+        if left < 0:
+            raise UserError(f"{folder}: {MODEL_DESCRIPTION} describes a far larger model than the one that was saved")
+
+    left = 100 * sum(1000 + value.numel() for value in state.values()) + 10**6
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        return _build(folder, constructor)
+    finally:
+        hook.remove()
 
 
 def _build(folder, constructor):

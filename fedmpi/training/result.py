@@ -13,7 +13,7 @@ from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
-from fedmpi.runs.model_files import complete, read_state, save_client_model, save_hdf5, save_model
+from fedmpi.runs.model_files import complete, load_values, read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import format_bytes, spread_in_words, table
@@ -158,7 +158,7 @@ def trained_module(job, folder=None):
     with torch.random.fork_rng():
         module = job.task.build_model(model_class(config, job.task), config.model_settings)
     module = module.to(job.context.device, job.context.dtype)
-    module.load_state_dict(values)
+    load_values(module, values)
     return module.eval()
 
 

@@ -3,6 +3,7 @@
 Short by default, so that it runs with every change; ``-m slow`` tries many more seeds.
 """
 
+import csv
 import json
 import random
 import string
@@ -11,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import fedmpi.algorithms
@@ -22,6 +24,8 @@ from fedmpi.config.grammar import read_file
 from fedmpi.config.run import Run
 from fedmpi.data.partitions import Even, Partition
 from fedmpi.errors import Diverged, UserError
+from fedmpi.models.mlp import MLP
+from fedmpi.predict.__main__ import _run as predict
 from fedmpi.registry import known
 from fedmpi.runs.folder import find_runs
 from fedmpi.settings import roles
@@ -158,6 +162,88 @@ def test_run_folders(seeds, tmp_path):
     runs, complaints = find_runs([tmp_path])
     assert len(runs) + len(complaints) == len(list(seeds))
     assert all(line.isprintable() for line in complaints)
+
+
+def damaged(path, draw):
+    """Change some bytes of a file, most at its beginning, or cut it."""
+    content = bytearray(path.read_bytes())
+    for _ in range(draw.randint(0, 9)):
+        content[draw.randrange(draw.choice([8, 300, len(content)])) % len(content)] = draw.randrange(256)
+    path.write_bytes(content[: draw.choice([len(content), draw.randrange(len(content))])])
+
+
+def change_somewhere(content, draw):
+    """Give an entry of nested dicts and lists an odd value, or remove it."""
+    odd = [
+        None,
+        True,
+        -1,
+        0,
+        2.5,
+        10**400,
+        1e308,
+        float("nan"),
+        "x",
+        "=1",
+        "\ud800",
+        [],
+        {},
+        [[]] * 3,
+        [1, 8, 8],
+        10**9,
+    ]
+    key = draw.choice(list(content) if isinstance(content, dict) else range(len(content)))
+    if isinstance(content[key], dict | list) and content[key] and draw.random() < 0.8:
+        change_somewhere(content[key], draw)
+    elif draw.random() < 0.2:
+        del content[key]
+    else:
+        content[key] = draw.choice(odd)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_predictions(seeds, tmp_path, monkeypatch):
+    """Whatever the run folder and the samples contain: probabilities, or one line and no table."""
+    monkeypatch.chdir(tmp_path)
+    model = {"class": "fedmpi.models.mlp.MLP", "arguments": {"shape": [1, 4, 4], "num_classes": 3, "hidden": 5}}
+    inputs = {"shape": [1, 4, 4], "divide_by": 255, "mean": [0.3], "std": [0.4]}
+    columns = {"missing": "median", "classes": ["a"], "columns": {"c": {"median": 1, "mean": 0, "std": 1}, "w": ["u"]}}
+    about = {"task": "classification", "model": model, "input": inputs, "class_names": ["=a", "b", "c"]}
+    for seed in seeds:
+        draw, folder = random.Random(seed), tmp_path / str(seed)
+        samples, out = folder / draw.choice(["it.npz", "it.h5", "it.csv"]), folder / "out.csv"
+        folder.mkdir()
+        save_file(MLP(**model["arguments"]).state_dict(), folder / "model.safetensors")
+        content = json.loads(json.dumps({**about, "columns": columns} if draw.random() < 0.2 else about))
+        values = odd_value(draw) if draw.random() < 0.5 else np.full((5, 4, 4), draw.choice([0, 9, np.nan, 1e300]))
+        arrays = {draw.choice(["x", "x", "x_test"]): values} | ({"y": odd_value(draw)} if draw.random() < 0.2 else {})
+        if samples.suffix == ".npz":
+            np.savez(samples, **arrays)
+        elif samples.suffix == ".h5":
+            with h5py.File(samples, "w") as file:
+                file[draw.choice(["images", "images", "test/images", "test"])] = values
+                file["labels"] = odd_value(draw)
+        else:
+            words = draw.choices(["1", "2.5", "", "nan", "u", "1e400", ",", "\n", '"', "\x00"], [9, 9, *[1] * 8], k=16)
+            samples.write_text(",".join(["c", "w", *map(str, range(14))]) + "\n" + ",".join(words) + "\n")
+        for _ in range(draw.choice([0, 1, 1, 2])):
+            change_somewhere(content, draw)
+        (folder / "model.json").write_text(json.dumps(content) if draw.random() < 0.9 else "[" * 99_999)
+        if draw.random() < 0.4:
+            damaged(draw.choice([samples, folder / "model.safetensors", folder / "model.json"]), draw)
+        words = [
+            str(folder),
+            str(samples),
+            "--out",
+            str(out),
+            *draw.choice([[], [], ["--label", "w"], ["--split", ""]]),
+        ]
+        if refused_in_one_line(lambda words=words: predict(words), words):
+            assert not out.exists()
+        else:
+            rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+            assert rows and all(0 < float(row["probability"]) <= 1 and row["predicted"] != "=a" for row in rows), seed
 
 
 class RandomModule(nn.Module):

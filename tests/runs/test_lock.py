@@ -132,7 +132,7 @@ def test_a_forked_child_does_not_hold_it(tmp_path):
 def test_a_lock_that_is_no_file_is_refused(tmp_path, kind):
     path = tmp_path / ".lock"
     {"link": lambda: path.symlink_to("/etc/hostname"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
-    with pytest.raises(UserError, match=r"\.lock: is a (symbolic link|pipe|folder): expected a file"):
+    with pytest.raises(UserError, match=r"\.lock: is a link, a folder, a FIFO or a device"):
         RunLock(tmp_path)
 
 

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import stat
+import threading
 import time
 
 import pytest
@@ -56,6 +57,9 @@ def states(tmp_path_factory):
                 go(f"--out {out} --name {name} --rounds 4 {words}")
         finally:
             Recorder.round = usual
+            for thread in threading.enumerate():
+                if thread.name == "checkpoint":
+                    thread.join()
     for name in ("complete", "begun", "resumable"):
         shutil.copytree(out / name, out / f"former {name}")
         for path in [*(out / f"former {name}").rglob(".fedmpi"), out / f"former {name}" / ".lock"]:

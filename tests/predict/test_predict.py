@@ -1,0 +1,393 @@
+"""`python -m fedmpi.predict` and `fedmpi.load`, given run folders and samples of any kind: right predictions, or one
+line and no file."""
+
+import csv
+import functools
+import json
+import os
+import sys
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import execute, train
+from safetensors.torch import load_file, save_file
+
+import fedmpi
+from fedmpi.models.mlp import MLP
+from fedmpi.predict.__main__ import main
+from fedmpi.runs.initial import read_initial
+from fedmpi.runs.model_files import check_regular
+
+INPUT = {"shape": [1, 4, 4], "divide_by": 255, "mean": [0.3], "std": [0.4]}
+ARGUMENTS = {"shape": [1, 4, 4], "num_classes": 3, "hidden": 5}
+NAMES = ["=1+1", "@home", "-ill"]
+IMAGES = np.arange(7 * 16, dtype=np.uint8).reshape(7, 4, 4)
+TENSORS = MLP(**ARGUMENTS).state_dict()
+
+
+def description(**changed):
+    model = {"class": "fedmpi.models.mlp.MLP", "arguments": ARGUMENTS}
+    return {"task": "classification", "model": model, "input": INPUT, **changed}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder with the model of a network that is not trained, beside `ok.npz`."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_file(TENSORS, folder / "model.safetensors")
+    (folder / "model.json").write_text(json.dumps(description()))
+    np.savez(tmp_path / "ok.npz", x=IMAGES)
+    return folder
+
+
+def predicted(folder, file, *options):
+    """The rows of the table."""
+    out = folder.parent / "out.csv"
+    main([str(folder), str(file), "--out", str(out), *options])
+    return list(csv.DictReader(open(out, newline="")))
+
+
+def refused(capsys, folder, file, *options):
+    """The one line of a program that ends with exit code 2; the table of another run is as it was."""
+    out = folder.parent / "out.csv"
+    out.write_text("another")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([str(folder), str(file), "--out", str(out), *options])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and not printed.out and out.read_text() == "another"
+    assert printed.err.startswith("fedmpi: error: ") and len(printed.err.splitlines()) == 1, printed.err
+    return printed.err
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_a_sample_that_is_not_finite_is_named(folder, tmp_path, capsys, value):
+    """It was of class 0 with probability nan."""
+    images = np.concatenate([IMAGES.astype(np.float64)] * 200)
+    images[[1234, 1300], 2, 2] = value
+    np.savez(tmp_path / "odd.npz", x=images)
+    line = refused(capsys, folder, tmp_path / "odd.npz")
+    assert "odd.npz" in line and "sample 1234 (from 0) has " in line and "not finite" in line
+
+
+def test_a_field_of_a_table_that_is_not_finite_is_refused(folder, tmp_path, capsys):
+    for field in ("nan", "inf", "1e39", "9" * 400):
+        rows = [",".join(f"p{n}" for n in range(16)), ",".join("1" * 16), ",".join([*"1" * 15, field])]
+        (tmp_path / "odd.csv").write_text("\n".join(rows))
+        assert "sample 1 (from 0)" in refused(capsys, folder, tmp_path / "odd.csv")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_is_named(folder, tmp_path, capsys, value):
+    weight = TENSORS["1.weight"].clone()
+    weight[3, 7] = value
+    save_file({**TENSORS, "1.weight": weight}, folder / "model.safetensors")
+    line = refused(capsys, folder, tmp_path / "ok.npz")
+    assert f"{folder / 'model.safetensors'}: 1.weight[3, 7] is not finite" in line
+
+
+def test_a_score_that_is_not_finite_is_refused(folder, tmp_path, capsys):
+    save_file({name: torch.full_like(value, 3e38) for name, value in TENSORS.items()}, folder / "model.safetensors")
+    assert "(from 0) has a score that is not finite" in refused(capsys, folder, tmp_path / "ok.npz")
+
+
+@pytest.mark.parametrize("kind", [">u2", ">i8", "<u8", ">f4", ">f8", "f2", "g"])
+def test_every_type_of_numbers_is_read(folder, tmp_path, kind):
+    expected = predicted(folder, tmp_path / "ok.npz")
+    np.savez(tmp_path / "it.npz", x=IMAGES.astype(kind)[::-1][:, ::-1][:, ::-1][::-1])
+    assert predicted(folder, tmp_path / "it.npz") == expected
+    with h5py.File(tmp_path / "it.h5", "w") as file:
+        file["images"], file["labels"] = IMAGES.astype(kind), np.arange(7).astype(">i2").reshape(7, 1) % 3
+    rows = predicted(folder, tmp_path / "it.h5")
+    assert [int(row.pop("label")) for row in rows] == [0, 1, 2, 0, 1, 2, 0] and rows == expected
+
+
+def test_samples_of_other_kinds_are_refused(folder, tmp_path, capsys):
+    values = [
+        np.zeros((0, 4, 4)), np.zeros((7, 0, 4)), np.zeros(()), np.zeros(7), IMAGES > 3, IMAGES * 1j,
+        np.full((7, 4, 4), "1"), np.full((7, 4, 4), b"1"), np.zeros((7, 4, 4), "M8[s]"), np.zeros((7, 4, 4), "m8[s]"),
+        np.zeros((7, 4, 4), [("a", "f4")]), np.full((7, 4, 4), None),
+    ]  # fmt: skip
+    for value in values:
+        np.savez(tmp_path / "odd.npz", x=value)
+        assert "odd.npz: " in refused(capsys, folder, tmp_path / "odd.npz"), value.dtype
+        with h5py.File(tmp_path / "odd.h5", "w") as file:
+            if value.dtype.kind not in "MmUO":
+                file["images"] = value
+            elif value.dtype.kind == "O":
+                file.create_dataset("images", (7, 4, 4), dtype=h5py.vlen_dtype("f4"))
+            else:
+                file["images"] = h5py.Empty("f4")
+        assert "odd.h5: " in refused(capsys, folder, tmp_path / "odd.h5"), value.dtype
+
+
+def test_samples_of_other_shapes_are_refused(folder, tmp_path, capsys):
+    for shape in (
+        (2, 4, 5),
+        (2, 2, 8),
+        (2, 1, 4, 4),
+        (2, 4, 4, 3),
+        (2, 1, 1, 16),
+        (2, 4, 4, 1, 1),
+        (2, 17),
+        (2, 2, 2, 2, 2),
+    ):
+        np.savez(tmp_path / "odd.npz", x=np.zeros(shape))
+        assert "the model takes inputs of shape [1, 4, 4]" in refused(capsys, folder, tmp_path / "odd.npz"), shape
+    expected = predicted(folder, tmp_path / "ok.npz")
+    for shape in ((7, 16), (7, 4, 4, 1)):
+        np.savez(tmp_path / "other.npz", x=IMAGES.reshape(shape))
+        assert predicted(folder, tmp_path / "other.npz") == expected
+
+
+def test_a_model_takes_each_channel_last(folder, tmp_path):
+    """Volumes, too: the channels stand last in the file, and before the other axes in the model's input."""
+    arguments, values = {**ARGUMENTS, "shape": [2, 3, 4, 5]}, np.arange(2 * 120).reshape(2, 3, 4, 5, 2) / 240
+    model = MLP(**arguments)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    about = description(model={"class": "fedmpi.models.mlp.MLP", "arguments": arguments})
+    about["input"] = {"shape": [2, 3, 4, 5], "divide_by": 1, "mean": [0.1, 0.5], "std": [0.5, 2]}
+    (folder / "model.json").write_text(json.dumps(about))
+    np.savez(tmp_path / "it.npz", x=values)
+    inputs = torch.tensor((values - [0.1, 0.5]) / [0.5, 2]).movedim(-1, 1).float()
+    sure = model.eval()(inputs).softmax(1).max(1)
+    for number, row in enumerate(predicted(folder, tmp_path / "it.npz")):
+        assert int(row["predicted"]) == sure.indices[number]
+        assert float(row["probability"]) == pytest.approx(sure.values[number].item(), abs=1e-5)
+
+
+def test_damaged_files_of_samples_are_refused(folder, tmp_path, capsys):
+    for ending in (".npz", ".h5", ".csv", ".parquet"):
+        for number, content in enumerate(
+            [b"", b"\n", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"PAR1PAR1", os.urandom(99)]
+        ):
+            path = tmp_path / f"{number}{ending}"
+            path.write_bytes(content)
+            assert path.name in refused(capsys, folder, path)
+    np.save(tmp_path / "it.npy", IMAGES)
+    assert "expected a file that ends in" in refused(capsys, folder, tmp_path / "it.npy")
+    (tmp_path / "it.npy").rename(tmp_path / "it.npz")
+    assert "expected what np.savez writes" in refused(capsys, folder, tmp_path / "it.npz")
+    whole = (tmp_path / "ok.npz").read_bytes()
+    (tmp_path / "part.npz").write_bytes(whole[: len(whole) // 2])
+    assert "part.npz: cannot be read" in refused(capsys, folder, tmp_path / "part.npz")
+    (tmp_path / "head.csv").write_text("a,b\n")
+    assert "head.csv: " in refused(capsys, folder, tmp_path / "head.csv")
+
+
+def test_a_file_of_samples_is_a_regular_one(folder, tmp_path, capsys):
+    os.mkfifo(tmp_path / "a.csv")
+    (tmp_path / "b.npz").symlink_to("/dev/zero")
+    (tmp_path / "c.h5").mkdir()
+    for name in ("a.csv", "b.npz", "c.h5"):
+        assert f"{name}: is not a regular file" in refused(capsys, folder, tmp_path / name)
+    assert "no such file" in refused(capsys, folder, tmp_path / "none.csv")
+    assert "cannot be read" in refused(capsys, folder, tmp_path / f"{'x' * 300}.csv")
+    (tmp_path / "link.npz").symlink_to(tmp_path / "ok.npz")
+    assert len(predicted(folder, tmp_path / "link.npz")) == 7
+
+
+def test_odd_labels_are_refused(folder, tmp_path, capsys):
+    odd = [
+        [3] * 7, [-1] * 7, np.full(7, 2**64 - 1, np.uint64), ["²"] * 7, ["9" * 30] * 7, ["9" * 5000] * 7, [b"\xff"] * 7,
+        [True] * 7, [0.5] * 7, [np.nan] * 7, np.zeros(7, "M8[s]"), np.zeros(7, [("a", "i4")]), [0], 0, [[0, 1]] * 7,
+    ]  # fmt: skip
+    for labels in odd:
+        np.savez(tmp_path / "odd.npz", x=IMAGES, y=labels)
+        assert "label" in refused(capsys, folder, tmp_path / "odd.npz"), labels
+
+
+def test_the_label_that_is_named_is_the_wrong_one(folder, tmp_path, capsys):
+    np.savez(tmp_path / "odd.npz", x=IMAGES, y=["0", "1", "x", "0", "0", "0", "0"])
+    assert "label x:" in refused(capsys, folder, tmp_path / "odd.npz")
+
+
+def test_names_of_classes_are_no_formulas(folder, tmp_path):
+    (folder / "model.json").write_text(json.dumps(description(class_names=NAMES)))
+    np.savez(tmp_path / "it.npz", x=IMAGES, y=np.arange(7) % 3)
+    rows = predicted(folder, tmp_path / "it.npz")
+    assert [row["label"] for row in rows[:3]] == ["'=1+1", "'@home", "'-ill"]
+    assert {row["predicted"] for row in rows} <= {f"'{name}" for name in NAMES}
+    np.savez(tmp_path / "it.npz", x=IMAGES, y=[NAMES[number % 3] for number in range(7)])
+    assert predicted(folder, tmp_path / "it.npz") == rows
+
+
+ODD = [
+    True, -1, 0, 2.5, float("nan"), float("inf"), 1e308, 10**400, "", "x", "\ud800", [], {}, [[]], [None], [0], [-1],
+    [10**400], [float("nan")], {"a": 1}, [1, 4, 4, 1], [[1, 4, 4]], {"class": "x"}, 10**9, None,
+]  # fmt: skip
+
+
+def test_odd_values_in_model_json(folder, tmp_path, capsys):
+    """Accepted, if they are right or not used; otherwise one line."""
+    keys = [
+        *(("task",), ("model",), ("input",), ("model", "class"), ("model", "arguments")),
+        *(("input", name) for name in INPUT),
+        *(("model", "arguments", name) for name in ARGUMENTS),
+    ]
+    num_refused = 0
+    for *places, key in keys:
+        for value in ODD:
+            about = json.loads(json.dumps(description()))
+            place = functools.reduce(dict.get, places, about)
+            place[key] = value
+            if value is None:
+                del place[key]
+            (folder / "model.json").write_text(json.dumps(about))
+            try:
+                assert len(predicted(folder, tmp_path / "ok.npz")) == 7
+            except SystemExit:
+                refused(capsys, folder, tmp_path / "ok.npz")
+                num_refused += 1
+    assert num_refused > 200
+
+
+@pytest.mark.parametrize("key", ["class_names", "feature_names"])
+@pytest.mark.parametrize("value", [3, True, "abc", {"a": 1}, [1, 2, 3], ["a", None], ["a", "\ud800"], [["a"]]], ids=str)
+def test_names_in_model_json_are_texts(folder, tmp_path, capsys, key, value):
+    (folder / "model.json").write_text(json.dumps(description(**{key: value})))
+    assert f"model.json: {key} is " in refused(capsys, folder, tmp_path / "ok.npz")
+
+
+def test_a_model_json_that_cannot_be_read(folder, tmp_path, capsys):
+    for text in ("", "{", "[]", "3", "null", "[" * 100_000, '{"a":' * 100_000, '{"a": 1' + "0" * 5000 + "}", "\xff"):
+        (folder / "model.json").write_bytes(text.encode("latin1"))
+        assert "model.json: " in refused(capsys, folder, tmp_path / "ok.npz")
+    with open(folder / "model.json", "wb") as file:
+        file.truncate(1 << 30)
+    assert "has 1,073,741,824 bytes: expected at most" in refused(capsys, folder, tmp_path / "ok.npz")
+
+
+@pytest.mark.parametrize("key", ["hidden", "hidden_layers"])
+def test_a_model_that_would_fill_the_memory_is_not_built(folder, tmp_path, capsys, key):
+    arguments = {**ARGUMENTS, key: 20_000_000}
+    about = description(model={"class": "fedmpi.models.mlp.MLP", "arguments": arguments})
+    (folder / "model.json").write_text(json.dumps(about))
+    assert "describes a far larger model" in refused(capsys, folder, tmp_path / "ok.npz")
+
+
+@pytest.mark.parametrize("name", ["torch.nn.Identity", "torch.nn.Module", "torch.nn.Flatten", "torch.nn.LSTM"])
+def test_modules_that_are_no_classifiers_are_refused(folder, tmp_path, capsys, name):
+    arguments = {"input_size": 4, "hidden_size": 2} if name.endswith("LSTM") else {}
+    about = description(model={"class": name, "arguments": arguments})
+    (folder / "model.json").write_text(json.dumps(about))
+    module = getattr(torch.nn, name.rpartition(".")[2])(**arguments)
+    save_file({**module.state_dict()}, folder / "model.safetensors")
+    if name.endswith("Flatten"):  # its scores are the 16 values
+        assert len(predicted(folder, tmp_path / "ok.npz")) == 7
+    else:
+        assert "ok.npz with the model of" in refused(capsys, folder, tmp_path / "ok.npz")
+
+
+def test_other_tensors_are_refused(folder, tmp_path, capsys):
+    weight = TENSORS["1.weight"]
+    for value in (
+        weight.long(),
+        weight.to(torch.complex64),
+        weight > 0,
+        weight[:1],
+        weight.reshape(-1),
+        weight[..., None],
+    ):
+        save_file({**TENSORS, "1.weight": value.contiguous()}, folder / "model.safetensors")
+        assert "does not fit MLP" in refused(capsys, folder, tmp_path / "ok.npz")
+    save_file({name: value.to(torch.float8_e4m3fn) for name, value in TENSORS.items()}, folder / "model.safetensors")
+    assert "fedmpi: error: " in refused(capsys, folder, tmp_path / "ok.npz")
+    for content in (b"", b"\xff" * 99, (2).to_bytes(8, "little") + b"{}", b"\0" * 8):
+        (folder / "model.safetensors").write_bytes(content)
+        assert "fedmpi: error: " in refused(capsys, folder, tmp_path / "ok.npz")
+    (folder / "model.safetensors").unlink()
+    assert "the run did not end" in refused(capsys, folder, tmp_path / "ok.npz")
+    for value in ({"1.weight": 1}, [weight], weight, 3, {"1.weight": {"a": weight}}):
+        torch.save(value, folder / "model.pt")
+        assert "model.pt: expected named tensors" in refused(capsys, folder, tmp_path / "ok.npz")
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors", "model.pt", "models/client_0.safetensors"])
+def test_files_of_a_run_folder_are_regular_ones(folder, tmp_path, capsys, name):
+    path, options = folder / name, ["--client", "0"] if name.startswith("models") else []
+    path.parent.mkdir(exist_ok=True)
+    (folder / ("model.json" if name == "model.json" else "model.safetensors")).rename(tmp_path / "it")
+
+    def check():
+        assert f"{name}: is a link, a folder, a FIFO or a device" in refused(
+            capsys, folder, tmp_path / "ok.npz", *options
+        )
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    for target in (tmp_path / "it", "/dev/zero", tmp_path / "none", folder):
+        path.symlink_to(target)
+        check()
+    os.mkfifo(path)
+    check()
+    path.mkdir()
+    check()
+
+
+def test_the_run_folder_itself_may_be_a_link(folder, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(folder)
+    assert len(predicted(tmp_path / "link", tmp_path / "ok.npz")) == 7
+    (tmp_path / "models").mkdir()
+    save_file(TENSORS, tmp_path / "models" / "client_0.safetensors")
+    (folder / "models").symlink_to(tmp_path / "models")
+    assert "models: is a link" in refused(capsys, folder, tmp_path / "ok.npz", "--client", "0")
+
+
+def test_odd_names_of_folders(folder, tmp_path, capsys):
+    for name in ("none", "x" * 300, "model.json", "ok.npz"):
+        assert "fedmpi: error: " in refused(capsys, tmp_path / name, tmp_path / "ok.npz")
+    assert check_regular(tmp_path / "ok.npz") and not check_regular(tmp_path / "none")
+
+
+def test_init_reads_regular_files_only(tmp_path):
+    for name in ("model.safetensors", "model.h5", "model.pt"):
+        os.mkfifo(tmp_path / name)
+        code = f"from fedmpi.runs.initial import read_initial\nread_initial({str(tmp_path / name)!r}, None)"
+        ended = execute([sys.executable, "-c", code], timeout=60)
+        assert "cannot be read: is not a regular file" in ended.stderr
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "model.h5").symlink_to("/dev/zero")
+    with pytest.raises(fedmpi.UserError, match="is a link, a folder, a FIFO or a device"):
+        read_initial(str(tmp_path / "run"), None)
+
+
+EXPANDED = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+            self.register_buffer("mask", torch.ones(1).expand(10))
+            self.register_buffer("rows", torch.arange(8.0).unfold(0, 4, 1))
+            self.register_buffer("counts", torch.zeros(1, dtype=torch.int64).expand(10))
+            self.scale = nn.Parameter(torch.ones(1).expand(10))
+            self.fixed = nn.Parameter(torch.ones(1).expand(10), requires_grad=False)
+
+        def forward(self, inputs):
+            if self.training:
+                self.rows = self.rows + 1
+            return self.layers(inputs) * self.mask * self.scale * self.fixed
+"""
+
+
+def test_a_model_with_expanded_tensors_is_saved_and_loaded(tmp_path, monkeypatch):
+    """Values cannot be copied into such tensors: they trained, and could not be loaded."""
+    (tmp_path / "expanded_net.py").write_text(textwrap.dedent(EXPANDED))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    import expanded_net
+
+    ended = train(2, tmp_path, "--clients", 2, "--rounds", 2, "--name", "it", "--model", "expanded_net.Net")
+    assert ended.returncode == 0, ended.stderr
+    run = fedmpi.train(clients=2, threads=1, rounds=2, model=expanded_net.Net, out=str(tmp_path), name="other")
+    for folder in (tmp_path / "it", tmp_path / "other"):
+        saved = load_file(folder / "model.safetensors")
+        assert len(saved["scale"].unique()) > 1
+        for model in (fedmpi.load(folder), fedmpi.load(folder, expanded_net.Net), run.model):
+            assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
