@@ -23,7 +23,7 @@ def describe_file(path):
         known = _read_cache()
         digest = known.get(key)
         if digest is None:
-            digest = checksum(path, "sha256")
+            digest = checksum(path)
             _write_cache({**known, key: digest})
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
