@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import importlib.util
 import pathlib
+import re
 
 import h5py
 import numpy as np
@@ -26,6 +27,7 @@ SPLITS = ("train", "test")
 SILO_NAME = "silo"  # attribute of a client's file: its name, like the hospital's
 COLUMNS = "columns"  # attribute of a table's file: `fedmpi.data.formats.features.Columns` as JSON
 MAX_CLASSES = 1_000_000  # more are a mistake in the labels: no network has so many outputs
+CLIENT = re.compile(r"\{client(:0?\d{0,2}d?)?\}")  # in the pattern of silo files
 ROWS_AT_ONCE = 1000  # rows read together from a file without chunks
 
 
@@ -62,15 +64,7 @@ class Source:
 
     def oddities(self):
         """Oddities of the labels that are allowed but may be mistakes: a list of lines."""
-        trained = np.unique(self.labels["train"])
-        unseen = np.setdiff1d(self.labels["test"], trained)
-        missing = np.setdiff1d(np.arange(self.num_classes), np.concatenate([trained, unseen]))
-        found = []
-        if len(missing):
-            found.append(f"no sample has label {_some(missing)}, of {self.num_classes} classes")
-        if len(unseen):
-            found.append(f"the test set has label {_some(unseen)}, which no training sample has")
-        return [f"{self.name}: {line}" for line in found]
+        return oddities(self.name, self.labels["train"], self.labels["test"], self.num_classes)
 
     def columns(self, split="train"):
         """name -> [n] values of the further columns of a split, besides samples and labels."""
@@ -99,7 +93,20 @@ class Source:
         return np.concatenate([piece.reshape(len(piece), -1).mean(1, dtype=np.float64) for piece in pieces])
 
 
-def _some(numbers, most=5):
+def oddities(name, trained, tested, num_classes):
+    """See `Source.oddities`: lines about the labels of the training and test samples of a data set, or of all silos."""
+    trained = np.unique(trained)
+    unseen = np.setdiff1d(tested, trained)
+    missing = np.setdiff1d(np.arange(num_classes), np.concatenate([trained, unseen]))
+    found = []
+    if len(missing):
+        found.append(f"no sample has label {some(missing)}, of {num_classes} classes")
+    if len(unseen):
+        found.append(f"the test set has label {some(unseen)}, which no training sample has")
+    return [f"{name}: {line}" for line in found]
+
+
+def some(numbers, most=5):
     """The first of some numbers as text, and how many more there are."""
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return ", ".join(map(str, numbers[:most])) + more
@@ -153,10 +160,9 @@ def silo_name(pattern, client, given):
     Raises:
         UserError: if the pattern is not valid; the message begins with `given`, which names its setting.
     """
-    try:
-        return pattern.format(client=client)
-    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
-        raise UserError(f"{given}: expected a pattern with {{client}} and nothing else in braces") from None
+    if {*"{}"} & {*CLIENT.sub("", pattern)}:
+        raise UserError(f"{given}: expected a pattern with {{client}} and nothing else in braces")
+    return CLIENT.sub(lambda found: found[0].format(client=client), pattern)
 
 
 def silo_path(name, client):
@@ -225,9 +231,10 @@ class HDF5Source(Source):
     def _read_attributes(self, file):
         self.attributes = dict(file.attrs)
         self.name = str(file.attrs.get("dataset", self.path.stem))
-        declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes"))
-        self.classes_declared = declared is not None
         from_labels = max(int(labels.max()) for labels in self.labels.values()) + 1
+        names = np.size(file.attrs.get("class_names", ()))
+        declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes", names if names >= from_labels else None))
+        self.classes_declared = declared is not None
         self.num_classes = self._whole(declared) if self.classes_declared else max(from_labels, 1)
         mean, std = NORMALISATION.get(self.name, ((0.0,), (1.0,)))
         self.mean = tuple(np.ravel(file.attrs.get("mean", mean)).astype(float).tolist())
