@@ -237,8 +237,15 @@ class HDF5Source(Source):
         self.classes_declared = declared is not None
         self.num_classes = self._whole(declared) if self.classes_declared else max(from_labels, 1)
         mean, std = NORMALISATION.get(self.name, ((0.0,), (1.0,)))
-        self.mean = tuple(np.ravel(file.attrs.get("mean", mean)).astype(float).tolist())
-        self.std = tuple(np.ravel(file.attrs.get("std", std)).astype(float).tolist())
+        self.mean = self._numbers("mean", file.attrs.get("mean", mean))
+        self.std = self._numbers("std", file.attrs.get("std", std))
+
+    def _numbers(self, name, values):
+        """The attribute `mean` or `std` as a tuple of float."""
+        try:
+            return tuple(np.ravel(np.asarray(values, dtype=np.float64)).tolist())
+        except (TypeError, ValueError):
+            raise UserError(f"{self.path}: attribute {name} = {short(values, 100)}: expected numbers") from None
 
     def _whole(self, declared):
         """The attribute num_classes as an int."""

@@ -5,7 +5,6 @@ the file's SHA-256: it says whether a file is still the same, and is another one
 """
 
 import contextlib
-import hashlib
 import hmac
 import json
 import os

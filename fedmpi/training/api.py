@@ -128,12 +128,12 @@ def _read(settings):
     Raises:
         UserError: one line, if an argument has a type that is not allowed.
     """
-    objects, texts = {}, {}
+    objects, values = {}, {}
     data, test_data = settings.pop("data", None), settings.pop("test_data", None)
     if data is None or isinstance(data, str | os.PathLike):
         if test_data is not None:
             raise UserError("test_data: expected only beside data = [one Dataset per client]")
-        texts |= {} if data is None else {"data": data}
+        values |= {} if data is None else {"data": data}
     else:
         objects["task"] = classification_of(data, test_data)
         if isinstance(data, typing.Sized):
@@ -147,8 +147,8 @@ def _read(settings):
         if name in CHOICES and value is not None and not isinstance(value, str | dict):
             objects[name] = _object(name, value)
         elif value is not None:
-            texts |= flatten({name: value})
-    return [f"--{key}={_as_text(key, value)}" for key, value in texts.items()], objects
+            values[name] = value
+    return [f"--{key}={_as_text(key, value)}" for key, value in flatten(values).items()], objects
 
 
 def _object(group, value):
