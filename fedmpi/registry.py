@@ -133,8 +133,9 @@ def _import(kind: str, path: str, base: type) -> Any:
         cls = import_path(path)
     except Exception as error:  # noqa: BLE001  importing a user's module can raise anything
         raise UserError(f"{kind} '{path}': cannot be imported: {type(error).__name__}: {error}") from error
-    if kind == "model" and callable(cls) and not inspect.isclass(cls):
+    if kind == "model" and inspect.isfunction(cls):
         return cls  # a function that makes one, like torchvision.models.resnet18
     if not (inspect.isclass(cls) and issubclass(cls, base) and cls is not base and not inspect.isabstract(cls)):
-        raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}")
+        function = ", or a function that makes one" if kind == "model" else ""
+        raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}{function}")
     return cls

@@ -109,7 +109,8 @@ def load_classifier(folder, context):
         raise UserError(f"{given}: is a run of task {name}: expected classification")
     if names_silos(task["data"]):
         raise UserError(f"{given}: was trained on silo files {task['data']}: expected one data file for all clients")
-    source = open_source(task["data"], context.data_dir or settings.get("data_dir"))
+    data_dir = context.data_dir or settings.get("data_dir")
+    source = open_source(task["data"], data_dir if isinstance(data_dir, str) else None)
     if len(source.shape) < 2:
         raise UserError(f"{given}: was trained on samples {list(source.shape)}: expected images")
     mean, std = task.get("mean") or source.mean, task.get("std") or source.std
