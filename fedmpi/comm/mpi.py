@@ -35,9 +35,6 @@ class MPILink(Link):
 
     Attributes:
         topology: the `Topology` of the ranks.
-
-    Raises:
-        UserError: if MPI is finalized, or `comm` is something else.
     """
 
     def __init__(self, comm=None, transport="auto", colour=None):
@@ -47,7 +44,9 @@ class MPILink(Link):
             )
         self.comm = MPI.COMM_WORLD if comm is None else comm
         if not isinstance(self.comm, MPI.Intracomm) or self.comm == MPI.COMM_NULL:
-            raise UserError(f"comm = {comm!r}: expected an mpi4py intracommunicator of this rank, like MPI.COMM_WORLD")
+            raise UserError(
+                f"comm is a {type(comm).__name__}: expected an mpi4py Intracomm of this rank, like MPI.COMM_WORLD"
+            )
         self.topology = Topology(self.comm, colour)
         world, node = self.topology.world, self.topology.node
         self.rank, self.size = world.rank, world.size

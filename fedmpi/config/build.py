@@ -128,16 +128,15 @@ def resolve(layers, resumed, objects=None):
         return make_parser(classes, settings).format_help()
     texts = _texts(assignments, settings, classes)
     for where, layer in zip(layers.files, layers.layers):
-        check_repeated([key for key, _ in layer], lambda key: _current(key, names, settings), where)
+        check_repeated([key for key, _ in layer], lambda key: find_key(names.get(key, key), settings) or key, where)
     values = _typed(classes, settings, texts)
     paper = paper or (resumed or {}).get("paper") or {}
     config = _build(classes, values | resumed_folder(resumed), paper, objects)
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
     origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
-    return dataclasses.replace(
-        config, notes=tuple(dict.fromkeys([*notes, *more_notes, *BROKEN.values()])), origin=origin
-    )
+    notes = tuple(dict.fromkeys([*notes, *more_notes, *BROKEN.values()]))
+    return dataclasses.replace(config, notes=notes, origin=origin)
 
 
 def _choose(group, name, chosen):
@@ -151,12 +150,6 @@ def _choose(group, name, chosen):
         wishes = [getattr(cls, group, None) for cls in (chosen.get("task"), chosen.get("algorithm"))]
         name = next((wish for wish in wishes if isinstance(wish, str)), choice.default)
     return None if name is None else find(group, name, choice.package, choice.base)
-
-
-def _current(key, names, settings):
-    """The current name of a key in a file."""
-    key = names.get(key, key)
-    return find_key(key, settings) or key
 
 
 def _former(cls):
@@ -208,9 +201,11 @@ def _typed(classes, settings, texts):
             unusual[key] = text
     if unusual:
         values |= _parsed(make_parser(classes, settings), settings, unusual)
-    huge = next((key for key in texts if isinstance(values[key], float) and abs(values[key]) > LARGEST), None)
-    if huge:
-        raise UserError(f"{huge} = {short(texts[huge], 100)}: expected a number of at most {LARGEST:g}")
+    for key, text in texts.items():
+        if isinstance(values[key], float) and abs(values[key]) > LARGEST:
+            raise UserError(f"{key} = {short(text, 100)}: expected a number of at most {LARGEST:g}")
+        if "\0" in text:
+            raise UserError(f"{key} = {short(text, 100)}: expected a text without the character 0")
     return values
 
 

@@ -61,7 +61,6 @@ def parse_command_line(arguments):
         UserError: one line: what was given, what is expected.
     """
     assignments, flags, rest = [], {}, list(arguments)
-    _check_text(*rest)
     while rest:
         argument = "--help" if rest[0] == "-h" else rest[0]
         rest.pop(0)
@@ -140,17 +139,7 @@ def check_repeated(keys, current, where):
 
 def assignments_of(settings, where="settings"):
     """The assignments of a nested settings dict, like those that `parse_command_line` finds; see `flatten`."""
-    assignments = [(key, as_text(value)) for key, value in flatten(settings, where).items()]
-    for one in assignments:
-        _check_text(*one)
-    return assignments
-
-
-def _check_text(*texts):
-    """Check that no text contains the character 0, which ends a text for the operating system."""
-    bad = next((text for text in texts if "\0" in text), None)
-    if bad is not None:
-        raise UserError(f"{short(bad, 100)}: contains the character 0: expected a text without it")
+    return [(key, as_text(value)) for key, value in flatten(settings, where).items()]
 
 
 def rename(assignments, names):

@@ -5,10 +5,12 @@ import gzip
 import importlib.util
 import pathlib
 import re
+import sys
 
 import h5py
 import numpy as np
 
+from fedmpi.comm.agreement import agree
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
 from fedmpi.text import short
@@ -64,7 +66,7 @@ class Source:
 
     def oddities(self):
         """Oddities of the labels that are allowed but may be mistakes: a list of lines."""
-        return oddities(self.name, self.labels["train"], self.labels["test"], self.num_classes)
+        return oddities(self.name, *(np.unique(self.labels[split]) for split in SPLITS), self.num_classes)
 
     def columns(self, split="train"):
         """name -> [n] values of the further columns of a split, besides samples and labels."""
@@ -94,19 +96,44 @@ class Source:
 
 
 def oddities(name, trained, tested, num_classes):
-    """See `Source.oddities`: lines about the labels of the training and test samples of a data set, or of all silos."""
-    trained = np.unique(trained)
+    """See `Source.oddities`; `trained` and `tested`: labels of the training and test samples."""
     unseen = np.setdiff1d(tested, trained)
-    missing = np.setdiff1d(np.arange(num_classes), np.concatenate([trained, unseen]))
-    found = []
-    if len(missing):
-        found.append(f"no sample has label {some(missing)}, of {num_classes} classes")
-    if len(unseen):
-        found.append(f"the test set has label {some(unseen)}, which no training sample has")
+    missing = np.setdiff1d(np.arange(num_classes), [*trained, *unseen])
+    found = [f"no sample has label {_some(missing)}, of {num_classes} classes"] if len(missing) else []
+    found += [f"the test set has label {_some(unseen)}, which no training sample has"] if len(unseen) else []
     return [f"{name}: {line}" for line in found]
 
 
-def some(numbers, most=5):
+def check_labels(link, name, sources, num_classes):
+    """Check that the labels of all silos together are 0, 1, ... without gaps, or that the files declare the classes.
+
+    Collective on the link. Rank 0 prints the `oddities` of all silos.
+
+    Args:
+        name: of the data. sources: the `Source` of each of this rank's clients. num_classes: of all silos.
+
+    Raises:
+        AgreedUserError: on every rank, about the first file that has labels above a gap.
+    """
+    mine = [[np.unique(source.labels[split]) for split in SPLITS] for source in sources]
+    trained, tested = (np.unique(link.allgatherv(np.concatenate(labels))).astype(int) for labels in zip(*mine))
+    missing = np.setdiff1d(np.arange(num_classes), [*trained, *tested])
+
+    def check():
+        for source, labels in zip(sources, map(np.concatenate, mine)):
+            if len(missing) and not source.classes_declared and labels.max() > missing[0]:
+                raise UserError(
+                    f"{source.path}: contains the labels {_some(np.unique(labels))}, but no client has the label "
+                    f"{_some(missing)}: expected labels from 0 on without gaps that mean the same in all files, or the "
+                    "number of classes as attribute num_classes of each file"
+                )
+
+    agree(link, check)
+    for line in oddities(name, trained, tested, num_classes) if link.rank == 0 else ():
+        print(f"fedmpi: {line}", file=sys.stderr, flush=True)
+
+
+def _some(numbers, most=5):
     """The first of some numbers as text, and how many more there are."""
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return ", ".join(map(str, numbers[:most])) + more

@@ -147,8 +147,7 @@ class LoadedTask:
             kind = type(error).__name__
             raise UserError(f"model {model_class.__name__}: {kind}: {' '.join(str(error).split())}") from error
         if not isinstance(module, torch.nn.Module):
-            kind = type(module).__name__
-            raise UserError(f"model {model_class.__name__}: made a {kind}: expected a torch.nn.Module")
+            raise UserError(f"model {model_class.__name__}: made a {type(module).__name__}: expected a torch.nn.Module")
         return module
 
     def model_arguments(self, model_class, model_settings):

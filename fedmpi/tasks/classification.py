@@ -19,14 +19,12 @@ from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import (
     COLUMNS,
     SILO_NAME,
-    SPLITS,
     HDF5Source,
+    check_labels,
     names_silos,
-    oddities,
     open_source,
     silo_name,
     silo_path,
-    some,
 )
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
@@ -165,7 +163,7 @@ class LoadedClassification(LoadedTask):
         mine = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
         self._files = [file for one in mine if one.path is not None for file in files_of(one.path)]
         self._is_shared = not names_silos(settings.data)
-        self._sources = [] if self._is_shared else list(sources.values())
+        self._sources = sources.values()
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._dtype, self._attributes = source.dtype, source.attributes
         self._augmentation = None
@@ -201,41 +199,14 @@ class LoadedClassification(LoadedTask):
         _check_equal(link, self._facts, self._settings.data)
         self.num_classes = int(link.allgather([self.num_classes]).max())
         if not self._is_shared:
-            self._check_labels(link)
+            check_labels(link, self._settings.data, self._sources, self.num_classes)
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
-        self._rows = self._labels = self._held_labels = None
+        self._rows = self._labels = self._held_labels = self._sources = None
         self._clients = self._describe_clients(link)
         self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
             raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
-
-    def _check_labels(self, link):
-        """Check that the labels of all silos together are 0, 1, ... without gaps, unless the files declare the classes.
-
-        Raises:
-            AgreedUserError: on every rank, with the first file that has labels above a gap.
-        """
-        mine = [[np.unique(source.labels[split]) for source in self._sources] for split in SPLITS]
-        trained, tested = (link.allgatherv(np.unique(np.concatenate(labels))).astype(int) for labels in mine)
-        lines = oddities(self._settings.data, trained, tested, self.num_classes)
-        missing = np.setdiff1d(np.arange(self.num_classes), [*trained, *tested])
-
-        def check():
-            for source, *labels in zip(self._sources, *mine):
-                found = np.unique(np.concatenate(labels))
-                if found[-1] > missing[0]:
-                    raise UserError(
-                        f"{source.path}: contains the labels {some(found)}, but no client has the label "
-                        f"{some(missing)}: expected labels from 0 on without gaps that mean the same in all files, or "
-                        "the number of classes as attribute num_classes of each file"
-                    )
-
-        if len(missing) and not self._sources[0].classes_declared:
-            agree(link, check)
-        for line in lines if link.rank == 0 else ():
-            print(f"fedmpi: {line}", file=sys.stderr, flush=True)
-        self._sources = None
 
     def _split_rows(self, rows):
         """({client: its training samples}, [its held-out samples]) of client -> rows."""

@@ -83,7 +83,7 @@ def with_value(array, value):
         ({"train__images": IMAGES[:0], "train__labels": LABELS[:0]}, {}, r"train/labels is int64\[0\].*at least one"),
         ({}, {"std": [0.0]}, r"attribute std = \[0.0\]: expected 1 numbers > 0"),
         ({}, {"mean": [0.1, 0.2]}, r"attribute mean = \[0.1, 0.2\]: expected 1 numbers"),
-        ({}, {"mean": "grey"}, "cannot be read as HDF5|attribute mean"),
+        ({}, {"mean": "grey"}, "attribute mean = grey: expected numbers"),
     ],
     ids=str,
 )
