@@ -18,6 +18,9 @@ from typing import Any
 from fedmpi.errors import UserError
 from fedmpi.settings import nearest
 
+# (group, name) -> line about a plug-in that cannot be imported, as far as `known` has found out.
+BROKEN: dict[tuple[str, str], str] = {}
+
 
 def command_name(cls: type) -> str:
     """The name of a class on the command line: its own `name` or its class name in lower case."""
@@ -33,7 +36,7 @@ def known(package: types.ModuleType, base: type) -> dict[str, Any]:
     """Name -> class of every subclass of `base` defined in the modules of `package`, and of the plug-ins.
 
     If a plug-in has the name of one of fedmpi's classes, it is ignored. Plug-ins that cannot be imported are left out;
-    `find` says why.
+    `BROKEN` says why.
 
     Args:
         package: an imported package, for example `fedmpi.algorithms`.
@@ -49,10 +52,13 @@ def known(package: types.ModuleType, base: type) -> dict[str, Any]:
             if is_ours and issubclass(cls, base) and cls is not base and not cls.__name__.startswith("_"):
                 found[command_name(cls)] = cls
     for name, entry in _plug_ins(package.__name__).items():
-        try:
-            found.setdefault(name, _import(package.__name__, entry.value.replace(":", "."), base))
-        except UserError:
+        if (package.__name__, name) in BROKEN or name in found:
             continue
+        try:
+            found[name] = _import(package.__name__, entry.value.replace(":", "."), base)
+            BROKEN.pop((package.__name__, name), None)  # noted if the plug-in's own imports came here
+        except UserError as error:
+            BROKEN[package.__name__, name] = f"the plug-in {name} is left out: {error}"
     return dict(sorted(found.items()))
 
 
@@ -107,13 +113,18 @@ def import_path(path: str) -> Any:
     """What a dotted path names, like "mymodule.MyClass"; the current folder is searched too.
 
     Raises:
-        Exception: of any kind, what importing the user's module raises.
+        Exception: of any kind, what importing the user's module raises; also if it calls ``sys.exit``.
     """
     module_name, _, name = path.rpartition(".")
     here = os.getcwd()
     if not getattr(sys.flags, "safe_path", False) and not {"", here} & set(sys.path):
         sys.path.append(here)  # as python -m does, so that the command fedmpi-train also finds mymodel.py
-    return getattr(importlib.import_module(module_name), name)
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error) is KeyboardInterrupt:  # Ctrl-C
+            raise
+        raise ImportError(f"{type(error).__name__}({error}) was raised") from error
 
 
 def _import(kind: str, path: str, base: type) -> Any:
@@ -122,8 +133,9 @@ def _import(kind: str, path: str, base: type) -> Any:
         cls = import_path(path)
     except Exception as error:  # noqa: BLE001  importing a user's module can raise anything
         raise UserError(f"{kind} '{path}': cannot be imported: {type(error).__name__}: {error}") from error
-    if kind == "model" and callable(cls) and not inspect.isclass(cls):
+    if kind == "model" and inspect.isfunction(cls):
         return cls  # a function that makes one, like torchvision.models.resnet18
-    if not (inspect.isclass(cls) and issubclass(cls, base)):
-        raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}")
+    if not (inspect.isclass(cls) and issubclass(cls, base) and cls is not base and not inspect.isabstract(cls)):
+        function = ", or a function that makes one" if kind == "model" else ""
+        raise UserError(f"{kind} '{path}': expected a subclass of {base.__module__}.{base.__qualname__}{function}")
     return cls

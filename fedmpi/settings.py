@@ -23,6 +23,7 @@ ROLES = {
     "speed": "how fast a run is and how often it is evaluated: the same result, but for rounding",
     "place": "where a run is made and where its files are",
 }
+LARGEST = 1e30  # of a number: the types that are computed with hold it
 _BOUNDS: dict[str, tuple[Callable[[Any, float], bool], str]] = {
     "above": (lambda value, bound: value > bound, ">"),
     "least": (lambda value, bound: value >= bound, ">="),
@@ -95,6 +96,9 @@ def check(settings: Any, prefix: str = "") -> None:
             shown, hint = (repr(value), "") if str(value) in words else (value, nearest(value, words))  # "1" for 1
             raise UserError(f"{prefix}{field.name} = {shown}: expected one of {', '.join(words)}{hint}")
         bounds = {k: v for k, v in field.metadata.items() if k in _BOUNDS}
+        if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+            about = f"{'-' if value < 0 else ''}10^{math.log10(abs(value)):.0f}"  # an int may have too many digits
+            raise UserError(f"{prefix}{field.name} = about {about}: expected a number of at most {LARGEST:g}")
         if not bounds or (value is None and field.default is None):
             continue
         is_number = isinstance(value, numbers.Real) and math.isfinite(value)

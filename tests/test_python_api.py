@@ -4,6 +4,7 @@ import csv
 import inspect
 import json
 import re
+import sys
 import textwrap
 
 import h5py
@@ -12,6 +13,7 @@ import pytest
 import torch
 import train_stub
 from conftest import PROGRAMS, ROOT, execute, start, train
+from mpi4py import MPI
 from safetensors.torch import load_file
 
 import fedmpi
@@ -223,6 +225,15 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ({"data": [[]]}, "data of client 0: has no items"),
         ({"data": datasets(2), "clients": 3}, "data: 2 Datasets for 3 clients"),
         ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),
+        ({"data": {"a": datasets(1)[0]}}, "data is a dict: expected a name, a path, or one Dataset per client"),
+        ({"help": True}, "help, list and print_config are options of python -m fedmpi.train"),
+        ({"list": "tasks"}, "help, list and print_config are options of python -m fedmpi.train"),
+        (
+            {"model": {"name": "math.sin"}},
+            "model 'math.sin': expected a subclass of torch.nn.modules.module.Module, or",
+        ),
+        ({"comm": 3}, "comm is a int: expected an mpi4py Intracomm of this rank"),
+        ({"comm": MPI.COMM_NULL}, "comm is a Comm: expected an mpi4py Intracomm of this rank"),
         ({"data": datasets(1), "partition": "even"}, "leave task and partition out"),
     ],
 )
@@ -230,6 +241,34 @@ def test_wrong_arguments_are_errors_in_one_line(settings, message):
     with pytest.raises(fedmpi.UserError, match=re.escape(message)) as error:
         fedmpi.train(**{"threads": 1, **settings})
     assert "\n" not in str(error.value)
+
+
+def test_labels_that_no_sample_of_any_client_has_are_named(capfd):
+    labels = [torch.tensor([0, 1, 0, 1]), torch.tensor([4, 4, 1, 0])]
+    sets = [torch.utils.data.TensorDataset(torch.rand(4, 3), own) for own in labels]
+    fedmpi.train(algorithm="fedavg", threads=1, rounds=1, data=sets)
+    assert "fedmpi: data: no sample has label 2, 3, of 5 classes\n" in capfd.readouterr().err
+
+
+FINALIZED = """
+import fedmpi, torch
+from mpi4py import MPI
+MPI.Finalize()
+net = torch.nn.Linear(2, 1)
+for begin in (fedmpi.train, lambda: fedmpi.join(net, "fedavg", 5), lambda: fedmpi.average(net)):
+    try:
+        begin()
+    except fedmpi.UserError as error:
+        print(error)
+fedmpi.train.main([])
+"""
+
+
+def test_after_mpi_is_finalized_a_line_says_so():
+    ended = execute([sys.executable, "-c", FINALIZED], env={"PYTHONPATH": str(ROOT)})
+    line = "MPI was finalized in this process (MPI.Finalize), and cannot begin again"
+    assert ended.stdout.count(line) == 3 and ended.stderr.startswith(f"fedmpi: error: {line}")
+    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1
 
 
 def test_types_and_signature_are_those_of_the_settings(request):

@@ -1,8 +1,11 @@
 """Classes are found by their names however they are spelled, and no two share a spelling."""
 
+import importlib.metadata
+
 import pytest
 
-from fedmpi.config.build import CHOICES
+from fedmpi import registry
+from fedmpi.config.build import CHOICES, read_command_line
 from fedmpi.errors import UserError
 from fedmpi.registry import find, known, plain
 
@@ -46,3 +49,44 @@ def test_other_names_are_answered_with_ours(spelling, hint):
     with pytest.raises(UserError, match="unknown algorithm") as error:
         find("algorithm", spelling, package, base)
     assert hint in str(error.value)
+
+
+@pytest.fixture
+def plug_ins(tmp_path, monkeypatch):
+    """Installed packages: one with a good algorithm, others that end the process when they are imported."""
+    modules = {
+        "goodplug": "from fedmpi.algorithms import FedAvg\nclass Mine(FedAvg):\n    'Ours.'\n",
+        "exitplug": "import sys\nsys.exit(3)\n",
+        "oddplug": "class Odd(KeyboardInterrupt): pass\nraise Odd('x')\n",
+    }
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    entries = [importlib.metadata.EntryPoint(name, f"{name}:Mine", "fedmpi.algorithms") for name in modules]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_all_entry_points", lambda: importlib.metadata.EntryPoints(entries))
+    monkeypatch.setattr(registry, "BROKEN", {}, raising=False)
+    monkeypatch.setattr("fedmpi.config.build.BROKEN", registry.BROKEN, raising=False)
+    registry._plug_ins.cache_clear()
+    yield
+    registry._plug_ins.cache_clear()
+
+
+def test_a_plug_in_that_ends_the_process_is_named_and_left_out(plug_ins):
+    lines = (
+        "the plug-in exitplug is left out: fedmpi.algorithms 'exitplug.Mine': cannot be imported: ImportError: "
+        "SystemExit(3) was raised",
+        "the plug-in oddplug is left out: fedmpi.algorithms 'oddplug.Mine': cannot be imported: ImportError: "
+        "Odd(x) was raised",
+    )
+    listed = read_command_line(["--list", "algorithms"])
+    assert "\nmine " in listed and tuple(listed.splitlines()[-2:]) == lines
+    assert read_command_line([]).notes == lines
+    with pytest.raises(UserError, match=r"^algorithm 'exitplug.Mine': cannot be imported: .*SystemExit\(3\)"):
+        read_command_line(["--algorithm", "exitplug"])
+
+
+@pytest.mark.parametrize("group", CHOICES)
+def test_a_base_class_is_no_choice(group):
+    base = CHOICES[group].base
+    with pytest.raises(UserError, match=f"^{group} '{base.__module__}.{base.__qualname__}': expected a subclass of"):
+        read_command_line([f"--{group}", f"{base.__module__}.{base.__qualname__}"])

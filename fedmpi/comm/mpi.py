@@ -38,7 +38,15 @@ class MPILink(Link):
     """
 
     def __init__(self, comm=None, transport="auto", colour=None):
-        self.comm = comm or MPI.COMM_WORLD
+        if MPI.Is_finalized():
+            raise UserError(
+                "MPI was finalized in this process (MPI.Finalize), and cannot begin again: call it at the end"
+            )
+        self.comm = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(self.comm, MPI.Intracomm) or self.comm == MPI.COMM_NULL:
+            raise UserError(
+                f"comm is a {type(comm).__name__}: expected an mpi4py Intracomm of this rank, like MPI.COMM_WORLD"
+            )
         self.topology = Topology(self.comm, colour)
         world, node = self.topology.world, self.topology.node
         self.rank, self.size = world.rank, world.size

@@ -24,7 +24,7 @@ import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.config.foreign_names import our_name
-from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, find_key, last_text, plain_value, rename
+from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, check_repeated, find_key, last_text, plain_value, rename
 from fedmpi.config.help import declared_settings, list_text, make_parser
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import assignments_above, read_resumed, resumed_folder
@@ -32,8 +32,8 @@ from fedmpi.config.run import Run
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
-from fedmpi.registry import command_name, find, known
-from fedmpi.settings import former_names, nearest
+from fedmpi.registry import BROKEN, command_name, find, known
+from fedmpi.settings import LARGEST, former_names, nearest
 from fedmpi.tasks.base import Task
 from fedmpi.text import short
 
@@ -113,7 +113,7 @@ def resolve(layers, resumed, objects=None):
     """
     flags, paper, notes = layers.flags, layers.paper, layers.notes
     if "list" in flags:
-        return list_text(flags["list"], CHOICES)
+        return "\n".join([list_text(flags["list"], CHOICES), *BROKEN.values()])
     assignments = assignments_above(resumed, layers)
     classes, objects = {}, objects or {}
     for group in CHOICES:
@@ -126,13 +126,17 @@ def resolve(layers, resumed, objects=None):
     settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
     if "help" in flags:
         return make_parser(classes, settings).format_help()
-    values = _typed(classes, settings, _texts(assignments, settings, classes))
+    texts = _texts(assignments, settings, classes)
+    for where, layer in zip(layers.files, layers.layers):
+        check_repeated([key for key, _ in layer], lambda key: find_key(names.get(key, key), settings) or key, where)
+    values = _typed(classes, settings, texts)
     paper = paper or (resumed or {}).get("paper") or {}
     config = _build(classes, values | resumed_folder(resumed), paper, objects)
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
     origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
-    return dataclasses.replace(config, notes=tuple(dict.fromkeys([*notes, *more_notes])), origin=origin)
+    notes = tuple(dict.fromkeys([*notes, *more_notes, *BROKEN.values()]))
+    return dataclasses.replace(config, notes=notes, origin=origin)
 
 
 def _choose(group, name, chosen):
@@ -158,27 +162,29 @@ def _texts(assignments, settings, classes):
     Raises:
         UserError: one line, for the first key that is not one of `settings`.
     """
-    texts = {}
-    for key, text in assignments:
-        if key not in CHOICES:
-            texts[find_key(key, settings) or _unknown(key, settings, classes)] = text
-    return texts
+    names = {key: find_key(key, settings) for key in dict.fromkeys(key for key, _ in assignments if key not in CHOICES)}
+    unknown = [key for key, name in names.items() if name is None]
+    if unknown:
+        others = [short(key, 50) for key in unknown[1:4]]
+        others += [f"and {len(unknown) - 4:,} more"] if len(unknown) > 4 else []
+        _unknown(unknown[0], settings, classes, f"; also unknown: {', '.join(others)}" if others else "")
+    return {names[key]: text for key, text in assignments if key in names}
 
 
-def _unknown(key, settings, classes):
-    """Raise the `UserError` for a key that no setting has."""
+def _unknown(key, settings, classes, others):
+    """Raise the `UserError` for a key that no setting has; `others`: its end, about further keys."""
     key = short(key, 100)
     if hint := our_name(key):
-        raise UserError(f"unknown setting {key}{hint} (more such names: docs/coming_from.md)")
+        raise UserError(f"unknown setting {key}{hint} (more such names: docs/coming_from.md){others}")
     group, _, name = key.partition(".")
     if group not in CHOICES or not name:
         every = [*settings, *CHOICES, *FLAGS, *SWITCHES, *SHORT]
-        raise UserError(f"unknown setting {key}{nearest(key, every)}; --help lists them")
+        raise UserError(f"unknown setting {key}{nearest(key, every)}; --help lists them{others}")
     if classes[group] is None:
-        raise UserError(f"unknown setting {key}: choose the {group} by name first (--{group} NAME)")
+        raise UserError(f"unknown setting {key}: choose the {group} by name first (--{group} NAME){others}")
     known_here = [one.partition(".")[2] for one in settings if one.startswith(f"{group}.")]
     has = f"{group} {command_name(classes[group])} has {', '.join(known_here) or 'no settings'}"
-    raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}")
+    raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}{others}")
 
 
 def _typed(classes, settings, texts):
@@ -195,6 +201,11 @@ def _typed(classes, settings, texts):
             unusual[key] = text
     if unusual:
         values |= _parsed(make_parser(classes, settings), settings, unusual)
+    for key, text in texts.items():
+        if isinstance(values[key], float) and abs(values[key]) > LARGEST:
+            raise UserError(f"{key} = {short(text, 100)}: expected a number of at most {LARGEST:g}")
+        if "\0" in text:
+            raise UserError(f"{key} = {short(text, 100)}: expected a text without the character 0")
     return values
 
 

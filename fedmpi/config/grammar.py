@@ -17,6 +17,7 @@ from fedmpi.errors import UserError
 from fedmpi.presets import is_paper
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.registry import plain
+from fedmpi.text import short
 
 SWITCHES = ("print_config", "traceback", "help")  # flags without a value
 FLAGS = ("preset", "config", "list")  # flags with one
@@ -105,21 +106,40 @@ def split_paper(content, where):
     return {key: value for key, value in content.items() if key != "paper"}, paper
 
 
-def flatten(settings):
-    """A nested settings dict as key -> value: {"algorithm": {"name": "fafed"}} is {"algorithm": "fafed"}."""
-    flat = {}
+def flatten(settings, where="settings"):
+    """A nested settings dict as key -> value: {"algorithm": {"name": "fafed"}} is {"algorithm": "fafed"}.
+
+    Raises:
+        UserError: one line that begins with `where`, if a setting is there twice, in two spellings.
+    """
+    written = []
     for key, value in settings.items():
-        if not isinstance(value, dict) or not value:
-            flat[spelling(key)] = value
-            continue
-        for name, inner_value in value.items():
-            flat[spelling(key if name == "name" else f"{key}.{name}")] = inner_value
-    return flat
+        inner = value if isinstance(value, dict) and value else {"name": value}
+        written += [(key if name == "name" else f"{key}.{name}", one) for name, one in inner.items()]
+    check_repeated([key for key, _ in written], lambda key: SHORT.get(spelling(key), spelling(key)), where)
+    return {spelling(key): value for key, value in written}
 
 
-def assignments_of(settings):
-    """The assignments of a nested settings dict, like those that `parse_command_line` finds."""
-    return [(key, as_text(value)) for key, value in flatten(settings).items()]
+def check_repeated(keys, current, where):
+    """Check that no two keys of one file are the same setting; on a command line, the last one counts.
+
+    Args:
+        keys: list of str. current: function from a key to the setting's current name. where: the file's name.
+    """
+    first = {}
+    for key in keys:
+        name = current(key)
+        if name in first:
+            raise UserError(
+                f"{where}: gives {short(name, 100)} twice, as {short(first[name], 100)} and as {short(key, 100)}: "
+                "leave one of them out"
+            )
+        first[name] = key
+
+
+def assignments_of(settings, where="settings"):
+    """The assignments of a nested settings dict, like those that `parse_command_line` finds; see `flatten`."""
+    return [(key, as_text(value)) for key, value in flatten(settings, where).items()]
 
 
 def rename(assignments, names):

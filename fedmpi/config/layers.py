@@ -5,6 +5,7 @@ import pathlib
 
 from fedmpi.config.grammar import (
     assignments_of,
+    check_repeated,
     last_text,
     merge,
     parse_command_line,
@@ -27,12 +28,14 @@ class Layers:
         flags: flag -> its text, or True for one of `SWITCHES`.
         paper: what a preset says about a paper's result, or {}.
         notes: lines for the user, about former names and a name that is taken.
+        files: what the user calls the files, which are all layers but the last.
     """
 
     layers: list
     flags: dict
     paper: dict
     notes: list
+    files: list
 
     @property
     def assignments(self):
@@ -56,15 +59,16 @@ def read_layers(arguments):
     assignments, flags = parse_command_line(arguments)
     files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
     files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
-    layers, paper, taken = [], {}, []
+    layers, paper, taken, former = [], {}, [], former_names(Run)
     for flag, path in files:
         settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
         if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
             taken.append(f"{path.parent} exists: the new run folder gets a number (--name chooses another name)")
             del settings["name"]
-        layers.append(assignments_of(settings))
+        layers.append(assignments_of(settings, f"{flag} {path}"))
+        check_repeated([key for key, _ in layers[-1]], lambda key: former.get(key, key), f"{flag} {path}")
         paper = its_paper or paper
-    renamed = [rename(layer, former_names(Run)) for layer in [*layers, assignments]]
+    renamed = [rename(layer, former) for layer in [*layers, assignments]]
     notes = [note for _, layer_notes in renamed for note in layer_notes]
     notes += taken if last_text(assignments, "name") is None else []
-    return Layers([layer for layer, _ in renamed], flags, paper, notes)
+    return Layers([layer for layer, _ in renamed], flags, paper, notes, [f"{flag} {path}" for flag, path in files])

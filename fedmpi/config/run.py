@@ -7,6 +7,7 @@ from fedmpi import settings
 from fedmpi.errors import UserError
 from fedmpi.settings import check, setting
 
+MANY = 1_000_000_000  # passes over data, seconds, minutes: some of torch's and the system's functions take no more
 # The groups of settings beside the run's own, each a choice of one class -> the role of its settings.
 GROUPS = {
     "algorithm": "learning",
@@ -22,9 +23,11 @@ class Run:
     """Everything but the choice of algorithm, task, oracle, model and partition."""
 
     rounds: int = setting(100, "communication rounds", least=1)
-    epochs: float | None = setting(None, "passes over the clients' data, instead of --rounds", above=0)
+    epochs: float | None = setting(None, "passes over the clients' data, instead of --rounds", above=0, most=MANY)
     local_steps: int = setting(10, "q, local steps between two averages", least=1)
-    local_epochs: float | None = setting(None, "local passes over a client's data per round, instead of q", above=0)
+    local_epochs: float | None = setting(
+        None, "local passes over a client's data per round, instead of q", above=0, most=MANY
+    )
     batch_size: int = setting(50, "b, samples in a minibatch", least=1)
     first_batch_size: int | None = setting(
         None,
@@ -109,7 +112,7 @@ class Run:
         None, "rounds between checkpoints; default: only by time, see --checkpoint_minutes", least=1, role="place"
     )
     checkpoint_minutes: float = setting(
-        10.0, "minutes between checkpoints; 0 switches these off", least=0, role="place"
+        10.0, "minutes between checkpoints; 0 switches these off", least=0, most=MANY, role="place"
     )
     checkpoint_keep: int = setting(2, "how many checkpoints are kept; older ones are removed", least=1, role="place")
     checkpoint_clients: str | None = setting(
@@ -153,6 +156,7 @@ class Run:
         1800.0,
         "seconds that ranks wait for a rank that does not answer; then they print its number and end the job",
         above=0,
+        most=MANY,
         role="speed",
     )
     on_loss: str = setting(
@@ -216,6 +220,11 @@ class Run:
         check(self)
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
             raise UserError(f"name = {self.name}: expected the name of a folder, not a path; --out says where it is")
+        folder = self.checkpoint_clients or ""
+        if {*"{}"} & {*folder.replace("{client}", "").replace("{rank}", "")}:
+            raise UserError(
+                f"checkpoint_clients = {folder}: expected a path with {{client}}, {{rank}} and nothing else in braces"
+            )
 
 
 @functools.cache

@@ -14,11 +14,11 @@ CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30  # without receiving a byte
 
 
-def fetch(url, path, md5):
+def fetch(url, path, sha256):
     """Download a file to `path`, unless it exists; an interrupted download is resumed from path.part.
 
     Args:
-        url: of the file. path: `pathlib.Path` of the file to write. md5: its checksum, as hexadecimal text.
+        url: of the file. path: `pathlib.Path` of the file to write. sha256: its checksum, as hexadecimal text.
 
     Raises:
         UserError: if it cannot be downloaded, or its checksum is wrong.
@@ -34,11 +34,20 @@ def fetch(url, path, md5):
             f"{url}: cannot be downloaded: {' '.join(str(reason).split())}; without a network, copy {path.name} "
             "into a folder and give that folder with --from"
         ) from None
-    found = checksum(part, "md5")
-    if found != md5:
+    found = checksum(part)
+    if found != sha256:
         part.unlink()
-        raise UserError(f"{url}: the download has MD5 {found}, expected {md5}: it was deleted, try again")
+        raise UserError(f"{url}: the download has SHA-256 {found}, expected {sha256}: it was deleted, try again")
     part.replace(path)
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https only."""
+
+    def redirect_request(self, request, file, code, message, headers, url):
+        if not url.startswith("https:"):
+            raise urllib.error.URLError(f"it is redirected to {url}: expected an address with https")
+        return super().redirect_request(request, file, code, message, headers, url)
 
 
 def _download_rest(url, part):
@@ -47,7 +56,7 @@ def _download_rest(url, part):
     headers = {"User-Agent": "fedmpi"}  # some servers refuse Python's own
     request = urllib.request.Request(url, headers=headers | ({"Range": f"bytes={start}-"} if start else {}))
     try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+        response = urllib.request.build_opener(_SafeRedirects).open(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # nothing is missing; the checksum decides whether the part is right

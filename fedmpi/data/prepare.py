@@ -55,5 +55,5 @@ def _download(name, folder, mirror):
     official = OFFICIAL[name]
     base = (mirror or official.url).rstrip("/")
     for file in official.files:
-        fetch(f"{base}/{file.name}", folder / file.name, file.md5)
+        fetch(f"{base}/{file.name}", folder / file.name, file.sha256)
     return folder

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedmpi.errors import UserError
 from fedmpi.registry import import_path
+from fedmpi.settings import LARGEST
 from fedmpi.text import short
 
 EVALUATION_BATCH = 250  # samples; 1000 leave the cache: they took 1.5 times as long per sample on a small CNN
@@ -232,7 +233,13 @@ def check_normalisation(mean, std, shape, prefix):
     """
     channels = shape[-1] if len(shape) != 2 else 1
     for name, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
+        try:
+            numbers = np.ravel(np.asarray(values, dtype=np.float64))
+        except (TypeError, ValueError):
+            numbers = np.array([np.nan])
+        is_allowed = len(numbers) in (1, channels) and (abs(numbers) <= LARGEST).all()
+        if not is_allowed or (name == "std" and min(numbers) <= 0):
             count = "1" if channels == 1 else f"1 or {channels}"
             kind = "numbers > 0" if name == "std" else "numbers"
-            raise UserError(f"{prefix}{name} = {short(list(values))}: expected {count} {kind}")
+            shown = short(list(values) if isinstance(values, tuple) else values)
+            raise UserError(f"{prefix}{name} = {shown}: expected {count} {kind}")

@@ -4,10 +4,13 @@ import dataclasses
 import gzip
 import importlib.util
 import pathlib
+import re
+import sys
 
 import h5py
 import numpy as np
 
+from fedmpi.comm.agreement import agree
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
 from fedmpi.text import short
@@ -26,6 +29,7 @@ SPLITS = ("train", "test")
 SILO_NAME = "silo"  # attribute of a client's file: its name, like the hospital's
 COLUMNS = "columns"  # attribute of a table's file: `fedmpi.data.formats.features.Columns` as JSON
 MAX_CLASSES = 1_000_000  # more are a mistake in the labels: no network has so many outputs
+CLIENT = re.compile(r"\{client(:0?\d{0,2}d?)?\}")  # in the pattern of silo files
 ROWS_AT_ONCE = 1000  # rows read together from a file without chunks
 
 
@@ -62,15 +66,7 @@ class Source:
 
     def oddities(self):
         """Oddities of the labels that are allowed but may be mistakes: a list of lines."""
-        trained = np.unique(self.labels["train"])
-        unseen = np.setdiff1d(self.labels["test"], trained)
-        missing = np.setdiff1d(np.arange(self.num_classes), np.concatenate([trained, unseen]))
-        found = []
-        if len(missing):
-            found.append(f"no sample has label {_some(missing)}, of {self.num_classes} classes")
-        if len(unseen):
-            found.append(f"the test set has label {_some(unseen)}, which no training sample has")
-        return [f"{self.name}: {line}" for line in found]
+        return oddities(self.name, *(np.unique(self.labels[split]) for split in SPLITS), self.num_classes)
 
     def columns(self, split="train"):
         """name -> [n] values of the further columns of a split, besides samples and labels."""
@@ -97,6 +93,44 @@ class Source:
             self.read(split, np.arange(start, min(start + step, num_samples))) for start in range(0, num_samples, step)
         )
         return np.concatenate([piece.reshape(len(piece), -1).mean(1, dtype=np.float64) for piece in pieces])
+
+
+def oddities(name, trained, tested, num_classes):
+    """See `Source.oddities`; `trained` and `tested`: labels of the training and test samples."""
+    unseen = np.setdiff1d(tested, trained)
+    missing = np.setdiff1d(np.arange(num_classes), [*trained, *unseen])
+    found = [f"no sample has label {_some(missing)}, of {num_classes} classes"] if len(missing) else []
+    found += [f"the test set has label {_some(unseen)}, which no training sample has"] if len(unseen) else []
+    return [f"{name}: {line}" for line in found]
+
+
+def check_labels(link, name, sources, num_classes):
+    """Check that the labels of all silos together are 0, 1, ... without gaps, or that the files declare the classes.
+
+    Collective on the link. Rank 0 prints the `oddities` of all silos.
+
+    Args:
+        name: of the data. sources: the `Source` of each of this rank's clients. num_classes: of all silos.
+
+    Raises:
+        AgreedUserError: on every rank, about the first file that has labels above a gap.
+    """
+    mine = [[np.unique(source.labels[split]) for split in SPLITS] for source in sources]
+    trained, tested = (np.unique(link.allgatherv(np.concatenate(labels))).astype(int) for labels in zip(*mine))
+    missing = np.setdiff1d(np.arange(num_classes), [*trained, *tested])
+
+    def check():
+        for source, labels in zip(sources, map(np.concatenate, mine)):
+            if len(missing) and not source.classes_declared and labels.max() > missing[0]:
+                raise UserError(
+                    f"{source.path}: contains the labels {_some(np.unique(labels))}, but no client has the label "
+                    f"{_some(missing)}: expected labels from 0 on without gaps that mean the same in all files, or the "
+                    "number of classes as attribute num_classes of each file"
+                )
+
+    agree(link, check)
+    for line in oddities(name, trained, tested, num_classes) if link.rank == 0 else ():
+        print(f"fedmpi: {line}", file=sys.stderr, flush=True)
 
 
 def _some(numbers, most=5):
@@ -153,10 +187,9 @@ def silo_name(pattern, client, given):
     Raises:
         UserError: if the pattern is not valid; the message begins with `given`, which names its setting.
     """
-    try:
-        return pattern.format(client=client)
-    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
-        raise UserError(f"{given}: expected a pattern with {{client}} and nothing else in braces") from None
+    if {*"{}"} & {*CLIENT.sub("", pattern)}:
+        raise UserError(f"{given}: expected a pattern with {{client}} and nothing else in braces")
+    return CLIENT.sub(lambda found: found[0].format(client=client), pattern)
 
 
 def silo_path(name, client):
@@ -225,13 +258,21 @@ class HDF5Source(Source):
     def _read_attributes(self, file):
         self.attributes = dict(file.attrs)
         self.name = str(file.attrs.get("dataset", self.path.stem))
-        declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes"))
-        self.classes_declared = declared is not None
         from_labels = max(int(labels.max()) for labels in self.labels.values()) + 1
+        names = np.size(file.attrs.get("class_names", ()))
+        declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes", names if names >= from_labels else None))
+        self.classes_declared = declared is not None
         self.num_classes = self._whole(declared) if self.classes_declared else max(from_labels, 1)
         mean, std = NORMALISATION.get(self.name, ((0.0,), (1.0,)))
-        self.mean = tuple(np.ravel(file.attrs.get("mean", mean)).astype(float).tolist())
-        self.std = tuple(np.ravel(file.attrs.get("std", std)).astype(float).tolist())
+        self.mean = self._numbers("mean", file.attrs.get("mean", mean))
+        self.std = self._numbers("std", file.attrs.get("std", std))
+
+    def _numbers(self, name, values):
+        """The attribute `mean` or `std` as a tuple of float."""
+        try:
+            return tuple(np.ravel(np.asarray(values, dtype=np.float64)).tolist())
+        except (TypeError, ValueError):
+            raise UserError(f"{self.path}: attribute {name} = {short(values, 100)}: expected numbers") from None
 
     def _whole(self, declared):
         """The attribute num_classes as an int."""

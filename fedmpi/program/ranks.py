@@ -70,6 +70,9 @@ def _make_link():
     """The link of all ranks; ends the job if one of them has died before."""
     try:
         return MPILink()
+    except UserError as error:  # MPI is finalized
+        print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
     except Exception as error:
         if is_loss(error):
             print("fedmpi: error: a rank was lost before the others were ready", file=sys.stderr, flush=True)

@@ -15,7 +15,8 @@ def run_single(program, arguments):
     """Run `program(arguments)` and end the process with the right exit code.
 
     A `UserError` ends it with one line and exit code 2, Ctrl-C with one line and 130, `Stopped` with one line
-    and 75. A closed standard output (``| head``) ends it silently with 1.
+    and 75. A closed standard output (``| head``) ends it silently with 1. An OSError that no check expected (too long a
+    name, a full disk) ends it like a `UserError`.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
@@ -35,6 +36,10 @@ def run_single(program, arguments):
     except BrokenPipeError:
         discard_output()
         sys.exit(1)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
+        print(f"fedmpi: error: {short(what, LONGEST_MESSAGE)}", file=sys.stderr)
+        sys.exit(2)
 
 
 def discard_output():

@@ -1,17 +1,23 @@
-"""Which data a run was trained on: size and checksum of each data file, in the run folder."""
+"""Which data a run was trained on: a salted checksum of each data file, in the run folder.
+
+The run folder lies with rank 0, and a silo's file with another rank. What leaves that rank is the SHA-256 of a salt and
+the file's SHA-256: it says whether a file is still the same, and is another one in every run folder.
+"""
 
 import contextlib
+import hmac
 import json
 import os
 import pathlib
+import secrets
 
 from fedmpi.data.checksum import checksum
 from fedmpi.errors import UserError
 from fedmpi.run_files import DATA_FILES
 
 
-def describe_file(path):
-    """{"path", "bytes", "sha256"} of a data file; the checksum is computed again only if size or time of change differ.
+def file_digest(path):
+    """The SHA-256 of a data file; computed again only if its size or time of change differ.
 
     Raises:
         UserError: if the file cannot be read.
@@ -23,46 +29,56 @@ def describe_file(path):
         known = _read_cache()
         digest = known.get(key)
         if digest is None:
-            digest = checksum(path, "sha256")
+            digest = checksum(path)
             _write_cache({**known, key: digest})
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    return {"path": str(path), "bytes": status.st_size, "sha256": digest}
+    return digest
+
+
+def salted(digest, salt):
+    """What may be known of a file with this digest: another text with another salt."""
+    return hmac.new(salt.encode(), digest.encode(), "sha256").hexdigest()
 
 
 def read_data_files(folder):
-    """What `write_data_files` wrote into a run folder; [] if there is nothing that can be read."""
+    """(salt, salted digests of the data files) as `write_data_files` wrote them; (a new salt, []) if it did not."""
     try:
         found = json.loads((folder / DATA_FILES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    keys = {"path", "bytes", "sha256"}
-    is_list = isinstance(found, list) and all(isinstance(one, dict) and keys <= one.keys() for one in found)
-    return found if is_list else []
+        if isinstance(found, list):  # of an earlier version, which wrote {"path", "bytes", "sha256"} of each file
+            salt = secrets.token_hex(16)
+            return salt, [salted(one["sha256"], salt) for one in found]
+        return str(found["salt"]), [str(digest) for digest in found["files"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return secrets.token_hex(16), []
 
 
-def write_data_files(folder, files):
-    """Write what `describe_file` gave for each of a run's data files into its folder.
+def write_data_files(folder, salt, digests):
+    """Write the salted digest of each of a run's data files, and the salt, into its folder.
 
     Raises:
         UserError: if it cannot be written.
     """
     path = folder / DATA_FILES
     try:
-        path.write_text(json.dumps(files, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"salt": salt, "files": digests}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def difference(before, now):
-    """How the data files of two runs differ, as text; "" if their contents are the same in the same order."""
-    if not before or [one["sha256"] for one in before] == [one["sha256"] for one in now]:
+    """How the data files of two runs differ, as text; "" if their contents are the same in the same order.
+
+    Args:
+        before, now: digests with the same salt; before: [] if it is not known.
+    """
+    if not before or before == now:
         return ""
     if len(before) != len(now):
         return f"{len(now)} data files instead of {len(before)}"
-    old, new = next(pair for pair in zip(before, now) if pair[0]["sha256"] != pair[1]["sha256"])
-    size = f"{new['bytes']:,} bytes, sha256 {new['sha256'][:12]}"
-    return f"the content of {new['path']} ({size}) is not that of {old['path']}"
+    number = next(number for number, pair in enumerate(zip(before, now), 1) if pair[0] != pair[1])
+    where = f" number {number} of {len(now)}, in the order of the clients," if len(now) > 1 else ""
+    return f"the data file{where} has another content"
 
 
 def _cache():

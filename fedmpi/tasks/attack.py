@@ -9,7 +9,7 @@ from torch import nn
 
 from fedmpi.data.hdf5 import data_sets, files_of, readable
 from fedmpi.data.partitions.base import write_partition
-from fedmpi.data.samples import Samples, input_shape
+from fedmpi.data.samples import Samples, check_normalisation, input_shape
 from fedmpi.data.source import names_silos, open_source
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
@@ -109,15 +109,18 @@ def load_classifier(folder, context):
         raise UserError(f"{given}: is a run of task {name}: expected classification")
     if names_silos(task["data"]):
         raise UserError(f"{given}: was trained on silo files {task['data']}: expected one data file for all clients")
-    source = open_source(task["data"], context.data_dir or settings.get("data_dir"))
+    data_dir = context.data_dir or settings.get("data_dir")
+    source = open_source(task["data"], data_dir if isinstance(data_dir, str) else None)
     if len(source.shape) < 2:
         raise UserError(f"{given}: was trained on samples {list(source.shape)}: expected images")
+    mean, std = task.get("mean") or source.mean, task.get("std") or source.std
+    check_normalisation(mean, std, source.shape, f"{given}: ")
     net = _network(given, settings.get("model"), source)
     try:
         net.load_state_dict(_read_values(folder / MODEL_AND_ROWS))
     except (RuntimeError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{given}: {MODEL_AND_ROWS} does not fit {type(net).__name__}: {short(error)}") from None
-    classifier = Classifier(net, task.get("mean") or source.mean, task.get("std") or source.std)
+    classifier = Classifier(net, mean, std)
     return classifier.to(context.device, context.dtype), source
 
 

@@ -140,12 +140,15 @@ class LoadedTask:
             UserError: with the model's own message, if it does not accept its settings.
         """
         try:
-            return model_class(**self.model_arguments(model_class, model_settings))
+            module = model_class(**self.model_arguments(model_class, model_settings))
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"model {model_class.__name__}: {' '.join(str(error).split())}") from error
         except Exception as error:  # noqa: BLE001  a user's class can raise anything
             kind = type(error).__name__
             raise UserError(f"model {model_class.__name__}: {kind}: {' '.join(str(error).split())}") from error
+        if not isinstance(module, torch.nn.Module):
+            raise UserError(f"model {model_class.__name__}: made a {type(module).__name__}: expected a torch.nn.Module")
+        return module
 
     def model_arguments(self, model_class, model_settings):
         """Name -> value of the arguments that a model is built with: those that the data give, and its settings."""

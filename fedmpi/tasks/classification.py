@@ -16,7 +16,16 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, Transform, check_normalisation, input_shape
 from fedmpi.data.shared_file import ClientRows
-from fedmpi.data.source import COLUMNS, SILO_NAME, HDF5Source, names_silos, open_source, silo_name, silo_path
+from fedmpi.data.source import (
+    COLUMNS,
+    SILO_NAME,
+    HDF5Source,
+    check_labels,
+    names_silos,
+    open_source,
+    silo_name,
+    silo_path,
+)
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENTS, PARTITION
@@ -154,6 +163,7 @@ class LoadedClassification(LoadedTask):
         mine = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
         self._files = [file for one in mine if one.path is not None for file in files_of(one.path)]
         self._is_shared = not names_silos(settings.data)
+        self._sources = sources.values()
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._dtype, self._attributes = source.dtype, source.attributes
         self._augmentation = None
@@ -188,9 +198,11 @@ class LoadedClassification(LoadedTask):
     def synchronise(self, link):
         _check_equal(link, self._facts, self._settings.data)
         self.num_classes = int(link.allgather([self.num_classes]).max())
+        if not self._is_shared:
+            check_labels(link, self._settings.data, self._sources, self.num_classes)
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
-        self._rows = self._labels = self._held_labels = None
+        self._rows = self._labels = self._held_labels = self._sources = None
         self._clients = self._describe_clients(link)
         self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
@@ -329,7 +341,7 @@ def _facts(source, settings):
     names = {key: as_strings(source.attributes[key]) for key in NAMES if key in source.attributes}
     return [
         f"{source.dtype} samples {list(source.shape)}",
-        f"{source.num_classes} classes" if source.classes_declared else "",
+        f"{source.num_classes} classes" if source.classes_declared else "no attribute num_classes",
         *(f"{key.replace('_', ' ')}: {', '.join(names.get(key, ['none']))}" for key in NAMES),
         f"mean {list(settings.mean or source.mean)}, std {list(settings.std or source.std)}",
     ]

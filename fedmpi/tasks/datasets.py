@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
+from fedmpi.data.source import SPLITS, check_labels
 from fedmpi.errors import UserError
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import LoadedClassification
@@ -68,11 +70,14 @@ class LoadedDatasets(LoadedClassification):
         self._files = []
         first = next(iter(train.values()))[0]
         self.shape = tuple(first.shape[1:])
-        pairs = [*train.values(), *([test] if test else [])]
+        tests = [test] if test else []
+        pairs = [*train.values(), *tests]
         odd = next((inputs for inputs, _ in pairs if tuple(inputs.shape[1:]) != self.shape), None)
         if odd is not None:
             raise UserError(f"data: inputs are {list(self.shape)} and {list(odd.shape[1:])}: expected one shape")
         self.num_classes = 1 + max(int(labels.max()) for _, labels in pairs)
+        labels = [np.concatenate([np.empty(0), *(labels for _, labels in part)]) for part in (train.values(), tests)]
+        self._sources = [SimpleNamespace(labels=dict(zip(SPLITS, labels)), classes_declared=True)]
         samples = functools.partial(_TensorSamples.of, context)
         own = {client: hold_out(len(pair[1]), context.holdout, context.seed, client) for client, pair in train.items()}
         self._train = {client: samples(*train[client], training) for client, (training, _) in own.items()}
@@ -82,6 +87,7 @@ class LoadedDatasets(LoadedClassification):
 
     def synchronise(self, link):
         self.num_classes = int(link.allgather([self.num_classes]).max())
+        check_labels(link, "data", self._sources, self.num_classes)
 
     def write_split(self, folder):
         """Nothing to write: the program that made the Datasets knows."""

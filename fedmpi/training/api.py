@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import typing
+from collections.abc import Mapping
 
 import torch
 
@@ -68,6 +69,10 @@ def run(settings):
             if isinstance(objects.get("model"), torch.nn.Module):
                 objects["model"] = _of_rank_0(link, objects["model"])
             config = read_config(arguments, link, objects)
+            if isinstance(config, str):
+                raise AgreedUserError(
+                    "help, list and print_config are options of python -m fedmpi.train: leave them out"
+                )
             for note in config.notes if link.rank == 0 else ():
                 print(f"fedmpi: {note}", file=sys.stderr, flush=True)
             outcome = loop.train(config, link, callbacks)
@@ -128,12 +133,14 @@ def _read(settings):
     Raises:
         UserError: one line, if an argument has a type that is not allowed.
     """
-    objects, texts = {}, {}
+    objects, values = {}, {}
     data, test_data = settings.pop("data", None), settings.pop("test_data", None)
     if data is None or isinstance(data, str | os.PathLike):
         if test_data is not None:
             raise UserError("test_data: expected only beside data = [one Dataset per client]")
-        texts |= {} if data is None else {"data": data}
+        values |= {} if data is None else {"data": data}
+    elif not callable(data) and (isinstance(data, Mapping) or not hasattr(data, "__getitem__")):
+        raise UserError(f"data is a {type(data).__name__}: expected a name, a path, or one Dataset per client")
     else:
         objects["task"] = classification_of(data, test_data)
         if isinstance(data, typing.Sized):
@@ -147,8 +154,8 @@ def _read(settings):
         if name in CHOICES and value is not None and not isinstance(value, str | dict):
             objects[name] = _object(name, value)
         elif value is not None:
-            texts |= flatten({name: value})
-    return [f"--{key}={_as_text(key, value)}" for key, value in texts.items()], objects
+            values[name] = value
+    return [f"--{key}={_as_text(key, value)}" for key, value in flatten(values).items()], objects
 
 
 def _object(group, value):
@@ -169,5 +176,7 @@ def _as_text(key, value):
         return os.fspath(value)
     try:
         return value if isinstance(value, str) else json.dumps(value)
+    except ValueError:  # an int of thousands of digits
+        raise UserError(f"{key}: expected a number of fewer than 19 digits") from None
     except TypeError:
         raise UserError(f"{key} = {value!r}: expected a number, a text, true or false, or a list of them") from None

@@ -3,19 +3,21 @@
 import json
 import sys
 
-from fedmpi.comm.agreement import agree, allgather_lines
-from fedmpi.runs.data_files import describe_file, difference, read_data_files, write_data_files
+from fedmpi.comm.agreement import agree, allgather_lines, share
+from fedmpi.runs.data_files import difference, file_digest, read_data_files, salted, write_data_files
 
 
 def account_for_data(job, recorder):
     """Write which data the run is trained on, and say so if the settings came from a run on others. Collective."""
-    mine = agree(job.link, lambda: [describe_file(path) for path in job.task.data_files()])
-    lines = allgather_lines(job.link, [json.dumps(one) for one in mine])
-    if recorder is None:
-        return
-    files = [json.loads(line) for line in lines]
-    for folder in filter(None, dict.fromkeys([recorder.folder, job.config.origin])):
-        what = difference(read_data_files(folder), files)
-        if what:
+    folders = () if recorder is None else filter(None, dict.fromkeys([recorder.folder, job.config.origin]))
+    earlier = {folder: read_data_files(folder) for folder in folders}
+    salts = share(job.link, lambda: [salt for salt, _ in earlier.values()])
+    mine = agree(job.link, lambda: [file_digest(path) for path in job.task.data_files()])
+    lines = allgather_lines(job.link, [json.dumps({salt: salted(digest, salt) for salt in salts}) for digest in mine])
+    files = list(map(json.loads, lines))
+    for folder, (salt, before) in earlier.items():
+        digests = [of_file[salt] for of_file in files]
+        if what := difference(before, digests):
             print(f"fedmpi: the data differ from those of {folder}: {what}", file=sys.stderr, flush=True)
-    recorder.write(lambda folder: write_data_files(folder, files))
+        if folder == recorder.folder:
+            recorder.write(lambda folder, salt=salt, digests=digests: write_data_files(folder, salt, digests))

@@ -1,9 +1,13 @@
 """Settings files from strangers: data of a limited size that mean what a person reads, or one line."""
 
 import os
+import re
+import time
 
 import pytest
 
+import fedmpi
+import fedmpi.algorithms
 from fedmpi.config.build import read_command_line
 from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
@@ -78,6 +82,85 @@ def test_values_that_mean_something_else_are_refused(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as error:
         read_command_line(["--config", str(tmp_path / "it.yaml")])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("local-steps: 1\nlocal_steps: 2", "gives local_steps twice, as local-steps and as local_steps: leave one of"),
+        ("Rounds: 1\nrounds: 2", "gives rounds twice, as Rounds and as rounds"),
+        ("data: digits\ntask: {data: other}", "gives task.data twice, as data and as task.data"),
+        ("algorithm: {step-size: 1, step_size: 2}", "as algorithm.step-size and as algorithm.step_size"),
+        ("algorithm: {Step_Size: 1, step_size: 2}", "as algorithm.Step_Size and as algorithm.step_size"),
+        ("algorithm: fafed\nAlgorithm: {name: fedavg}", "gives algorithm twice, as algorithm and as Algorithm"),
+        ("algorithm.step_size: 1\nalgorithm: {step_size: 2}", "gives algorithm.step_size twice"),
+        ("output: last\nresult: best", "gives result twice, as output and as result"),
+        ("local-steps = 1\nlocal_steps = 2", "gives local_steps twice, as local-steps and as local_steps"),
+        ("data = 'digits'\n[task]\ndata = 'other'", "gives task.data twice, as data and as task.data"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--config", "--preset"])
+def test_a_setting_in_two_spellings_is_refused(tmp_path, monkeypatch, text, message, flag):
+    path = tmp_path / ("it.toml" if " = " in text else "it.yaml")
+    path.write_text(text)
+    monkeypatch.setattr("fedmpi.config.layers.preset_path", lambda name: path)
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        read_command_line([flag, str(path)])
+    assert str(error.value).startswith(f"{flag} {path}: ")
+
+
+def test_on_the_command_line_the_last_one_counts(tmp_path):
+    (tmp_path / "it.yaml").write_text("rounds: 7\n")
+    words = ["--config", str(tmp_path / "it.yaml"), "--rounds", "1", "--Rounds=2", "--data", "a", "--task.data", "b"]
+    config = read_command_line(words)
+    assert config.run.rounds == 2 and config.task.data == "b"
+
+
+def test_arguments_of_a_program_in_two_spellings_are_refused():
+    with pytest.raises(UserError, match="gives local_steps twice, as local_steps and as local-steps"):
+        fedmpi.train(**{"local_steps": 1, "local-steps": 2})
+    with pytest.raises(UserError, match="gives task.data twice, as data and as task.data"):
+        fedmpi.train(data="digits", task={"data": "other"})
+
+
+@pytest.mark.parametrize("key", ["name", "out", "data", "data_dir", "init", "track", "checkpoint_clients"])
+def test_a_text_with_a_zero_in_it_is_refused(tmp_path, key):
+    (tmp_path / "it.yaml").write_text(f'{key}: "a\\0b"\n')
+    for words in ([f"--{key}", "a\0b"], ["--config", str(tmp_path / "it.yaml")]):
+        with pytest.raises(UserError, match=f"{key} = a b: expected a text without the character 0"):
+            read_command_line(words)
+
+
+@pytest.mark.parametrize("text", ["1e300", "1e31"])
+@pytest.mark.parametrize("key", ["epochs", "timeout", "algorithm.step_size", "oracle.smoothing", "task.ascent_scale"])
+def test_absurd_numbers_are_refused(key, text):
+    words = ["--task", "auc", "--oracle", "two_point", f"--{key}={text}"]
+    with pytest.raises(UserError, match=r"expected a number (of at most 1e\+30|>)") as error:
+        read_command_line(words)
+    assert len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 10**5000, 1e300], ids=lambda number: f"{number > 0}")
+def test_absurd_numbers_from_a_program_are_refused(number):
+    with pytest.raises(UserError, match=r"algorithm.step_size = about -?10\^\d+: expected a number of at most 1e\+30"):
+        fedmpi.algorithms.FedAvg(step_size=number)
+
+
+@pytest.mark.parametrize("folder", ["{0}", "{client!r}", "{client:03d}", "{rank", "}{client}"])
+def test_other_words_in_braces_are_refused(folder):
+    with pytest.raises(UserError, match="expected a path with {client}, {rank} and nothing else in braces"):
+        read_command_line(["--checkpoint-clients", folder])
+
+
+def test_thousands_of_unknown_settings_are_a_short_line_at_once(tmp_path):
+    (tmp_path / "it.yaml").write_text("".join(f"unknown_{number}: 1\n" for number in range(20_000)))
+    words = [word for number in range(20_000) for word in (f"--unknown_{number}", "1")]
+    message = "unknown setting unknown_0.*; also unknown: unknown_1, unknown_2, unknown_3, and 19,996 more$"
+    for arguments in (words, ["--config", str(tmp_path / "it.yaml")]):
+        began = time.process_time()
+        with pytest.raises(UserError, match=message):
+            read_command_line(arguments)
+        assert time.process_time() - began < 4  # 0.4 s and 1.2 s
 
 
 def test_words_of_yaml_1_1_stay_words(tmp_path):

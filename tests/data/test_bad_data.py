@@ -1,7 +1,9 @@
 """Broken data: one clear line before any training, never a traceback."""
 
 import hashlib
+import hmac
 import json
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -18,6 +20,7 @@ from fedmpi.data.source import HDF5Source, open_source, silo_path
 from fedmpi.errors import UserError
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
+from fedmpi.training.data_account import account_for_data
 
 IMAGES, LABELS = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 3
 
@@ -80,7 +83,7 @@ def with_value(array, value):
         ({"train__images": IMAGES[:0], "train__labels": LABELS[:0]}, {}, r"train/labels is int64\[0\].*at least one"),
         ({}, {"std": [0.0]}, r"attribute std = \[0.0\]: expected 1 numbers > 0"),
         ({}, {"mean": [0.1, 0.2]}, r"attribute mean = \[0.1, 0.2\]: expected 1 numbers"),
-        ({}, {"mean": "grey"}, "cannot be read as HDF5|attribute mean"),
+        ({}, {"mean": "grey"}, "attribute mean = grey: expected numbers"),
     ],
     ids=str,
 )
@@ -144,6 +147,48 @@ def test_silo_files(tmp_path):
     with pytest.raises(UserError, match="expected a pattern with {client} and nothing else in braces"):
         silo_path("silo_{client}_{rank}.h5", 0)
     assert silo_path(str(tmp_path / "silo_{client:01d}.h5"), 0) == str(tmp_path / "silo_0.h5")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{client:1000000000}", "{client!r}", "{client.__class__}", "{client}{0}", "{client", "{{client}}"]
+)
+def test_a_pattern_of_silo_files_with_anything_else_in_braces_is_refused(pattern):
+    with pytest.raises(UserError, match="expected a pattern with {client} and nothing else in braces"):
+        silo_path(pattern, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "attributes", "message"),
+    [
+        ([(0, 1), (7, 8)], {}, "silo_1.h5: contains the labels 7, 8, but no client has the label 2, 3, 4, 5, 6: exp"),
+        ([(0, 2), (2, 0)], {}, "silo_0.h5: contains the labels 0, 2, but no client has the label 1"),
+        (
+            [(0, 1), (0, 1)],
+            [{"class_names": ["a", "b"]}, {"class_names": ["b", "a"]}],
+            "client 1 has class names: b, a",
+        ),
+        ([(0, 1), (0, 1)], [{"num_classes": 3}, {}], "client 1 has no attribute num_classes; client 0 has 3 classes"),
+        ([(0, 1), (1, 2)], {}, None),
+        ([(0, 1), (7, 8)], {"num_classes": 9}, "no sample has label 2, 3, 4, 5, 6, of 9 classes"),
+        ([(0, 1), (0, 1)], {"class_names": ["a", "b", "c"]}, "no sample has label 2, of 3 classes"),
+    ],
+)
+def test_labels_of_all_silo_files_together(tmp_path, capsys, labels, attributes, message):
+    """They have no gaps, or the files say which classes there are."""
+    for client, (low, high) in enumerate(labels):
+        own = np.where(LABELS % 2, high, low)
+        of_file = attributes[client] if isinstance(attributes, list) else attributes
+        write(tmp_path / f"silo_{client}.h5", of_file, train__labels=own, test__labels=own[:20])
+    loaded = load(tmp_path / "silo_{client}.h5")
+    if message is None or message.startswith("no sample"):
+        loaded.synchronise(SoloLink())
+        assert loaded.num_classes == (3 if "9" not in (message or "") else 9)
+        said = capsys.readouterr().err
+        assert said == (message and f"fedmpi: {tmp_path}/silo_{{client}}.h5: {message}\n" or "")
+        return
+    with pytest.raises(UserError, match=message) as error:
+        loaded.synchronise(SoloLink())
+    one_line(error)
 
 
 def test_no_file_and_no_hdf5(tmp_path):
@@ -308,18 +353,63 @@ def test_gaps_and_labels_of_the_test_set_alone_are_said_aloud(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def account(tmp_path, files, folder, origin=None):
+    """What one rank alone does for data.json of a run folder that reads some files; the folder's data.json."""
+    (tmp_path / folder).mkdir(exist_ok=True)
+    recorder = SimpleNamespace(folder=tmp_path / folder, write=lambda action: action(tmp_path / folder))
+    task = SimpleNamespace(data_files=lambda: files)
+    account_for_data(SimpleNamespace(link=SoloLink(), task=task, config=SimpleNamespace(origin=origin)), recorder)
+    return json.loads((tmp_path / folder / "data.json").read_text())
+
+
+def test_the_account_of_the_data_says_neither_which_file_nor_its_plain_checksum(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    paths = [write(tmp_path / "secret_0.h5"), write(tmp_path / "secret_1.h5", {"silo": "Bonn"})]
+    plain = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    one, two = (account(tmp_path, paths, name) for name in ("one", "two"))
+    assert one.keys() == {"salt", "files"} and one["salt"] != two["salt"]
+    assert not {*one["files"], *plain} & {*two["files"]} and "secret" not in json.dumps(one)
+    assert one["files"] == [hmac.new(one["salt"].encode(), text.encode(), "sha256").hexdigest() for text in plain]
+    assert [*json.loads((tmp_path / "cache/fedmpi/checksums.json").read_text()).values()] == plain
+    assert account(tmp_path, paths, "one") == one and account(tmp_path, paths, "two", tmp_path / "one") == two
+    assert capsys.readouterr().err == ""  # the same data
+    write(paths[1], train__labels=with_value(LABELS, 1))
+    assert account(tmp_path, paths, "one")["files"][0] == one["files"][0]
+    account(tmp_path, paths[:1], "three", tmp_path / "two")
+    line = "fedmpi: the data differ from those of"
+    assert capsys.readouterr().err == (
+        f"{line} {tmp_path}/one: the data file number 2 of 2, in the order of the clients, has another content\n"
+        f"{line} {tmp_path}/two: 1 data files instead of 2\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 9999, "{}", '{"salt": 3, "files": 4}', '[{"sha256": 5}]', "x", '[["a"]]'])
+def test_a_damaged_account_of_the_data_is_written_anew(tmp_path, text, capsys):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "data.json").write_text(text)
+    assert len(account(tmp_path, [write(tmp_path / "data.h5")], "one")["files"]) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_an_account_of_an_earlier_version_is_compared(tmp_path, capsys):
+    path = write(tmp_path / "data.h5")
+    for name, digest in (("same", hashlib.sha256(path.read_bytes()).hexdigest()), ("other", "0" * 64)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.json").write_text(json.dumps([{"path": "/a", "bytes": 1, "sha256": digest}]))
+        account(tmp_path, [path], "new", tmp_path / name)
+    assert capsys.readouterr().err == (
+        f"fedmpi: the data differ from those of {tmp_path}/other: the data file has another content\n"
+    )
+
+
 def test_a_rerun_on_other_data_says_so(tmp_path):
     path = write(tmp_path / "data.h5")
     words = ("--data", path, "--rounds", 1, "--local-steps", 1)
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert train(2, tmp_path, *words, "--name", "one", env=cache).returncode == 0
-    (file,) = json.loads((tmp_path / "one" / "data.json").read_text())
-    assert file == {
-        "path": str(path), "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()
-    }  # fmt: skip
-    assert list(json.loads((tmp_path / "cache/fedmpi/checksums.json").read_text()).values()) == [file["sha256"]]
+    assert len(json.loads((tmp_path / "one" / "data.json").read_text())["files"]) == 1
     write(path, train__labels=with_value(LABELS, 1))
     again = ("--config", tmp_path / "one" / "settings.yaml", "--name", "two")
     ended = train(2, tmp_path, *again, env=cache)
     assert ended.returncode == 0
-    assert f"fedmpi: the data differ from those of {tmp_path}/one: the content of {path} (" in ended.stderr
+    assert f"fedmpi: the data differ from those of {tmp_path}/one: the data file has another content" in ended.stderr

