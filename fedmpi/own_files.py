@@ -9,13 +9,14 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import stat
 
 from fedmpi.errors import UserError
 
 MARK = ".fedmpi"
-LONGEST_MARK = 4096  # bytes; so many first bytes of a file that a user names are read, too
+LONGEST_MARK, LONGEST_END = 4096, 1 << 16  # bytes: of a mark, and read from both ends of a file that a user names
 KINDS = {
     "run": "a run folder",
     "checkpoint": "a checkpoint",
@@ -27,12 +28,12 @@ KINDS = {
 def make_folder(path, kind, identity=None, prepare=None):
     """Make a folder with a mark, in one step: no other process ever sees it without its mark.
 
-    An empty folder of that name is taken.
+    An empty folder of that name is taken; it stays the same folder, for those who work in it.
 
     Args:
         path: a `pathlib.Path`; the folder above it exists. kind: a key of `KINDS`.
         identity: for the mark; default: a new one, of 32 hexadecimal digits.
-        prepare: called with the folder before it has its name.
+        prepare: called with the folder, before it has its mark and its name.
 
     Returns:
         the identity.
@@ -40,14 +41,18 @@ def make_folder(path, kind, identity=None, prepare=None):
     Raises:
         FileExistsError: if something else of that name exists. OSError: if it cannot be made.
     """
+    if _is_empty_folder(path):
+        if prepare is not None:
+            prepare(path)  # first, as below: a run's lock
+        return write_mark(path, kind, identity, is_first=True)
     unnamed = path.with_name(f".{secrets.token_hex(8)}.new")
     unnamed.mkdir()
     try:
         identity = write_mark(unnamed, kind, identity)
         if prepare is not None:
             prepare(unnamed)
-        if path.is_symlink():
-            raise NotADirectoryError
+        if os.path.lexists(path):
+            raise FileExistsError
         unnamed.rename(path)  # fails if `path` is a file, or a folder with something in it
     except BaseException as error:
         for inner in unnamed.iterdir():
@@ -59,11 +64,18 @@ def make_folder(path, kind, identity=None, prepare=None):
     return identity
 
 
-def write_mark(folder, kind, identity=None, **facts):
+def _is_empty_folder(path):
+    """Whether a path is a folder, no link, with nothing in it but marks that are being written."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    return is_folder and all(name.startswith(f"{MARK}.") for name in os.listdir(path))
+
+
+def write_mark(folder, kind, identity=None, is_first=False, **facts):
     """Write the mark of a folder that this process has made, or that it has found to be fedmpi's; returns the identity.
 
     Raises:
-        OSError: if it cannot be written.
+        FileExistsError: if `is_first`, and there is a mark, or another process writes it. OSError: if it cannot be
+            written.
     """
     content = {"fedmpi": kind, "identity": identity or secrets.token_hex(16), **facts}
     part = folder / f"{MARK}.{secrets.token_hex(4)}"
@@ -71,7 +83,19 @@ def write_mark(folder, kind, identity=None, **facts):
         file.write(json.dumps(content) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    part.replace(folder / MARK)
+    try:
+        if is_first:
+            os.link(part, folder / MARK)  # fails if there is one
+        else:
+            part.replace(folder / MARK)
+    except FileExistsError:
+        raise FileExistsError(17, "exists already", str(folder)) from None
+    except OSError:
+        if not is_first:
+            raise
+        part.replace(folder / MARK)  # a file system without links
+    finally:
+        part.unlink(missing_ok=True)
     return content["identity"]
 
 
@@ -85,7 +109,9 @@ def read_mark(folder, kind=None):
             content = json.loads(file.read(LONGEST_MARK))
     except (OSError, ValueError, RecursionError):
         return {}
-    is_mark = isinstance(content, dict) and isinstance(content.get("identity"), str) and content.get("fedmpi") in KINDS
+    is_mark = (
+        isinstance(content, dict) and isinstance(content.get("identity"), str) and str(content.get("fedmpi")) in KINDS
+    )
     return content if is_mark and kind in (None, content["fedmpi"]) else {}
 
 
@@ -104,7 +130,7 @@ def check_folder(path, kind):
             what = "is a symbolic link"
         elif not path.is_dir():
             what = "is a file"
-        elif any(path.iterdir()):
+        elif not _is_empty_folder(path):
             what = "is not empty, and fedmpi did not make it"
         else:
             return False
@@ -144,6 +170,11 @@ def set_aside(path):
             raise
 
 
+def is_aside(path):
+    """Whether a path has a name that `set_aside` gives: what is there belongs to no current run."""
+    return re.search(r"\.old-\d+$", path.name) is not None
+
+
 def remove(folder, names, with_folder=False):
     """Remove files from a folder with a mark; those that are missing, links, or no files are left.
 
@@ -155,7 +186,7 @@ def remove(folder, names, with_folder=False):
     """
     if folder.parent.is_symlink() or not read_mark(folder):
         return
-    for name in names:
+    for name in (name for name in names if os.path.basename(name) == name):
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISREG(os.lstat(folder / name).st_mode):
                 os.unlink(folder / name)
@@ -188,20 +219,18 @@ def check_replaceable(path, signature):
     """Check that a file which a user names is missing or empty, or that fedmpi wrote it.
 
     Args:
-        path: a `pathlib.Path`. signature: bytes that are among the first of such files when fedmpi writes them.
+        path: a `pathlib.Path`.
+        signature: bytes that are among the first or last of such files when fedmpi writes them.
 
     Raises:
         UserError: if it is something else; devices and pipes are accepted.
     """
     try:
-        mode = os.lstat(path).st_mode
-        if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        if is_stream(path):
             return
-        if stat.S_ISREG(mode):
-            with open(path, "rb") as file:
-                begin = file.read(LONGEST_MARK)
-            if not begin or signature in begin:
-                return
+        mode = os.lstat(path).st_mode
+        if stat.S_ISREG(mode) and (not path.stat().st_size or _is_written(path, signature)):
+            return
         what = "is a folder" if stat.S_ISDIR(mode) else "exists, and fedmpi did not write it"
     except (FileNotFoundError, NotADirectoryError):
         return
@@ -210,24 +239,71 @@ def check_replaceable(path, signature):
     raise UserError(f"{path}: {what}: choose another name, or move it; nothing changed")
 
 
+def is_stream(path):
+    """Whether a path is a pipe or a terminal, or a link to one like /dev/stdout: what is written there replaces
+    nothing."""
+    with contextlib.suppress(OSError):
+        mode = os.stat(path).st_mode
+        return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+    return False
+
+
+def _is_written(path, signature):
+    with open(path, "rb") as file:
+        begin = file.read(LONGEST_MARK)
+        file.seek(-min(LONGEST_END, path.stat().st_size), os.SEEK_END)
+        return signature in begin or signature in file.read()
+
+
 @contextlib.contextmanager
-def replacing(path, signature):
+def replacing(path, signature=None):
     """A context that gives the path of a file to write, which takes the place of `path` at the end of the context.
 
     After an error the file is gone, and what was at `path` is still there.
 
+    Args:
+        path: a `pathlib.Path` or str. signature: see `check_replaceable`; None: `path` is one of fedmpi's names in a
+            folder with its mark, and may be any regular file.
+
     Raises:
-        UserError: before and after, see `check_replaceable`. OSError: if it cannot be renamed.
+        UserError: before and after, see `check_replaceable` and `check_regular`. OSError: if it cannot be renamed.
     """
     path = pathlib.Path(path)
-    check_replaceable(path, signature)
-    if path.exists() and not path.is_file():
-        yield path  # a device or pipe
+
+    def check():
+        return check_regular(path) if signature is None else check_replaceable(path, signature)
+
+    check()
+    if is_stream(path):
+        yield path
         return
-    part = path.with_name(f".{secrets.token_hex(4)}-{path.name}")  # it has the ending of `path`: some writers need it
+    part = path.with_name(f".{secrets.token_hex(8)}{path.suffix[-20:]}")  # some writers need the ending
     try:
         yield part
-        check_replaceable(path, signature)
+        check()
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def save_figure(figure, path, program, **options):
+    """Save a figure of matplotlib, in place of what `program` saved there; the ending of the path is the format.
+
+    Raises:
+        UserError: see `replacing`. OSError: if it cannot be written. ValueError: if there is no such format.
+    """
+    path = _figure_path(path)
+    key = {".png": "Software", ".svg": "Creator", ".pdf": "Creator", ".eps": "Creator"}.get(path.suffix.lower())
+    with replacing(path, program.encode()) as part:
+        figure.savefig(part, metadata={key: program} if key else None, **options)
+
+
+def check_figure(path, program):
+    """Check that `save_figure` may write a figure: see `check_replaceable`."""
+    check_replaceable(_figure_path(path), program.encode())
+
+
+def _figure_path(path):
+    """The path with an ending: matplotlib adds it if it is missing."""
+    path = pathlib.Path(path)
+    return path if path.suffix or not path.name else path.with_suffix(".png")

@@ -66,7 +66,8 @@ class Benchmark:
                 )
         if options.compare and self.link.rank == 0:
             self._earlier = read_results(options.compare)
-        self._write()
+        if options.json and self.link.rank == 0:
+            self.results.check_writable(options.json)
 
     def run(self):
         """Measure the chosen parts; print, write and compare the results."""

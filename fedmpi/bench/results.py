@@ -1,11 +1,15 @@
 """What the benchmark prints, writes and compares."""
 
 import json
+import os
+import pathlib
 
 from fedmpi.bench.timing import Times
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_replaceable, is_stream, replacing
 from fedmpi.text import format_table
 
+SIGNATURE = b'{\n "machine": {\n  "date": "'  # begins what `Results.write` writes
 VOLATILE = ("date", "command", "load")  # facts about a machine that differ between any two runs
 
 
@@ -35,16 +39,26 @@ class Results:
         cycles = len(times.seconds)
         self.measures[name] = {"median": times.median, "low": low, "high": high, "unit": unit, "cycles": cycles}
 
+    def check_writable(self, path):
+        """Check that the file of the measurements can be written, and that none but an earlier one of these is there.
+
+        Raises:
+            UserError: if not.
+        """
+        check_replaceable(pathlib.Path(path), SIGNATURE)
+        folder = pathlib.Path(path).parent
+        if not is_stream(path) and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise UserError(f"--json {path}: cannot be written: no folder {folder} that this user may write")
+
     def write(self, path):
-        """Write everything as JSON; with nothing measured yet, only check that the file can be written.
+        """Write everything as JSON.
 
         Raises:
             UserError: if it cannot.
         """
         try:
-            with open(path, "w" if self.measures else "a", encoding="utf-8") as file:
-                if self.measures:
-                    json.dump({"machine": self.machine, "measures": self.measures}, file, indent=1)
+            with replacing(path, SIGNATURE) as part, open(part, "w", encoding="utf-8") as file:
+                json.dump({"machine": self.machine, "measures": self.measures}, file, indent=1)
         except OSError as error:
             raise UserError(f"--json {path}: cannot be written: {error.strerror}") from None
 
@@ -74,11 +88,13 @@ def read_results(path):
         UserError: if it cannot be read.
     """
     try:
+        if not pathlib.Path(path).is_file():
+            raise ValueError("it is not a file")
         with open(path, encoding="utf-8") as file:
             results = json.load(file)
         if not isinstance(results.get("measures"), dict) or not isinstance(results.get("machine"), dict):
             raise ValueError("it contains no measurements")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"--compare {path}: cannot be read: {error}") from None
     return results
 

@@ -4,7 +4,7 @@ from fedmpi.data.download import fetch
 from fedmpi.data.formats import OFFICIAL_READERS, find_reader
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.source import SILO_NAME
-from fedmpi.data.writer import write_file
+from fedmpi.data.writer import check_writable, write_file
 from fedmpi.errors import UserError
 from fedmpi.text import short
 
@@ -28,9 +28,10 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     if options.size is not None and options.size < 1:
         raise UserError(f"--size {options.size}: expected at least 1, pixels per side")
     path = folder / f"{name}.h5"
-    if path.exists() and not force:
-        print(f"{path} exists already (--force replaces it)")
+    if path.is_file() and not force:
+        print(f"{path} exists already (--force replaces it, if fedmpi wrote it)")
         return path
+    check_writable(path)
     if origin is None:
         if name not in OFFICIAL_READERS:
             raise UserError(f"prepare {name}: expected one of {', '.join(OFFICIAL_READERS)}, or --from with your data")

@@ -1,14 +1,14 @@
 """Write the HDF5 files that training reads."""
 
-import contextlib
-
 import h5py
 import numpy as np
 
 from fedmpi.data.source import NORMALISATION, SPLITS, HDF5Source
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_regular, check_replaceable, replacing
 
 ROWS_PER_CHUNK, BYTES_PER_CHUNK = 1000, 16 << 20  # of samples, whichever is less
+WRITTEN_BY, PROGRAM = "written_by", "fedmpi.data"  # attribute of all files, written before all else; its value
 TEXT_CHUNK = 1 << 20  # bytes of a text
 
 
@@ -28,26 +28,35 @@ def write_file(path, splits, attributes):
     splits, attributes = _check_labelled(path, splits), dict(attributes)
     if "train/labels" in splits and "num_classes" not in attributes:
         attributes["num_classes"] = 1 + max(int(splits[f"{split}/labels"].max()) for split in SPLITS)
-    unfinished = path.with_name(path.name + ".part")
+    check_writable(path)
+    unfinished = path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(unfinished, "w") as file:
-            for name, rows in splits.items():
-                _write_rows(file, name, rows)
-            if "train/images" in splits and attributes.get("dataset") not in NORMALISATION:
-                file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
-            for name, value in attributes.items():
-                file.attrs[name] = value
-        if "train/images" in splits:
-            HDF5Source(unfinished)  # reports now what training would report later
-        unfinished.replace(path)
+        with replacing(path, PROGRAM.encode()) as unfinished:
+            with h5py.File(unfinished, "w") as file:
+                file.attrs[WRITTEN_BY] = PROGRAM
+                for name, rows in splits.items():
+                    _write_rows(file, name, rows)
+                if "train/images" in splits and attributes.get("dataset") not in NORMALISATION:
+                    file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
+                for name, value in attributes.items():
+                    file.attrs[name] = value
+            if "train/images" in splits:
+                HDF5Source(unfinished)  # reports now what training would report later
     except UserError as error:
         raise UserError(str(error).replace(str(unfinished), str(path))) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
+
+
+def check_writable(path):
+    """Check that a data file is missing, or that `write_file` wrote it.
+
+    Raises:
+        UserError: if it is something else.
+    """
+    check_regular(path)
+    check_replaceable(path, PROGRAM.encode())
 
 
 def _check_labelled(path, splits):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import secrets
 import time
 
 import numpy as np
@@ -107,7 +108,7 @@ def _check_rows(link, ranks, config, context, sizes, errors):
 
 def _check_folder(link, out, rows):
     """The `Check` that the run folders' folder can be written, has room, and is seen by all ranks."""
-    token = out / f".fedmpi-doctor-{int(link.allgather([os.getpid()])[0, 0])}"
+    token = out / f".fedmpi-doctor-{int(link.allgather([secrets.randbits(48)])[0, 0])}"
     error, room = "", float("inf")
     if link.rank == 0:
         try:
@@ -136,7 +137,7 @@ def _check_folder(link, out, rows):
 def _write_token(out, token):
     """Write a small file and return how many bytes are free beside it."""
     out.mkdir(parents=True, exist_ok=True)
-    with open(token, "wb") as file:
+    with open(token, "xb") as file:
         file.write(bytes(1 << 16))
         file.flush()
         os.fsync(file.fileno())

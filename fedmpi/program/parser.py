@@ -11,6 +11,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
+    def parse_known_args(self, args=None, namespace=None):
+        if any("\0" in word for word in args or ()):
+            raise UserError("an argument contains a NUL character: expected none")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message):
         raise UserError(f"{message} (see {self.prog} --help)")
 

@@ -7,6 +7,7 @@ import re
 import sys
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_folder, check_regular, check_replaceable, make_folder, replacing
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
 from fedmpi.report.curves import Target, metrics_of
@@ -32,6 +33,7 @@ Writes one self-contained HTML page and, into a folder of the same name, each fi
 the curves and final values as CSV, and the tables in Markdown. Runs that differ only in their seed
 are drawn as one line with a band."""
 
+SIGNATURE = b'<meta name="generator" content="fedmpi.report">'  # of the page, near its begin
 LONGEST_PREFIX = 48  # most characters of a problem's label in the names of its figures
 
 
@@ -43,12 +45,14 @@ def main(arguments=None):
 def _run(arguments):
     options = make_parser().parse_args(arguments)
     targets, look = [Target.parse(text) for text in options.target], look_of(options)
+    if options.watch is None or options.out:
+        options.out = options.out or pathlib.Path("report.html")
+        _check_out(options.out)
     if options.watch is not None:
         from fedmpi.report.live import watch
 
         watch(options.runs, options.watch, lambda refresh: options.out and _page(options, targets, look, refresh))
         return
-    options.out = options.out or pathlib.Path("report.html")
     runs, complaints = _usable(options.runs)
     _check_metrics(runs, "--target", [target.metric for target in targets])
     scaled = look.style.scale if options.scale else ()
@@ -89,6 +93,19 @@ def _seconds(text):
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text}: expected seconds from 0.1 to 3600")
     return value
+
+
+def _check_out(out):
+    """Check that the page and the folder beside it are free, or that a report made them.
+
+    Raises:
+        UserError: if not.
+    """
+    if not out.name:
+        raise UserError(f"--out {out}: expected the name of a page, like report.html")
+    check_regular(out)
+    check_replaceable(out, SIGNATURE)
+    check_folder(_folder(out), "report")
 
 
 def _usable(paths):
@@ -152,10 +169,12 @@ def write(out, comparison, complaints, targets, look=None, refresh=None):
         sections.append((problem.label, text))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        new = out.with_name(out.name + ".new")  # so that a browser never loads half a page
-        new.write_text(page(sections, complaints, refresh), encoding="utf-8")
-        new.replace(out)
+        check_regular(out)
+        with replacing(out, SIGNATURE) as part:  # so that a browser never loads half a page
+            part.write_text(page(sections, complaints, refresh), encoding="utf-8")
         if refresh is None:
+            if not check_folder(_folder(out), "report"):
+                make_folder(_folder(out), "report")
             _write_figures(_folder(out), comparison, figures, further, look)
             _write_tables(_folder(out), comparison, targets)
     except OSError as error:
@@ -178,7 +197,6 @@ def _write_figures(folder, comparison, figures, further, look):
     """Every figure in a file of its own, in each of the formats."""
     from fedmpi.report.figures import save
 
-    folder.mkdir(exist_ok=True)
     for prefix, drawn, parts in zip(_prefixes(comparison), figures, further):
         named = {f"{_plain(metric)}-{axis}": figure for (axis, metric), figure in drawn.items()}
         named |= {_plain(heading.lower()): figure for heading, _, figure in parts}
@@ -190,7 +208,8 @@ def _write_tables(folder, comparison, targets):
     """Curves and final values as CSV, tables in Markdown."""
     write_curves(folder / "curves.csv", comparison)
     write_finals(folder / "finals.csv", comparison)
-    (folder / "tables.md").write_text(_markdown(comparison, targets), encoding="utf-8")
+    with replacing(folder / "tables.md") as part:
+        part.write_text(_markdown(comparison, targets), encoding="utf-8")
 
 
 def _folder(out):

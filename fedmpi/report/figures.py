@@ -10,6 +10,7 @@ import re
 import textwrap
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import replacing, save_figure
 from fedmpi.report.curves import Point, curve
 from fedmpi.report.style import Style
 from fedmpi.runs.record import field, less_is_better, title
@@ -26,6 +27,7 @@ try:
 except ImportError:
     raise UserError('figures need matplotlib: pip install "fedmpi[plot]" (or pip install matplotlib)') from None
 
+PROGRAM = "fedmpi.report"  # which the figures' files name
 # Okabe and Ito's colours without yellow: the colour-blind can distinguish them, and they are dark enough on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
@@ -183,14 +185,15 @@ def save(figure, path, style=None):
     """Write a figure; the ending of the path is the format: svg, pdf or png (220 dots an inch).
 
     Raises:
-        UserError: if it cannot be written, or the format is another.
+        UserError: if it cannot be written, the format is another, or fedmpi did not write the file that is there.
     """
     try:
         with matplotlib.rc_context(figure_settings(style or Style())):
             if path.suffix == ".svg":
-                path.write_text(as_svg(figure), encoding="utf-8")
+                with replacing(path, PROGRAM.encode()) as part:
+                    part.write_text(as_svg(figure), encoding="utf-8")
             else:
-                figure.savefig(path, dpi=220)
+                save_figure(figure, path, PROGRAM, dpi=220)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
 
@@ -200,7 +203,7 @@ def as_svg(figure):
     """A figure as the text of an SVG file, in the reader's own sans-serif type."""
     with matplotlib.rc_context(STYLE):
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": "fedmpi.report"}, transparent=True)
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": PROGRAM}, transparent=True)
     return re.sub(r"(font: [^;\"']*?px )[^;\"]*", lambda found: found[1] + FONTS.replace('"', "'"), text.getvalue())
 
 

@@ -4,6 +4,7 @@ import csv
 import math
 import statistics
 
+from fedmpi.own_files import replacing
 from fedmpi.report.curves import clearly_best, client_metric, clients_at_end, curve, final, metrics_of
 from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
@@ -119,7 +120,7 @@ def run_table(problem):
 
 def write_curves(path, problems):
     """All curves as CSV: a line per method, metric and point, with means over the runs."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with replacing(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(["problem", "method", "metric", "against", "at", "mean", "lowest", "highest"])
         for problem in problems:
@@ -139,7 +140,7 @@ def write_curves(path, problems):
 
 def write_finals(path, problems):
     """Final values as CSV: a line per method and quantity."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with replacing(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(["problem", "method", "quantity", "mean", "standard deviation", "lowest", "highest", "runs"])
         for problem in problems:

@@ -8,12 +8,25 @@ import signal
 import sys
 
 from fedmpi.errors import Stopped, UserError
+from fedmpi.own_files import check_replaceable
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
+from fedmpi.reproduce.csv_files import signature as csv_signature
 from fedmpi.reproduce.experiment import ENDINGS, SCALES, find_experiments
-from fedmpi.reproduce.results import left_to_make, other_seeds, paths, read_results, write_results
+from fedmpi.reproduce.page import signature as page_signature
+from fedmpi.reproduce.results import (
+    FIRST_COLUMNS,
+    RUN_COLUMNS,
+    grid_path,
+    left_to_make,
+    other_seeds,
+    paths,
+    read_results,
+    write_results,
+)
 from fedmpi.reproduce.running import How, emit_slurm, make, plan_runs
-from fedmpi.reproduce.summary import cost, state, write_summary
+from fedmpi.reproduce.summary import README, SIGNATURE, cost, state, write_summary
+from fedmpi.reproduce.tuning import COLUMNS as GRID_COLUMNS
 from fedmpi.text import table
 
 DESCRIPTION = """\
@@ -109,7 +122,7 @@ def _run(arguments):
         raise UserError(f"{experiments[0].name}: {reason}")
     if all(reasons.values()):
         raise UserError(f"nothing can be run: {next(iter(reasons))}: {next(iter(reasons.values()))}; see --list")
-    _check_results(options.results)
+    _check_results(options.results, experiments, options.scale)
     how = _how(options, arguments)
     failed = []
     for one in experiments:
@@ -178,8 +191,14 @@ def _check_together(options):
         raise UserError(f"{other}: has no meaning together with {one}: give one of them")
 
 
-def _check_results(folder):
-    """Raise UserError if the folder of the results cannot be made or written."""
+def _check_results(folder, experiments, scale):
+    """Raise UserError if the folder of the results cannot be made or written, or has files of the user's own."""
+    check_replaceable(folder / README, SIGNATURE)
+    for one in experiments:
+        files = list(zip(paths(folder, one, scale), (RUN_COLUMNS, RUN_COLUMNS, FIRST_COLUMNS)))
+        for path, columns in [*files, (grid_path(folder, one.name, scale), GRID_COLUMNS)]:
+            check_replaceable(path, csv_signature(columns))
+        check_replaceable(files[0][0].with_suffix(".md"), page_signature(scale))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

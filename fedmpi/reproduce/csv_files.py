@@ -1,39 +1,43 @@
 """CSV files of text: writing them whole or not at all, and reading them with a line about what is damaged."""
 
+import contextlib
 import csv
 import io
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import replacing
 from fedmpi.text import short
 
 NEWER = ("threads",)  # files of earlier versions lack them
 RESTORE = "restore the file (git checkout), or remove it and make the runs again"  # if it is damaged
 
 
-def write_rows(path, columns, rows):
-    """Write dicts as a CSV file; what a row does not have is empty.
+def write_tables(*tables):
+    """Write CSV files at once, so that a kill leaves files that belong together; each replaces one of its own kind.
+
+    Args:
+        tables: (path, names of the columns, rows as dicts) of each; what a row does not have is empty.
 
     Raises:
-        UserError: if it cannot be written.
+        UserError: if one cannot be written, or fedmpi did not write the file that is there.
     """
-    write_part(path, columns, rows).replace(path)
-
-
-def write_part(path, columns, rows):
-    """Write the rows to PATH.part and return that: a kill meanwhile leaves the old file; see `write_rows`.
-
-    So several files can be replaced at once.
-    """
-    part = path.with_name(path.name + ".part")
+    path = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "w", newline="", encoding="utf-8") as file:
-            lines = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
-            lines.writeheader()
-            lines.writerows(rows)
+        with contextlib.ExitStack() as stack:
+            for path, columns, rows in tables:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part = stack.enter_context(replacing(path, signature(columns)))
+                with open(part, "w", newline="", encoding="utf-8") as file:
+                    lines = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
+                    lines.writeheader()
+                    lines.writerows(rows)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    return part
+
+
+def signature(columns):
+    """What begins the files with some columns that fedmpi writes: the first three are always the same."""
+    return ",".join(columns[:3]).encode() + b","
 
 
 def read_rows(path, columns=()):

@@ -4,6 +4,7 @@ import decimal
 import pathlib
 import re
 
+from fedmpi.own_files import replacing
 from fedmpi.reproduce.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from fedmpi.reproduce.experiment import figure_file
 from fedmpi.reproduce.results import paths, read_results
@@ -47,8 +48,14 @@ def write_page(folder, experiment, scale):
                 name = figure_file(experiment, panel, metric)
                 save(figure, path.with_name(name))
                 figures[panel, metric] = name
-    path.write_text(page(experiment, scale, results, figures), encoding="utf-8")
+    with replacing(path, signature(scale)) as part:
+        part.write_text(page(experiment, scale, results, figures), encoding="utf-8")
     return path
+
+
+def signature(scale):
+    """What is among the first bytes of all pages of a scale."""
+    return f"({scale} scale)\n\nScale **{scale}**: ".encode()
 
 
 def page(experiment, scale, results, figures):

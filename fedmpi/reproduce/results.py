@@ -7,12 +7,12 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import pathlib
 import shlex
-import shutil
 
 from fedmpi.errors import UserError
-from fedmpi.reproduce.csv_files import RESTORE, damaged, number_of, read_rows, whole_number, write_part
+from fedmpi.reproduce.csv_files import RESTORE, damaged, number_of, read_rows, whole_number, write_tables
 from fedmpi.reproduce.running import FIRST_RUN, command_of, decisive_settings, provenance
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
@@ -101,13 +101,9 @@ def write_results(folder, experiment, scale, planning, adds=False):
     if not adds and other_seeds(folder, experiment, scale, planning):
         _keep_old([curves_path, runs_path, first_path])
     files = [(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves), (runs_path, RUN_COLUMNS, rows)]
-    if firsts:
+    if firsts or first_path.is_file():
         files.append((first_path, FIRST_COLUMNS, firsts))
-    parts = [(write_part(*file), file[0]) for file in files]
-    for part, path in parts:  # at once, so that a kill leaves files that belong together
-        part.replace(path)
-    if not firsts:
-        first_path.unlink(missing_ok=True)
+    write_tables(*files)
     return [run.name for run in planning.plan.runs if run not in ended]
 
 
@@ -121,9 +117,10 @@ def _keep_old(files):
     """Copy files that are going to be replaced to the first free one of NAME.1.old, NAME.2.old, ..."""
     for path in (path for path in files if path.is_file()):
         names = (path.with_name(f"{path.name}.{number}.old") for number in itertools.count(1))
-        new = next(name for name in names if not name.exists())
+        new = next(name for name in names if not os.path.lexists(name))
         try:
-            shutil.copy(path, new)
+            with open(new, "xb") as file:
+                file.write(path.read_bytes())
         except OSError as error:
             raise UserError(f"{new}: cannot be written: {error.strerror}") from None
 

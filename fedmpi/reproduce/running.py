@@ -8,7 +8,6 @@ import os
 import pathlib
 import platform
 import shlex
-import shutil
 import subprocess
 
 import yaml
@@ -18,12 +17,14 @@ from fedmpi.comm.host import processor_name
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_replaceable, is_aside, replacing, set_aside
 from fedmpi.reproduce.experiment import FIRST, as_texts
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import is_run, outcome, read_run
+from fedmpi.sweep.folder import check_run_folders, own_sweep_folder
 from fedmpi.sweep.local import is_running, run_all
 from fedmpi.sweep.plan import Plan, Planned, names_of
-from fedmpi.sweep.slurm import job_array
+from fedmpi.sweep.slurm import SIGNATURE, job_array
 from fedmpi.text import format_seconds
 
 PROVENANCE = "provenance.json"  # in a run's folder: what made it
@@ -101,14 +102,16 @@ def make(planning, how):
     Raises:
         UserError: if a run's settings are wrong.
     """
-    if planning.first:
-        _remove_if_first_changed(planning.first)
     plans = [plan for plan in (planning.first, planning.plan) if plan]
+    for plan in plans:
+        _own_folder(plan.out)
+        check_run_folders(plan)
+    if planning.first:
+        _set_aside_if_first_changed(planning.first)
     for plan in plans:  # before `MAKER` is written anew
         _record_missing(plan)
     for plan in plans:
         todo = to_make(plan)
-        _make_folder(plan.out)
         print(f"{len(plan.runs)} runs in {plan.out}, {len(todo)} of them still to do", flush=True)
         used = dataclasses.replace(how, ranks=_ranks_with_a_client(plan, how.ranks))
         if todo and used.ranks < how.ranks:
@@ -120,8 +123,8 @@ def make(planning, how):
         _record_missing(plan)
 
 
-def _remove_if_first_changed(plan):
-    """Remove every run in a folder if the one before all others was made with other settings than its plan's.
+def _set_aside_if_first_changed(plan):
+    """Rename every run in a folder if the one before all others was made with other settings than its plan's.
 
     The others used its model. Its settings are kept beside it, so that this also holds after it has been deleted.
     """
@@ -129,11 +132,10 @@ def _remove_if_first_changed(plan):
     wanted, made = decisive_settings(plan.arguments(run)), _read(path)
     has_changed = is_run(plan.folder(run)) and _is_other(plan, run)
     if has_changed or any(made.get(key, text) != text for key, text in wanted.items()):
-        for folder in filter(is_run, sorted(plan.out.iterdir())):
+        for folder in (one for one in sorted(plan.out.iterdir()) if is_run(one) and not is_aside(one)):
             if is_running(plan, Planned(folder.name, {})):
                 raise UserError(f"{folder}: is still running, with an older run '{FIRST_RUN}': stop it, or wait")
-            shutil.rmtree(folder)
-    _make_folder(plan.out)
+            _set_aside(folder)
     _write(path, wanted)
 
 
@@ -147,15 +149,22 @@ def _ranks_with_a_client(plan, ranks):
     return min([ranks, *filter(None, clients)])
 
 
-def _make_folder(folder):
+def _own_folder(folder):
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        own_sweep_folder(folder, lambda: {"commit", "torch", "made_by"} <= set(_read(folder / MAKER)))
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
 
 
+def _set_aside(folder):
+    try:
+        print(f"{folder} is kept as {set_aside(folder).name}: its settings have changed", flush=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be renamed: {error.strerror}") from None
+
+
 def to_make(plan):
-    """The runs of a plan that did not end with its settings; folders of runs with other settings are removed.
+    """The runs of a plan that did not end with its settings; folders of runs with other settings are renamed.
 
     A run that was stopped goes on from its checkpoint only if its settings, also the number of rounds, are unchanged.
     """
@@ -165,7 +174,7 @@ def to_make(plan):
         if is_run(folder) and _is_other(plan, run):
             if is_running(plan, run):
                 raise UserError(f"{folder}: is still running, with other settings: stop it, or wait")
-            shutil.rmtree(folder)
+            _set_aside(folder)
         todo += [run] if outcome(folder) in ("missing", "broken") else []
     return todo
 
@@ -231,10 +240,9 @@ def _known(how):
 
 
 def _write(path, values):
-    part = path.with_name(path.name + ".part")  # a kill leaves no half of a file
     try:
-        part.write_text(json.dumps(values, indent=1), encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as part:  # a kill leaves no half of a file
+            part.write_text(json.dumps(values, indent=1), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -242,8 +250,9 @@ def _write(path, values):
 def _read(path):
     """The dict in a JSON file; {} if there is none, or only a part of it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return content if isinstance(content, dict) else {}
+    except (OSError, ValueError, RecursionError):
         return {}
 
 
@@ -299,6 +308,9 @@ def emit_slurm(planning, how, path):
     Raises:
         UserError: if nothing is to be made, or something cannot be written.
     """
+    check_replaceable(path, SIGNATURE)
+    _own_folder(planning.plan.out)
+    check_run_folders(planning.plan)
     if planning.first and to_make(planning.first):
         raise UserError(
             f"{planning.first.out}: the other runs need the run '{FIRST_RUN}': make it first, without --emit-slurm"
@@ -314,14 +326,15 @@ def emit_slurm(planning, how, path):
     file = plan.out / "plan.yaml"
     words = [f"--out={plan.out}", f"--plan={file}", "--metric=train_loss"]
     try:
-        plan.out.mkdir(parents=True, exist_ok=True)
-        file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        with replacing(file) as part:
+            part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         _record_missing(plan)
         known = _known(dataclasses.replace(how, ranks=ranks))
         known = {key: one for key, one in known.items() if key not in ("processor", "cores")}  # those of the nodes
         _write(plan.out / MAKER, known)
         text = TEMPLATE.read_text(encoding="utf-8")
-        path.write_text(job_array(text, words, numbers, ranks, how.at_a_time), encoding="utf-8")
+        with replacing(path, SIGNATURE) as part:
+            part.write_text(job_array(text, words, numbers, ranks, how.at_a_time), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from None
     print(f"submit: sbatch {path}; afterwards the same command without --emit-slurm writes the page")

@@ -3,6 +3,7 @@
 import dataclasses
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import replacing
 from fedmpi.reproduce.claims import (
     CONFIRMED,
     NOT_CONFIRMED,
@@ -18,7 +19,7 @@ from fedmpi.reproduce.results import grid_path, read_results
 from fedmpi.reproduce.tuning import read_grid
 from fedmpi.text import as_markdown, format_seconds
 
-README = "README.md"
+README, SIGNATURE = "README.md", b"Made by `python -m fedmpi.reproduce --pages`"
 HEAD = """\
 # What the papers' experiments gave
 
@@ -74,7 +75,8 @@ def write_summary(folder):
     path = folder / README
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(summary(folder), encoding="utf-8")
+        with replacing(path, SIGNATURE) as part:
+            part.write_text(summary(folder), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
     return path

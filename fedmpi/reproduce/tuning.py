@@ -3,7 +3,7 @@
 import math
 
 from fedmpi.errors import UserError
-from fedmpi.reproduce.csv_files import read_rows, write_rows
+from fedmpi.reproduce.csv_files import read_rows, write_tables
 from fedmpi.reproduce.results import FACTS, grid_path
 from fedmpi.reproduce.running import make, plan_runs, provenance
 from fedmpi.runs.comparison import Spread
@@ -38,7 +38,7 @@ def tune(experiment, scale, seeds, results, how):
     make(planning, how)
     rows = _rows(planning, tuning["grids"], points, seeds, metric)
     path = grid_path(results, experiment.name, scale)
-    write_rows(path, COLUMNS, rows)
+    write_tables((path, COLUMNS, rows))
     shown = [[row["method"], row["settings"], f"{row['mean']:.4f}"] for row in rows if row["chosen"]]
     if shown:
         print(table([["method", "best settings", rows[0]["metric"]], *shown]))

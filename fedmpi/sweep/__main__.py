@@ -9,6 +9,7 @@ import yaml
 from fedmpi.config.grammar import read_file
 from fedmpi.config.run import Run, role
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_regular, check_replaceable, replacing
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.runs.folder import is_run, outcome, read_run
@@ -25,10 +26,11 @@ from fedmpi.sweep.choice import (
     write_best,
     write_candidates,
 )
+from fedmpi.sweep.folder import check_run_folders, check_sweep_folder, own_sweep_folder
 from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import Planned, make_plan, plan_of_search
 from fedmpi.sweep.search import SAMPLERS, Search, make_space
-from fedmpi.sweep.slurm import job_array
+from fedmpi.sweep.slurm import SIGNATURE, job_array
 from fedmpi.text import format_ranges, format_seconds
 
 COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
@@ -157,6 +159,10 @@ def _run(arguments):
     if options.words is not None:
         _print_words(plan, options.words)
         return
+    check_sweep_folder(plan.out, lambda: _is_note(plan.out / COMMON))
+    check_run_folders(plan)
+    if options.emit_slurm:
+        check_replaceable(options.emit_slurm, SIGNATURE)
     todo = [run for run in plan.runs if outcome(plan.folder(run)) in ("missing", "broken")]
     if not options.table:
         _check_runs(plan, todo, added)
@@ -192,13 +198,14 @@ def _search(options, common):
     space = make_space(options.range, options.grid)
     plan = plan_of_search(options.out.absolute(), options.plan, list(space), common)
     added = _add_settings(plan.common, options)
+    check_sweep_folder(plan.out, lambda: _is_note(plan.out / COMMON))
     search = Search(plan, space, options.search, options.search_seed, options.metric, options.prune)
+    known = search.recall()
+    check_run_folders(plan)
     if not options.table:
         lowest = Planned("first", {key: str(getattr(one, "low", None) or one.choices[0]) for key, one in space.items()})
         _check_runs(plan, [lowest], added)
         _claim_folder(plan)
-    known = search.recall()
-    if not options.table:
         todo = max(0, options.trials - known)
         print(f"{options.trials} trials in {options.out}, {todo} of them still to do", flush=True)
         search.run(options.trials, *_launch_options(options), _Progress(plan, todo, options.metric))
@@ -257,16 +264,40 @@ def _claim_folder(plan):
     """
     note = plan.out / COMMON
     settings = _of_all_runs(plan.common)
+    check_regular(note)
     try:
-        plan.out.mkdir(parents=True, exist_ok=True)
-        before = _of_all_runs(read_file(note)) if note.is_file() else settings
-        if before != settings and any(map(is_run, plan.out.iterdir())):
+        has_mark = check_sweep_folder(plan.out, lambda: _is_note(note))
+        before = _of_all_runs(_read_note(note)) if note.is_file() else settings
+        if before != settings and (not has_mark or any(map(is_run, plan.out.iterdir()))):
             keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             changes = ", ".join(f"{key} was {before.get(key, 'not set')}" for key in keys)
             raise UserError(f"{plan.out}: contains runs with other settings ({changes}); choose another --out")
-        note.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        own_sweep_folder(plan.out, lambda: _is_note(note))
+        with replacing(note) as part:
+            part.write_text(yaml.safe_dump(settings), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out {plan.out}: cannot be written: {error.strerror}") from None
+
+
+def _read_note(path):
+    """The common settings in a sweep's folder.
+
+    Raises:
+        UserError: if the file is not what a sweep writes.
+    """
+    settings = read_file(path)
+    if not all(isinstance(word, str) for pair in settings.items() for word in pair):
+        raise UserError(f"{path}: expected what a sweep wrote there, a text for each setting; choose another --out")
+    return settings
+
+
+def _is_note(path):
+    """Whether a file is what a sweep writes, also one of an earlier version, whose folder has no mark."""
+    try:
+        check_regular(path)
+        return yaml.safe_dump(_read_note(path)) == path.read_text(encoding="utf-8")
+    except (UserError, OSError, ValueError):
+        return False
 
 
 def _of_all_runs(settings):
@@ -314,13 +345,13 @@ def _choose(plan, options):
         raise UserError(f"--metric {metric}: no run measured it: expected one of {', '.join(names)}")
     print(candidate_table(candidates, metric).text())
     try:
-        write_candidates(options.out / TABLE, candidates, metric)
+        write_candidates(plan.out / TABLE, candidates, metric)
         files = {BEST: candidates[0]}
         by_algorithm = best_of_each_algorithm(candidates)
         if len(by_algorithm) > 1:
             files |= {f"best-{name}.yaml": candidate for name, candidate in by_algorithm.items()}
         for name, candidate in files.items():
-            write_best(options.out / name, candidate, metric)
+            write_best(plan.out / name, candidate, metric)
     except OSError as error:
         raise UserError(f"{options.out}: cannot be written: {error.strerror}") from None
     print(f"best: {candidates[0].label}")
@@ -352,9 +383,12 @@ def _emit(options, plan, todo, common):
     try:
         text = template.read_text(encoding="utf-8")
         text = job_array(text, [*words, *common], _numbers(plan, todo), options.ranks, options.at_a_time)
-        options.emit_slurm.write_text(text, encoding="utf-8")
+        with replacing(options.emit_slurm, SIGNATURE) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror} (--template names a job script)") from None
+    except ValueError:
+        raise UserError(f"--template {template}: contains something else than text") from None
     print(f"submit: sbatch {options.emit_slurm}; afterwards the same command with --table shows the best")
 
 

@@ -8,6 +8,7 @@ import yaml
 
 from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
+from fedmpi.own_files import replacing
 from fedmpi.run_files import SETTINGS
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
@@ -17,7 +18,8 @@ from fedmpi.text import Table
 
 # Measured on training data; every other metric may come from the test set.
 ALLOWED = ("train_loss", "loss")
-NOT_IN_BEST = ("seed", "threads", *OWN)  # settings of a run that the file of the best settings leaves out
+BEST_OF = "# The best of a sweep:"  # begins the file of the best settings
+NOT_IN_BEST = ("seed", "threads", "resume", *OWN)  # settings of a run that the file of the best settings leaves out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +139,10 @@ def candidate_table(candidates, metric):
 def write_candidates(path, candidates, metric):
     """The candidates as CSV, best first."""
     keys = list(dict.fromkeys(key for candidate in candidates for key in candidate.varied))
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    header = ["standard deviation", "lowest", "highest", "runs that ended", "runs", "diverged"]
+    with replacing(path, ",".join(header).encode()) as part, open(part, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
-        header = [metric, "standard deviation", "lowest", "highest", "runs that ended", "runs", "diverged"]
-        lines.writerow([*keys, *header])
+        lines.writerow([*keys, metric, *header])
         for candidate in candidates:
             spread, numbers = candidate.spread, ["", "", "", "", 0]
             if spread:
@@ -154,6 +156,7 @@ def write_best(path, candidate, metric):
     """A settings file that trains with the candidate's settings on all training data."""
     settings = read_file(candidate.path / SETTINGS)
     settings = {key: value for key, value in settings.items() if key not in NOT_IN_BEST} | {"holdout": 0.0}
-    words = f"# The best of a sweep: {candidate.label}\n# {title(metric)}: {candidate.spread}"
+    words = f"{BEST_OF} {candidate.label}\n# {title(metric)}: {candidate.spread}"
     text = f"{words}, {len(candidate.spread.values)} runs\n{yaml.safe_dump(settings, sort_keys=False)}"
-    path.write_text(text, encoding="utf-8")
+    with replacing(path, BEST_OF.encode()) as part:
+        part.write_text(text, encoding="utf-8")

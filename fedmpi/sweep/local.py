@@ -7,29 +7,17 @@ import os
 import pathlib
 import resource
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import traceback
 
-from fedmpi.config.resume import has_checkpoint
 from fedmpi.errors import Stopped, UserError
-from fedmpi.runs.folder import is_run, outcome
+from fedmpi.own_files import check_regular
+from fedmpi.runs.folder import outcome
 
 PATIENCE = 10  # seconds that a job has to end after SIGTERM
-
-
-def clear(folder):
-    """Remove what a broken run left.
-
-    Raises:
-        UserError: if the folder is not one of a run.
-    """
-    if folder.exists() and not is_run(folder):
-        raise UserError(f"{folder}: exists and is not a run folder; move it, or choose another --out")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_all(plan, runs, ranks, at_a_time, launcher, ended):
@@ -71,6 +59,7 @@ def run_all(plan, runs, ranks, at_a_time, launcher, ended):
 
 def is_running(plan, run):
     """Whether a job, maybe of a sweep that was killed, is still making a run; see `start_job`."""
+    check_regular(_log_path(plan, run))
     with contextlib.suppress(FileNotFoundError), open(_log_path(plan, run), "rb") as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,8 +78,12 @@ def start_job(plan, run, ranks, launcher):
     """A run as a process, its output in a file beside its folder.
 
     The process holds a lock on that file until it ends: the jobs of a sweep that was killed go on running, and
-    the sweep that is started after it waits for them; it must not clear a folder that a job still writes to.
+    the sweep that is started after it waits for them. Training itself decides what becomes of the run's folder.
+
+    Raises:
+        UserError: if the file cannot be written, or is a link or a pipe.
     """
+    check_regular(_log_path(plan, run))
     log = open(_log_path(plan, run), "a", encoding="utf-8")  # noqa: SIM115 (a `_ForeignJob` keeps it)
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,10 +141,7 @@ class _Job(_Log):
     def __init__(self, plan, run, ranks, launcher, log):
         self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
         self.cpu_seconds, self._code = 0.0, None
-        goes_on = has_checkpoint(plan.folder(run))
-        if not goes_on:
-            clear(plan.folder(run))
-        words = [f"--ranks={ranks}", *plan.arguments(run), *(["--resume=auto"] if goes_on else [])]
+        words = [f"--ranks={ranks}", *plan.arguments(run), "--resume=auto"]
         if ranks == 1 and not launcher and sys.platform == "linux":
             self._process = _fork(words, log)
         else:

@@ -1,10 +1,13 @@
 """Random and TPE search with Optuna: each trial is a run of a sweep, and can be ended early (pruned)."""
 
 import json
+import os
+import sys
 import time
 
 from fedmpi.config.grammar import spelling
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_regular
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import less_is_better
 from fedmpi.sweep.choice import usual_metric
@@ -13,6 +16,7 @@ from fedmpi.sweep.plan import Planned, axis, names_of
 
 TRIALS = "trials.jsonl"  # in the sweep's folder: a line for each trial that was begun, or was pruned
 SAMPLERS = ("random", "tpe")
+LONGEST_NAME = 240  # bytes
 FIRST_TRIALS = 5  # complete ones, before any is pruned
 
 
@@ -82,7 +86,8 @@ class Search:
         pruner = optuna.pruners.MedianPruner(FIRST_TRIALS) if prunes else optuna.pruners.NopPruner()
         self._study = optuna.create_study(direction="maximize", sampler=self._sampler(seed=seed), pruner=pruner)
         self._file = plan.out / TRIALS
-        self._unfinished = []  # varied settings of trials that were begun and have not ended
+        self._unfinished = []  # (`Planned`, parameters) of trials that were begun and have not ended
+        self._torn = False  # whether the file ends with a part of a line
 
     def recall(self):
         """Give the study what is in the sweep's folder; runs that did not end are made again first.
@@ -90,23 +95,58 @@ class Search:
         Returns:
             number of trials that have ended.
         """
-        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.is_file() else []
         states = {}
-        for line in map(json.loads, lines):
+        for line in self._read():
             states[line["name"]] = {**states.get(line["name"], {}), **line}
         for name, line in states.items():
             run = Planned(name, line["varied"])
             self._plan.runs.append(run)
             how = "pruned" if line.get("pruned") else outcome(self._plan.folder(run))
+            try:
+                trial = self._optuna.trial.create_trial(
+                    params=line["parameters"], distributions=self._space, **self._state(run, how)
+                )
+            except (ValueError, TypeError, KeyError) as error:
+                raise UserError(
+                    f"{self._file}: trial {name} does not fit --range and --grid: {error}; choose another --out"
+                ) from None
             if how in ("missing", "broken"):
-                self._unfinished.append(run)
-                continue
-            trial = self._optuna.trial.create_trial(
-                params=line["parameters"], distributions=self._space, **self._state(run, how)
-            )
-            self._study.add_trial(trial)
+                self._unfinished.append((run, line["parameters"]))
+            else:
+                self._study.add_trial(trial)
         self._study.sampler = self._sampler(seed=self._seed + len(states))  # not the same points once more
         return len(states) - len(self._unfinished)
+
+    def _read(self):
+        """The lines of the file as dicts; a last line that is not whole, because a sweep was killed, is ignored.
+
+        Raises:
+            UserError: if the file cannot be read, or another line is damaged.
+        """
+        check_regular(self._file)
+        try:
+            text = self._file.read_bytes() if self._file.is_file() else b""
+        except OSError as error:
+            raise UserError(f"{self._file}: cannot be read: {error.strerror}") from None
+        *whole, rest = text.split(b"\n")
+        lines = [_as_trial(line) for line in whole]
+        if None in lines:
+            raise UserError(
+                f"{self._file}: line {lines.index(None) + 1} is not a trial: restore it, or choose another --out"
+            )
+        if rest and (last := _as_trial(rest)) is not None:
+            lines.append(last)
+        elif rest:
+            print(f"fedmpi: {self._file}: the last line is not whole, and is ignored", file=sys.stderr)
+        self._torn = bool(rest)
+        begun = set()
+        for number, line in enumerate(lines, 1):
+            begun |= {line["name"]} if "parameters" in line else set()
+            if line["name"] not in begun:
+                raise UserError(
+                    f"{self._file}: line {number}: trial {line['name']} was not begun: choose another --out"
+                )
+        return lines
 
     def run(self, number, ranks, at_a_time, launcher, ended):
         """Make trials until there are `number`; the other arguments are those of `run_all`."""
@@ -127,9 +167,8 @@ class Search:
     def _next(self):
         """(trial, `Planned`) of a run that did not end, or of a new point."""
         if self._unfinished:
-            run = self._unfinished.pop(0)
-            line = next(line for line in map(json.loads, self._file.open(encoding="utf-8")) if line["name"] == run.name)
-            self._study.enqueue_trial(line["parameters"])
+            run, parameters = self._unfinished.pop(0)
+            self._study.enqueue_trial(parameters)
             return self._study.ask(self._space), run
         trial = self._study.ask(self._space)
         varied = {key: _text(value) for key, value in trial.params.items()}
@@ -190,8 +229,38 @@ class Search:
         return -value if less_is_better(self._metric) else value
 
     def _write(self, line):
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        text = json.dumps(line) + "\n"
+        try:
+            if self._torn:
+                self._mend()
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise UserError(f"{self._file}: cannot be written: {error.strerror}") from None
+
+    def _mend(self):
+        """End the last line, or remove it if it is not whole."""
+        text = self._file.read_bytes()
+        begin = text.rfind(b"\n") + 1
+        if _as_trial(text[begin:]) is None:
+            os.truncate(self._file, begin)
+        else:
+            with self._file.open("ab") as file:
+                file.write(b"\n")
+        self._torn = False
+
+
+def _as_trial(line):
+    """A line of the file as a dict; None if it is none, or its name is not that of a folder in the sweep's."""
+    try:
+        content = json.loads(line)
+        name, varied = content["name"], content["varied"]
+        is_name = 0 < len(name.encode()) <= LONGEST_NAME and name not in (".", "..") and not {*name} & {"/", "\0"}
+        is_whole = isinstance(content["parameters"], dict) if "parameters" in content else content["pruned"] is True
+        is_text = all(isinstance(word, str) for word in varied.values())
+        return content if is_name and is_whole and is_text else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
 
 
 def _text(value):

@@ -7,6 +7,7 @@ from fedmpi.errors import UserError
 from fedmpi.text import format_ranges
 
 ARGUMENTS = '"$@"'
+SIGNATURE = b"# Written by fedmpi.sweep --emit-slurm, which replaces this file.\n"
 NODES = re.compile(r"#SBATCH\s+(--nodes|-N|--ntasks-per-node)\b")  # would contradict another number of ranks
 
 
@@ -35,4 +36,5 @@ def job_array(template, words, numbers, ranks, at_a_time):
     if ranks:
         lines.insert(directives[-1] + 1, f"#SBATCH --ntasks={ranks}")
         lines = [line for line in lines if not NODES.match(line)]
+    lines.insert(int(lines[0].startswith("#!")), SIGNATURE.decode().rstrip())
     return "\n".join(lines) + "\n"

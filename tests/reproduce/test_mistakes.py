@@ -14,7 +14,7 @@ from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
 from fedmpi.reproduce import experiment as experiment_module
 from fedmpi.reproduce.__main__ import listing
-from fedmpi.reproduce.csv_files import write_rows
+from fedmpi.reproduce.csv_files import write_tables
 from fedmpi.reproduce.experiment import FOLDER, find_experiments, read_experiment
 from fedmpi.reproduce.page import page
 from fedmpi.reproduce.results import (
@@ -204,9 +204,9 @@ def written(tmp_path):
     runs = [key | {"state": "complete", "rounds": 4, "cpu_seconds": 1.5} for key in keys]
     curves = [key | {"round": at, "seconds": 0.1, "distance": 1 / at} for key in keys for at in (2, 4)]
     found = paths(tmp_path, one, "small")
-    write_rows(found[0], [*KEYS, *CURVE_AMOUNTS, "distance"], curves)
-    write_rows(found[1], RUN_COLUMNS, runs)
-    write_rows(found[2], FIRST_COLUMNS, [{"rounds": 2, "values": "distance 0.5", "cpu_seconds": 1}])
+    write_tables((found[0], [*KEYS, *CURVE_AMOUNTS, "distance"], curves))
+    write_tables((found[1], RUN_COLUMNS, runs))
+    write_tables((found[2], FIRST_COLUMNS, [{"rounds": 2, "values": "distance 0.5", "cpu_seconds": 1}]))
     return one, tmp_path, found
 
 
@@ -275,7 +275,7 @@ def test_results_of_a_scale_that_the_file_no_longer_has_are_named(written):
 
 def test_a_damaged_grid_is_named_with_its_line(tmp_path):
     path = tmp_path / "tiny.csv"
-    write_rows(path, COLUMNS, [{"method": "FAFED", "settings": "step_size 0.1", "chosen": "yes"}])
+    write_tables((path, COLUMNS, [{"method": "FAFED", "settings": "step_size 0.1", "chosen": "yes"}]))
     assert [row["chosen"] for row in read_grid(path)] == ["yes"]
     path.write_text(path.read_text(encoding="utf-8") + "high\n", encoding="utf-8")
     with pytest.raises(UserError, match=f"^{path}, line 3: 1 values instead of {len(COLUMNS)}: restore the file"):

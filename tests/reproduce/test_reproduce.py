@@ -19,7 +19,7 @@ from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.reproduce.__main__ import listing
 from fedmpi.reproduce.claims import ordering
-from fedmpi.reproduce.csv_files import write_rows
+from fedmpi.reproduce.csv_files import write_tables
 from fedmpi.reproduce.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
 from fedmpi.reproduce.page import page, prose
 from fedmpi.reproduce.results import (
@@ -436,7 +436,7 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
             runs.append(key | {"state": "complete", "rounds": 1, "cpu_seconds": 1})
         columns = ([*KEYS, *CURVE_AMOUNTS, "accuracy"], RUN_COLUMNS)
         for path, names_of_columns, lines in zip(paths(tmp_path, one, scale), columns, (curves, runs)):
-            write_rows(path, names_of_columns, lines)
+            write_tables((path, names_of_columns, lines))
     text = summary(tmp_path)
     sentence = read_papers()["fafed"]["claims"]["best"]
     untested = sum(len(its.panels) for its in RUN if its.paper == "fafed" and its.claims[0]["claim"] == "best")
@@ -496,7 +496,7 @@ def test_a_comparison_counts_at_the_largest_scale_with_several_seeds(tmp_path):
     for scale, seeds in (("small", "012"), ("full", "0")):
         for file in (f"{scale}/{name}.csv", f"{scale}/{name}-runs.csv"):
             of_seeds = [row for row in rows(RESULTS / file) if row["seed"] in seeds]
-            write_rows(tmp_path / file, of_seeds[0].keys(), of_seeds)
+            write_tables((tmp_path / file, of_seeds[0].keys(), of_seeds))
     losses = _outcomes(tmp_path, next(one for one in EXPERIMENTS if one.name == name))
     assert [(one.scale, one.seeds, one.decides) for one in losses] == [("small", 3, True), ("full", 1, False)] * 3
 

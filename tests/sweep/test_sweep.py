@@ -24,6 +24,7 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions import Even
 from fedmpi.errors import UserError
+from fedmpi.own_files import write_mark
 from fedmpi.sweep.choice import best_of_each_algorithm, ended_runs, rank
 from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
@@ -138,12 +139,14 @@ def test_again_it_makes_only_what_is_not_there(swept):
     )
     (broken / "model.safetensors").unlink()
     shutil.rmtree(broken / "checkpoints")
+    write_mark(broken, "run")  # as if it had been killed before its first checkpoint
     (broken / "metrics.jsonl").write_text('{"round": 1}\n')
     ended = sweep(*GRID, *TINY, "--out", out)
     assert ended.returncode == 0, ended.stderr
     assert "1 of them still to do" in ended.stdout
     changed = [run for run, then in before.items() if (run / "model.safetensors").stat().st_mtime_ns != then]
     assert changed == [broken]
+    assert (out / f"{broken.name}.old-1" / "metrics.jsonl").read_text() == '{"round": 1}\n'
     assert last(broken)["holdout_accuracy"] == expected["holdout_accuracy"]
     assert "0 of them" in sweep(*GRID, *TINY, "--out", out).stdout
     ended = sweep(*GRID, *TINY, "--out", out, "--batch-size", 3)
@@ -290,6 +293,7 @@ def test_configurations_with_runs_that_diverged_come_last(tmp_path):
     for name, values in {"fafed": (0.5, 0.7), "fedavg": (0.9, None), "scaffold": (0.6, 0.65)}.items():
         for seed, value in enumerate(values):
             made(tmp_path / f"algorithm={name},seed={seed}", name, seed, value)
+    write_mark(tmp_path, "sweep")
     candidates = rank(plan, "holdout_accuracy", ended_runs(plan))
     assert [candidate.varied["algorithm"] for candidate in candidates] == ["scaffold", "fafed", "fedavg"]
     assert list(best_of_each_algorithm(candidates)) == ["scaffold", "fafed", "fedavg"]
@@ -360,6 +364,7 @@ def test_plans_that_cannot_be(tmp_path, point):
 def test_a_job_array_is_the_template_with_the_sweep_in_it(tmp_path):
     """Each array task, with a launcher that only prints what it was asked to start."""
     made(tmp_path / "out" / "step_size=0.2,seed=0", "fedavg", 0, 0.5)
+    write_mark(tmp_path / "out", "sweep")
     words = ("--grid", "algorithm.step_size=0.1,0.2", "--grid", "seed=0,1", *TINY, "--out", tmp_path / "out")
     ended = sweep(*words, "--emit-slurm", tmp_path / "job.sh", "--at-a-time", 2)
     assert ended.returncode == 0, ended.stderr

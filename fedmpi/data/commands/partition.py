@@ -4,12 +4,13 @@ import pathlib
 
 import numpy as np
 
-from fedmpi.data.commands.plot import draw_class_counts, draw_sizes
+from fedmpi.data.commands.plot import PROGRAM, draw_class_counts, draw_sizes
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.source import SILO_NAME, SPLITS, find_file, names_silos, open_source, silo_name
 from fedmpi.data.text import Text, is_text
-from fedmpi.data.writer import write_file
+from fedmpi.data.writer import check_writable, write_file
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_figure
 
 DEFAULT_CLIENTS = 10
 MAX_CLASSES = 20  # columns of the table; with more classes, it has only the total of each client
@@ -46,6 +47,8 @@ def run(options):
     if config.partition is not None and config.partition.redeal:
         raise UserError("partition.redeal = true: there is a split for every round, and none to show: leave it out")
     num_clients = config.run.clients or DEFAULT_CLIENTS
+    if options.plot:
+        check_figure(options.plot, PROGRAM)
     paths = _silo_paths(options.write, num_clients) if options.write else None
     task = config.resolved["task"]["name"]
     path = None if options.data == "digits" else find_file(options.data, config.run.data_dir)
@@ -61,14 +64,18 @@ def _silo_paths(pattern, num_clients):
     """The paths of the files to write, one per client.
 
     Raises:
-        UserError: if the pattern does not contain {client}, or gives two clients the same file.
+        UserError: if the pattern does not contain {client}, or gives two clients the same file, or a file exists that
+            fedmpi did not write.
     """
     if not names_silos(pattern):
         raise UserError(f"--write {pattern}: expected {{client}} in the name, like silo_{{client}}.h5")
     names = [silo_name(pattern, client, f"--write {pattern}") for client in range(num_clients)]
     if len(set(names)) < num_clients:
         raise UserError(f"--write {pattern}: gives several clients one file: expected {{client}} or {{client:03d}}")
-    return [pathlib.Path(name) for name in names]
+    paths = [pathlib.Path(name) for name in names]
+    for path in paths:
+        check_writable(path)
+    return paths
 
 
 def _partition_samples(config, num_clients, paths, options):

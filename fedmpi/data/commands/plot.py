@@ -5,7 +5,9 @@ import textwrap
 import numpy as np
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import save_figure
 
+PROGRAM = "fedmpi.data"  # which the figures' files name
 COLOUR = "#2c7fb8"
 CELL = 0.32  # inches of the grid per client and per class, unless the figure would be too large
 MIN_SIDE, MAX_SIDE = 4, 20  # inches
@@ -107,6 +109,6 @@ def _number_clients(axes, num_clients, names=None):
 
 def _save(figure, path):
     try:
-        figure.savefig(path, dpi=130)
+        save_figure(figure, path, PROGRAM, dpi=130)
     except (OSError, ValueError) as error:
         raise UserError(f"--plot {path}: cannot be written: {error}") from None

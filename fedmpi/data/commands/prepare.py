@@ -22,7 +22,7 @@ def add_parser(commands):
         help="folder of the official files; or your own data: x.npz, x.csv, x.parquet, a folder of images or texts",
     )
     parser.add_argument("--mirror", metavar="URL", help="download the official files from this address instead")
-    parser.add_argument("--force", action="store_true", help="replace the HDF5 file if it exists")
+    parser.add_argument("--force", action="store_true", help="replace the HDF5 file if fedmpi wrote it")
     share, seed = ReaderOptions.test_share, ReaderOptions.seed
     text = f"share of the samples that becomes the test set, if your data have none; default: {share}"
     parser.add_argument("--test-share", type=float, metavar="SHARE", default=share, help=text)

@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_regular, replacing
 from fedmpi.text import short
 
 MISSING = ("refuse", "median", "category")  # what happens to empty fields
@@ -66,7 +67,10 @@ class Columns:
         Raises:
             UserError: if the file is damaged.
         """
-        if file is None or not pathlib.Path(file).is_file():
+        if file is None:
+            return None
+        if not pathlib.Path(file).is_file():
+            check_regular(pathlib.Path(file))
             return None
         try:
             content = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
@@ -109,7 +113,8 @@ class Columns:
         """
         try:
             text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False)
-            pathlib.Path(file).write_text(f"{text}\n", encoding="utf-8")
+            with replacing(file, b'"missing": "') as part:
+                part.write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--columns {file}: cannot be written: {error.strerror}") from None
 

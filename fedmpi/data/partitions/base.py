@@ -1,6 +1,5 @@
 """The base of all partitions, and the file that records how a run split its data."""
 
-import contextlib
 import dataclasses
 import io
 
@@ -8,6 +7,7 @@ import h5py
 import numpy as np
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import replacing
 from fedmpi.settings import check, setting
 from fedmpi.streams import generator
 
@@ -170,8 +170,7 @@ def write_partition(path, parts, data, unit="rows"):
         for client, part in enumerate(parts):
             file[f"client_{client}"] = part
     try:
-        path.write_bytes(content.getbuffer())
+        with replacing(path) as part:
+            part.write_bytes(content.getbuffer())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            path.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
