@@ -226,6 +226,7 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ({"data": datasets(2), "clients": 3}, "data: 2 Datasets for 3 clients"),
         ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),
         ({"data": {"a": datasets(1)[0]}}, "data is a dict: expected a name, a path, or one Dataset per client"),
+        ({"on_round": {1, 2}}, "on_round is a set: expected a function of a round's record"),
         ({"help": True}, "help, list and print_config are options of python -m fedmpi.train"),
         ({"list": "tasks"}, "help, list and print_config are options of python -m fedmpi.train"),
         (

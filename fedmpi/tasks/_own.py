@@ -73,7 +73,7 @@ class Task(AnyTask):
 
     def train(self, client, num_clients):
         """The training data of a client: a `torch.utils.data.Dataset` with a length and items by number."""
-        raise UserError(f"task {type(self).__name__}: does not define train(client, num_clients)")
+        raise UserError(f"{type(self).__name__} does not define train(client, num_clients)")
 
     def test(self):
         """The test data, the same on every rank, or None. Every rank evaluates a part of them."""
@@ -85,7 +85,7 @@ class Task(AnyTask):
 
     def loss(self, model, batch):
         """Mean loss of a batch: a 0-d tensor."""
-        raise UserError(f"task {type(self).__name__}: does not define loss(model, batch)")
+        raise UserError(f"{type(self).__name__} does not define loss(model, batch)")
 
     def predict(self, model, batch):
         """(outputs, targets) of a batch, that the metrics compare."""

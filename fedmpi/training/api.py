@@ -61,11 +61,11 @@ def run(settings):
     """See `fedmpi.train`; `settings` are its keyword arguments. Collective on the ranks of `comm`."""
     settings = dict(settings)
     comm = settings.pop("comm", None)
-    callbacks = Callbacks(settings.pop("on_round", None), settings.pop("on_evaluation", None))
+    functions = {name: settings.pop(name, None) for name in ("on_round", "on_evaluation")}
     link = MPILink(comm)
     try:
         with _process_restored():
-            arguments, objects = agree(link, lambda: _read(settings))
+            arguments, objects = agree(link, lambda: _read(settings, functions))
             if isinstance(objects.get("model"), torch.nn.Module):
                 objects["model"] = _of_rank_0(link, objects["model"])
             config = read_config(arguments, link, objects)
@@ -75,7 +75,7 @@ def run(settings):
                 )
             for note in config.notes if link.rank == 0 else ():
                 print(f"fedmpi: {note}", file=sys.stderr, flush=True)
-            outcome = loop.train(config, link, callbacks)
+            outcome = loop.train(config, link, Callbacks(**functions))
             model = outcome.make_model()
         return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)
     except AgreedUserError as error:  # its text is on one rank only: give it to all
@@ -127,12 +127,15 @@ def _of_rank_0(link, module):
     return copied
 
 
-def _read(settings):
+def _read(settings, functions):
     """(the arguments of a command line, group -> object), from keyword arguments.
 
     Raises:
         UserError: one line, if an argument has a type that is not allowed.
     """
+    for name, function in functions.items():
+        if not callable(function) and function is not None:
+            raise UserError(f"{name} is a {type(function).__name__}: expected a function of a round's record")
     objects, values = {}, {}
     data, test_data = settings.pop("data", None), settings.pop("test_data", None)
     if data is None or isinstance(data, str | os.PathLike):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 
 import h5py
 import numpy as np
@@ -24,7 +25,7 @@ NUM, CHUNK = 6_000, 200
 IO = pathlib.Path("/proc/self/io")
 
 
-def write(path, num_train=NUM, shape=(16, 16), **attributes):
+def write(path, num_train=NUM, shape=(16, 16), first_label=0, **attributes):
     """A data set of random images in gzip chunks, every image the number of its row in its first bytes."""
     draw = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
@@ -32,7 +33,7 @@ def write(path, num_train=NUM, shape=(16, 16), **attributes):
             images = draw.integers(0, 256, (num, *shape), dtype=np.uint8)
             images.reshape(num, -1)[:, :2] = np.arange(num, dtype=np.uint16).view(np.uint8).reshape(num, 2)
             file.create_dataset(f"{split}/images", data=images, chunks=(min(CHUNK, num), *shape), compression="gzip")
-            file[f"{split}/labels"] = np.arange(num) % 10
+            file[f"{split}/labels"] = np.arange(num) % 10 + first_label
         file.attrs.update(attributes)
     return path
 
@@ -125,6 +126,17 @@ def test_silo_files_that_differ_are_one_line_on_every_rank(link, folder, facts, 
     loaded = silos(link, folder, "differ", lambda client: {"num_train": 300, **facts(client)}).load(place(link), Even())
     with pytest.raises(UserError, match=message):
         loaded.synchronise(link)
+
+
+def test_labels_with_gaps_between_silo_files_end_all_ranks(link, folder):
+    if link.size == 1:
+        pytest.skip("needs two silos")
+    task = silos(link, folder, "gaps", lambda client: {"num_train": 300, "first_label": 20 * client})
+    loaded = task.load(place(link), Even())
+    with pytest.raises(UserError) as error:
+        loaded.synchronise(link)
+    text = "on rank 1: .*silo_1.h5: contains the labels 20, 21, 22, 23, 24 and 5 more, but no client has the label 10, "
+    assert re.match(text if link.rank == 1 else "$", str(error.value))
 
 
 def test_a_text_is_read_numbered_and_dealt_by_all_ranks(link, folder):
