@@ -221,7 +221,7 @@ def test_what_fedmpi_did_not_write_is_not_replaced(tmp_path, what):
     with pytest.raises(UserError, match="nothing changed"):
         write(path)
     if what != "file":
-        with pytest.raises(UserError, match="expected a file"), replacing(path):
+        with pytest.raises(UserError, match="expected the file itself"), replacing(path):
             pass  # not even in a folder of fedmpi's
     assert snapshot(tmp_path) == before
 
@@ -267,7 +267,7 @@ def test_devices_and_pipes_are_written_to(tmp_path):
     assert os.read(reader, 100) == b"text"
     os.close(reader)
     for name in ("pipe", "stdout"):
-        with pytest.raises(UserError, match="expected a file"):
+        with pytest.raises(UserError, match="expected the file itself"):
             check_regular(tmp_path / name)
     check_replaceable(tmp_path / "missing" / "page.html", SIGNATURE)  # whoever writes it says that there is no folder
 

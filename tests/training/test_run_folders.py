@@ -120,7 +120,7 @@ def test_foreign_files_survive_every_run(states, tmp_path, seeds, capsys):
         draw, out = random.Random(seed), tmp_path / str(seed)
         outside = out / "outside"
         outside.mkdir(parents=True)
-        (outside / "file").write_text("somebody else's")
+        (outside / "file").write_text("another user's")
         it, state = out / "it", draw.choice(["missing", "file", "foreign", "link", *states, *states])
         if state in states:
             shutil.copytree(states[state], it)
