@@ -187,7 +187,8 @@ def test_a_search_in_another_folder_is_refused(tmp_path, run):
     assert "did not make it" in run("--search", "random", "--range", "local_steps=1:3")[2]
     write_mark(tmp_path / "sweep", "sweep")
     before[tmp_path / "sweep" / MARK] = (tmp_path / "sweep" / MARK).read_bytes()
-    (tmp_path / "sweep" / "trials.jsonl").write_text(json.dumps(BEGUN | {"name": "notes.txt"}) + "\n")
+    line = {"name": "notes.txt", "varied": {"seed": "0"}, "parameters": {"local_steps": 1, "seed": "0"}}
+    (tmp_path / "sweep" / "trials.jsonl").write_text(json.dumps(line) + "\n")
     before[tmp_path / "sweep" / "trials.jsonl"] = (tmp_path / "sweep" / "trials.jsonl").read_bytes()
     assert "notes.txt: is a file" in run("--search", "random", "--range", "local_steps=1:3")[2]
     assert snapshot(tmp_path) == before
