@@ -275,7 +275,8 @@ def test_devices_and_pipes_are_written_to(tmp_path):
 # Calls that write, rename or remove files.
 RISKY = {
     "rmtree", "unlink", "rmdir", "removedirs", "rename", "renames", "truncate", "ftruncate", "write_text",
-    "write_bytes", "savefig", "savez", "savez_compressed", "save_file", "copyfile", "copytree", "copyfileobj", "mkdtemp", "mkstemp",
+    "write_bytes", "savefig", "savez", "savez_compressed", "save_file", "copyfile", "copytree", "copyfileobj",
+    "mkdtemp", "mkstemp",
     "symlink_to", "hardlink_to", "extractall",
 }  # fmt: skip
 OF_A_MODULE = {
