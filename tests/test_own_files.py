@@ -359,7 +359,7 @@ REASONS = {
     "own_files.write_mark: open": OWN,
     "own_files.write_mark: replace": OWN,
     "own_files.write_mark: unlink": OWN,
-    "predict.__main__._write: open": "the file of --out",
+    "predict.__main__._write: open": PART,
     "program.output._dropping: open": STREAM,
     "program.output.make_output_safe: open": STREAM,
     "program.output.write_past_launcher: open": STREAM,

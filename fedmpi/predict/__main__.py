@@ -7,6 +7,7 @@ import sys
 import torch
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_replaceable, replacing
 from fedmpi.predict.reading import read_samples
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
@@ -14,6 +15,7 @@ from fedmpi.runs.model_files import has_client_models, load_model, model_file, p
 from fedmpi.text import as_cell, short
 
 AT_ONCE = 1000  # samples
+HEADER = b"sample,predicted,probability"  # of the table
 DESCRIPTION = """\
 Write the class that the model of a run folder predicts for every sample of a file, and its probability, as CSV.
 
@@ -42,6 +44,7 @@ def make_parser():
 def _run(arguments):
     options = make_parser().parse_args(arguments)
     folder = pathlib.Path(options.folder)
+    check_replaceable(pathlib.Path(options.out), HEADER)
     if options.client is None and has_client_models(folder):
         raise UserError(f"{folder}: each client has a model of its own (--private): choose one, like --client 0")
     model = load_model(folder, client=options.client)
@@ -146,7 +149,7 @@ def _write(path, names, columns):
     if labels is not None:
         rows = [[*row, label] for row, label in zip(rows, ["label", *map(name, labels)])]
     try:
-        with open(path, "w", newline="", encoding="utf-8") as file:
+        with replacing(path, HEADER) as part, open(part, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
     except (OSError, ValueError) as error:
         raise UserError(f"--out {path}: cannot be written: {getattr(error, 'strerror', error)}") from None

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 import fedmpi
 from fedmpi.models.mlp import MLP
+from fedmpi.own_files import check_regular
 from fedmpi.predict.__main__ import main
 from fedmpi.runs.initial import read_initial
-from fedmpi.runs.model_files import check_regular
 
 INPUT = {"shape": [1, 4, 4], "divide_by": 255, "mean": [0.3], "std": [0.4]}
 ARGUMENTS = {"shape": [1, 4, 4], "num_classes": 3, "hidden": 5}
@@ -31,6 +31,9 @@ TENSORS = MLP(**ARGUMENTS).state_dict()
 def description(**changed):
     model = {"class": "fedmpi.models.mlp.MLP", "arguments": ARGUMENTS}
     return {"task": "classification", "model": model, "input": INPUT, **changed}
+
+
+ANOTHER = "sample,predicted,probability\n7,1,0.5\n"  # another run's table
 
 
 @pytest.fixture
@@ -54,12 +57,12 @@ def predicted(folder, file, *options):
 def refused(capsys, folder, file, *options):
     """The one line of a program that ends with exit code 2; the table of another run is as it was."""
     out = folder.parent / "out.csv"
-    out.write_text("another")
+    out.write_text(ANOTHER)
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([str(folder), str(file), "--out", str(out), *options])
     printed = capsys.readouterr()
-    assert ended.value.code == 2 and not printed.out and out.read_text() == "another"
+    assert ended.value.code == 2 and not printed.out and out.read_text() == ANOTHER
     assert printed.err.startswith("fedmpi: error: ") and len(printed.err.splitlines()) == 1, printed.err
     return printed.err
 
@@ -391,3 +394,15 @@ def test_a_model_with_expanded_tensors_is_saved_and_loaded(tmp_path, monkeypatch
         assert len(saved["scale"].unique()) > 1
         for model in (fedmpi.load(folder), fedmpi.load(folder, expanded_net.Net), run.model):
             assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+
+
+def test_a_file_of_the_users_is_not_replaced(folder, tmp_path, capsys):
+    file, out = tmp_path / "good.npz", tmp_path / "thesis.txt"
+    np.savez(file, x_test=np.zeros((2, 4, 4), np.uint8))
+    out.write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        main([str(folder), str(file), "--out", str(out)])
+    assert "thesis.txt: exists, and fedmpi did not write it" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    for _ in range(2):  # what it wrote itself it replaces
+        main([str(folder), str(file), "--out", str(tmp_path / "new.csv")])
