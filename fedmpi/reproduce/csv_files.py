@@ -37,7 +37,7 @@ def write_tables(*tables):
 
 def signature(columns):
     """What begins the files with some columns that fedmpi writes: the first three are always the same."""
-    return ",".join(columns[:3]).encode() + b","
+    return ",".join([*columns][:3]).encode() + b","
 
 
 def read_rows(path, columns=()):

@@ -577,7 +577,7 @@ def test_silo_files_keep_columns_and_attributes(tmp_path, capsys):
         ("s_{client:zz}.h5", "expected a pattern with {client} and nothing else in braces"),
         ("s_{client[0]}.h5", "expected a pattern with {client} and nothing else in braces"),
         ("s_{client.h5", "expected a pattern with {client} and nothing else in braces"),
-        ("s_{client!r:.1}.h5", "gives several clients one file"),
+        ("s_{client!r:.1}.h5", "expected a pattern with {client} and nothing else in braces"),
     ],
 )
 def test_a_pattern_that_is_none(tmp_path, capsys, pattern, message):

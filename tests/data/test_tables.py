@@ -110,8 +110,8 @@ def test_silos_with_tables_of_their_own_train_together_only_with_the_same_column
             origin = ("--from", str(tmp_path / f"{name}.csv"), "--data-dir", str(tmp_path), "--silo", name)
             main(["prepare", f"{kind}_{silo}", *origin, "--missing", "median", "--one-hot", "ward", *words])
 
-    def start(kind):
-        return train(2, tmp_path, "--data", tmp_path / f"{kind}_{{client}}.h5", "--rounds", 20, "--name", kind)
+    def start(kind, name=None):
+        return train(2, tmp_path, "--data", tmp_path / f"{kind}_{{client}}.h5", "--rounds", 20, "--name", name or kind)
 
     prepare("own")
     ended = start("own")
@@ -128,4 +128,4 @@ def test_silos_with_tables_of_their_own_train_together_only_with_the_same_column
     assert len(out.read_text().splitlines()) == 101
     with h5py.File(tmp_path / "shared_1.h5", "a") as file:
         file.attrs["feature_names"] = ["weight", *file.attrs["feature_names"][1:]]
-    assert "client 1 has feature names: weight, ward=a, ward=b; client 0" in start("shared").stderr
+    assert "client 1 has feature names: weight, ward=a, ward=b; client 0" in start("shared", "again").stderr

@@ -143,15 +143,16 @@ def test_run_folder_that_cannot_be_written(tmp_path):
 
 def test_run_folder_that_exists(tmp_path):
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
     ended = train(2, tmp_path, "--name", "mine")
     assert ended.returncode == 2
-    assert "exists already; choose another --name or --out" in ended.stderr
+    assert "mine: is not empty, and fedmpi did not make it" in ended.stderr
 
 
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder with room for the records of a run but not for its model."""
-    with disk_of(tmp_path / "small", "40k") as folder:
+    with disk_of(tmp_path / "small", "48k") as folder:
         yield folder
 
 
