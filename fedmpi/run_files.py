@@ -1,5 +1,6 @@
 """Names of the files in a run folder, for everything that writes or reads one, and finding its checkpoints."""
 
+import contextlib
 import os
 import pathlib
 import stat
@@ -25,17 +26,21 @@ MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoi
 SERVER_STATE = "server.h5"  # beside it: the state that all ranks share
 BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
 LOCK = ".lock"  # which job writes to the folder; empty if none does
-OURS = (
-    MARK,
-    LOCK,
-    SETTINGS,
-    f"{SETTINGS}.part",
-    RECORDS,
-    MODEL,
-    MODEL_DESCRIPTION,
-    MODEL_AND_ROWS,
-    CLIENTS,
-    DATA_FILES,
+FILES = (
+    *(
+        MARK,
+        LOCK,
+        SETTINGS,
+        RECORDS,
+        MODEL,
+        MODEL_DESCRIPTION,
+        MODEL_AND_ROWS,
+        CLIENTS,
+        DATA_FILES,
+        PARTITION,
+        DIVERGED,
+    ),
+    *(ROC, ATTACK_FIGURE, BEST_SO_FAR),
 )
 
 
@@ -61,9 +66,10 @@ def _checkpoints(folder):
     try:
         for name in os.listdir(folder) if os.path.lexists(folder) else ():
             if name.isdecimal() and name == f"{int(name):06d}" and (folder / name).is_dir():
-                os.listdir(folder / name)  # without the right to read it, its manifest would seem to be missing
-                if os.path.lexists(folder / name / MANIFEST):
-                    found.append((int(name), folder / name))
+                # Listed: without the right to read it, its manifest would seem to be missing.
+                with contextlib.suppress(FileNotFoundError):  # just removed
+                    if MANIFEST in os.listdir(folder / name):
+                        found.append((int(name), folder / name))
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
     return sorted(found, reverse=True)
@@ -80,13 +86,16 @@ def check_files(run_folder):
     Raises:
         UserError: if one is something else, or cannot be looked at.
     """
-    for name in OURS:
+    for name in FILES:
         check_regular(run_folder / name)
+        check_regular(run_folder / f"{name}.part")
     folder = run_folder / CHECKPOINTS
-    folders = [folder, *(inner for _, inner in _checkpoints(folder))]
-    for inner in folders:
+    checkpoints = [inner for _, inner in _checkpoints(folder)]
+    models = run_folder / os.path.dirname(CLIENT_MODEL)
+    for inner in (folder, models, *checkpoints):
         if os.path.lexists(inner) and not stat.S_ISDIR(os.lstat(inner).st_mode):
             raise UserError(f"{inner}: is a symbolic link or a file: expected a folder")
-    for path in (path for inner in folders[1:] for path in sorted(inner.iterdir())):
-        if path.suffix in (".h5", ".json", ".part"):
-            check_regular(path)
+        if inner != folder and inner.is_dir():
+            for path in sorted(inner.iterdir()):
+                if path.suffix in (".h5", ".json", ".part", ".safetensors"):
+                    check_regular(path)

@@ -9,11 +9,19 @@ import weakref
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from fedmpi.errors import UserError
 
 _NOTHING = (None, None)
 LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
+
+
+def give_own_memory(module):
+    """Let each element of a module's tensors have its own memory: those of `expand` and `unfold` share it."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not is_lazy(tensor) and not tensor.is_contiguous():
+            tensor.data = tensor.data.clone()
 
 
 class FlatModule:
@@ -45,6 +53,7 @@ class FlatModule:
 
     def __init__(self, module, channels_last=False, direct_gradients=True, alignment=1):
         self.module = module
+        give_own_memory(module)
         self._views = {}  # id of a row -> (weak reference to it, its parameter-shaped views)
         self._large_layers = []  # positions of their weights in `parameters`
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]

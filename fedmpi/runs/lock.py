@@ -63,7 +63,8 @@ class RunLock:
             raise
         self.is_lost = False
         self._ends = threading.Event()
-        threading.Thread(target=self._refresh, name="lock", daemon=True).start()
+        self._thread = threading.Thread(target=self._refresh, name="lock", daemon=True)
+        self._thread.start()
         _let_children_go()
         _locks.add(self)
 
@@ -112,6 +113,7 @@ class RunLock:
         if self._file is None:
             return
         self._ends.set()
+        self._thread.join()  # it must not write to a file that gets this one's number
         with contextlib.suppress(OSError, UserError):
             self.check()
             os.ftruncate(self._file, 0)
@@ -144,7 +146,7 @@ class RunLock:
             except UserError:
                 self.is_lost = True
                 return
-            except (OSError, TypeError):  # tried again; or just released
+            except OSError:  # tried again
                 continue
 
 

@@ -27,6 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.data.samples import check_normalisation, input_shape
 from fedmpi.errors import UserError
+from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import CLIENT_MODEL, FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
 from fedmpi.text import short
@@ -152,9 +153,7 @@ def load_values(module, values):
     Raises:
         Exception: of any kind, if the values do not fit.
     """
-    for tensor in (*module.parameters(), *module.buffers()):
-        if not is_lazy(tensor) and not tensor.is_contiguous():  # its elements may share memory
-            tensor.data = tensor.data.clone()
+    give_own_memory(module)
     for name, tensor in module.state_dict().items():
         if name in values and values[name].is_floating_point() != tensor.is_floating_point():
             raise TypeError(f"{name} is {values[name].dtype}, expected {tensor.dtype}")

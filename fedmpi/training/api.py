@@ -19,6 +19,7 @@ from fedmpi.comm.mpi import MPILink
 from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.training import loop
@@ -116,6 +117,7 @@ def _of_rank_0(link, module):
         AgreedUserError: on every rank, if it has other ones on another rank.
     """
     copied = copy.deepcopy(module)
+    give_own_memory(copied)
     tensors = [value for value in copied.state_dict().values() if isinstance(value, torch.Tensor)]
     sizes = link.allgather([len(tensors), sum(value.nbytes for value in tensors)])
     if (sizes != sizes[0]).any():

@@ -389,10 +389,18 @@ def test_a_model_with_expanded_tensors_is_saved_and_loaded(tmp_path, monkeypatch
     ended = train(2, tmp_path, "--clients", 2, "--rounds", 2, "--name", "it", "--model", "expanded_net.Net")
     assert ended.returncode == 0, ended.stderr
     run = fedmpi.train(clients=2, threads=1, rounds=2, model=expanded_net.Net, out=str(tmp_path), name="other")
-    for folder in (tmp_path / "it", tmp_path / "other"):
+    net = expanded_net.Net()
+    objects = fedmpi.train(clients=2, threads=1, rounds=2, model=net, out=str(tmp_path), name="object")
+    init = str(tmp_path / "it")
+    more = fedmpi.train(clients=2, threads=1, rounds=2, model=net, init=init, out=str(tmp_path), name="more")
+    assert net.scale.stride() == (0,)  # the user's own object is not changed
+    runs = {"it": run, "other": run, "object": objects, "more": more}
+    for name, one in runs.items():
+        folder = tmp_path / name
         saved = load_file(folder / "model.safetensors")
         assert len(saved["scale"].unique()) > 1
-        for model in (fedmpi.load(folder), fedmpi.load(folder, expanded_net.Net), run.model):
+        loads = [fedmpi.load(folder)] if name in ("it", "other") else []
+        for model in (*loads, fedmpi.load(folder, expanded_net.Net), one.model):
             assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
 
 

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import stat
@@ -262,3 +263,29 @@ def test_two_jobs_of_one_name(tmp_path, number, capfd):
         assert [*range(1, 41)] == [one["round"] for one in read_records(folder / "metrics.jsonl")[0]]
         leftovers = [path.name for path in pathlib.Path(folder.parent).iterdir() if not path.name.startswith("it")]
         assert not [name for name in leftovers if not name.endswith(".new")], leftovers
+
+
+FILES = (
+    ".fedmpi", ".lock", "settings.yaml", "metrics.jsonl", "model.safetensors", "model.h5", "model.h5.part",
+    "model.json", "clients.json", "data.json", "partition.h5", "diverged.txt", "kept.h5", "roc.csv", "attack.png",
+    "models", "models/client_0.safetensors", "checkpoints/000004/server.h5", "checkpoints/000004/client-0001.h5",
+    "checkpoints/000004/manifest.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device"])
+def test_a_run_folder_with_links_pipes_or_devices_is_not_resumed(states, tmp_path, kind):
+    outside = tmp_path / "outside"
+    outside.write_text("another user's")
+    for number, name in enumerate(FILES):
+        path = tmp_path / str(number) / name
+        shutil.copytree(states["complete"], tmp_path / str(number))
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(outside if kind == "link" else "/dev/zero")
+        with pytest.raises(UserError, match=re.escape(path.name) if name != "settings.yaml" else "settings.yaml"):
+            go(f"--resume {tmp_path / str(number)} --rounds 6")
+        assert outside.read_text() == "another user's"
