@@ -13,7 +13,8 @@ import time
 
 SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
 NEEDED = 4 << 20  # bytes; MPICH takes 2 MB for 2 ranks
-OF_MPI = re.compile(r"mpich_shm_\w+|(sm_segment|vader_segment|osc_sm|osc_rdma)\.[\w.-]+")  # MPICH's, Open MPI's
+OURS = "fedmpi-rows-"  # begins the names of fedmpi's own, which have one for a moment only
+OF_JOBS = re.compile(rf"mpich_shm_\w+|(sm_segment|vader_segment|osc_sm|osc_rdma)\.[\w.-]+|{OURS}\w+")  # and MPI's
 YOUNG = 10.0  # seconds; a younger file may not have been mapped yet by the process that made it
 LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # a launcher's number on the node
 _FIRST_PROCESSES, _FIRST_IPC = "pid:[4026531836]", "ipc:[4026531839]"  # Linux: proc_ns.h, outside of any container
@@ -32,7 +33,7 @@ def remove_remains(folder=SHARED_FOLDER):
         sees_all = os.readlink("/proc/self/ns/pid") == _FIRST_PROCESSES
         if not sees_all and os.readlink("/proc/self/ns/ipc") == _FIRST_IPC:
             return
-        remains = {entry.path for entry in os.scandir(folder) if OF_MPI.fullmatch(entry.name) and _is_old(entry)}
+        remains = {entry.path for entry in os.scandir(folder) if OF_JOBS.fullmatch(entry.name) and _is_old(entry)}
         for path in remains - _mapped() if remains else ():
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -1,13 +1,15 @@
 """Memory that the ranks of a node share, and sums over it without messages."""
 
+import contextlib
+import errno
 import mmap
 import os
+import secrets
 
 import torch
-from mpi4py import MPI
 
 from fedmpi.comm.link import as_operand
-from fedmpi.comm.shared_memory import SHARED_FOLDER
+from fedmpi.comm.shared_memory import OURS, SHARED_FOLDER
 
 CACHE_LINE = 64  # bytes; two ranks never write to the same one
 STRIP = 65536  # elements of each vector that are in the cache at once, per thread
@@ -20,7 +22,8 @@ class NoWindow(Exception):
 class NodeWindow:
     """One vector per rank of a node, each of them readable and writable by all ranks.
 
-    Collective on `node`.
+    Collective on `node`. Each rank's memory ends with the last tensor that shares its storage, not with the window: a
+    view that somebody still holds stays valid.
 
     Args:
         node: `Communicator` of ranks that share memory.
@@ -36,23 +39,11 @@ class NodeWindow:
     def __init__(self, node, numel, dtype):
         self._node, self._itemsize = node, dtype.itemsize
         nbytes = -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE  # no page has two owners
-        # Linux overcommits: a window that is too large is granted, and the process is killed on first touch.
-        if node.first_rank_where(_free_bytes() < nbytes * node.size) is not None:
-            raise NoWindow(f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left")
-        window, reason = None, "on another rank"
-        try:
-            window = MPI.Win.Allocate_shared(nbytes, 1, comm=node.mpi)
-        except MPI.Exception as error:
-            reason = error.Get_error_string()
-        if node.first_rank_where(window is None) is not None:
-            raise NoWindow(f"MPI_Win_allocate_shared failed: {reason}")
-        self._window = window
-        self._window.Lock_all(MPI.MODE_NOCHECK)
+        memory = _map_together(node, nbytes)
         self.vectors = [
-            torch.frombuffer(window.Shared_query(rank)[0], dtype=dtype, count=numel) for rank in range(node.size)
+            torch.frombuffer(memory, dtype=dtype, count=numel, offset=rank * nbytes) for rank in range(node.size)
         ]
         self.mine = self.vectors[node.rank]
-        self.mine.zero_()  # by its owner: a page lies in the memory (NUMA node) of the core that first touches it
 
     def offset(self, vector):
         """Where a contiguous vector begins in `mine`, in elements; None if it is not part of it."""
@@ -110,15 +101,52 @@ class NodeWindow:
 
     def synchronise(self):
         """Make the writes of every rank of the node visible to all of them. Collective on the node."""
-        self._window.Sync()
-        self._node.barrier()
-        self._window.Sync()
+        self._node.barrier()  # the messages that it waits for order the writes, too
 
     def free(self):
-        """Give the memory back; using the vectors afterwards ends the process. Collective on the node."""
+        """Let go of the vectors. Not collective."""
         self.vectors, self.mine = [], None
-        self._window.Unlock_all()
-        self._window.Free()
+
+
+def _map_together(node, nbytes):
+    """Memory of `nbytes` for each rank of a node, one after the other, which all of them map. Collective on `node`.
+
+    It is a file without a name as soon as all ranks have opened it: nothing is left behind by a job that is killed.
+
+    Returns:
+        an `mmap.mmap` of zeros.
+
+    Raises:
+        NoWindow: on all ranks or on none.
+    """
+    path = f"{SHARED_FOLDER}/{OURS}{node.allgather_bytes(secrets.token_bytes(16))[0].hex()}"
+    is_first, file = node.rank == 0, -1
+
+    def agreed(action):
+        """What an action returns; it fails on all ranks if it fails on one."""
+        result, problem = None, "on another rank"
+        try:
+            result = action()
+        except OSError as error:
+            problem = f"{SHARED_FOLDER} cannot be used: {error.strerror}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                problem = f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left"
+        if node.first_rank_where(result is None) is not None:
+            raise NoWindow(problem)
+        return result
+
+    try:
+        file = agreed(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) if is_first else file)
+        file = agreed(lambda: file if is_first else os.open(path, os.O_RDWR | os.O_NOFOLLOW))
+        # Each its own part: a page lies in the memory (NUMA node) of the core that asks for it first.
+        agreed(lambda: os.posix_fallocate(file, node.rank * nbytes, nbytes) or True)
+        return agreed(lambda: mmap.mmap(file, node.size * nbytes))
+    finally:
+        if is_first:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        if file >= 0:
+            os.close(file)
 
 
 def slices(start, stop, number, itemsize):
@@ -135,10 +163,3 @@ def divide_and_spread(parts, divisor):
         parts[0].div_(as_operand(divisor, parts[0]))
     for part in parts[1:]:
         part.copy_(parts[0])
-
-
-def _free_bytes():
-    if not os.path.isdir(SHARED_FOLDER):
-        return float("inf")  # elsewhere than on Linux; MPI says itself what is missing
-    stat = os.statvfs(SHARED_FOLDER)
-    return stat.f_bavail * stat.f_frsize
