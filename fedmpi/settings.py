@@ -39,6 +39,7 @@ def setting(
     among: Collection[object] | None = None,
     role: str = "learning",
     renamed_from: tuple[str, ...] = (),
+    per_rank: bool = False,
     **bounds: float,
 ) -> T:
     """A dataclass field with its help text, its range and its role.
@@ -49,6 +50,7 @@ def setting(
         among: the allowed values.
         role: one of `ROLES`.
         renamed_from: former names, which are still read.
+        per_rank: whether ranks may have different values.
         bounds: above, least (>=), below, most (<=): the allowed range of a number.
 
     >>> import dataclasses, fedmpi
@@ -63,13 +65,20 @@ def setting(
     """
     if role not in ROLES or not bounds.keys() <= _BOUNDS.keys():
         raise TypeError(f"setting: role {role}, bounds {list(bounds)}: expected {list(ROLES)} and {list(_BOUNDS)}")
-    metadata = {"help": help, "among": among, "role": role, "renamed_from": renamed_from, **bounds}
+    metadata = {"help": help, "among": among, "role": role, "renamed_from": renamed_from, "per_rank": per_rank}
+    metadata |= bounds
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def roles(cls: type) -> dict[str, str]:
     """Name -> role of a dataclass's settings."""
     return {field.name: field.metadata.get("role", "learning") for field in dataclasses.fields(cls)}
+
+
+def per_rank(cls: type) -> set[str]:
+    """The settings of a dataclass that ranks may have different values of; empty if `cls` is no dataclass."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return {field.name for field in fields if field.metadata.get("per_rank")}
 
 
 def former_names(cls: type) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """What all ranks exchange besides sums: errors of some of them, values of rank 0, lines of text."""
 
+import hashlib
 import json
 
 import numpy as np
 
 from fedmpi.errors import AgreedUserError, UserError
+from fedmpi.text import short
 
 
 def share(link, action):
@@ -71,3 +73,49 @@ def allgather_lines(link, lines):
     """
     mine = "".join(f"{line}\n" for line in lines).encode()
     return link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().split("\n")[:-1]
+
+
+def difference(link, entries):
+    """The first of some entries that is not the same on all ranks, with its values and ranks. Collective on the link.
+
+    Args:
+        entries: name -> text, the same on all ranks if all is well, also in their order.
+
+    Returns:
+        a text like "rounds is 5 on rank 0, 7 on ranks 1, 2"; "" if all are the same.
+    """
+    text = json.dumps(list(entries.items())).encode()
+    # A hash of 48 bits, which a float64 holds exactly; the whole texts are exchanged only if the hashes differ.
+    whole = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
+    everyone = link.allgather([whole, len(text)])
+    if (everyone == everyone[0]).all():
+        return ""
+    joined, ends = link.allgatherv(list(text)).astype(np.uint8).tobytes(), np.cumsum(everyone[:, 1]).astype(int)
+    of_ranks = [json.loads(joined[end - int(size) : end]) for end, size in zip(ends, everyone[:, 1])]
+    orders = [", ".join(name for name, _ in theirs) for theirs in of_ranks]
+    tables = [{**dict(theirs), "the order of names": order} for theirs, order in zip(of_ranks, orders)]
+    names = dict.fromkeys([name for theirs in of_ranks for name, _ in theirs] + ["the order of names"])
+    name = next(name for name in names if len({theirs.get(name) for theirs in tables}) > 1)
+    ranks = {}
+    for rank, theirs in enumerate(tables):
+        ranks.setdefault(theirs.get(name, "missing"), []).append(rank)
+    values = [f"{short(value, 100)} on rank{'s' * (len(which) > 1)} {_some(which)}" for value, which in ranks.items()]
+    return f"{name} is {', '.join(values[:4])}" + (", ..." if len(values) > 4 else "")
+
+
+def _some(numbers, most=8):
+    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
+
+
+def check_equal(link, entries, hint):
+    """Check that all ranks have the same entries, see `difference`. Collective on the link.
+
+    Args:
+        hint: what to do, the end of the message.
+
+    Raises:
+        AgreedUserError: on every rank.
+    """
+    found = difference(link, entries)
+    if found:
+        raise AgreedUserError(f"the ranks differ: {found}: {hint}" if link.rank == 0 else "")

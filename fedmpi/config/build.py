@@ -24,7 +24,18 @@ import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.config.foreign_names import our_name
-from fedmpi.config.grammar import FLAGS, SHORT, SWITCHES, check_repeated, find_key, last_text, plain_value, rename
+from fedmpi.config.grammar import (
+    FLAGS,
+    SHORT,
+    SWITCHES,
+    as_text,
+    check_repeated,
+    find_key,
+    flatten,
+    last_text,
+    plain_value,
+    rename,
+)
 from fedmpi.config.help import declared_settings, list_text, make_parser
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import assignments_above, read_resumed, resumed_folder
@@ -33,12 +44,13 @@ from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
 from fedmpi.registry import BROKEN, command_name, find, known
-from fedmpi.settings import LARGEST, former_names, nearest
+from fedmpi.settings import LARGEST, former_names, nearest, per_rank
 from fedmpi.tasks.base import Task
 from fedmpi.text import short
 
 # Texts that YAML 1.1 reads as other numbers than a person does: 010 as 8 (octal), and 1:30 as 90 (base 60).
 AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")
+PER_CLIENT = re.compile(r"\{(client|rank)")  # in a path
 LARGEST_INTEGER = 10**18  # what the libraries below compute with
 
 
@@ -275,6 +287,21 @@ def _build(classes, values, paper, objects):
     )
 
 
+def same_on_all_ranks(config):
+    """Name -> text of what must be equal on all ranks: all settings whose fields do not say `per_rank`.
+
+    Args:
+        config: a `Config`, or a text to print instead.
+    """
+    if isinstance(config, str):
+        return {"--help, --list or --print_config": "given"}
+    parts = {"": config.run, "algorithm.": config.algorithm, "task.": config.task, "oracle.": config.oracle}
+    own = {f"{prefix}{name}" for prefix, one in parts.items() for name in per_rank(type(one))}
+    flat = flatten({**config.resolved, "resume": config.run.resume, "paper": None})
+    texts = {key: as_text(value) for key, value in flat.items() if key not in own}
+    return {key: "a path with {client}" if PER_CLIENT.search(text) else text for key, text in texts.items()}
+
+
 def _maker(model):
     """A function that makes the model from what a program gave: of a module, a copy, which training may change."""
     if not isinstance(model, nn.Module):
@@ -290,7 +317,7 @@ def _maker(model):
 def _written(group, one):
     """An object as settings.yaml shows it: its class, and its fields where YAML can hold them."""
     if not isinstance(one, CHOICES[group].base):
-        return {"name": getattr(one, "__qualname__", repr(one))}
+        return {"name": getattr(one, "__qualname__", type(one).__name__)}
     fields = dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
     values = {field.name: getattr(one, field.name) for field in fields}
     simple = (str, int, float, bool, type(None))

@@ -88,9 +88,9 @@ class Run:
         least=1,
     )
     data_dir: str | None = setting(
-        None, "folder of data files; default: the environment variable FEDMPI_DATA", role="place"
+        None, "folder of data files; default: the environment variable FEDMPI_DATA", role="place", per_rank=True
     )
-    out: str = setting("runs", "folder in which the run folder is created", role="place")
+    out: str = setting("runs", "folder in which rank 0 creates the run folder", role="place", per_rank=True)
     name: str | None = setting(None, "name of the run folder; default: algorithm, data and a number", role="place")
     track: str | None = setting(
         None,
@@ -125,7 +125,10 @@ class Run:
         "float32", "number type of parameters, gradients and all other vectors", among=("float32", "float64")
     )
     device: str = setting(
-        "auto", "auto (one GPU per rank if there are any, otherwise the CPU), cpu, cuda or cuda:NUMBER", role="speed"
+        "auto",
+        "auto (one GPU per rank if there are any, otherwise the CPU), cpu, cuda or cuda:NUMBER",
+        role="speed",
+        per_rank=True,
     )
     threads: int | None = setting(
         None,
@@ -133,6 +136,7 @@ class Run:
         least=1,
         most=1024,
         role="speed",
+        per_rank=True,
     )
     ranks: int | None = setting(
         None, "expected number of ranks; the run does not start with another number", least=1, role="place"

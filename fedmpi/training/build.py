@@ -8,14 +8,14 @@ import sys
 import numpy as np
 import torch
 
-from fedmpi.comm.agreement import agree, share
+from fedmpi.comm.agreement import agree, check_equal, share
 from fedmpi.comm.binding import bind_to_near_cores
 from fedmpi.comm.device import pick_device, set_arithmetic, warn_if_shared
 from fedmpi.comm.host import keep_freed_memory, share_of_cores
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
 from fedmpi.comm.survivors import why_unavailable
-from fedmpi.config.build import Config, resolve
+from fedmpi.config.build import Config, resolve, same_on_all_ranks
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed
 from fedmpi.errors import UserError
@@ -67,7 +67,13 @@ def read_config(arguments, link, objects=None):
     """
     layers = agree(link, lambda: read_layers(arguments))
     resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
-    return agree(link, lambda: resolve(layers, resumed, objects))
+    config = agree(link, lambda: resolve(layers, resumed, objects))
+    check_equal(
+        link,
+        same_on_all_ranks(config),
+        "expected the same on all ranks, but for --threads, --device, --data_dir and paths with {client}",
+    )
+    return config
 
 
 def prepare(config, link):

@@ -8,6 +8,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 import fedmpi
+from fedmpi.comm.agreement import check_equal
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
 from fedmpi.oracles.autograd import Autograd
@@ -138,40 +139,23 @@ def check_same_everywhere(link, module):
     """Check that all ranks hold the same model: names, shapes, types and values. Collective on the link.
 
     Raises:
-        UserError: on every rank, with the first entry that differs and the first rank on which it does.
+        AgreedUserError: on every rank, with the first entry that differs, and on which ranks.
     """
-    lines = [f"{name} {list(tensor.shape)} {tensor.dtype} {_digest(tensor)}" for name, tensor in _entries(module)]
-    text = "".join(f"{line}\n" for line in lines).encode()
-    # A hash of 48 bits, which a float64 holds exactly; the whole texts are exchanged only if the hashes differ.
-    whole = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
-    everyone = link.allgather([whole, len(text)])
-    if (everyone == everyone[0]).all():
-        return
-    joined = link.allgatherv(list(text)).astype(np.uint8).tobytes()
-    ends = np.cumsum(everyone[:, 1]).astype(int)
-    of_ranks = [joined[end - int(size) : end].decode().splitlines() for end, size in zip(ends, everyone[:, 1])]
-    rank = next(rank for rank, theirs in enumerate(of_ranks) if theirs != of_ranks[0])
-    pairs = zip([*of_ranks[0], None], [*of_ranks[rank], None])
-    ours, theirs = next(pair for pair in pairs if pair[0] != pair[1])
-    raise _wrong(
-        module,
-        f"differs between the ranks: {_described(ours)} on rank 0, {_described(theirs)} on rank {rank}; a model may "
-        "not depend on the rank, the machine or the time (torch's, numpy's and Python's generators are seeded)",
+    entries = {
+        f"'{name}'": f"{list(tensor.shape)} {tensor.dtype} with hash {_digest(tensor)}"
+        for name, tensor in _entries(module)
+    }
+    check_equal(
+        link,
+        entries,
+        f"model {type(module).__name__} may not depend on the rank, the machine or the time (torch's, numpy's and "
+        "Python's generators are seeded)",
     )
 
 
 def _digest(tensor):
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(content.numpy(), digest_size=8).hexdigest()
-
-
-def _described(line):
-    """A line of `check_same_everywhere` as it is shown."""
-    if line is None:
-        return "nothing more"
-    head, _, digest = line.rpartition(" ")
-    name, _, rest = head.partition(" ")
-    return f"'{name}' {rest} with hash {digest}"
 
 
 def try_training(config, flat, task, samplers):
