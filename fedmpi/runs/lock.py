@@ -38,9 +38,6 @@ class RunLock:
     Args:
         folder: `pathlib.Path` of the folder; may be changed when the folder is renamed.
 
-    Attributes:
-        is_lost: whether another job has taken the lock, as `check` says.
-
     Raises:
         UserError: if another job holds it, with one line that names that job; a job that is ending is waited for.
         OSError: if the folder cannot be written.
@@ -52,6 +49,7 @@ class RunLock:
         check_regular(path)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._owner = {**_this_process(), "token": secrets.token_hex(8), "count": 0}
+        self._is_lost, self._written = False, 0.0
         try:
             is_certain = self._wait()
             self._write()
@@ -61,7 +59,6 @@ class RunLock:
         except BaseException:
             os.close(self._file)
             raise
-        self.is_lost = False
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._refresh, name="lock", daemon=True)
         self._thread.start()
@@ -108,6 +105,11 @@ class RunLock:
         if owner and owner.get("token") != self._owner["token"]:
             raise UserError(f"run folder {self.folder}: {_describe(owner)} has taken it over; {_ADVICE}")
 
+    @property
+    def is_doubtful(self):
+        """Whether `check` may raise: it did, or this process was suspended and has not written its name since."""
+        return self._is_lost or time.monotonic() - self._written > 2 * REFRESH
+
     def release(self):
         """Give the lock back."""
         if self._file is None:
@@ -137,6 +139,8 @@ class RunLock:
     def _write(self):
         self._owner["count"] += 1
         os.pwrite(self._file, json.dumps(self._owner).encode().ljust(LONGEST), 0)
+        os.fsync(self._file)  # NFS sends it to the server only now
+        self._written = time.monotonic()
 
     def _refresh(self):
         while not self._ends.wait(REFRESH):
@@ -144,7 +148,7 @@ class RunLock:
                 self.check()
                 self._write()
             except UserError:
-                self.is_lost = True
+                self._is_lost = True
                 return
             except OSError:  # tried again
                 continue
@@ -189,7 +193,7 @@ def _this_process():
     job = next((os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)), "")
     began = time.strftime("%Y-%m-%d %H:%M:%S")
     pid = os.getpid()
-    return {"host": host, "boot": boot, "pid": pid, "start": _start_of(pid), "job": job[:100], "began": began}
+    return {"host": host, "boot": boot, "pid": pid, "start": _start_of(pid), "job": job[:50], "began": began}
 
 
 def _start_of(pid):
@@ -198,7 +202,7 @@ def _start_of(pid):
         with open(f"/proc/{int(pid)}/stat", encoding="utf-8", errors="replace") as file:
             state, *numbers = file.read().rpartition(")")[2].split()
             return "" if state in "ZX" else numbers[18]  # one that has ended may still be listed
-    except (OSError, ValueError, TypeError, IndexError):
+    except (OSError, ValueError, TypeError, IndexError, OverflowError):
         return ""
 
 

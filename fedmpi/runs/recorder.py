@@ -172,7 +172,7 @@ class Recorder:
         Raises:
             UserError: if another job has taken the run folder.
         """
-        if self._lock.is_lost:
+        if self._lock.is_doubtful:
             self.check_lock()
         clients = getattr(metrics, "clients", {})
         self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
