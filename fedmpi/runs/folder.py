@@ -187,7 +187,7 @@ def _client_names(folder):
     try:
         names = json.loads((folder / CLIENTS).read_text(encoding="utf-8"))["names"]
         return [str(name)[:LONGEST_NAME] for name in names] if isinstance(names, list) else []
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

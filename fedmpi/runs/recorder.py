@@ -156,10 +156,7 @@ class Recorder:
         begin = max(0, position - LONGEST_LINE)
         self._lines.seek(begin)
         lines = self._lines.read(position - begin).splitlines(keepends=True)
-        try:
-            return json.loads(lines[-1]) if lines and lines[-1].endswith(b"\n") else {}
-        except ValueError:
-            return {}
+        return json.loads(lines[-1]) if lines and _round_of(lines[-1]) else {}
 
     def round(self, record, metrics):
         """Write one round.
