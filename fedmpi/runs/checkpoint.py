@@ -62,7 +62,7 @@ def client_folder(pattern, run_folder, round_index, client, rank, run_name=""):
     """
     if pattern is None:
         return checkpoint_folder(run_folder, round_index)
-    folder = pattern.replace("{client}", str(client)).replace("{rank}", str(rank))
+    folder = str(pattern).replace("{client}", str(client)).replace("{rank}", str(rank))
     return pathlib.Path(folder) / run_name / f"{round_index:06d}"
 
 

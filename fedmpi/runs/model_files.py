@@ -136,9 +136,8 @@ def load_model(folder, model=None, client=None):
     state, description = read_state(folder, client), read_description(folder)
     if model is None:
         model = _build_limited(folder, description.get("model"), state)
-    elif not isinstance(model, nn.Module):
-        model = model()
     try:
+        model = model if isinstance(model, nn.Module) else model()
         model.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
         load_values(model, state)
     except Exception as error:  # noqa: BLE001  a damaged file can contain tensors of any kind
