@@ -228,6 +228,8 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ({"stop": "f1>0.5", "rounds": 1}, "stop: there is no metric f1"),
         ({"data": [[(1.0, 0.5)]]}, "data of client 0: item 0 has the label 0.5"),
         ({"data": [[]]}, "data of client 0: has no items"),
+        ({"data": [[("a", 0)]]}, "data of client 0: item 0: expected numbers as (input, label)"),
+        ({"data": [[([1.0], 10**12)]]}, "model MLP: "),
         ({"data": datasets(2), "clients": 3}, "data: 2 Datasets for 3 clients"),
         ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),
         ({"data": {"a": datasets(1)[0]}}, "data is a dict: expected a name, a path, or one Dataset per client"),

@@ -225,9 +225,9 @@ def _check_same_model(model, flat, local_steps, link):
             frozen = zlib.crc32(parameter.detach().cpu().contiguous().view(torch.uint8).numpy(), frozen)
     facts = {"trainable parameters": names, "local steps": local_steps, "frozen parameters": frozen}
     everywhere = link.allgather([*facts.values(), flat.num_buffers])
-    for what, numbers in zip([*facts, "float buffers"], everywhere.T):
-        if len({*numbers}) > 1:
-            other = int((numbers != numbers[0]).argmax())
+    for what, found in zip([*facts, "float buffers"], everywhere.T):
+        if len({*found}) > 1:
+            other = int((found != found[0]).argmax())
             raise UserError(
                 f"rank {other} has other {what} than rank 0: expected the same model and settings on all ranks"
             )
