@@ -223,7 +223,7 @@ def check_replaceable(path, signature):
         signature: bytes that are among the first or last of such files when fedmpi writes them.
 
     Raises:
-        UserError: if it is something else; devices and pipes are accepted.
+        UserError: if it is something else; see also `is_stream`.
     """
     try:
         if is_stream(path):
@@ -240,11 +240,11 @@ def check_replaceable(path, signature):
 
 
 def is_stream(path):
-    """Whether a path is a pipe or a terminal, or a link to one like /dev/stdout: what is written there replaces
-    nothing."""
-    with contextlib.suppress(OSError):
+    """Whether a path is a pipe or device that the system names, like /dev/stdout: what is written there replaces
+    nothing. One that lies elsewhere may wait for a reader forever."""
+    with contextlib.suppress(OSError, ValueError):
         mode = os.stat(path).st_mode
-        return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+        return str(path).startswith(("/dev/", "/proc/")) and (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode))
     return False
 
 

@@ -258,15 +258,17 @@ def test_two_writers_at_once_and_a_file_that_comes_meanwhile(tmp_path):
     assert path.read_text() == "mine" and [*tmp_path.iterdir()] == [path]
 
 
-def test_devices_and_pipes_are_written_to(tmp_path):
+def test_devices_and_pipes_of_the_system_are_written_to_and_others_are_not(tmp_path):
     write("/dev/null")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "stdout").symlink_to(tmp_path / "pipe")  # like /dev/stdout
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    write(tmp_path / "stdout", "text")
+    reader, writer = os.pipe()
+    write(f"/dev/fd/{writer}", "text")  # like /dev/stdout
     assert os.read(reader, 100) == b"text"
-    os.close(reader)
-    for name in ("pipe", "stdout"):
+    os.close(reader), os.close(writer)
+    os.mkfifo(tmp_path / "pipe")  # nobody may ever read it
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises(UserError, match="fedmpi did not write it"):
+            write(tmp_path / name)
         with pytest.raises(UserError, match="expected the file itself"):
             check_regular(tmp_path / name)
     check_replaceable(tmp_path / "missing" / "page.html", SIGNATURE)  # whoever writes it says that there is no folder

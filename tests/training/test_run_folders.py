@@ -6,11 +6,11 @@ import random
 import re
 import shutil
 import signal
-import stat
 import threading
 import time
 
 import pytest
+from trees import image, plant, snapshot
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
@@ -81,39 +81,6 @@ def is_own(folder, name):
     return any(name in names for beside, names in OWN.items() if (folder / beside).exists())
 
 
-def plant(draw, folder, outside, depth=0):
-    """Put foreign files, folders, links and pipes into a folder where nothing of that name is; returns their paths."""
-    planted = []
-    for name in draw.sample(NAMES, draw.randint(1, 4)):
-        path, kind = folder / name, draw.choice(["file", "file", "file", "folder", "empty", "link", "pipe"])
-        if os.path.lexists(path) or is_own(folder, name):
-            continue
-        if kind == "file":
-            path.write_bytes(draw.randbytes(draw.randint(0, 300)))
-        elif kind == "link":
-            path.symlink_to(draw.choice([outside / "file", outside, "/nowhere", folder]))
-        elif kind == "pipe":
-            os.mkfifo(path)
-        else:
-            path.mkdir()
-            if kind == "folder" and depth < 2:
-                planted += plant(draw, path, outside, depth + 1)
-        planted.append(path)
-    return planted
-
-
-def image(path):
-    """What must be equal before and after: kind and content."""
-    mode = os.lstat(path).st_mode
-    if stat.S_ISLNK(mode):
-        return "link", os.readlink(path)
-    return stat.S_IFMT(mode), path.read_bytes() if stat.S_ISREG(mode) else b""
-
-
-def snapshot(folder):
-    return {path.relative_to(folder): image(path) for path in [folder, *folder.rglob("*")]}
-
-
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_foreign_files_survive_every_run(states, tmp_path, seeds, capsys):
     ends = {"done": 0, "refused": 0}
@@ -137,7 +104,8 @@ def test_foreign_files_survive_every_run(states, tmp_path, seeds, capsys):
             places = [out]
             if state == "file":
                 it.write_text("a file")
-        planted = [path for place in places if draw.random() < 0.6 for path in plant(draw, place, outside)]
+        spoiled = [place for place in places if draw.random() < 0.6]
+        planted = [path for place in spoiled for path in plant(draw, place, outside, NAMES, is_own)]
         planted += [
             path
             for path in (out / "it.old-1", out / "it.old-2")
