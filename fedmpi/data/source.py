@@ -124,8 +124,8 @@ def check_labels(link, name, sources, num_classes):
             if len(missing) and not source.classes_declared and labels.max() > missing[0]:
                 raise UserError(
                     f"{source.path}: contains the labels {_some(np.unique(labels))}, but no client has the label "
-                    f"{_some(missing, count)}: expected labels from 0 on without gaps that mean the same in all files, or "
-                    "the number of classes as attribute num_classes of each file"
+                    f"{_some(missing, count)}: expected labels from 0 on without gaps that mean the same in all files, "
+                    "or the number of classes as attribute num_classes of each file"
                 )
 
     agree(link, check)
