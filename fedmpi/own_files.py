@@ -195,8 +195,11 @@ def remove(folder, names, with_folder=False):
         os.rmdir(folder)
 
 
-def check_regular(path):
+def check_regular(path, is_changed=False):
     """Check that a file of a run folder is a file itself: a link could show any file, and a FIFO or device never ends.
+
+    Args:
+        is_changed: whether it is going to be changed where it is: then it may have no second name, a hard link.
 
     Returns:
         whether it exists.
@@ -205,12 +208,12 @@ def check_regular(path):
         UserError: if it is something else, or cannot be looked at.
     """
     try:
-        mode = os.lstat(path).st_mode
+        found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(found.st_mode) or (is_changed and found.st_nlink > 1):
         raise UserError(f"{path}: is a link, a folder, a FIFO or a device: expected the file itself")
     return True
 

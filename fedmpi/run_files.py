@@ -87,7 +87,7 @@ def check_files(run_folder):
         UserError: if one is something else, or cannot be looked at.
     """
     for name in FILES:
-        check_regular(run_folder / name)
+        check_regular(run_folder / name, is_changed=name == RECORDS)
         check_regular(run_folder / f"{name}.part")
     folder = run_folder / CHECKPOINTS
     checkpoints = [inner for _, inner in _checkpoints(folder)]

@@ -83,7 +83,7 @@ def start_job(plan, run, ranks, launcher):
     Raises:
         UserError: if the file cannot be written, or is a link or a pipe.
     """
-    check_regular(_log_path(plan, run))
+    check_regular(_log_path(plan, run), is_changed=True)
     log = open(_log_path(plan, run), "a", encoding="utf-8")  # noqa: SIM115 (a `_ForeignJob` keeps it)
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -123,7 +123,7 @@ class Search:
         Raises:
             UserError: if the file cannot be read, or another line is damaged.
         """
-        check_regular(self._file)
+        check_regular(self._file, is_changed=True)
         try:
             text = self._file.read_bytes() if self._file.is_file() else b""
         except OSError as error:
