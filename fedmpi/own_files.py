@@ -213,8 +213,10 @@ def check_regular(path, is_changed=False):
         return False
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    if not stat.S_ISREG(found.st_mode) or (is_changed and found.st_nlink > 1):
+    if not stat.S_ISREG(found.st_mode):
         raise UserError(f"{path}: is a link, a folder, a FIFO or a device: expected the file itself")
+    if is_changed and found.st_nlink > 1:
+        raise UserError(f"{path}: has a second name (a hard link), which would change with it: expected a copy")
     return True
 
 

@@ -87,8 +87,8 @@ def check_files(run_folder):
         UserError: if one is something else, or cannot be looked at.
     """
     for name in FILES:
-        check_regular(run_folder / name, is_changed=name == RECORDS)
-        check_regular(run_folder / f"{name}.part")
+        check_regular(run_folder / name, is_changed=name in (RECORDS, LOCK, DATA_FILES))
+        check_regular(run_folder / f"{name}.part", is_changed=True)
     folder = run_folder / CHECKPOINTS
     checkpoints = [inner for _, inner in _checkpoints(folder)]
     models = run_folder / os.path.dirname(CLIENT_MODEL)

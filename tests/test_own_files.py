@@ -400,6 +400,7 @@ REASONS = {
     "runs.recorder.Recorder.diverged: write_text": LOCKED,
     "runs.state_file._lay_out: File": MEMORY,
     "runs.state_file.write_state: open": LOCKED,
+    "runs.state_file.write_state: unlink": LOCKED,
     "sweep.__main__._claim_folder: write_text": PART,
     "sweep.__main__._emit: write_text": PART,
     "sweep.choice.write_best: write_text": PART,

@@ -99,7 +99,7 @@ def write_manifest(folder, content):
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     content = {"format": FORMAT, "written": now, "versions": versions(), **content}
     part = folder / f"{MANIFEST}.part"
-    check_regular(part)
+    check_regular(part, is_changed=True)
     with open(part, "wb") as file:
         file.write(_signed(content))
         file.flush()

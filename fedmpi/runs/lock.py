@@ -46,7 +46,7 @@ class RunLock:
     def __init__(self, folder):
         self.folder = folder
         path = folder / LOCK
-        check_regular(path)
+        check_regular(path, is_changed=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._owner = {**_this_process(), "token": secrets.token_hex(8), "count": 0}
         self._is_lost, self._written = False, 0.0

@@ -42,6 +42,8 @@ def write_state(path, state):
         OSError: if the disk is full (before anything is written, if the file system can reserve room) or fails.
     """
     structure, tensors = _lay_out(state)
+    if os.path.lexists(path) and os.lstat(path).st_nlink > 1:
+        os.unlink(path)  # what has a second name, in a backup say, keeps its content there
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     try:
         _reserve(file, structure.size)

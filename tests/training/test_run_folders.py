@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+import torch
 from trees import image, plant, snapshot
 
 from fedmpi.comm.link import SoloLink
@@ -19,6 +20,7 @@ from fedmpi.run_files import find_checkpoints, is_complete
 from fedmpi.runs import lock
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
+from fedmpi.runs.state_file import write_state
 from fedmpi.training.loop import train as train_here
 
 SHORT = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --threads 1 --tune-malloc false"
@@ -241,19 +243,33 @@ FILES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "device"])
+CHANGED = (".lock", "metrics.jsonl", "data.json", "settings.yaml.part", "model.h5.part")  # where they are
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device", "hard link"])
 def test_a_run_folder_with_links_pipes_or_devices_is_not_resumed(states, tmp_path, kind):
     outside = tmp_path / "outside"
     outside.write_text("another user's")
-    for number, name in enumerate(FILES):
+    for number, name in enumerate(CHANGED if kind == "hard link" else FILES):
         path = tmp_path / str(number) / name
         shutil.copytree(states["complete"], tmp_path / str(number))
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         if kind == "pipe":
             os.mkfifo(path)
+        elif kind == "hard link":
+            os.link(outside, path)
         else:
             path.symlink_to(outside if kind == "link" else "/dev/zero")
         with pytest.raises(UserError, match=re.escape(path.name) if name != "settings.yaml" else "settings.yaml"):
             go(f"--resume {tmp_path / str(number)} --rounds 6")
         assert outside.read_text() == "another user's"
+
+
+def test_a_backup_by_hard_links_keeps_its_checkpoint(tmp_path):
+    path, backup = tmp_path / "client-0001.h5", tmp_path / "backup.h5"
+    write_state(path, {"x": torch.zeros(3)})
+    os.link(path, backup)
+    before = backup.read_bytes()
+    write_state(path, {"x": torch.ones(3)})
+    assert before == backup.read_bytes() != path.read_bytes()
