@@ -89,6 +89,8 @@ def check_files(run_folder):
     for name in FILES:
         check_regular(run_folder / name, is_changed=name in (RECORDS, LOCK, DATA_FILES))
         check_regular(run_folder / f"{name}.part", is_changed=True)
+    if os.path.lexists(run_folder / MARK) and not read_mark(run_folder, "run"):
+        raise UserError(f"{run_folder / MARK}: fedmpi did not write it: move it to another folder; nothing changed")
     folder = run_folder / CHECKPOINTS
     checkpoints = [inner for _, inner in _checkpoints(folder)]
     models = run_folder / os.path.dirname(CLIENT_MODEL)
