@@ -74,7 +74,7 @@ class Columns:
             return None
         try:
             content = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"--columns {file}: cannot be read as JSON: {error}") from None
         return cls.of(content, f"--columns {file}")
 
