@@ -27,6 +27,7 @@ LIFETIME = 40.0  # seconds after which an owner on another node that does not wr
 OUTLIVES = 10.0  # seconds by which the ranks of a killed job may outlive it
 SETTLES = 1.0  # seconds after which of two jobs that took the lock of a dead one at once, one has lost it
 LONGEST = 1000  # bytes of the owner's name
+FOREIGN = {"": "what is there is no owner's name"}
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
 
 _locks = weakref.WeakSet()
@@ -84,6 +85,8 @@ class RunLock:
             lives = flocked is False or is_here or (owner != first and now - since < 1.5 * REFRESH)
             if lives and now - began > OUTLIVES:
                 raise UserError(f"run folder {self.folder}: {_describe(owner)} is still writing to it; {_ADVICE}")
+            if owner == FOREIGN and flocked is not False and now - since > SETTLES:
+                raise UserError(f"{self.folder / LOCK}: fedmpi did not write it: move it to another folder")
             if not lives and now - since > LIFETIME:
                 return False
             if not said and now - began > 2:
@@ -132,9 +135,9 @@ class RunLock:
             return {}
         try:
             owner = json.loads(text)
-            return owner if isinstance(owner, dict) else {}
+            return owner if isinstance(owner, dict) and "token" in owner else FOREIGN
         except (ValueError, RecursionError):
-            return {"unreadable": short(text, 100)}
+            return FOREIGN
 
     def _write(self):
         self._owner["count"] += 1

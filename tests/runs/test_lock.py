@@ -93,12 +93,18 @@ def test_a_reused_process_number_is_another_process(tmp_path, file_system):
     RunLock(tmp_path).release()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\0" * 100, b"{", b"[]", b"7", b'{"pid": []}', b"[" * 900, bytes(range(256))]
-)
-def test_odd_contents_are_nobodys_for_long(tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"\0" * 100])
+def test_an_empty_lock_is_nobodys(tmp_path, content):
     (tmp_path / ".lock").write_bytes(content)
     RunLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"7", b'{"pid": []}', b"[" * 900, bytes(range(256))])
+def test_what_is_no_lock_stays_as_it_is(tmp_path, file_system, content):
+    (tmp_path / ".lock").write_bytes(content)
+    with pytest.raises(UserError, match="lock: fedmpi did not write it"):
+        RunLock(tmp_path)
+    assert (tmp_path / ".lock").read_bytes() == content
 
 
 def test_an_owner_that_was_taken_for_dead_notices(tmp_path):
