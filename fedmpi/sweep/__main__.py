@@ -203,7 +203,9 @@ def _search(options, common):
     known = search.recall()
     check_run_folders(plan)
     if not options.table:
-        lowest = Planned("first", {key: str(one.low if hasattr(one, "low") else one.choices[0]) for key, one in space.items()})
+        lowest = Planned(
+            "first", {key: str(one.low if hasattr(one, "low") else one.choices[0]) for key, one in space.items()}
+        )
         _check_runs(plan, [lowest], added)
         _claim_folder(plan)
         todo = max(0, options.trials - known)

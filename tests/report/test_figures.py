@@ -170,3 +170,10 @@ def test_the_figure_of_a_split_explains_its_sizes(tmp_path):
     ended = execute([sys.executable, "-m", "fedmpi.data", "partition", *words], env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
     assert "<!-- samples -->" in (tmp_path / "split.svg").read_text()
+
+
+def test_a_font_that_is_not_here_is_one_line():
+    """Matplotlib said so in hundreds of lines."""
+    with pytest.raises(UserError, match="--font No Such Font: not on this machine"):
+        figure_settings(Style(font="No Such Font"))
+    assert figure_settings(Style(font="DejaVu Sans"))["font.family"][0] == "DejaVu Sans"
