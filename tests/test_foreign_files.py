@@ -28,7 +28,7 @@ from fedmpi.sweep.__main__ import main as sweep
 KINDS = ["file", "file", "read-only file", "folder", "link", "link", "hard link", "device", "pipe"]
 BESIDE = ["notes.txt", "best.yaml", ".fedmpi.1", "page", "old-1", "é ü", "-rf", ".hidden.png", "x.part", "seed=9"]
 # In a folder with a mark, regular files of these names are fedmpi's own, whatever is in them.
-BY_NAME = r"common\.yaml|plan\.yaml|maker\.json|first\.json|provenance\.json|trials\.jsonl|.*\.log|\.fedmpi|\.lock"
+BY_NAME = r"common\.yaml|plan\.yaml|maker\.json|first\.json|provenance\.json|trials\.jsonl|.*\.log|\.lock"
 
 
 def bench(words):

@@ -1,7 +1,7 @@
 """The folder of a sweep, with a mark; in any other folder nothing is changed."""
 
 from fedmpi.errors import UserError
-from fedmpi.own_files import MARK, check_folder, check_regular, make_folder, write_mark
+from fedmpi.own_files import check_folder, make_folder, write_mark
 from fedmpi.run_files import find_checkpoints
 from fedmpi.runs.folder import is_run, outcome
 
@@ -24,7 +24,6 @@ def check_sweep_folder(out, is_former):
     except UserError:
         if out.is_symlink() or not out.is_dir() or not is_former():
             raise
-        check_regular(out / MARK)
         return False
 
 

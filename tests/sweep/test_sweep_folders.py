@@ -202,11 +202,12 @@ def test_files_with_a_second_name_are_not_changed(tmp_path, run):
     assert "seed=0.log: is a link" in run()[2] and (tmp_path / "mine").read_text() == "mine"
 
 
-def test_a_link_in_place_of_a_former_sweeps_mark_stays(tmp_path, run):
+def test_something_else_in_place_of_a_former_sweeps_mark_stays(tmp_path, run):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "common.yaml").write_text("clients: '2'\nholdout: '0'\nrounds: '2'\ntask: quadratic\n")
-    (tmp_path / "sweep" / MARK).symlink_to("/nowhere")
-    assert run("--todo")[0] == 2 and (tmp_path / "sweep" / MARK).is_symlink()
+    (tmp_path / "sweep" / MARK).write_text("mine")
+    assert "exists, and fedmpi did not write it" in run("--todo")[2]
+    assert (tmp_path / "sweep" / MARK).read_text() == "mine"
 
 
 def test_a_search_may_begin_at_zero(tmp_path, run):
