@@ -74,9 +74,11 @@ def write_mark(folder, kind, identity=None, is_first=False, **facts):
     """Write the mark of a folder that this process has made, or that it has found to be fedmpi's; returns the identity.
 
     Raises:
-        FileExistsError: if `is_first`, and there is a mark, or another process writes it. OSError: if it cannot be
-            written.
+        FileExistsError: if `is_first`, and there is a mark, or another process writes it; or if something else has the
+            mark's name. OSError: if it cannot be written.
     """
+    if os.path.lexists(folder / MARK) and not read_mark(folder.resolve()):
+        raise FileExistsError(17, "exists, and fedmpi did not write it", str(folder / MARK))
     content = {"fedmpi": kind, "identity": identity or secrets.token_hex(16), **facts}
     part = folder / f"{MARK}.{secrets.token_hex(4)}"
     with open(part, "x", encoding="utf-8") as file:

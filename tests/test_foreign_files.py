@@ -28,7 +28,7 @@ from fedmpi.sweep.__main__ import main as sweep
 KINDS = ["file", "file", "read-only file", "folder", "link", "link", "hard link", "device", "pipe"]
 BESIDE = ["notes.txt", "best.yaml", ".fedmpi.1", "page", "old-1", "é ü", "-rf", ".hidden.png", "x.part", "seed=9"]
 # In a folder with a mark, regular files of these names are fedmpi's own, whatever is in them.
-BY_NAME = r"common\.yaml|plan\.yaml|maker\.json|first\.json|provenance\.json|trials\.jsonl|.*\.log|\.fedmpi|\.lock"
+BY_NAME = r"common\.yaml|plan\.yaml|maker\.json|first\.json|provenance\.json|trials\.jsonl|.*\.log|\.lock"
 
 
 def bench(words):
@@ -77,7 +77,7 @@ PROGRAMS = {
         "../given/tiny.yaml --seeds 0 --out runs --results results --tune",
     ]),
 }  # fmt: skip
-NUMBERS = {"report": 12, "sweep": 25, "search": 12, "reproduce": 5, "partition": 20, "bench": 60, "prepare": 40}
+NUMBERS = {"report": 12, "sweep": 25, "search": 12, "reproduce": 4, "partition": 20, "bench": 60, "prepare": 40}
 CASES = [
     pytest.param(name, range(number), id=f"{name}-short") for name in PROGRAMS for number in [NUMBERS.get(name, 25)]
 ] + [pytest.param(name, range(100, 1000), id=f"{name}-long", marks=pytest.mark.slow) for name in PROGRAMS]

@@ -203,9 +203,8 @@ def _search(options, common):
     known = search.recall()
     check_run_folders(plan)
     if not options.table:
-        first = {key: str(one.low if hasattr(one, "low") else one.choices[0]) for key, one in space.items()}
-        lowest = Planned("first", first)
-        _check_runs(plan, [lowest], added)
+        lowest = {key: str(one.low if hasattr(one, "low") else one.choices[0]) for key, one in space.items()}
+        _check_runs(plan, [Planned("first", lowest)], added)
         _claim_folder(plan)
         todo = max(0, options.trials - known)
         print(f"{options.trials} trials in {options.out}, {todo} of them still to do", flush=True)

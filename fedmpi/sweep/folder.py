@@ -1,9 +1,7 @@
 """The folder of a sweep, with a mark; in any other folder nothing is changed."""
 
-import os
-
 from fedmpi.errors import UserError
-from fedmpi.own_files import MARK, check_folder, make_folder, write_mark
+from fedmpi.own_files import check_folder, make_folder, write_mark
 from fedmpi.run_files import find_checkpoints
 from fedmpi.runs.folder import is_run, outcome
 
@@ -24,7 +22,7 @@ def check_sweep_folder(out, is_former):
     try:
         return check_folder(out, "sweep")
     except UserError:
-        if out.is_symlink() or not out.is_dir() or os.path.lexists(out / MARK) or not is_former():
+        if out.is_symlink() or not out.is_dir() or not is_former():
             raise
         return False
 

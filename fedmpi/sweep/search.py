@@ -43,8 +43,10 @@ def make_space(ranges, grid):
                 raise ValueError(f"scale {scale}")
             if not key:
                 raise ValueError("no setting")
+            if not abs(float(low)) < 2**53 > abs(float(high)):
+                raise ValueError("a value is not finite, or too large")
             distribution = make(kind(low), kind(high), log=scale == "log")
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise UserError(
                 f"--range {text}: expected a setting with its smallest and largest value, like "
                 f"algorithm.step_size=0.001:0.1:log or local_steps=1:20 ({error})"

@@ -192,3 +192,26 @@ def test_a_search_in_another_folder_is_refused(tmp_path, run):
     before[tmp_path / "sweep" / "trials.jsonl"] = (tmp_path / "sweep" / "trials.jsonl").read_bytes()
     assert "notes.txt: is a file" in run("--search", "random", "--range", "local_steps=1:3")[2]
     assert snapshot(tmp_path) == before
+
+
+def test_files_with_a_second_name_are_not_changed(tmp_path, run):
+    """A log was emptied, and with it the user's file."""
+    make_folder(tmp_path / "sweep", "sweep")
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "sweep" / "seed=0.log").hardlink_to(tmp_path / "mine")
+    assert "seed=0.log: is a link" in run()[2] and (tmp_path / "mine").read_text() == "mine"
+
+
+def test_something_else_in_place_of_a_former_sweeps_mark_stays(tmp_path, run):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "common.yaml").write_text("clients: '2'\nholdout: '0'\nrounds: '2'\ntask: quadratic\n")
+    (tmp_path / "sweep" / MARK).write_text("mine")
+    assert "exists, and fedmpi did not write it" in run("--todo")[2]
+    assert (tmp_path / "sweep" / MARK).read_text() == "mine"
+
+
+def test_a_search_may_begin_at_zero(tmp_path, run):
+    pytest.importorskip("optuna")
+    assert "no run is complete" in run("--search", "tpe", "--range", "seed=0:9", "--table")[2]
+    words = [*GRID[2:], *TABLE, "--out", "sweep", "--search", "tpe", "--range", "seed=0:9", "--trials", "1"]
+    main(words)
