@@ -16,6 +16,7 @@ import stat
 from fedmpi.errors import UserError
 
 MARK = ".fedmpi"
+LOCK, OWNER = ".lock", b'{"host": '  # of a run folder, see `fedmpi.runs.lock`; how what is in it begins
 LONGEST_MARK, LONGEST_END = 4096, 1 << 16  # bytes: of a mark, and read from both ends of a file that a user names
 KINDS = {
     "run": "a run folder",
@@ -65,9 +66,11 @@ def make_folder(path, kind, identity=None, prepare=None):
 
 
 def _is_empty_folder(path):
-    """Whether a path is a folder, no link, with nothing in it but marks that are being written."""
-    is_folder = path.is_dir() and not path.is_symlink()
-    return is_folder and all(name.startswith(f"{MARK}.") for name in os.listdir(path))
+    """Whether a path is a folder, no link, with nothing in it but marks that are being written, and a run's lock."""
+    if not path.is_dir() or path.is_symlink():
+        return False
+    others = [name for name in os.listdir(path) if not name.startswith(f"{MARK}.")]
+    return not others or (others == [LOCK] and check_regular(path / LOCK) and _is_written(path / LOCK, OWNER))
 
 
 def write_mark(folder, kind, identity=None, is_first=False, **facts):

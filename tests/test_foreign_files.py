@@ -18,7 +18,6 @@ from trees import image, plant, put, snapshot
 
 from fedmpi.bench.results import Results
 from fedmpi.data.__main__ import main as data
-from fedmpi.own_files import MARK
 from fedmpi.predict.__main__ import main as predict
 from fedmpi.program.single import run_single
 from fedmpi.report.__main__ import main as report
@@ -27,8 +26,6 @@ from fedmpi.sweep.__main__ import main as sweep
 
 KINDS = ["file", "file", "read-only file", "folder", "link", "link", "hard link", "device", "pipe"]
 BESIDE = ["notes.txt", "best.yaml", ".fedmpi.1", "page", "old-1", "é ü", "-rf", ".hidden.png", "x.part", "seed=9"]
-# In a folder with a mark, regular files of these names are fedmpi's own, whatever is in them.
-BY_NAME = r"common\.yaml|plan\.yaml|maker\.json|first\.json|provenance\.json|trials\.jsonl|.*\.log|\.lock"
 
 
 def bench(words):
@@ -128,10 +125,6 @@ def make(given):
     return made
 
 
-def is_own(folder, name):
-    return re.fullmatch(BY_NAME, name) and (folder / MARK).exists()
-
-
 def spoil(draw, folder, outside, outputs):
     """Put foreign things at some of the paths that a program writes, and beside them; returns their paths."""
     planted = []
@@ -144,11 +137,11 @@ def spoil(draw, folder, outside, outputs):
         if path.parent.is_dir() and not any(parent.is_symlink() for parent in (path.parent, path.parent.parent)):
             put(draw, path, kind, outside)
             if kind == "folder":
-                planted += plant(draw, path, outside, BESIDE, is_own)
-            planted += [] if kind.endswith(("file", "hard link")) and is_own(path.parent, path.name) else [path]
+                planted += plant(draw, path, outside, BESIDE)
+            planted.append(path)
     for place in [folder, *(path for path in outputs if path.is_dir() and not path.is_symlink())]:
         if draw.random() < 0.3:
-            planted += plant(draw, place, outside, BESIDE, is_own)
+            planted += plant(draw, place, outside, BESIDE)
     return planted
 
 

@@ -4,6 +4,8 @@ import ast
 import multiprocessing
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 from test_architecture import SOURCES, functions, tree
@@ -22,6 +24,7 @@ from fedmpi.own_files import (
     set_aside,
     write_mark,
 )
+from fedmpi.runs.lock import RunLock
 
 SIGNATURE = b"# made by fedmpi"
 
@@ -82,6 +85,23 @@ def test_an_empty_folder_is_taken_and_stays_the_same(tmp_path, monkeypatch):
     make_folder(tmp_path / "mine", "sweep")
     after = (tmp_path / "mine").stat()
     assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode) and os.listdir() == [MARK]
+
+
+def test_a_folder_whose_owner_was_killed_before_it_had_a_mark_is_taken(tmp_path):
+    """Its next run called it not empty."""
+    folder = tmp_path / "it"
+    folder.mkdir()
+    words = (
+        f"import os, pathlib; from fedmpi.runs.lock import RunLock; RunLock(pathlib.Path({str(folder)!r})); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 9
+    assert os.listdir(folder) == [".lock"] and check_folder(folder, "run") is False
+    make_folder(folder, "run", prepare=lambda path: RunLock(path).release())
+    assert read_mark(folder, "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".lock").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        check_folder(tmp_path / "mine", "run")
 
 
 @pytest.mark.parametrize("what", ["file", "link", "dangling link", "folder", "own folder"])

@@ -85,6 +85,39 @@ def test_load_says_what_is_wrong(finished, tmp_path):
         fedmpi.load(tmp_path)
 
 
+@pytest.mark.parametrize("load", [fedmpi.load, fedmpi.load_run])
+@pytest.mark.parametrize("folder", [None, 5, "x" * 9999, "a\0b"])
+def test_what_is_no_path_of_a_run_folder_ends_with_a_line(load, folder):
+    with pytest.raises(fedmpi.UserError):
+        load(folder)
+
+
+@pytest.mark.parametrize("client", [10**5000, -1, 0.5, "0"], ids=["huge", "negative", "half", "text"])
+def test_what_is_no_number_of_a_client_ends_with_a_line(finished, client):
+    with pytest.raises(fedmpi.UserError, match="client = .*: expected the number of a client"):
+        fedmpi.load(finished[1], client=client)
+
+
+class Odd(torch.utils.data.Dataset):
+    """A Dataset whose length is no number of items."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.zeros(12), 0
+
+
+@pytest.mark.parametrize("length", [-1, 2**70, "x"])
+def test_a_dataset_without_a_length_ends_with_a_line(length):
+    net = torch.nn.Linear(12, 3)
+    with pytest.raises(fedmpi.UserError, match="has no length: "):
+        fedmpi.train(model=net, algorithm="fedavg", threads=1, clients=1, data=[Odd(length)], rounds=1)
+
+
 @pytest.mark.parametrize("task", ["auc", "saddle_quadratic", "attack"])
 def test_models_of_other_tasks_load_too(finished, tmp_path, task):
     words = {

@@ -6,7 +6,7 @@ import stat
 KINDS = ["file", "file", "file", "folder", "empty", "link", "pipe"]
 
 
-def plant(draw, folder, outside, names, is_own, depth=0):
+def plant(draw, folder, outside, names, is_own=lambda folder, name: False, depth=0):
     """Put foreign files, folders, links and pipes into a folder where nothing of that name is.
 
     Args:

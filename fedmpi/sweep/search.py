@@ -15,6 +15,7 @@ from fedmpi.sweep.local import start_job
 from fedmpi.sweep.plan import Planned, axis, names_of
 
 TRIALS = "trials.jsonl"  # in the sweep's folder: a line for each trial that was begun, or was pruned
+BEGIN = b'{"name": "'  # of each line
 SAMPLERS = ("random", "tpe")
 LONGEST_NAME = 240  # bytes
 FIRST_TRIALS = 5  # complete ones, before any is pruned
@@ -138,6 +139,8 @@ class Search:
             )
         if rest and (last := _as_trial(rest)) is not None:
             lines.append(last)
+        elif rest and not lines and not rest.startswith(BEGIN[: len(rest)]):
+            raise UserError(f"{self._file}: fedmpi did not write it: move it, or choose another --out")
         elif rest:
             print(f"fedmpi: {self._file}: the last line is not whole, and is ignored", file=sys.stderr)
         self._torn = bool(rest)

@@ -120,9 +120,13 @@ def _length(dataset, name):
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length and items by number")
-    if len(dataset) == 0:
+    try:
+        length = len(dataset)
+    except Exception as error:  # noqa: BLE001  the user's; Python says what is wrong with lengths below 0
+        raise UserError(f"{name}: has no length: {short(error)}") from None
+    if length == 0:
         raise UserError(f"{name}: has no items")
-    return len(dataset)
+    return length
 
 
 def _read(dataset, name, indices=None):

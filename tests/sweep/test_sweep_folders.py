@@ -111,6 +111,28 @@ def test_a_file_of_the_users_is_not_replaced_by_the_best_settings_or_a_job_scrip
         assert run("--table")[0] == 0
 
 
+@pytest.mark.parametrize("name", ["common.yaml", "seed=0.log", "seed=1.log"])
+@pytest.mark.parametrize("text", ["rounds: '9'\n", "mine, all mine", "mine\n"])
+def test_a_file_of_the_users_with_a_name_of_a_sweeps_is_left(tmp_path, run, name, text):
+    """The folder has the sweep's mark, and yet the file is not the sweep's: common.yaml and logs were emptied."""
+    make_folder(tmp_path / "sweep", "sweep")
+    (tmp_path / "sweep" / name).write_text(text)
+    for words in ((), ("--emit-slurm", "job.sh"), ("--todo",)):
+        code, _, line = run(*words)
+        assert code == 2 and f"{name}: " in line and "move it" in line or "other settings" in line
+        assert (tmp_path / "sweep" / name).read_text() == text
+    assert sorted(os.listdir(tmp_path / "sweep")) == sorted([MARK, name])
+
+
+@pytest.mark.parametrize("text", ["mine, all mine", "mine\n", '{"name": 1}'])
+def test_a_file_of_the_users_with_the_name_of_a_searchs_is_left(tmp_path, text):
+    make_folder(tmp_path / "sweep", "sweep")
+    (tmp_path / "trials.jsonl").write_text(text)
+    with pytest.raises(UserError, match="trials.jsonl: "):
+        search(tmp_path).recall()
+    assert (tmp_path / "trials.jsonl").read_text() == text
+
+
 def test_the_best_settings_of_runs_that_may_be_resumed_start_a_new_run(tmp_path, run):
     make_folder(tmp_path / "sweep", "sweep")
     for seed in (0, 1):
@@ -199,7 +221,7 @@ def test_files_with_a_second_name_are_not_changed(tmp_path, run):
     make_folder(tmp_path / "sweep", "sweep")
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "sweep" / "seed=0.log").hardlink_to(tmp_path / "mine")
-    assert "seed=0.log: is a link" in run()[2] and (tmp_path / "mine").read_text() == "mine"
+    assert "seed=0.log: has a second name" in run()[2] and (tmp_path / "mine").read_text() == "mine"
 
 
 def test_something_else_in_place_of_a_former_sweeps_mark_stays(tmp_path, run):
