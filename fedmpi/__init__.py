@@ -71,7 +71,7 @@ def load_run(folder: str | os.PathLike[str]) -> "RunFolder":
     """
     from fedmpi.runs.folder import read_run
 
-    run: RunFolder = read_run(pathlib.Path(folder))
+    run: RunFolder = read_run(_path(folder))
     return run
 
 
@@ -97,7 +97,17 @@ def load(folder: str | os.PathLike[str], model: Any = None, client: int | None =
     """
     from fedmpi.runs.model_files import load_model
 
-    return load_model(pathlib.Path(folder), model, client)
+    return load_model(_path(folder), model, client)
+
+
+def _path(folder: Any) -> pathlib.Path:
+    try:
+        return pathlib.Path(folder)
+    except TypeError:
+        from fedmpi.errors import UserError
+        from fedmpi.text import short
+
+        raise UserError(f"folder = {short(folder)}: expected the path of a run folder") from None
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ import stat
 from fedmpi.errors import UserError
 
 MARK = ".fedmpi"
+LOCK, OWNER = ".lock", b'{"host": '  # of a run folder, see `fedmpi.runs.lock`; how what is in it begins
 LONGEST_MARK, LONGEST_END = 4096, 1 << 16  # bytes: of a mark, and read from both ends of a file that a user names
 KINDS = {
     "run": "a run folder",
@@ -65,18 +66,22 @@ def make_folder(path, kind, identity=None, prepare=None):
 
 
 def _is_empty_folder(path):
-    """Whether a path is a folder, no link, with nothing in it but marks that are being written."""
-    is_folder = path.is_dir() and not path.is_symlink()
-    return is_folder and all(name.startswith(f"{MARK}.") for name in os.listdir(path))
+    """Whether a path is a folder, no link, with nothing in it but marks that are being written, and a run's lock."""
+    if not path.is_dir() or path.is_symlink():
+        return False
+    others = [name for name in os.listdir(path) if not name.startswith(f"{MARK}.")]
+    return not others or (others == [LOCK] and check_regular(path / LOCK) and _is_written(path / LOCK, OWNER))
 
 
 def write_mark(folder, kind, identity=None, is_first=False, **facts):
     """Write the mark of a folder that this process has made, or that it has found to be fedmpi's; returns the identity.
 
     Raises:
-        FileExistsError: if `is_first`, and there is a mark, or another process writes it. OSError: if it cannot be
-            written.
+        FileExistsError: if `is_first`, and there is a mark, or another process writes it; or if something else has the
+            mark's name. OSError: if it cannot be written.
     """
+    if os.path.lexists(folder / MARK) and not read_mark(folder.resolve()):
+        raise FileExistsError(17, "exists, and fedmpi did not write it", str(folder / MARK))
     content = {"fedmpi": kind, "identity": identity or secrets.token_hex(16), **facts}
     part = folder / f"{MARK}.{secrets.token_hex(4)}"
     with open(part, "x", encoding="utf-8") as file:
@@ -195,8 +200,11 @@ def remove(folder, names, with_folder=False):
         os.rmdir(folder)
 
 
-def check_regular(path):
+def check_regular(path, is_changed=False):
     """Check that a file of a run folder is a file itself: a link could show any file, and a FIFO or device never ends.
+
+    Args:
+        is_changed: whether it is going to be changed where it is: then it may have no second name, a hard link.
 
     Returns:
         whether it exists.
@@ -205,13 +213,15 @@ def check_regular(path):
         UserError: if it is something else, or cannot be looked at.
     """
     try:
-        mode = os.lstat(path).st_mode
+        found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(found.st_mode):
         raise UserError(f"{path}: is a link, a folder, a FIFO or a device: expected the file itself")
+    if is_changed and found.st_nlink > 1:
+        raise UserError(f"{path}: has a second name (a hard link), which would change with it: expected a copy")
     return True
 
 
@@ -223,7 +233,7 @@ def check_replaceable(path, signature):
         signature: bytes that are among the first or last of such files when fedmpi writes them.
 
     Raises:
-        UserError: if it is something else; devices and pipes are accepted.
+        UserError: if it is something else; see also `is_stream`.
     """
     try:
         if is_stream(path):
@@ -240,11 +250,11 @@ def check_replaceable(path, signature):
 
 
 def is_stream(path):
-    """Whether a path is a pipe or a terminal, or a link to one like /dev/stdout: what is written there replaces
-    nothing."""
-    with contextlib.suppress(OSError):
+    """Whether a path is a pipe or device that the system names, like /dev/stdout: what is written there replaces
+    nothing. One that lies elsewhere may wait for a reader forever."""
+    with contextlib.suppress(OSError, ValueError):
         mode = os.stat(path).st_mode
-        return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+        return str(path).startswith(("/dev/", "/proc/")) and (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode))
     return False
 
 

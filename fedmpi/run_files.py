@@ -6,7 +6,7 @@ import pathlib
 import stat
 
 from fedmpi.errors import UserError
-from fedmpi.own_files import MARK, check_regular, read_mark
+from fedmpi.own_files import LOCK, MARK, check_regular, read_mark
 
 SETTINGS = "settings.yaml"  # the run as resolved; `--config` repeats it
 RECORDS = "metrics.jsonl"  # one line of JSON per round, see `fedmpi.runs.record`
@@ -25,7 +25,6 @@ CHECKPOINTS = "checkpoints"  # a folder for each checkpoint, named after its rou
 MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoint is complete
 SERVER_STATE = "server.h5"  # beside it: the state that all ranks share
 BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
-LOCK = ".lock"  # which job writes to the folder; empty if none does
 FILES = (
     *(
         MARK,
@@ -87,8 +86,10 @@ def check_files(run_folder):
         UserError: if one is something else, or cannot be looked at.
     """
     for name in FILES:
-        check_regular(run_folder / name)
-        check_regular(run_folder / f"{name}.part")
+        check_regular(run_folder / name, is_changed=name in (RECORDS, LOCK, DATA_FILES))
+        check_regular(run_folder / f"{name}.part", is_changed=True)
+    if os.path.lexists(run_folder / MARK) and not read_mark(run_folder, "run"):
+        raise UserError(f"{run_folder / MARK}: fedmpi did not write it: move it to another folder; nothing changed")
     folder = run_folder / CHECKPOINTS
     checkpoints = [inner for _, inner in _checkpoints(folder)]
     models = run_folder / os.path.dirname(CLIENT_MODEL)

@@ -99,7 +99,11 @@ def table(rows, right_from=None, indent="  "):
 
 def short(text, longest=300):
     """A text in one line, without control characters and cut to `longest` characters, for a message."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())
+    try:
+        text = str(text)
+    except Exception:  # noqa: BLE001  an integer of more digits than Python prints, or an object of the user's
+        text = f"an object of type {type(text).__name__} that cannot be printed"
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= longest else f"{line[:longest]}..."
 
 

@@ -4,6 +4,8 @@ import ast
 import multiprocessing
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 from test_architecture import SOURCES, functions, tree
@@ -22,6 +24,7 @@ from fedmpi.own_files import (
     set_aside,
     write_mark,
 )
+from fedmpi.runs.lock import RunLock
 
 SIGNATURE = b"# made by fedmpi"
 
@@ -82,6 +85,23 @@ def test_an_empty_folder_is_taken_and_stays_the_same(tmp_path, monkeypatch):
     make_folder(tmp_path / "mine", "sweep")
     after = (tmp_path / "mine").stat()
     assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode) and os.listdir() == [MARK]
+
+
+def test_a_folder_whose_owner_was_killed_before_it_had_a_mark_is_taken(tmp_path):
+    """Its next run called it not empty."""
+    folder = tmp_path / "it"
+    folder.mkdir()
+    words = (
+        f"import os, pathlib; from fedmpi.runs.lock import RunLock; RunLock(pathlib.Path({str(folder)!r})); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 9
+    assert os.listdir(folder) == [".lock"] and check_folder(folder, "run") is False
+    make_folder(folder, "run", prepare=lambda path: RunLock(path).release())
+    assert read_mark(folder, "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".lock").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        check_folder(tmp_path / "mine", "run")
 
 
 @pytest.mark.parametrize("what", ["file", "link", "dangling link", "folder", "own folder"])
@@ -258,15 +278,17 @@ def test_two_writers_at_once_and_a_file_that_comes_meanwhile(tmp_path):
     assert path.read_text() == "mine" and [*tmp_path.iterdir()] == [path]
 
 
-def test_devices_and_pipes_are_written_to(tmp_path):
+def test_devices_and_pipes_of_the_system_are_written_to_and_others_are_not(tmp_path):
     write("/dev/null")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "stdout").symlink_to(tmp_path / "pipe")  # like /dev/stdout
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    write(tmp_path / "stdout", "text")
+    reader, writer = os.pipe()
+    write(f"/dev/fd/{writer}", "text")  # like /dev/stdout
     assert os.read(reader, 100) == b"text"
-    os.close(reader)
-    for name in ("pipe", "stdout"):
+    os.close(reader), os.close(writer)
+    os.mkfifo(tmp_path / "pipe")  # nobody may ever read it
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises(UserError, match="fedmpi did not write it"):
+            write(tmp_path / name)
         with pytest.raises(UserError, match="expected the file itself"):
             check_regular(tmp_path / name)
     check_replaceable(tmp_path / "missing" / "page.html", SIGNATURE)  # whoever writes it says that there is no folder
@@ -398,6 +420,7 @@ REASONS = {
     "runs.recorder.Recorder.diverged: write_text": LOCKED,
     "runs.state_file._lay_out: File": MEMORY,
     "runs.state_file.write_state: open": LOCKED,
+    "runs.state_file.write_state: unlink": LOCKED,
     "sweep.__main__._claim_folder: write_text": PART,
     "sweep.__main__._emit: write_text": PART,
     "sweep.choice.write_best: write_text": PART,

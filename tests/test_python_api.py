@@ -85,6 +85,39 @@ def test_load_says_what_is_wrong(finished, tmp_path):
         fedmpi.load(tmp_path)
 
 
+@pytest.mark.parametrize("load", [fedmpi.load, fedmpi.load_run])
+@pytest.mark.parametrize("folder", [None, 5, "x" * 9999, "a\0b"])
+def test_what_is_no_path_of_a_run_folder_ends_with_a_line(load, folder):
+    with pytest.raises(fedmpi.UserError):
+        load(folder)
+
+
+@pytest.mark.parametrize("client", [10**5000, -1, 0.5, "0"], ids=["huge", "negative", "half", "text"])
+def test_what_is_no_number_of_a_client_ends_with_a_line(finished, client):
+    with pytest.raises(fedmpi.UserError, match="client = .*: expected the number of a client"):
+        fedmpi.load(finished[1], client=client)
+
+
+class Odd(torch.utils.data.Dataset):
+    """A Dataset whose length is no number of items."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.zeros(12), 0
+
+
+@pytest.mark.parametrize("length", [-1, 2**70, "x"])
+def test_a_dataset_without_a_length_ends_with_a_line(length):
+    net = torch.nn.Linear(12, 3)
+    with pytest.raises(fedmpi.UserError, match="has no length: "):
+        fedmpi.train(model=net, algorithm="fedavg", threads=1, clients=1, data=[Odd(length)], rounds=1)
+
+
 @pytest.mark.parametrize("task", ["auc", "saddle_quadratic", "attack"])
 def test_models_of_other_tasks_load_too(finished, tmp_path, task):
     words = {
@@ -215,14 +248,21 @@ def test_the_best_is_selected_on_held_out_data(capfd):
     [
         ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
         ({"rounds": 0}, "rounds = 0: expected a number >= 1"),
-        ({"algorithm": 3}, "algorithm = 3: expected a name, a dict"),
+        ({"algorithm": 3}, "algorithm is a int: expected a name, a dict"),
+        ({"partition": 10**5000}, "partition is a int: expected a name, a dict"),
+        ({"seed": [{10**5000}]}, "seed is a list: expected a number of fewer than 19 digits, a text"),
         ({"algorithm": FedAvg(), "algorithm.step_size": 1}, "algorithm is given as an object"),
-        ({"rounds": print}, "rounds = <built-in function print>: expected a number, a text"),
+        (
+            {"rounds": print},
+            "rounds is a builtin_function_or_method: expected a number of fewer than 19 digits, a text",
+        ),
         ({"lr": 0.1}, "unknown setting lr"),
         ({"stop": "accuracy"}, "stop = accuracy: expected a metric"),
         ({"stop": "f1>0.5", "rounds": 1}, "stop: there is no metric f1"),
         ({"data": [[(1.0, 0.5)]]}, "data of client 0: item 0 has the label 0.5"),
         ({"data": [[]]}, "data of client 0: has no items"),
+        ({"data": [[("a", 0)]]}, "data of client 0: item 0: expected numbers as (input, label)"),
+        ({"data": [[([1.0], 10**12)]]}, "model MLP: "),
         ({"data": datasets(2), "clients": 3}, "data: 2 Datasets for 3 clients"),
         ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),
         ({"data": {"a": datasets(1)[0]}}, "data is a dict: expected a name, a path, or one Dataset per client"),

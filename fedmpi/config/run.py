@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import re
 
 from fedmpi import settings
 from fedmpi.errors import UserError
@@ -224,11 +226,28 @@ class Run:
         check(self)
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
             raise UserError(f"name = {self.name}: expected the name of a folder, not a path; --out says where it is")
+        if self.stop is not None:
+            read_condition(self.stop)
         folder = self.checkpoint_clients or ""
         if {*"{}"} & {*folder.replace("{client}", "").replace("{rank}", "")}:
             raise UserError(
                 f"checkpoint_clients = {folder}: expected a path with {{client}}, {{rank}} and nothing else in braces"
             )
+
+
+def read_condition(text):
+    """(metric, comparison, bound) of a text like "accuracy>=0.9".
+
+    Raises:
+        UserError: one line, if it is not a condition.
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.\w]+)\s*", text)
+    try:
+        if not math.isnan(bound := float(match[3])):
+            return match[1], match[2], bound
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"stop = {text}: expected a metric, >= or <=, and a number, like accuracy>=0.9")
 
 
 @functools.cache

@@ -98,8 +98,8 @@ class Source:
 def oddities(name, trained, tested, num_classes):
     """See `Source.oddities`; `trained` and `tested`: labels of the training and test samples."""
     unseen = np.setdiff1d(tested, trained)
-    missing = np.setdiff1d(np.arange(num_classes), [*trained, *unseen])
-    found = [f"no sample has label {_some(missing)}, of {num_classes} classes"] if len(missing) else []
+    missing, count = _missing(np.union1d(trained, tested), num_classes)
+    found = [f"no sample has label {_some(missing, count)}, of {num_classes} classes"] if len(missing) else []
     found += [f"the test set has label {_some(unseen)}, which no training sample has"] if len(unseen) else []
     return [f"{name}: {line}" for line in found]
 
@@ -117,15 +117,15 @@ def check_labels(link, name, sources, num_classes):
     """
     mine = [[np.unique(source.labels[split]) for split in SPLITS] for source in sources]
     trained, tested = (np.unique(link.allgatherv(np.concatenate(labels))).astype(int) for labels in zip(*mine))
-    missing = np.setdiff1d(np.arange(num_classes), [*trained, *tested])
+    missing, count = _missing(np.union1d(trained, tested), num_classes)
 
     def check():
         for source, labels in zip(sources, map(np.concatenate, mine)):
             if len(missing) and not source.classes_declared and labels.max() > missing[0]:
                 raise UserError(
                     f"{source.path}: contains the labels {_some(np.unique(labels))}, but no client has the label "
-                    f"{_some(missing)}: expected labels from 0 on without gaps that mean the same in all files, or the "
-                    "number of classes as attribute num_classes of each file"
+                    f"{_some(missing, count)}: expected labels from 0 on without gaps that mean the same in all files, "
+                    "or the number of classes as attribute num_classes of each file"
                 )
 
     agree(link, check)
@@ -133,9 +133,15 @@ def check_labels(link, name, sources, num_classes):
         print(f"fedmpi: {line}", file=sys.stderr, flush=True)
 
 
-def _some(numbers, most=5):
-    """The first of some numbers as text, and how many more there are."""
-    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+def _missing(present, num_classes):
+    """The first of the labels that are not present, and how many there are: a label may be 10^12."""
+    return np.setdiff1d(np.arange(min(num_classes, len(present) + 5)), present), num_classes - len(present)
+
+
+def _some(numbers, count=None, most=5):
+    """The first of `count` numbers as text, and how many more there are."""
+    count = len(numbers) if count is None else count
+    more = f" and {count - most} more" if count > most else ""
     return ", ".join(map(str, numbers[:most])) + more
 
 

@@ -1,5 +1,7 @@
 """Write the HDF5 files that training reads."""
 
+import io
+
 import h5py
 import numpy as np
 
@@ -29,11 +31,11 @@ def write_file(path, splits, attributes):
     if "train/labels" in splits and "num_classes" not in attributes:
         attributes["num_classes"] = 1 + max(int(splits[f"{split}/labels"].max()) for split in SPLITS)
     check_writable(path)
-    unfinished = path
+    unfinished, disk = path, None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, PROGRAM.encode()) as unfinished:
-            with h5py.File(unfinished, "w") as file:
+            with _File(unfinished, "w+") as disk, h5py.File(disk, "w") as file:
                 file.attrs[WRITTEN_BY] = PROGRAM
                 for name, rows in splits.items():
                     _write_rows(file, name, rows)
@@ -41,12 +43,36 @@ def write_file(path, splits, attributes):
                     file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
                 for name, value in attributes.items():
                     file.attrs[name] = value
+            if disk.error:
+                raise disk.error
             if "train/images" in splits:
                 HDF5Source(unfinished)  # reports now what training would report later
     except UserError as error:
         raise UserError(str(error).replace(str(unfinished), str(path))) from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error}") from None
+        error = (disk and disk.error) or error
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+class _File(io.FileIO):
+    """A file whose writing never fails, because HDF5 crashes where it does; `error` is the first failure, or None."""
+
+    error = None
+
+    def write(self, content):
+        rest = memoryview(content).cast("B")
+        while rest and not self.error:
+            rest = rest[self._unless_failed(super().write, rest) or 0 :]
+        return len(content)
+
+    def truncate(self, size=None):
+        return self._unless_failed(super().truncate, size)
+
+    def _unless_failed(self, action, *words):
+        try:
+            return None if self.error else action(*words)
+        except OSError as error:
+            self.error = error
 
 
 def check_writable(path):

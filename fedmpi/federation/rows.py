@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from fedmpi.algorithms.base import Algorithm
 from fedmpi.errors import UserError
 from fedmpi.federation.sums import RunningSums
 
@@ -178,12 +179,15 @@ class RowStore:
 
 
 def check_rows(algorithm):
-    """Check that an algorithm's rows are names, each in one place.
+    """Check that an algorithm's rows are names, each in one place, and that it defines its local step, if it has any.
 
     Raises:
         UserError: one line: which declaration, what is expected.
     """
     name, seen = type(algorithm).__name__, set()
+    has_none = getattr(type(algorithm), "local_step", None) is Algorithm.local_step
+    if has_none and None in (exchange.work for exchange in algorithm.exchanges()):
+        raise UserError(f"algorithm {name}: expected that it defines local_step, its local step")
     for kind in ("exchanged", "server_rows", "client_rows", "scratch"):
         rows = getattr(algorithm, kind)
         if not isinstance(rows, tuple) or not all(isinstance(row, str) for row in rows):

@@ -3,6 +3,8 @@
 With num_classes=1 a network has one output, the score of two-class problems.
 """
 
+import copy
+
 import torch
 from torch import nn
 
@@ -19,11 +21,8 @@ def _fafed_initialise(module):
 
 def _flat_size(convolutions, shape):
     """Number of outputs of `convolutions` for one image of `shape` [channels, height, width]."""
-    convolutions.eval()  # in training, batch norm needs more than one image
-    with torch.no_grad():
-        size = convolutions(torch.zeros(1, *shape)).numel()
-    convolutions.train()
-    return size
+    without_memory = copy.deepcopy(convolutions).to("meta").eval()  # in training, batch norm needs more than one image
+    return without_memory(torch.zeros(1, *shape, device="meta")).numel()
 
 
 def require_image(name, shape, smallest):

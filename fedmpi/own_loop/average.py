@@ -72,7 +72,7 @@ def average(
     cls = OUTER[outer]
     offered = [name for name in OUTER_SETTINGS if name in cls.__dataclass_fields__]
     algorithm = cls(**known_settings(f"outer {outer}", offered, settings), names=names)
-    link = open_link(comm)
+    link = open_link(comm, model, every, weight)
     module = getattr(model, "_orig_mod", model)
     flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT)
 

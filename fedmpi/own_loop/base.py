@@ -1,6 +1,7 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
 import functools
+import numbers
 import sys
 import time
 import weakref
@@ -17,7 +18,7 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
-from fedmpi.settings import nearest
+from fedmpi.settings import LARGEST, nearest
 
 
 class OwnLoop:
@@ -127,7 +128,7 @@ class OwnLoop:
             self.federation.restore(state)
             for name in self.federation.algorithm.scratch:
                 self._client.rows[name].copy_(state[f"loop/rows/{name}"])
-        except (KeyError, RuntimeError) as error:
+        except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"the state does not belong to this rank, model and algorithm: {error}") from None
         self._done, self._steps = int(state["loop/step"]), None
         self.averaged = self._done == 0
@@ -171,8 +172,17 @@ class OwnLoop:
         self._link.traffic = Traffic()
 
 
-def open_link(comm):
-    """The `Link` of an mpi4py communicator, or of all ranks. Collective."""
+def open_link(comm, model, local_steps, weight):
+    """The `Link` of an mpi4py communicator, or of all ranks. Collective.
+
+    Raises:
+        UserError: if one of the other arguments of `join` or `average` has another type than expected.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
+    for name, value, kind in (("local_steps", local_steps, numbers.Integral), ("weight", weight, numbers.Real)):
+        if not isinstance(value, kind) or abs(value) > LARGEST:
+            raise UserError(f"{name} is a {type(value).__name__}: expected a number of at most {LARGEST:g}")
     link = MPILink(comm)
     _end_job_on_error(link)
     return link
@@ -215,9 +225,9 @@ def _check_same_model(model, flat, local_steps, link):
             frozen = zlib.crc32(parameter.detach().cpu().contiguous().view(torch.uint8).numpy(), frozen)
     facts = {"trainable parameters": names, "local steps": local_steps, "frozen parameters": frozen}
     everywhere = link.allgather([*facts.values(), flat.num_buffers])
-    for what, numbers in zip([*facts, "float buffers"], everywhere.T):
-        if len({*numbers}) > 1:
-            other = int((numbers != numbers[0]).argmax())
+    for what, found in zip([*facts, "float buffers"], everywhere.T):
+        if len({*found}) > 1:
+            other = int((found != found[0]).argmax())
             raise UserError(
                 f"rank {other} has other {what} than rank 0: expected the same model and settings on all ranks"
             )

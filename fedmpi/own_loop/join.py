@@ -52,7 +52,7 @@ def join(
         UserError: on every rank: what was given, what is allowed.
     """
     algorithm = _make_algorithm(algorithm, settings)
-    link = open_link(comm)
+    link = open_link(comm, model, local_steps, weight)
     flat = FlatModule(getattr(model, "_orig_mod", model), channels_last=None, direct_gradients=False)
     rows = flat.x.new_zeros(2, flat.dim)
 
@@ -69,7 +69,7 @@ def _make_algorithm(algorithm, settings):
     if isinstance(algorithm, Algorithm):
         return dataclasses.replace(algorithm, **_checked(type(algorithm), settings)) if settings else algorithm
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
-        raise UserError(f"algorithm = {algorithm!r}: expected a name like 'fafed', or an Algorithm")
+        raise UserError(f"algorithm is a {type(algorithm).__name__}: expected a name like 'fafed', or an Algorithm")
     return algorithm(**_checked(algorithm, settings))
 
 

@@ -1,6 +1,7 @@
 """The argument parser of all programs but fedmpi.train, whose options are the settings of a run."""
 
 import argparse
+import re
 
 from fedmpi.errors import UserError
 
@@ -14,6 +15,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         if any("\0" in word for word in args or ()):
             raise UserError("an argument contains a NUL character: expected none")
+        if bad := [word for word in args or () if re.fullmatch(r"--[\w-]+=--", word)]:  # argparse makes a list of it
+            raise UserError(f"{bad[0]}: expected another value than --")
         return super().parse_known_args(args, namespace)
 
     def error(self, message):

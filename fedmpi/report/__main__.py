@@ -169,7 +169,6 @@ def write(out, comparison, complaints, targets, look=None, refresh=None):
         sections.append((problem.label, text))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        check_regular(out)
         with replacing(out, SIGNATURE) as part:  # so that a browser never loads half a page
             part.write_text(page(sections, complaints, refresh), encoding="utf-8")
         if refresh is None:
@@ -208,7 +207,7 @@ def _write_tables(folder, comparison, targets):
     """Curves and final values as CSV, tables in Markdown."""
     write_curves(folder / "curves.csv", comparison)
     write_finals(folder / "finals.csv", comparison)
-    with replacing(folder / "tables.md") as part:
+    with replacing(folder / "tables.md", b"\n\n| method |") as part:
         part.write_text(_markdown(comparison, targets), encoding="utf-8")
 
 

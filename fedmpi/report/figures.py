@@ -21,7 +21,7 @@ try:
     import matplotlib.colors
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontProperties
+    from matplotlib.font_manager import FontProperties, findfont
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 except ImportError:
@@ -177,7 +177,13 @@ def _scale(style, metric, curves):
 
 def figure_settings(style):
     """Matplotlib's settings in this style."""
-    fonts = {"font.family": [style.font, "sans-serif"]} if style.font else {}
+    fonts = {}
+    if style.font:
+        try:
+            findfont(FontProperties([style.font]), fallback_to_default=False)
+        except ValueError:
+            raise UserError(f"--font {style.font}: not on this machine: expected a family like DejaVu Sans") from None
+        fonts = {"font.family": [style.font, "sans-serif"]}
     return {**STYLE, "font.size": style.size, **fonts}
 
 

@@ -8,6 +8,7 @@ import time
 from rich.live import Live
 from rich.text import Text
 
+from fedmpi.errors import UserError
 from fedmpi.run_files import RECORDS, find_checkpoints
 from fedmpi.runs.folder import find_runs
 from fedmpi.text import Table, format_seconds, short
@@ -51,12 +52,17 @@ def is_running(run, now=None):
 def may_go_on(run, now=None):
     """Whether a run that has stopped may be resumed soon: it has a checkpoint, and stopped less than `RESTART` ago."""
     has_ended = run.is_complete or run.diverged
-    return not has_ended and find_checkpoints(run.path) and _silence(run, now) < RESTART
+    with contextlib.suppress(UserError):  # a folder that cannot be read: nobody knows
+        return not has_ended and find_checkpoints(run.path) and _silence(run, now) < RESTART
+    return False
 
 
 def _silence(run, now):
     """Seconds since the run recorded a round."""
-    changed = (run.path / RECORDS).stat().st_mtime
+    try:
+        changed = (run.path / RECORDS).stat().st_mtime
+    except OSError:  # removed since it was read
+        return math.inf
     return (time.time() if now is None else now) - changed
 
 

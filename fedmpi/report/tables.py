@@ -120,7 +120,7 @@ def run_table(problem):
 
 def write_curves(path, problems):
     """All curves as CSV: a line per method, metric and point, with means over the runs."""
-    with replacing(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
+    with replacing(path, b"problem,method,metric,") as part, open(part, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(["problem", "method", "metric", "against", "at", "mean", "lowest", "highest"])
         for problem in problems:
@@ -140,7 +140,7 @@ def write_curves(path, problems):
 
 def write_finals(path, problems):
     """Final values as CSV: a line per method and quantity."""
-    with replacing(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
+    with replacing(path, b"problem,method,quantity,") as part, open(part, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(["problem", "method", "quantity", "mean", "standard deviation", "lowest", "highest", "runs"])
         for problem in problems:

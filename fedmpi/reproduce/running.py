@@ -17,7 +17,7 @@ from fedmpi.comm.host import processor_name
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
-from fedmpi.own_files import check_replaceable, is_aside, replacing, set_aside
+from fedmpi.own_files import check_regular, check_replaceable, is_aside, replacing, set_aside
 from fedmpi.reproduce.experiment import FIRST, as_texts
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import is_run, outcome, read_run
@@ -30,6 +30,8 @@ from fedmpi.text import format_seconds
 PROVENANCE = "provenance.json"  # in a run's folder: what made it
 MAKER = "maker.json"  # beside the runs: what is known of those that end without this program
 FIRST_RUN, FIRST_SETTINGS = "first", "first.json"  # the run before all others, and what it was made with
+OF_MAKER = ("commit", "torch", "made_by")  # are always in it
+PLAN = "# Written by fedmpi.reproduce --emit-slurm, which replaces this file.\n"
 EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # decide which rounds and samples the curves have
 TEMPLATE = pathlib.Path(fedmpi.__file__).parent / "slurm" / "sweep.sbatch"
 
@@ -105,7 +107,7 @@ def make(planning, how):
     plans = [plan for plan in (planning.first, planning.plan) if plan]
     for plan in plans:
         _own_folder(plan.out)
-        check_run_folders(plan)
+        _check_files(plan)
     if planning.first:
         _set_aside_if_first_changed(planning.first)
     for plan in plans:  # before `MAKER` is written anew
@@ -129,6 +131,7 @@ def _set_aside_if_first_changed(plan):
     The others used its model. Its settings are kept beside it, so that this also holds after it has been deleted.
     """
     run, path = plan.runs[0], plan.out / FIRST_SETTINGS
+    _check(path, "seed", "rounds")
     wanted, made = decisive_settings(plan.arguments(run)), _read(path)
     has_changed = is_run(plan.folder(run)) and _is_other(plan, run)
     if has_changed or any(made.get(key, text) != text for key, text in wanted.items()):
@@ -151,9 +154,21 @@ def _ranks_with_a_client(plan, ranks):
 
 def _own_folder(folder):
     try:
-        own_sweep_folder(folder, lambda: {"commit", "torch", "made_by"} <= set(_read(folder / MAKER)))
+        own_sweep_folder(folder, lambda: set(OF_MAKER) <= set(_read(folder / MAKER)))
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
+
+
+def _check_files(plan):
+    """Check that what the runs of a plan write is missing, or that fedmpi wrote it.
+
+    Raises:
+        UserError: if something else has one of these names.
+    """
+    check_run_folders(plan)
+    _check(plan.out / MAKER, *OF_MAKER)
+    for run in plan.runs:
+        _check(plan.folder(run) / PROVENANCE, "date", "command")
 
 
 def _set_aside(folder):
@@ -247,6 +262,16 @@ def _write(path, values):
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def _check(path, *keys):
+    """Check that a JSON file, which may be replaced, is missing, or has some keys, as what this program writes.
+
+    Raises:
+        UserError: if it is something else.
+    """
+    if check_regular(path) and not set(keys) <= set(_read(path)):
+        raise UserError(f"{path}: exists, and fedmpi did not write it: move it; nothing changed")
+
+
 def _read(path):
     """The dict in a JSON file; {} if there is none, or only a part of it."""
     try:
@@ -310,7 +335,7 @@ def emit_slurm(planning, how, path):
     """
     check_replaceable(path, SIGNATURE)
     _own_folder(planning.plan.out)
-    check_run_folders(planning.plan)
+    _check_files(planning.plan)
     if planning.first and to_make(planning.first):
         raise UserError(
             f"{planning.first.out}: the other runs need the run '{FIRST_RUN}': make it first, without --emit-slurm"
@@ -326,8 +351,8 @@ def emit_slurm(planning, how, path):
     file = plan.out / "plan.yaml"
     words = [f"--out={plan.out}", f"--plan={file}", "--metric=train_loss"]
     try:
-        with replacing(file) as part:
-            part.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        with replacing(file, PLAN.encode()) as part:
+            part.write_text(PLAN + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         _record_missing(plan)
         known = _known(dataclasses.replace(how, ranks=ranks))
         known = {key: one for key, one in known.items() if key not in ("processor", "cores")}  # those of the nodes

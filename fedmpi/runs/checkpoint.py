@@ -30,7 +30,17 @@ FORMAT = 1  # of the manifest and the files
 FILES = re.compile(
     rf"{re.escape(MANIFEST)}(\.part)?|{re.escape(SERVER_STATE)}|client-[0-9]{{4,}}\.h5"
 )  # of a checkpoint
-REQUIRED = ("format", "versions", "round", "clients", "layout", "records", "files", "settings")  # keys of a manifest
+# Keys of a manifest -> type of the value.
+REQUIRED = {
+    "format": int,
+    "versions": dict,
+    "round": int,
+    "clients": int,
+    "layout": list,
+    "records": int,
+    "files": dict,
+}
+REQUIRED |= {"settings": dict}
 
 
 def checkpoint_folder(run_folder, round_index):
@@ -52,7 +62,7 @@ def client_folder(pattern, run_folder, round_index, client, rank, run_name=""):
     """
     if pattern is None:
         return checkpoint_folder(run_folder, round_index)
-    folder = pattern.replace("{client}", str(client)).replace("{rank}", str(rank))
+    folder = str(pattern).replace("{client}", str(client)).replace("{rank}", str(rank))
     return pathlib.Path(folder) / run_name / f"{round_index:06d}"
 
 
@@ -89,7 +99,7 @@ def write_manifest(folder, content):
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     content = {"format": FORMAT, "written": now, "versions": versions(), **content}
     part = folder / f"{MANIFEST}.part"
-    check_regular(part)
+    check_regular(part, is_changed=True)
     with open(part, "wb") as file:
         file.write(_signed(content))
         file.flush()
@@ -111,15 +121,27 @@ def read_manifest(folder):
         is_signed = isinstance(content, dict) and _signed({k: v for k, v in content.items() if k != "crc32"}) == text
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         is_signed = False
     if not is_signed:
         raise Damaged(f"{path}: its bytes are not those that were written")
-    if missing := [key for key in REQUIRED if key not in content]:
-        raise Damaged(f"{path}: {', '.join(missing)} is missing")
+    wrong = [key for key, kind in REQUIRED.items() if type(content.get(key)) is not kind]
+    wrong += [] if wrong or all(_are_numbers(sizes) for sizes in content["files"].values()) else ["files"]
+    wrong += [] if _are_rounds(content.get("lost", {})) else ["lost"]
+    if wrong:
+        raise Damaged(f"{path}: {', '.join(wrong)} is missing, or not what is written there")
     if content["format"] != FORMAT:
         raise Damaged(f"{path}: is of format {content['format']}, and this fedmpi reads {FORMAT}")
     return content
+
+
+def _are_numbers(sizes):
+    return isinstance(sizes, list) and [*map(type, sizes)] == [int, int]
+
+
+def _are_rounds(lost):
+    """Whether a value is a dict from clients' numbers to rounds or None."""
+    return isinstance(lost, dict) and all(c.isdecimal() and type(r) in (int, type(None)) for c, r in lost.items())
 
 
 def _signed(content):

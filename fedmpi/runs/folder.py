@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import re
 
@@ -78,7 +79,7 @@ def read_run(folder):
     Raises:
         UserError: one line: what is wrong with the folder.
     """
-    if not folder.exists():
+    if not os.path.exists(folder):
         raise UserError(f"{folder}: no such folder")
     if not is_run(folder):
         raise UserError(f"{folder}: not a run folder (it contains no {SETTINGS})")
@@ -187,7 +188,7 @@ def _client_names(folder):
     try:
         names = json.loads((folder / CLIENTS).read_text(encoding="utf-8"))["names"]
         return [str(name)[:LONGEST_NAME] for name in names] if isinstance(names, list) else []
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

@@ -27,6 +27,7 @@ LIFETIME = 40.0  # seconds after which an owner on another node that does not wr
 OUTLIVES = 10.0  # seconds by which the ranks of a killed job may outlive it
 SETTLES = 1.0  # seconds after which of two jobs that took the lock of a dead one at once, one has lost it
 LONGEST = 1000  # bytes of the owner's name
+FOREIGN = {"": "what is there is no owner's name"}
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
 
 _locks = weakref.WeakSet()
@@ -38,9 +39,6 @@ class RunLock:
     Args:
         folder: `pathlib.Path` of the folder; may be changed when the folder is renamed.
 
-    Attributes:
-        is_lost: whether another job has taken the lock, as `check` says.
-
     Raises:
         UserError: if another job holds it, with one line that names that job; a job that is ending is waited for.
         OSError: if the folder cannot be written.
@@ -49,9 +47,10 @@ class RunLock:
     def __init__(self, folder):
         self.folder = folder
         path = folder / LOCK
-        check_regular(path)
+        check_regular(path, is_changed=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._owner = {**_this_process(), "token": secrets.token_hex(8), "count": 0}
+        self._is_lost, self._written = False, 0.0
         try:
             is_certain = self._wait()
             self._write()
@@ -61,7 +60,6 @@ class RunLock:
         except BaseException:
             os.close(self._file)
             raise
-        self.is_lost = False
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._refresh, name="lock", daemon=True)
         self._thread.start()
@@ -87,6 +85,8 @@ class RunLock:
             lives = flocked is False or is_here or (owner != first and now - since < 1.5 * REFRESH)
             if lives and now - began > OUTLIVES:
                 raise UserError(f"run folder {self.folder}: {_describe(owner)} is still writing to it; {_ADVICE}")
+            if owner == FOREIGN and flocked is not False and now - since > SETTLES:
+                raise UserError(f"{self.folder / LOCK}: fedmpi did not write it: move it to another folder")
             if not lives and now - since > LIFETIME:
                 return False
             if not said and now - began > 2:
@@ -107,6 +107,11 @@ class RunLock:
         owner = self._read()
         if owner and owner.get("token") != self._owner["token"]:
             raise UserError(f"run folder {self.folder}: {_describe(owner)} has taken it over; {_ADVICE}")
+
+    @property
+    def is_doubtful(self):
+        """Whether `check` may raise: it did, or this process was suspended and has not written its name since."""
+        return self._is_lost or time.monotonic() - self._written > 2 * REFRESH
 
     def release(self):
         """Give the lock back."""
@@ -130,13 +135,15 @@ class RunLock:
             return {}
         try:
             owner = json.loads(text)
-            return owner if isinstance(owner, dict) else {}
+            return owner if isinstance(owner, dict) and "token" in owner else FOREIGN
         except (ValueError, RecursionError):
-            return {"unreadable": short(text, 100)}
+            return FOREIGN
 
     def _write(self):
         self._owner["count"] += 1
         os.pwrite(self._file, json.dumps(self._owner).encode().ljust(LONGEST), 0)
+        os.fsync(self._file)  # NFS sends it to the server only now
+        self._written = time.monotonic()
 
     def _refresh(self):
         while not self._ends.wait(REFRESH):
@@ -144,7 +151,7 @@ class RunLock:
                 self.check()
                 self._write()
             except UserError:
-                self.is_lost = True
+                self._is_lost = True
                 return
             except OSError:  # tried again
                 continue
@@ -189,7 +196,7 @@ def _this_process():
     job = next((os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)), "")
     began = time.strftime("%Y-%m-%d %H:%M:%S")
     pid = os.getpid()
-    return {"host": host, "boot": boot, "pid": pid, "start": _start_of(pid), "job": job[:100], "began": began}
+    return {"host": host, "boot": boot, "pid": pid, "start": _start_of(pid), "job": job[:50], "began": began}
 
 
 def _start_of(pid):
@@ -198,7 +205,7 @@ def _start_of(pid):
         with open(f"/proc/{int(pid)}/stat", encoding="utf-8", errors="replace") as file:
             state, *numbers = file.read().rpartition(")")[2].split()
             return "" if state in "ZX" else numbers[18]  # one that has ended may still be listed
-    except (OSError, ValueError, TypeError, IndexError):
+    except (OSError, ValueError, TypeError, IndexError, OverflowError):
         return ""
 
 

@@ -14,6 +14,7 @@ import importlib
 import io
 import json
 import math
+import numbers
 import os
 import sys
 
@@ -136,9 +137,8 @@ def load_model(folder, model=None, client=None):
     state, description = read_state(folder, client), read_description(folder)
     if model is None:
         model = _build_limited(folder, description.get("model"), state)
-    elif not isinstance(model, nn.Module):
-        model = model()
     try:
+        model = model if isinstance(model, nn.Module) else model()
         model.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
         load_values(model, state)
     except Exception as error:  # noqa: BLE001  a damaged file can contain tensors of any kind
@@ -174,6 +174,8 @@ def model_file(folder, client=None):
     Raises:
         UserError: if there is none.
     """
+    if client is not None and (not isinstance(client, numbers.Integral) or not 0 <= client < 2**63):
+        raise UserError(f"client = {short(client)}: expected the number of a client, 0 or more")
     names = (MODEL, FORMER_MODEL) if client is None else (CLIENT_MODEL.format(client=client),)
     if client is not None and os.path.islink((folder / names[0]).parent):
         raise UserError(f"{(folder / names[0]).parent}: is a link: expected a folder; copy the folder itself")

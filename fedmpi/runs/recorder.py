@@ -156,10 +156,7 @@ class Recorder:
         begin = max(0, position - LONGEST_LINE)
         self._lines.seek(begin)
         lines = self._lines.read(position - begin).splitlines(keepends=True)
-        try:
-            return json.loads(lines[-1]) if lines and lines[-1].endswith(b"\n") else {}
-        except ValueError:
-            return {}
+        return json.loads(lines[-1]) if lines and _round_of(lines[-1]) else {}
 
     def round(self, record, metrics):
         """Write one round.
@@ -172,7 +169,7 @@ class Recorder:
         Raises:
             UserError: if another job has taken the run folder.
         """
-        if self._lock.is_lost:
+        if self._lock.is_doubtful:
             self.check_lock()
         clients = getattr(metrics, "clients", {})
         self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}

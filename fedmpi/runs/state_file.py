@@ -17,6 +17,7 @@ import torch
 
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular
+from fedmpi.text import short
 
 PIECE = 8 << 20  # bytes that are written at once, while their checksum is computed
 SMALL = 1 << 16  # bytes; larger tensors are read when they are used, and begin on a page of memory
@@ -41,6 +42,8 @@ def write_state(path, state):
         OSError: if the disk is full (before anything is written, if the file system can reserve room) or fails.
     """
     structure, tensors = _lay_out(state)
+    if os.path.lexists(path) and os.lstat(path).st_nlink > 1:
+        os.unlink(path)  # what has a second name, in a backup say, keeps its content there
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     try:
         _reserve(file, structure.size)
@@ -70,16 +73,21 @@ def read_state(path, nbytes, checksum):
     """
     check_file(path, nbytes, checksum)
     state = {}
-    with h5py.File(path) as file:
-        state |= {name: value.item() for name, value in file.attrs.items()}
 
-        def take(name, item):
-            if isinstance(item, h5py.Dataset):
-                if item.external or item.is_virtual:
-                    raise Damaged(f"{path}: {name} lies in another file")
-                state[name] = torch.from_numpy(_array(path, item))
+    def take(name, item):
+        if isinstance(item, h5py.Dataset):
+            if item.external or item.is_virtual:
+                raise Damaged(f"{path}: {name} lies in another file")
+            state[name] = torch.from_numpy(_array(path, item))
 
-        file.visititems(take)
+    try:
+        with h5py.File(path) as file:
+            state |= {name: value.item() for name, value in file.attrs.items()}
+            file.visititems(take)
+    except Damaged:
+        raise
+    except Exception as error:  # noqa: BLE001  another program can have written anything, and its checksum
+        raise Damaged(f"{path}: cannot be read: {short(error)}") from None
     return state
 
 

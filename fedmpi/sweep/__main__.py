@@ -33,6 +33,7 @@ from fedmpi.sweep.search import SAMPLERS, Search, make_space
 from fedmpi.sweep.slurm import SIGNATURE, job_array
 from fedmpi.text import format_ranges, format_seconds
 
+NOTE = "# Written by fedmpi.sweep: the settings of all its runs.\n"
 COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
 TEMPLATE = pathlib.Path(__file__).parents[1] / "slurm" / "sweep.sbatch"
 DESCRIPTION = """\
@@ -203,8 +204,8 @@ def _search(options, common):
     known = search.recall()
     check_run_folders(plan)
     if not options.table:
-        lowest = Planned("first", {key: str(getattr(one, "low", None) or one.choices[0]) for key, one in space.items()})
-        _check_runs(plan, [lowest], added)
+        lowest = {key: str(one.low if hasattr(one, "low") else one.choices[0]) for key, one in space.items()}
+        _check_runs(plan, [Planned("first", lowest)], added)
         _claim_folder(plan)
         todo = max(0, options.trials - known)
         print(f"{options.trials} trials in {options.out}, {todo} of them still to do", flush=True)
@@ -264,7 +265,8 @@ def _claim_folder(plan):
     """
     note = plan.out / COMMON
     settings = _of_all_runs(plan.common)
-    check_regular(note)
+    if check_regular(note) and not _is_note(note):
+        raise UserError(f"{note}: fedmpi did not write it: move it, or choose another --out; nothing changed")
     try:
         has_mark = check_sweep_folder(plan.out, lambda: _is_note(note))
         before = _of_all_runs(_read_note(note)) if note.is_file() else settings
@@ -273,8 +275,9 @@ def _claim_folder(plan):
             changes = ", ".join(f"{key} was {before.get(key, 'not set')}" for key in keys)
             raise UserError(f"{plan.out}: contains runs with other settings ({changes}); choose another --out")
         own_sweep_folder(plan.out, lambda: _is_note(note))
-        with replacing(note) as part:
-            part.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        if before != settings or not note.is_file():
+            with replacing(note, NOTE.encode()) as part:
+                part.write_text(NOTE + yaml.safe_dump(settings), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out {plan.out}: cannot be written: {error.strerror}") from None
 
@@ -295,7 +298,7 @@ def _is_note(path):
     """Whether a file is what a sweep writes, also one of an earlier version, whose folder has no mark."""
     try:
         check_regular(path)
-        return yaml.safe_dump(_read_note(path)) == path.read_text(encoding="utf-8")
+        return yaml.safe_dump(_read_note(path)) == path.read_text(encoding="utf-8").removeprefix(NOTE)
     except (UserError, OSError, ValueError):
         return False
 

@@ -8,7 +8,7 @@ import yaml
 
 from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
-from fedmpi.own_files import check_regular, replacing
+from fedmpi.own_files import replacing
 from fedmpi.run_files import SETTINGS
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
@@ -140,7 +140,6 @@ def write_candidates(path, candidates, metric):
     """The candidates as CSV, best first."""
     keys = list(dict.fromkeys(key for candidate in candidates for key in candidate.varied))
     header = ["standard deviation", "lowest", "highest", "runs that ended", "runs", "diverged"]
-    check_regular(path)
     with replacing(path, ",".join(header).encode()) as part, open(part, "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow([*keys, metric, *header])
@@ -159,6 +158,5 @@ def write_best(path, candidate, metric):
     settings = {key: value for key, value in settings.items() if key not in NOT_IN_BEST} | {"holdout": 0.0}
     words = f"{BEST_OF} {candidate.label}\n# {title(metric)}: {candidate.spread}"
     text = f"{words}, {len(candidate.spread.values)} runs\n{yaml.safe_dump(settings, sort_keys=False)}"
-    check_regular(path)
     with replacing(path, BEST_OF.encode()) as part:
         part.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, write_mark
 from fedmpi.run_files import find_checkpoints
 from fedmpi.runs.folder import is_run, outcome
+from fedmpi.sweep.local import check_log
 
 
 def check_sweep_folder(out, is_former):
@@ -46,11 +47,13 @@ def own_sweep_folder(out, is_former):
 
 
 def check_run_folders(plan):
-    """Check that the folders of a plan's runs are missing or empty, or that fedmpi made them.
+    """Check that the folders and logs of a plan's runs are missing or empty, or that fedmpi made them.
 
     Raises:
         UserError: if one is something else, or its run began with an earlier version and has no checkpoint.
     """
-    for folder in map(plan.folder, plan.runs):
+    for run in plan.runs:
+        folder = plan.folder(run)
+        check_log(plan, run)
         if not (is_run(folder) and (outcome(folder) != "broken" or find_checkpoints(folder))):
             check_folder(folder, "run")

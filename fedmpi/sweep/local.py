@@ -14,9 +14,10 @@ import time
 import traceback
 
 from fedmpi.errors import Stopped, UserError
-from fedmpi.own_files import check_regular
-from fedmpi.runs.folder import outcome
+from fedmpi.own_files import check_regular, read_mark
+from fedmpi.runs.folder import is_run, outcome
 
+BEGIN = b"fedmpi: run "  # of each log
 PATIENCE = 10  # seconds that a job has to end after SIGTERM
 
 
@@ -74,6 +75,24 @@ def _log_path(plan, run):
     return plan.out / f"{run.name}.log"
 
 
+def check_log(plan, run):
+    """Check that what a run prints may be written: its file is missing or empty, or fedmpi wrote it.
+
+    Raises:
+        UserError: if it is something else.
+    """
+    path, folder = _log_path(plan, run), plan.folder(run)
+    if not check_regular(path, is_changed=True) or (is_run(folder) and not read_mark(folder)):  # an earlier version's
+        return
+    try:
+        with open(path, "rb") as log:
+            is_own = log.read(len(BEGIN)) in (b"", BEGIN)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if not is_own:
+        raise UserError(f"{path}: exists, and fedmpi did not write it: move it, or choose another --out")
+
+
 def start_job(plan, run, ranks, launcher):
     """A run as a process, its output in a file beside its folder.
 
@@ -81,9 +100,9 @@ def start_job(plan, run, ranks, launcher):
     the sweep that is started after it waits for them. Training itself decides what becomes of the run's folder.
 
     Raises:
-        UserError: if the file cannot be written, or is a link or a pipe.
+        UserError: if the file cannot be written, or fedmpi did not write it.
     """
-    check_regular(_log_path(plan, run))
+    check_log(plan, run)
     log = open(_log_path(plan, run), "a", encoding="utf-8")  # noqa: SIM115 (a `_ForeignJob` keeps it)
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,6 +114,8 @@ def start_job(plan, run, ranks, launcher):
         return _ForeignJob(run, log)
     with log:
         log.truncate(0)
+        log.write(f"{BEGIN.decode()}{run.name}\n")
+        log.flush()
         return _Job(plan, run, ranks, launcher, log)
 
 
@@ -103,7 +124,7 @@ class _Log:
 
     def last_line(self):
         """The line that says how the job ended: its first error, or else the last line."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
         errors = [line for line in lines if line.startswith("fedmpi: error")]
         return next((line for line in [*errors[:1], *reversed(lines)] if line.strip()), "it printed nothing")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import pathlib
 import re
 
@@ -10,6 +11,7 @@ from fedmpi.errors import UserError
 
 OWN = ("out", "name", "ranks")  # settings of a run that the sweep sets itself
 NOT_FOR_SWEEPS = ("list", *SWITCHES)  # options of fedmpi.train that print something instead of training
+MOST_RUNS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,8 @@ def make_plan(out, file, grid, common):
     if not axes and points == [{}]:
         raise UserError("nothing to vary: give --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 or a --plan")
     shared = _shared(content, common, [*axes, *(key for point in points for key in point)], axes)
+    if (number := len(points) * math.prod(map(len, axes.values()))) > MOST_RUNS:
+        raise UserError(f"the grid has {number} points: expected at most {MOST_RUNS}; --search tries some of many")
     varied = [point | dict(zip(axes, texts)) for point in points for texts in itertools.product(*axes.values())]
     return Plan(out, shared, [Planned(name, settings) for name, settings in zip(names_of(varied), varied)])
 

@@ -15,6 +15,7 @@ from fedmpi.sweep.local import start_job
 from fedmpi.sweep.plan import Planned, axis, names_of
 
 TRIALS = "trials.jsonl"  # in the sweep's folder: a line for each trial that was begun, or was pruned
+BEGIN = b'{"name": "'  # of each line
 SAMPLERS = ("random", "tpe")
 LONGEST_NAME = 240  # bytes
 FIRST_TRIALS = 5  # complete ones, before any is pruned
@@ -43,8 +44,10 @@ def make_space(ranges, grid):
                 raise ValueError(f"scale {scale}")
             if not key:
                 raise ValueError("no setting")
+            if not abs(float(low)) < 2**53 > abs(float(high)):
+                raise ValueError("a value is not finite, or too large")
             distribution = make(kind(low), kind(high), log=scale == "log")
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise UserError(
                 f"--range {text}: expected a setting with its smallest and largest value, like "
                 f"algorithm.step_size=0.001:0.1:log or local_steps=1:20 ({error})"
@@ -123,7 +126,7 @@ class Search:
         Raises:
             UserError: if the file cannot be read, or another line is damaged.
         """
-        check_regular(self._file)
+        check_regular(self._file, is_changed=True)
         try:
             text = self._file.read_bytes() if self._file.is_file() else b""
         except OSError as error:
@@ -136,6 +139,8 @@ class Search:
             )
         if rest and (last := _as_trial(rest)) is not None:
             lines.append(last)
+        elif rest and not lines and not rest.startswith(BEGIN[: len(rest)]):
+            raise UserError(f"{self._file}: fedmpi did not write it: move it, or choose another --out")
         elif rest:
             print(f"fedmpi: {self._file}: the last line is not whole, and is ignored", file=sys.stderr)
         self._torn = bool(rest)

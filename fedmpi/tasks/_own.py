@@ -16,6 +16,7 @@ from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import LoadedTask, Metrics, constructor_of
 from fedmpi.tasks.base import Task as AnyTask
+from fedmpi.text import short
 
 EVALUATION_BATCH = 100  # samples; fewer than in `fedmpi.data.samples`, because a user's samples may be large
 
@@ -296,7 +297,11 @@ def _checked(dataset, client):
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UserError(f"train({client}): is a {type(dataset).__name__}: expected a Dataset with a length")
-    if not len(dataset):
+    try:
+        length = len(dataset)
+    except Exception as error:  # noqa: BLE001  the user's; Python says what is wrong with lengths below 0
+        raise UserError(f"train({client}): has no length: {short(error)}") from None
+    if not length:
         raise UserError(f"train({client}): the client has no sample")
     return dataset
 

@@ -15,6 +15,7 @@ from fedmpi.data.source import SPLITS, check_labels
 from fedmpi.errors import UserError
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import LoadedClassification
+from fedmpi.text import short
 
 
 def classification_of(train, test=None):
@@ -119,9 +120,13 @@ def _length(dataset, name):
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length and items by number")
-    if len(dataset) == 0:
+    try:
+        length = len(dataset)
+    except Exception as error:  # noqa: BLE001  the user's; Python says what is wrong with lengths below 0
+        raise UserError(f"{name}: has no length: {short(error)}") from None
+    if length == 0:
         raise UserError(f"{name}: has no items")
-    return len(dataset)
+    return length
 
 
 def _read(dataset, name, indices=None):
@@ -136,8 +141,11 @@ def _read(dataset, name, indices=None):
         item = dataset[index]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"{name}: item {index} is a {type(item).__name__}: expected (input, label)")
-        inputs.append(torch.as_tensor(item[0], dtype=torch.float32))
-        label = torch.as_tensor(item[1])
+        try:
+            inputs.append(torch.as_tensor(item[0], dtype=torch.float32, device="cpu").to_dense())
+            label = torch.as_tensor(item[1])
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise UserError(f"{name}: item {index}: expected numbers as (input, label): {short(error)}") from None
         if label.numel() != 1 or label.is_floating_point() or label.item() < 0:
             raise UserError(f"{name}: item {index} has the label {item[1]}: expected a class, a whole number from 0")
         labels.append(int(label))

@@ -172,7 +172,7 @@ def _object(group, value):
         return value()
     kinds = f"a name, a dict like {{'name': ...}}, or a {base.__name__}"
     kinds += " or a function that makes one" if group == "model" else ""
-    raise UserError(f"{group} = {value!r}: expected {kinds}")
+    raise UserError(f"{group} is a {type(value).__name__}: expected {kinds}")
 
 
 def _as_text(key, value):
@@ -181,7 +181,6 @@ def _as_text(key, value):
         return os.fspath(value)
     try:
         return value if isinstance(value, str) else json.dumps(value)
-    except ValueError:  # an int of thousands of digits
-        raise UserError(f"{key}: expected a number of fewer than 19 digits") from None
-    except TypeError:
-        raise UserError(f"{key} = {value!r}: expected a number, a text, true or false, or a list of them") from None
+    except (TypeError, ValueError, RecursionError):
+        expected = "a number of fewer than 19 digits, a text, true or false, or a list of them"
+        raise UserError(f"{key} is a {type(value).__name__}: expected {expected}") from None

@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable
 
 from fedmpi.comm.agreement import agree
+from fedmpi.config.run import read_condition
 from fedmpi.errors import UserError
 from fedmpi.runs.record import HELD_OUT
 
@@ -28,19 +28,6 @@ class Callbacks:
 
     on_round: Callable | None = None
     on_evaluation: Callable | None = None
-
-
-def read_condition(text):
-    """(metric, comparison, bound) of a text like "accuracy>=0.9".
-
-    Raises:
-        UserError: one line, if it is not a condition.
-    """
-    match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.\w]+)\s*", text)
-    try:
-        return match[1], match[2], float(match[3])
-    except (TypeError, ValueError):
-        raise UserError(f"stop = {text}: expected a metric, >= or <=, and a number, like accuracy>=0.9") from None
 
 
 def selection_goal(goal, metrics):

@@ -13,9 +13,9 @@ import torch
 
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
-from fedmpi.errors import AgreedUserError, Diverged, Stopped
+from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.registry import command_name
-from fedmpi.run_files import RECORDS, find_checkpoints, is_complete
+from fedmpi.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
 from fedmpi.runs.checkpoint import checkpoint_folder, read_manifest
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
@@ -160,7 +160,9 @@ class _Progress:
         return clocks | self.early_stopping.state() | metrics
 
     def restore(self, state):
-        """Take what `state` gave."""
+        """Take what `state` gave; raises `UserError` if it is something else."""
+        if any(not isinstance(state.get(name), int | float) for name in ("seconds", "evaluation_seconds")):
+            raise UserError(f"the checkpoint's {SERVER_STATE}: has no seconds: expected what fedmpi wrote")
         self._began = time.perf_counter() - state["seconds"]
         self.evaluation_seconds = state["evaluation_seconds"]
         self.early_stopping.restore(state)
@@ -213,7 +215,7 @@ def _resume(job, recorder, checkpoints, progress, rule):
             number = recorder.last_round()
             print(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it", flush=True)
         return 0, folder
-    progress.restore(state)
+    agree(job.link, lambda: progress.restore(state))
     agree(job.link, lambda: rule.check(job.federation))
     if recorder:
         print(f"{folder}: continuing after round {manifest['round']}", flush=True)

@@ -19,6 +19,7 @@ from fedmpi.runs.checkpoint import (
     versions,
 )
 from fedmpi.runs.state_file import Damaged, read_state
+from fedmpi.text import short
 
 MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, besides those of speed and place
 EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # of speed, unless evaluations decide what the result is
@@ -55,11 +56,24 @@ def resume(job, folder, run_name):
     else:
         agree(link, lambda: _refuse(folder))
     shared = _share_state(link, state)
-    job.federation.restore({**shared, **state})
+    agree(link, lambda: _restore(job, folder, {**shared, **state}))
     for client, written in manifest.get("lost", {}).items() if link.rank == 0 else ():
         _say(f"client {client} was lost and takes part again, {_since(written)}")
     loop = {name.removeprefix("loop/"): value for name, value in shared.items() if name.startswith("loop/")}
     return loop, manifest, [one for one in manifests if one["round"] <= manifest["round"]]
+
+
+def _restore(job, folder, state):
+    """Let the federation go on from a state. Not collective.
+
+    Raises:
+        UserError: if it is that of another run.
+    """
+    try:
+        job.federation.restore(state)
+    except (KeyError, RuntimeError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        what = f"{type(error).__name__}: {short(error)}"
+        raise UserError(f"resume = {folder}: the state in its checkpoint is not that of this run: {what}") from None
 
 
 def _say(text):

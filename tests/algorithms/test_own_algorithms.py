@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import simulate
+from fedmpi import Algorithm, simulate
 from fedmpi.algorithms import FAFED, MBSTORM, FedAMS, FedAvg
 from fedmpi.errors import UserError
 
@@ -47,6 +47,14 @@ def test_a_row_is_changed_in_place_and_not_replaced():
 def test_rows_are_names_and_each_stands_once(rows, message):
     with pytest.raises(UserError, match=message):
         simulate(type("Mine", (FedAvg,), rows)(), gradient, [1.0])
+
+
+def test_a_class_without_a_local_step_is_refused():
+    class Stepless(Algorithm):
+        step_size = 0.1
+
+    with pytest.raises(UserError, match="algorithm Stepless: expected that it defines local_step"):
+        simulate(Stepless(), gradient, [1.0])
 
 
 @pytest.mark.parametrize("participants", [[0, 0], [-1], [3], []])

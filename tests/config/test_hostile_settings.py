@@ -75,6 +75,8 @@ def test_only_regular_files_are_read(tmp_path):
         ("rounds: {}", "rounds = {}: expected a whole number"),
         ("rounds: [1, 2]", "rounds = "),
         ("clients: 10000000", "clients = 10000000: expected a number >= 1 and <= 1000000"),
+        ("stop: accuracy", "stop = accuracy: expected a metric, >= or <=, and a number, like accuracy>=0.9"),
+        ("stop: accuracy>=nan", "stop = accuracy>=nan: expected a metric"),
     ],
 )
 def test_values_that_mean_something_else_are_refused(tmp_path, text, message):

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, execute, train
+from conftest import ROOT, disk_of, execute, train
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.data import official
@@ -739,3 +739,27 @@ def test_official_files_where_torchvision_keeps_them(tmp_path, capsys, mark):
     code, _, errors = run(capsys, "prepare", "fashion_mnist", "--from", tmp_path, "--data-dir", tmp_path)
     assert code == 0, errors
     np.testing.assert_array_equal(HDF5Source(tmp_path / "fashion_mnist.h5").labels["train"], LABELS)
+
+
+@pytest.mark.parametrize("size", ["4k", "16k", "24k"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
+    """HDF5 crashed when it closed a file that could not be written."""
+    lines = "".join(f"{number},{number * 7 % 13},{number % 2}\n" for number in range(3000))
+    (tmp_path / "it.csv").write_text(f"a,b,label\n{lines}")
+    with disk_of(tmp_path / "small", size) as folder:
+        words = ["prepare", "it", "--from", tmp_path / "it.csv", "--data-dir", folder]
+        ended = execute([sys.executable, "-m", "fedmpi.data", *words], cwd=ROOT)
+        assert ended.returncode == 2, ended.stderr
+        assert ended.stderr == f"fedmpi: error: {folder}/it.h5: cannot be written: No space left on device\n"
+        assert not [*folder.iterdir()]
+
+
+def test_a_pipe_in_the_data_folder_is_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "it.h5")
+    assert run(capsys, "list", "--data-dir", tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--from", "--data-dir", "--columns", "--one-hot"])
+def test_two_hyphens_are_no_value(tmp_path, capsys, option):
+    """argparse made an empty list of them."""
+    assert f"{option}=--: expected another value" in fails(capsys, "prepare", "it", f"{option}=--")

@@ -70,7 +70,13 @@ def test_silos_that_share_the_columns_have_the_same_features(tmp_path):
         read(tmp_path, columns=str(agreed), missing="median")
     with pytest.raises(UserError, match="--one-hot set: .* has no such column"):
         read(tmp_path, one_hot=("set",))
-    for text in ('{"columns": 3}', agreed.read_text().replace("10.0", "0.0"), "[1"):
+    for text in (
+        '{"columns": 3}',
+        agreed.read_text().replace("10.0", "0.0"),
+        agreed.read_text().replace("10.0", "9" * 400),
+        "[1",
+        "[" * 9999,
+    ):
         agreed.write_text(text)
         with pytest.raises(UserError, match="--columns .*columns.json: (expected what|cannot be read as JSON)"):
             read(tmp_path, **options)

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import textwrap
+import time
 
 import h5py
 import numpy as np
@@ -271,6 +272,15 @@ def test_a_model_that_would_fill_the_memory_is_not_built(folder, tmp_path, capsy
     about = description(model={"class": "fedmpi.models.mlp.MLP", "arguments": arguments})
     (folder / "model.json").write_text(json.dumps(about))
     assert "describes a far larger model" in refused(capsys, folder, tmp_path / "ok.npz")
+
+
+def test_a_convolutional_model_of_huge_images_is_not_computed(folder, tmp_path, capsys):
+    arguments = {"shape": [1, 10**5, 10**5], "num_classes": 3}
+    about = description(model={"class": "fedmpi.models.cnn.CifarCNN", "arguments": arguments})
+    (folder / "model.json").write_text(json.dumps(about))
+    began = time.monotonic()
+    refused(capsys, folder, tmp_path / "ok.npz")
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("name", ["torch.nn.Identity", "torch.nn.Module", "torch.nn.Flatten", "torch.nn.LSTM"])

@@ -11,6 +11,7 @@ import fedmpi.report
 from fedmpi.errors import UserError
 from fedmpi.report.curves import clearly_best
 from fedmpi.report.further import varied_settings
+from fedmpi.report.style import Style
 from fedmpi.report.tables import client_table, final_table, silo_table
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs
@@ -170,3 +171,13 @@ def test_the_figure_of_a_split_explains_its_sizes(tmp_path):
     ended = execute([sys.executable, "-m", "fedmpi.data", "partition", *words], env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
     assert "<!-- samples -->" in (tmp_path / "split.svg").read_text()
+
+
+def test_a_font_that_is_not_here_is_one_line():
+    """Matplotlib said so in hundreds of lines."""
+    pytest.importorskip("matplotlib")
+    from fedmpi.report.figures import figure_settings
+
+    with pytest.raises(UserError, match="--font No Such Font: not on this machine"):
+        figure_settings(Style(font="No Such Font"))
+    assert figure_settings(Style(font="DejaVu Sans"))["font.family"][0] == "DejaVu Sans"

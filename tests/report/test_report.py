@@ -290,6 +290,11 @@ def test_a_run_that_stopped_is_waited_for_if_it_may_go_on(tmp_path):
     assert not is_running(run, now=time.time() + RESTART - 1) and may_go_on(run, now=time.time() + RESTART - 1)
     (tmp_path / "job" / "model.safetensors").touch()
     assert not may_go_on(read_run(tmp_path / "job"))
+    shutil.rmtree(manifest.parents[1])
+    manifest.parents[1].touch()  # a folder of checkpoints that cannot be read
+    assert not may_go_on(run)
+    (tmp_path / "job" / "metrics.jsonl").unlink()
+    assert not is_running(run)
 
 
 def test_a_run_without_a_round_yet_is_said_to_be_one(tmp_path):

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import fedmpi
 from fedmpi.errors import UserError
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.runs.checkpoint import read_manifest, write_manifest
 from fedmpi.runs.initial import read_initial
 from fedmpi.runs.state_file import Damaged, read_state
 from fedmpi.tasks.attack import load_classifier
@@ -69,6 +70,41 @@ def test_files_of_tensors_refer_to_no_other_file(tmp_path):
         read_initial(str(tmp_path), flat)
     content = (tmp_path / "state.h5").read_bytes()
     with pytest.raises(Damaged, match="model/0.weight lies in another file"):
+        read_state(tmp_path / "state.h5", len(content), zlib.crc32(content))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("versions", []), ("round", "3"), ("round", 2.5), ("clients", None), ("records", {}), ("settings", [[1]]),
+        ("files", 3), ("files", {"server.h5": ["a", 1]}), ("files", {"server.h5": None}), ("lost", {"0": "x"}),
+        ("lost", {"x": 1}), ("lost", 3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_manifest_with_other_types_is_damaged(tmp_path, key, value):
+    good = {"round": 1, "clients": 2, "layout": [], "records": 0, "files": {"server.h5": [1, 2]}, "settings": {}}
+    write_manifest(tmp_path, {**good, "lost": {"1": None}})
+    assert read_manifest(tmp_path)["files"] == good["files"]
+    write_manifest(tmp_path, {**good, key: value})
+    with pytest.raises(Damaged, match=f"{key} is missing, or not what is written there"):
+        read_manifest(tmp_path)
+    (tmp_path / "manifest.json").write_text("[" * 99_999)
+    with pytest.raises(Damaged, match="its bytes are not those that were written"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["words", "a huge data set", "an attribute of several numbers"])
+def test_a_state_that_another_program_wrote_is_damaged(tmp_path, what):
+    with h5py.File(tmp_path / "state.h5", "w") as file:
+        if what == "words":
+            file["server/x"] = "abc"
+        elif what == "a huge data set":
+            file.create_dataset("server/x", (10**13,), "f4", chunks=(10,))
+        else:
+            file.attrs["loop/seconds"] = [1, 2]
+    content = (tmp_path / "state.h5").read_bytes()
+    with pytest.raises(Damaged, match="state.h5: cannot be read: "):
         read_state(tmp_path / "state.h5", len(content), zlib.crc32(content))
 
 

@@ -93,12 +93,18 @@ def test_a_reused_process_number_is_another_process(tmp_path, file_system):
     RunLock(tmp_path).release()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\0" * 100, b"{", b"[]", b"7", b'{"pid": []}', b"[" * 900, bytes(range(256))]
-)
-def test_odd_contents_are_nobodys_for_long(tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"\0" * 100])
+def test_an_empty_lock_is_nobodys(tmp_path, content):
     (tmp_path / ".lock").write_bytes(content)
     RunLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"7", b'{"pid": []}', b"[" * 900, bytes(range(256))])
+def test_what_is_no_lock_stays_as_it_is(tmp_path, file_system, content):
+    (tmp_path / ".lock").write_bytes(content)
+    with pytest.raises(UserError, match="lock: fedmpi did not write it"):
+        RunLock(tmp_path)
+    assert (tmp_path / ".lock").read_bytes() == content
 
 
 def test_an_owner_that_was_taken_for_dead_notices(tmp_path):
@@ -106,13 +112,23 @@ def test_an_owner_that_was_taken_for_dead_notices(tmp_path):
     first.check()
     (tmp_path / ".lock").write_text(json.dumps({"host": "node2", "pid": 1, "token": "another"}))
     deadline = time.monotonic() + 10
-    while not first.is_lost and time.monotonic() < deadline:
+    while not first.is_doubtful and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert first.is_lost
+    assert first.is_doubtful
     with pytest.raises(UserError, match=r"another job \(process 1 on node2, since None\) has taken it over"):
         first.check()
     first.release()
     assert "another" in (tmp_path / ".lock").read_text()  # it is not the first's to empty
+
+
+def test_an_owner_that_was_suspended_looks_again_before_it_writes(tmp_path):
+    first = RunLock(tmp_path)
+    assert not first.is_doubtful
+    first._ends.set()  # as if it were suspended: its name is not written any more
+    time.sleep(3 * lock.REFRESH)
+    assert first.is_doubtful
+    first.check()
+    first.release()
 
 
 def test_a_forked_child_does_not_hold_it(tmp_path):

@@ -89,6 +89,8 @@ def test_a_run_that_is_worse_than_the_median_is_ended(tmp_path, loss, prunes):
         (("--range", "local_steps=9"), "--range local_steps=9: expected a setting with its smallest and largest value"),
         (("--range", "local_steps=1:9:cube"), "scale cube"),
         (("--range", "local_steps=9:1"), "--range local_steps=9:1: expected"),
+        (("--range", "local_steps=1:" + "9" * 400), "a value is not finite, or too large"),
+        (("--range", "algorithm.step_size=nan:1"), "a value is not finite, or too large"),
         ((), "nothing to vary"),
     ],
 )

@@ -354,7 +354,10 @@ def test_wrong_words_get_one_line(tmp_path, words, message):
     assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("point", ["settings: [1]", "runs: {}", "grid: {seed: 1}", "list: [1]", "[1]"])
+HUGE = f"grid: {{{', '.join(f'a{key}: {[*range(10)]}' for key in range(12))}}}"  # 10^12 runs
+
+
+@pytest.mark.parametrize("point", ["settings: [1]", "runs: {}", "grid: {seed: 1}", "list: [1]", "[1]", HUGE])
 def test_plans_that_cannot_be(tmp_path, point):
     (tmp_path / "plan.yaml").write_text(point)
     with pytest.raises(UserError):

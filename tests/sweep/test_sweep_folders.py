@@ -111,6 +111,28 @@ def test_a_file_of_the_users_is_not_replaced_by_the_best_settings_or_a_job_scrip
         assert run("--table")[0] == 0
 
 
+@pytest.mark.parametrize("name", ["common.yaml", "seed=0.log", "seed=1.log"])
+@pytest.mark.parametrize("text", ["rounds: '9'\n", "mine, all mine", "mine\n"])
+def test_a_file_of_the_users_with_a_name_of_a_sweeps_is_left(tmp_path, run, name, text):
+    """The folder has the sweep's mark, and yet the file is not the sweep's: common.yaml and logs were emptied."""
+    make_folder(tmp_path / "sweep", "sweep")
+    (tmp_path / "sweep" / name).write_text(text)
+    for words in ((), ("--emit-slurm", "job.sh"), ("--todo",)):
+        code, _, line = run(*words)
+        assert code == 2 and f"{name}: " in line and "move it" in line or "other settings" in line
+        assert (tmp_path / "sweep" / name).read_text() == text
+    assert sorted(os.listdir(tmp_path / "sweep")) == sorted([MARK, name])
+
+
+@pytest.mark.parametrize("text", ["mine, all mine", "mine\n", '{"name": 1}'])
+def test_a_file_of_the_users_with_the_name_of_a_searchs_is_left(tmp_path, text):
+    make_folder(tmp_path / "sweep", "sweep")
+    (tmp_path / "trials.jsonl").write_text(text)
+    with pytest.raises(UserError, match="trials.jsonl: "):
+        search(tmp_path).recall()
+    assert (tmp_path / "trials.jsonl").read_text() == text
+
+
 def test_the_best_settings_of_runs_that_may_be_resumed_start_a_new_run(tmp_path, run):
     make_folder(tmp_path / "sweep", "sweep")
     for seed in (0, 1):
@@ -192,3 +214,26 @@ def test_a_search_in_another_folder_is_refused(tmp_path, run):
     before[tmp_path / "sweep" / "trials.jsonl"] = (tmp_path / "sweep" / "trials.jsonl").read_bytes()
     assert "notes.txt: is a file" in run("--search", "random", "--range", "local_steps=1:3")[2]
     assert snapshot(tmp_path) == before
+
+
+def test_files_with_a_second_name_are_not_changed(tmp_path, run):
+    """A log was emptied, and with it the user's file."""
+    make_folder(tmp_path / "sweep", "sweep")
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "sweep" / "seed=0.log").hardlink_to(tmp_path / "mine")
+    assert "seed=0.log: has a second name" in run()[2] and (tmp_path / "mine").read_text() == "mine"
+
+
+def test_something_else_in_place_of_a_former_sweeps_mark_stays(tmp_path, run):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "common.yaml").write_text("clients: '2'\nholdout: '0'\nrounds: '2'\ntask: quadratic\n")
+    (tmp_path / "sweep" / MARK).write_text("mine")
+    assert "exists, and fedmpi did not write it" in run("--todo")[2]
+    assert (tmp_path / "sweep" / MARK).read_text() == "mine"
+
+
+def test_a_search_may_begin_at_zero(tmp_path, run):
+    pytest.importorskip("optuna")
+    assert "no run is complete" in run("--search", "tpe", "--range", "seed=0:9", "--table")[2]
+    words = [*GRID[2:], *TABLE, "--out", "sweep", "--search", "tpe", "--range", "seed=0:9", "--trials", "1"]
+    main(words)

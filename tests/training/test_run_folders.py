@@ -6,11 +6,12 @@ import random
 import re
 import shutil
 import signal
-import stat
 import threading
 import time
 
 import pytest
+import torch
+from trees import image, plant, snapshot
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
@@ -19,6 +20,7 @@ from fedmpi.run_files import find_checkpoints, is_complete
 from fedmpi.runs import lock
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
+from fedmpi.runs.state_file import write_state
 from fedmpi.training.loop import train as train_here
 
 SHORT = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --threads 1 --tune-malloc false"
@@ -81,39 +83,6 @@ def is_own(folder, name):
     return any(name in names for beside, names in OWN.items() if (folder / beside).exists())
 
 
-def plant(draw, folder, outside, depth=0):
-    """Put foreign files, folders, links and pipes into a folder where nothing of that name is; returns their paths."""
-    planted = []
-    for name in draw.sample(NAMES, draw.randint(1, 4)):
-        path, kind = folder / name, draw.choice(["file", "file", "file", "folder", "empty", "link", "pipe"])
-        if os.path.lexists(path) or is_own(folder, name):
-            continue
-        if kind == "file":
-            path.write_bytes(draw.randbytes(draw.randint(0, 300)))
-        elif kind == "link":
-            path.symlink_to(draw.choice([outside / "file", outside, "/nowhere", folder]))
-        elif kind == "pipe":
-            os.mkfifo(path)
-        else:
-            path.mkdir()
-            if kind == "folder" and depth < 2:
-                planted += plant(draw, path, outside, depth + 1)
-        planted.append(path)
-    return planted
-
-
-def image(path):
-    """What must be equal before and after: kind and content."""
-    mode = os.lstat(path).st_mode
-    if stat.S_ISLNK(mode):
-        return "link", os.readlink(path)
-    return stat.S_IFMT(mode), path.read_bytes() if stat.S_ISREG(mode) else b""
-
-
-def snapshot(folder):
-    return {path.relative_to(folder): image(path) for path in [folder, *folder.rglob("*")]}
-
-
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_foreign_files_survive_every_run(states, tmp_path, seeds, capsys):
     ends = {"done": 0, "refused": 0}
@@ -137,7 +106,8 @@ def test_foreign_files_survive_every_run(states, tmp_path, seeds, capsys):
             places = [out]
             if state == "file":
                 it.write_text("a file")
-        planted = [path for place in places if draw.random() < 0.6 for path in plant(draw, place, outside)]
+        spoiled = [place for place in places if draw.random() < 0.6]
+        planted = [path for place in spoiled for path in plant(draw, place, outside, NAMES, is_own)]
         planted += [
             path
             for path in (out / "it.old-1", out / "it.old-2")
@@ -273,19 +243,33 @@ FILES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "device"])
+CHANGED = (".lock", "metrics.jsonl", "data.json", "settings.yaml.part", "model.h5.part")  # where they are
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device", "hard link"])
 def test_a_run_folder_with_links_pipes_or_devices_is_not_resumed(states, tmp_path, kind):
     outside = tmp_path / "outside"
     outside.write_text("another user's")
-    for number, name in enumerate(FILES):
+    for number, name in enumerate(CHANGED if kind == "hard link" else FILES):
         path = tmp_path / str(number) / name
         shutil.copytree(states["complete"], tmp_path / str(number))
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         if kind == "pipe":
             os.mkfifo(path)
+        elif kind == "hard link":
+            os.link(outside, path)
         else:
             path.symlink_to(outside if kind == "link" else "/dev/zero")
         with pytest.raises(UserError, match=re.escape(path.name) if name != "settings.yaml" else "settings.yaml"):
             go(f"--resume {tmp_path / str(number)} --rounds 6")
         assert outside.read_text() == "another user's"
+
+
+def test_a_backup_by_hard_links_keeps_its_checkpoint(tmp_path):
+    path, backup = tmp_path / "client-0001.h5", tmp_path / "backup.h5"
+    write_state(path, {"x": torch.zeros(3)})
+    os.link(path, backup)
+    before = backup.read_bytes()
+    write_state(path, {"x": torch.ones(3)})
+    assert before == backup.read_bytes() != path.read_bytes()

@@ -21,7 +21,7 @@ def run(options):
         path = folder / f"{name}.h5"
         _print(name, official.about, _file_and_size(path) if path.is_file() else f"no file {path}")
     for path in sorted(folder.glob("*.h5")):
-        if path.stem not in OFFICIAL:
+        if path.stem not in OFFICIAL and path.is_file():
             _print(path.stem, _summary(path), _file_and_size(path))
     _print("digits", "1,438 + 359 handwritten digits of 8x8 pixels, 10 classes", "embedded in scikit-learn")
 

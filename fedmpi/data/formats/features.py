@@ -74,7 +74,7 @@ class Columns:
             return None
         try:
             content = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"--columns {file}: cannot be read as JSON: {error}") from None
         return cls.of(content, f"--columns {file}")
 
@@ -98,7 +98,7 @@ class Columns:
             if content["missing"] not in MISSING:
                 raise ValueError(f"missing is not one of {', '.join(MISSING)}")
             return cls(content["missing"], [str(name) for name in content["classes"]], columns)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise UserError(f"{given}: expected what data prepare --columns writes: {short(repr(error))}") from None
 
     def text(self):

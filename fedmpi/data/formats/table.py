@@ -1,5 +1,6 @@
 """A table: CSV or parquet."""
 
+import collections
 import csv
 import re
 
@@ -94,7 +95,7 @@ def check_lines(path, names, rows):
     Raises:
         UserError: one line that names the first column or line that is wrong.
     """
-    repeated = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    repeated = next((name for name, number in collections.Counter(names).items() if number > 1), None)
     if repeated is not None:
         raise UserError(f"{path}: the header contains {repeated} twice: expected another name for each column")
     for line, row in enumerate(rows, start=2):
