@@ -19,6 +19,7 @@ FLOORS = [
     ["tasks"],
     ["config"],
     ["runs"],
+    ["membership"],
     ["training", "own_loop"],
     ["train", "predict", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does

@@ -1,24 +1,18 @@
 """What one rank finds out about itself and its node."""
 
 import dataclasses
-import functools
-import hashlib
 import os
 import pathlib
 import platform
 import time
 
-import h5py
-import mpi4py
-import numpy as np
 import torch
-from mpi4py import MPI
 
-import fedmpi
 from fedmpi.comm.binding import near_cores
 from fedmpi.comm.device import device_key, pick_device
 from fedmpi.comm.host import share_of_cores, usable_cores
 from fedmpi.errors import UserError
+from fedmpi.membership.equality import versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +69,7 @@ def describe_rank(link, device):
         device=name,
         device_key=key,
         device_error=error,
-        versions=_versions(),
+        versions=versions(),
         time=time.time(),
         near_cores=near,
     )
@@ -83,33 +77,6 @@ def describe_rank(link, device):
 
 def _properties(device):
     return torch.get_device_module(device).get_device_properties(device)
-
-
-def _versions():
-    return {
-        "fedmpi": f"{fedmpi.__version__} ({_source_digest()})",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "mpi4py": mpi4py.__version__,
-        "h5py": h5py.__version__,
-        "MPI": mpi_name(),
-    }
-
-
-def mpi_name():
-    """The MPI library with its version, like "MPICH 5.0.2"."""
-    vendor, version = MPI.get_vendor()
-    return f"{vendor} {'.'.join(map(str, version))}"
-
-
-@functools.cache
-def _source_digest():
-    """Eight characters that differ if the Python files of two installations differ."""
-    digest, top = hashlib.sha256(), pathlib.Path(fedmpi.__file__).parent
-    for path in sorted(top.rglob("*.py")):
-        digest.update(f"{path.relative_to(top)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:8]
 
 
 def node_memory():

@@ -7,10 +7,11 @@ import torch
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.algorithms.fedopt import FedAdam
 from fedmpi.algorithms.server_momentum import DiLoCo, FedAvgServerMomentum
+from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, check_arguments, check_same, known_settings, open_link
 from fedmpi.settings import nearest
 
 ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
@@ -63,23 +64,28 @@ def average(
     Raises:
         UserError: on every rank: what was given, what is allowed.
     """
+    optimizers = [] if optimizer is None else [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)
+    link = open_link(comm)
+    agree(link, lambda: check_arguments(model, every, weight))
+    algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings))
+    module = getattr(model, "_orig_mod", model)
+    check_same(link, module, algorithm, {"every": every, "outer": outer, "exchange": algorithm.names})
+    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
+
+    def make_oracle(client):
+        return OptimizerState(client, flat, optimizers, algorithm.names)
+
+    return Averaged(module, algorithm, make_oracle, link, flat, every, weight)
+
+
+def _make_algorithm(outer, exchange, optimizers, settings):
     if outer not in OUTER:
         raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(outer, OUTER)}")
     names = (exchange,) if isinstance(exchange, str) else tuple(exchange)
-    optimizers = [] if optimizer is None else [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)
     if names and not optimizers:
         raise UserError(f"exchange = {names}: expected the optimizer that has this state, too")
-    cls = OUTER[outer]
-    offered = [name for name in OUTER_SETTINGS if name in cls.__dataclass_fields__]
-    algorithm = cls(**known_settings(f"outer {outer}", offered, settings), names=names)
-    link = open_link(comm, model, every, weight)
-    module = getattr(model, "_orig_mod", model)
-    flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT)
-
-    def make_oracle(client):
-        return OptimizerState(client, flat, optimizers, names)
-
-    return Averaged(module, algorithm, make_oracle, link, flat, every, weight)
+    offered = [name for name in OUTER_SETTINGS if name in OUTER[outer].__dataclass_fields__]
+    return OUTER[outer](**known_settings(f"outer {outer}", offered, settings), names=names)
 
 
 OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "bias_correction")

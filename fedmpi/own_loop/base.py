@@ -1,5 +1,6 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
+import dataclasses
 import functools
 import numbers
 import sys
@@ -9,7 +10,7 @@ import zlib
 
 import torch
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.link import Traffic
 from fedmpi.comm.mpi import MPILink
@@ -18,7 +19,12 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.membership.equality import check_same_model, check_software
+from fedmpi.membership.replicas import check_result
+from fedmpi.registry import command_name, plain
 from fedmpi.settings import LARGEST, nearest
+
+DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.request`
 
 
 class OwnLoop:
@@ -40,7 +46,6 @@ class OwnLoop:
     def __init__(self, model, algorithm, make_oracle, link, flat, local_steps, weight=1.0):
         self._link, self._flat = link, flat
         agree(link, lambda: _check_parameters(flat))
-        agree(link, lambda: _check_same_model(model, flat, local_steps, link))
         weights = link.allgather([weight])[:, 0]
         if not (weights > 0).all():
             raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
@@ -49,6 +54,7 @@ class OwnLoop:
         variables = Variables(flat.x, flat.buffers, flat.segments)
         self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
         self._client = self.federation.clients[0]
+        self.federation.request = self._step_size_bits
         self._copy_model_of_rank_0()
         flat.point_at(self._current(), self._client.buffers)
         self._steps, self._done = None, 0  # the generator of the current round; the local steps made in it
@@ -106,6 +112,7 @@ class OwnLoop:
         flat.point_at(x.clone(), self._client.buffers.clone())
         for parameter in flat.parameters:
             parameter.data = parameter.data.clone()
+        check_result(self.federation)
         self._link.close()
         _open_links.discard(self._link)
 
@@ -116,7 +123,7 @@ class OwnLoop:
         """
         state = {name: _copied(value) for name, value in self.federation.state().items()}
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
-        return state | scratch | {"loop/step": self._done}
+        return state | scratch | {f"loop/{name}": value for name, value in self._owner().items()}
 
     def load_state_dict(self, state):
         """Go on where `state_dict` was called on the same rank. Not collective.
@@ -124,6 +131,9 @@ class OwnLoop:
         Raises:
             UserError: if it is the state of another rank, model or algorithm.
         """
+        for name, mine in self._owner().items():
+            if name != "step" and (theirs := state.get(f"loop/{name}", mine)) != mine:
+                raise UserError(f"the state was taken with {name} {theirs}: expected {name} {mine}, as here")
         try:
             self.federation.restore(state)
             for name in self.federation.algorithm.scratch:
@@ -135,6 +145,24 @@ class OwnLoop:
         if self._done:
             self._begin_round(self._done)
         self._flat.point_at(self._current(), self._client.buffers)
+
+    def _owner(self):
+        """What a state belongs to, and the local step after which it was taken."""
+        algorithm = plain(command_name(type(self.federation.algorithm)))
+        q = self.federation.plan.local_steps
+        return {
+            "rank": self._link.rank,
+            "ranks": self._link.size,
+            "algorithm": algorithm,
+            "local_steps": q,
+            "step": self._done,
+        }
+
+    def _step_size_bits(self):
+        """A digest of the step size beside its complement: if ranks differ, the OR of all has a bit in both."""
+        every = (1 << DIGEST_BITS) - 1
+        found = zlib.crc32(repr(getattr(self.federation.algorithm, "step_size", None)).encode()) & every
+        return found | (found ^ every) << DIGEST_BITS
 
     def _advance(self, ends=False):
         """Make the next local step, and what follows it up to the step after it; or end the round before it."""
@@ -148,6 +176,12 @@ class OwnLoop:
             self.averaged = False
         except StopIteration as end:
             self.round_loss, self._steps, self._done, self.averaged = end.value, None, 0, True
+            found = self.federation.requests
+            if found & found >> DIGEST_BITS & (1 << DIGEST_BITS) - 1:
+                raise UserError(
+                    f"at the average after round {self.federation.round_index} the ranks had different step sizes: "
+                    "expected the same schedule on all ranks"
+                ) from None
 
     def _begin_round(self, first_step):
         """Everything of a round before its local step number `first_step`."""
@@ -172,20 +206,53 @@ class OwnLoop:
         self._link.traffic = Traffic()
 
 
-def open_link(comm, model, local_steps, weight):
+def open_link(comm):
     """The `Link` of an mpi4py communicator, or of all ranks. Collective.
 
     Raises:
-        UserError: if one of the other arguments of `join` or `average` has another type than expected.
+        AgreedUserError: on every rank, if they do not run the same fedmpi.
+    """
+    link = MPILink(comm)
+    _end_job_on_error(link)
+    check_software(link)
+    return link
+
+
+def check_arguments(model, local_steps, weight):
+    """Check the arguments that `join` and `average` share; not collective.
+
+    Raises:
+        UserError: if one has another type than expected.
     """
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     for name, value, kind in (("local_steps", local_steps, numbers.Integral), ("weight", weight, numbers.Real)):
         if not isinstance(value, kind) or abs(value) > LARGEST:
             raise UserError(f"{name} is a {type(value).__name__}: expected a number of at most {LARGEST:g}")
-    link = MPILink(comm)
-    _end_job_on_error(link)
-    return link
+
+
+def check_same(link, module, algorithm, arguments):
+    """Check that all ranks gave the same model, but for the values of trainable parameters, and the same settings.
+
+    Collective on the link.
+
+    Args:
+        algorithm: an `Algorithm`, whose fields are settings. arguments: name -> value of the others.
+
+    Raises:
+        AgreedUserError: on every rank, with the first that differs, and on which ranks.
+    """
+    fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    texts = {name: _as_text(value) for name, value in {**arguments, **fields}.items()}
+    check_equal(link, texts, "expected the same on all ranks, but for weight")
+    frozen = {parameter for parameter in module.parameters() if not parameter.requires_grad}
+    check_same_model(link, module, "must be the same on all ranks", frozen.__contains__)
+
+
+def _as_text(value):
+    if isinstance(value, numbers.Real):
+        return f"{float(value)!r}"
+    return str(value) if isinstance(value, str | tuple | None) else type(value).__qualname__
 
 
 def known_settings(owner, names, settings):
@@ -216,23 +283,6 @@ def _check_parameters(flat):
         )
 
 
-def _check_same_model(model, flat, local_steps, link):
-    """Raise UserError unless all ranks have the same model, but for the values of trainable parameters. Collective."""
-    names = zlib.crc32(repr((flat.names, flat.shapes)).encode())
-    frozen = 0
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            frozen = zlib.crc32(parameter.detach().cpu().contiguous().view(torch.uint8).numpy(), frozen)
-    facts = {"trainable parameters": names, "local steps": local_steps, "frozen parameters": frozen}
-    everywhere = link.allgather([*facts.values(), flat.num_buffers])
-    for what, found in zip([*facts, "float buffers"], everywhere.T):
-        if len({*found}) > 1:
-            other = int((found != found[0]).argmax())
-            raise UserError(
-                f"rank {other} has other {what} than rank 0: expected the same model and settings on all ranks"
-            )
-
-
 def _copied(value):
     return value.clone() if isinstance(value, torch.Tensor) else value
 
@@ -252,7 +302,8 @@ def _end_job_on_error(link):
 def _abort(report, kind, error, trace):
     """Report an error that ends this rank, and end the others."""
     if issubclass(kind, UserError):
-        print(f"fedmpi: error: {error}" if str(error) else "", file=sys.stderr, flush=True)
+        if str(error):  # on the rank that shows it
+            print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
     else:
         report(kind, error, trace)
     for link in list(_open_links):

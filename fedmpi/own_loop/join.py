@@ -4,10 +4,11 @@ import dataclasses
 
 import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, check_arguments, check_same, known_settings, open_link
 from fedmpi.registry import command_name, find
 
 
@@ -51,9 +52,13 @@ def join(
     Raises:
         UserError: on every rank: what was given, what is allowed.
     """
-    algorithm = _make_algorithm(algorithm, settings)
-    link = open_link(comm, model, local_steps, weight)
-    flat = FlatModule(getattr(model, "_orig_mod", model), channels_last=None, direct_gradients=False)
+    link = open_link(comm)
+    agree(link, lambda: check_arguments(model, local_steps, weight))
+    algorithm = agree(link, lambda: _make_algorithm(algorithm, settings))
+    module = getattr(model, "_orig_mod", model)
+    given = {"algorithm": command_name(type(algorithm)), "local_steps": local_steps}
+    check_same(link, module, algorithm, {**given, "clip_norm": clip_norm, "weight_decay": weight_decay})
+    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
     rows = flat.x.new_zeros(2, flat.dim)
 
     def make_oracle(client):

@@ -22,12 +22,13 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
 from fedmpi.training.layers import private_parts
-from fedmpi.training.model import build_model, check_same_everywhere, try_training
+from fedmpi.training.model import build_model, try_training
 from fedmpi.training.recording import record_gradients, record_steps
 from fedmpi.training.slow_steps import SlowSteps
 from fedmpi.training.stacking import make_stack
@@ -65,6 +66,7 @@ def read_config(arguments, link, objects=None):
     Raises:
         AgreedUserError: on every rank (see `agree`).
     """
+    check_software(link)
     layers = agree(link, lambda: read_layers(arguments))
     resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
     config = agree(link, lambda: resolve(layers, resumed, objects))
@@ -108,7 +110,11 @@ def prepare(config, link):
     has_frozen = not all(parameter.requires_grad for parameter in flat.module.parameters())
     if run.init and (run.resume in (None, AUTO) or has_frozen):  # no checkpoint has the layers that are not trained
         agree(link, lambda: flat.load(read_initial(run.init, flat)))
-    agree(link, lambda: check_same_everywhere(link, flat.module))
+    check_same_model(
+        link,
+        flat.module,
+        "may not depend on the rank, the machine or the time (torch's, numpy's and Python's generators are seeded)",
+    )
     algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
     plan, num_rounds, num_batches = agree(link, lambda: _plan(run, link, context, task, samplers))

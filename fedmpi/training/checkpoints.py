@@ -12,6 +12,7 @@ import torch
 
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.membership.replicas import check_replicas
 from fedmpi.own_files import write_mark
 from fedmpi.run_files import SERVER_STATE, had_checkpoints
 from fedmpi.runs.checkpoint import (
@@ -27,7 +28,6 @@ from fedmpi.runs.checkpoint import (
     write_manifest,
 )
 from fedmpi.training.checkpoint_writer import FAILED, WRITING, CheckpointWriter, available_memory, copied
-from fedmpi.training.replicas import check_replicas
 from fedmpi.training.resuming import resume
 
 DUE = 8  # a bit of `Federation.requests`, as those of `fedmpi.training.checkpoint_writer`

@@ -14,6 +14,7 @@ import torch
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.membership.replicas import check_replicas, check_result
 from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
 from fedmpi.runs.checkpoint import checkpoint_folder, read_manifest
@@ -29,7 +30,6 @@ from fedmpi.training.data_account import account_for_data
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.records import Records
-from fedmpi.training.replicas import check_replicas
 from fedmpi.training.result import (
     ResultRule,
     closing_table,
@@ -337,6 +337,7 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     checkpoints.write_now(progress.state)
     job.link.barrier()  # all ranks have come to the end: only now does the run look complete
     _on_rank_0(job.link, lambda: complete_run(records.recorder()))
+    check_result(federation)
     recorder = records.recorder()
     if recorder is not None:
         recorder.close()

@@ -1,6 +1,5 @@
 """From a model class to a module; checks that it can be trained and saved, and is the same on all ranks."""
 
-import hashlib
 import random
 
 import numpy as np
@@ -8,8 +7,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 import fedmpi
-from fedmpi.comm.agreement import check_equal
 from fedmpi.errors import UserError
+from fedmpi.membership.equality import digest
 from fedmpi.models import find_model
 from fedmpi.oracles.autograd import Autograd
 from fedmpi.oracles.base import noise_kept, seed_noise
@@ -135,29 +134,6 @@ def _line(error):
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def check_same_everywhere(link, module):
-    """Check that all ranks hold the same model: names, shapes, types and values. Collective on the link.
-
-    Raises:
-        AgreedUserError: on every rank, with the first entry that differs, and on which ranks.
-    """
-    entries = {
-        f"'{name}'": f"{list(tensor.shape)} {tensor.dtype} with hash {_digest(tensor)}"
-        for name, tensor in _entries(module)
-    }
-    check_equal(
-        link,
-        entries,
-        f"model {type(module).__name__} may not depend on the rank, the machine or the time (torch's, numpy's and "
-        "Python's generators are seeded)",
-    )
-
-
-def _digest(tensor):
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(content.numpy(), digest_size=8).hexdigest()
-
-
 def try_training(config, flat, task, samplers):
     """One pass in training mode over a client's first minibatch; it leaves no trace in the model's tensors.
 
@@ -227,7 +203,7 @@ def _to_try(run, samplers):
 
 def _frozen(module):
     """Name -> digest of the parameters that are not trained."""
-    return {name: _digest(tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad}
+    return {name: digest(tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad}
 
 
 def _one_pass(config, flat, task, batch, out):

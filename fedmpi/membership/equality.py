@@ -1,0 +1,86 @@
+"""What must be equal on all ranks, compared before any work."""
+
+import functools
+import hashlib
+import pathlib
+import platform
+import sys
+
+import h5py
+import mpi4py
+import numpy as np
+import torch
+from mpi4py import MPI
+
+import fedmpi
+from fedmpi.comm.agreement import check_equal, difference
+
+
+def check_software(link):
+    """Check that all ranks run the same fedmpi; other versions of what it stands on are only said. Collective.
+
+    Raises:
+        AgreedUserError: on every rank.
+    """
+    found = versions()
+    check_equal(link, {"fedmpi": found.pop("fedmpi")}, "install the same fedmpi everywhere")
+    others = difference(link, found)
+    if others and link.rank == 0:
+        print(f"fedmpi: the ranks differ: {others}; numbers may round differently", file=sys.stderr, flush=True)
+
+
+def versions():
+    """Name -> version of fedmpi, with a digest of its files, and of what it stands on."""
+    return {
+        "fedmpi": f"{fedmpi.__version__} ({_source_digest()})",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "mpi4py": mpi4py.__version__,
+        "h5py": h5py.__version__,
+        "MPI": mpi_name(),
+    }
+
+
+def mpi_name():
+    """The MPI library with its version, like "MPICH 5.0.2"."""
+    vendor, version = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
+
+
+@functools.cache
+def _source_digest():
+    """Eight characters that differ if the Python files of two installations differ."""
+    digest, top = hashlib.sha256(), pathlib.Path(fedmpi.__file__).parent
+    for path in sorted(top.rglob("*.py")):
+        digest.update(f"{path.relative_to(top)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def check_same_model(link, module, hint, is_hashed=lambda tensor: True):
+    """Check that all ranks hold the same model: names, shapes, types, order in memory, and values. Collective.
+
+    Args:
+        hint: the end of the message, after the model's name.
+        is_hashed: called with a parameter or buffer: whether its values must be equal, too.
+
+    Raises:
+        AgreedUserError: on every rank, with the first entry that differs, and on which ranks.
+    """
+    entries = {}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        words = [f"{list(tensor.shape)}", f"{tensor.dtype}"]
+        if not tensor.is_contiguous():
+            words.append(f"with strides {tensor.stride()}")
+        if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
+            words.append("frozen")
+        if is_hashed(tensor):
+            words.append(f"with hash {digest(tensor)}")
+        entries[f"'{name}'"] = " ".join(words)
+    check_equal(link, entries, f"model {type(module).__name__} {hint}")
+
+
+def digest(tensor):
+    """16 characters that differ if the values of two tensors differ."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(content.numpy(), digest_size=8).hexdigest()

@@ -1,0 +1,69 @@
+"""A check that the state which all ranks replicate is equal on all of them. Collective on the federation's link."""
+
+import collections
+import sys
+
+import torch
+
+from fedmpi.errors import AgreedUserError, ReplicasDiffer
+
+ROUNDING = 1e-5  # largest relative difference that an MPI's sums in different orders may leave
+
+
+def check_replicas(federation):
+    """Compare the server's rows, the averaged rows and the buffers between all ranks.
+
+    Raises:
+        ReplicasDiffer: on every rank, if one differs.
+    """
+    found = _first_difference(federation)
+    if found:
+        raise ReplicasDiffer(
+            f"after round {federation.round_index}: {found[0]} {found[1]}: a processor, memory or network "
+            "changed a value, or an algorithm does not do the same on all ranks"
+        )
+
+
+def check_result(federation):
+    """The same after the last round, when the result is saved: a line says what differs, and by how much.
+
+    Raises:
+        AgreedUserError: on every rank, if it is more than sums in different orders leave.
+    """
+    found = _first_difference(federation)
+    if not found:
+        return
+    name, what, row = found
+    link, of_rank_0 = federation.link, row.detach().cpu().clone()
+    link.broadcast(of_rank_0.numpy())
+    apart = (row.detach().cpu() - of_rank_0).abs().max() / of_rank_0.abs().max().clamp(min=1e-30)
+    largest = link.allgather([float(apart)]).max()
+    line = f"after the last round {name} {what}: the largest relative difference is {largest:.3g}"
+    if not largest <= ROUNDING:
+        hint = "the ranks have different models; that of rank 0 is the one that was saved"
+        raise AgreedUserError(f"{line}: {hint}" if link.rank == 0 else "")
+    if link.rank == 0:
+        print(f"fedmpi: {line}", file=sys.stderr, flush=True)
+
+
+def _first_difference(federation):
+    """(name of the first row that is not equal on all ranks, what is different as text, the row); None if all are."""
+    store, link = federation.store, federation.link
+    rows = {f"row {name}": row for name, row in {**store.averaged_rows(), **store.server_rows()}.items()}
+    rows["the buffers"] = store.buffers
+    everyone = link.allgather([_digest(row) for row in rows.values()])
+    for (name, row), digests in zip(rows.items(), everyone.T.tolist()):
+        (usual, count), *others = collections.Counter(digests).most_common()
+        if not others:
+            continue
+        if count > others[0][1]:
+            odd = [rank for rank, found in enumerate(digests) if found != usual]
+            return name, f"on rank {', '.join(map(str, odd))} is not that of the other ranks", row
+        return name, "is not the same on all ranks", row
+    return None
+
+
+def _digest(row):
+    """The sum of a row's bits as whole numbers, modulo what a float64 holds exactly: another bit is another sum."""
+    bits = row.detach().view(torch.int16 if row.element_size() == 2 else torch.int32)
+    return float(int(bits.sum(dtype=torch.int64)) % 2**53)
