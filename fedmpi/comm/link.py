@@ -69,7 +69,7 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def allocate(self, numel, dtype, device="cpu"):
-        """[numel] zeros where `average` is fastest; it stays valid as long as somebody holds it."""
+        """[numel] zeros where `average` is fastest; it stays valid as long as a tensor in it is held."""
 
     @abc.abstractmethod
     def average(self, block, divisor, out):

@@ -264,3 +264,9 @@ class MPILink(Link):
 
     def _wait(self, request):
         self.topology.waiter(request)
+
+
+def mpi_name():
+    """The MPI library with its version, like "MPICH 5.0.2"."""
+    vendor, version = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"

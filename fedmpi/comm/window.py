@@ -23,7 +23,7 @@ class NodeWindow:
     """One vector per rank of a node, each of them readable and writable by all ranks.
 
     Collective on `node`. Each rank's memory ends with the last tensor that shares its storage, not with the window: a
-    view that somebody still holds stays valid.
+    view that is still held stays valid.
 
     Args:
         node: `Communicator` of ranks that share memory.

@@ -9,9 +9,9 @@ import dataclasses
 import json
 import sys
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, difference
 from fedmpi.comm.launch import check_launch
-from fedmpi.config.build import read_command_line
+from fedmpi.config.build import read_command_line, same_on_all_ranks
 from fedmpi.doctor.checks import (
     FAILED,
     OK,
@@ -22,6 +22,7 @@ from fedmpi.doctor.checks import (
     check_cores,
     check_devices,
     check_ranks,
+    check_settings,
     check_versions,
 )
 from fedmpi.doctor.collect import allgather_facts, check_needs, try_sum
@@ -81,10 +82,12 @@ def _run(arguments, link):
     ranks = allgather_facts(link, own)
     on_gpus = all(facts.device_key for facts in ranks)
     device = own.device.partition(" ")[0] if on_gpus else "cpu"
-    summed, used = agree(link, lambda: try_sum(link, config.run.transport, device))
+    settings = check_settings(difference(link, same_on_all_ranks(config)))
+    transport = config.run.transport if settings.state == OK else "auto"  # the same on all ranks
+    summed, used = agree(link, lambda: try_sum(link, transport, device))
     checks = [check_ranks(ranks, summed, used), check_cores(ranks), check_devices(ranks)]
-    checks += [check_versions(ranks), check_clocks(ranks)]
-    if checks[2].state != FAILED:
+    checks += [check_versions(ranks), settings, check_clocks(ranks)]
+    if FAILED not in (checks[2].state, settings.state):
         checks += check_needs(link, ranks, config)
     speeds = measure(link, ranks)
     checks += [_speed_check(name, speed) for name, speed in speeds.items()]

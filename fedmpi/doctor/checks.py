@@ -136,6 +136,13 @@ def check_versions(ranks):
     return Check("versions", OK, ", ".join(words).replace("MPI ", "", 1))
 
 
+def check_settings(found):
+    """Check that the ranks' settings are equal: nothing was `found` by `fedmpi.comm.agreement.difference`."""
+    if not found:
+        return Check("settings", OK, "the same on all ranks")
+    return Check("settings", FAILED, f"the ranks differ: {found}", "give all ranks the same, but for what is per rank")
+
+
 def check_clocks(ranks):
     """Check that the nodes' clocks agree; the times were taken just after a barrier."""
     times = [facts.time for facts in ranks]

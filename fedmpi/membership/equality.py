@@ -2,18 +2,18 @@
 
 import functools
 import hashlib
+import importlib.metadata
 import pathlib
 import platform
 import sys
 
-import h5py
-import mpi4py
 import numpy as np
 import torch
-from mpi4py import MPI
+from torch.nn.parameter import is_lazy
 
 import fedmpi
 from fedmpi.comm.agreement import check_equal, difference
+from fedmpi.comm.mpi import mpi_name
 
 
 def check_software(link):
@@ -36,16 +36,9 @@ def versions():
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "mpi4py": mpi4py.__version__,
-        "h5py": h5py.__version__,
+        **{name: importlib.metadata.version(name) for name in ("mpi4py", "h5py")},
         "MPI": mpi_name(),
     }
-
-
-def mpi_name():
-    """The MPI library with its version, like "MPICH 5.0.2"."""
-    vendor, version = MPI.get_vendor()
-    return f"{vendor} {'.'.join(map(str, version))}"
 
 
 @functools.cache
@@ -69,6 +62,9 @@ def check_same_model(link, module, hint, is_hashed=lambda tensor: True):
     """
     entries = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            entries[f"'{name}'"] = "without a shape yet"
+            continue
         words = [f"{list(tensor.shape)}", f"{tensor.dtype}"]
         if not tensor.is_contiguous():
             words.append(f"with strides {tensor.stride()}")

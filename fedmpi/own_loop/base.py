@@ -138,9 +138,9 @@ class OwnLoop:
             self.federation.restore(state)
             for name in self.federation.algorithm.scratch:
                 self._client.rows[name].copy_(state[f"loop/rows/{name}"])
+            self._done, self._steps = int(state["loop/step"]), None
         except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"the state does not belong to this rank, model and algorithm: {error}") from None
-        self._done, self._steps = int(state["loop/step"]), None
         self.averaged = self._done == 0
         if self._done:
             self._begin_round(self._done)

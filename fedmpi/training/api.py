@@ -19,6 +19,7 @@ from fedmpi.comm.mpi import MPILink
 from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.membership.equality import check_same_model
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.tasks.datasets import classification_of
@@ -119,9 +120,7 @@ def _of_rank_0(link, module):
     copied = copy.deepcopy(module)
     give_own_memory(copied)
     tensors = [value for value in copied.state_dict().values() if isinstance(value, torch.Tensor)]
-    sizes = link.allgather([len(tensors), sum(value.nbytes for value in tensors)])
-    if (sizes != sizes[0]).any():
-        raise AgreedUserError("model: the ranks have different modules: expected one with the same tensors on all")
+    check_same_model(link, copied, "must be the same on all ranks, but for its values", lambda tensor: False)
     for value in tensors:
         array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
         link.broadcast(array)

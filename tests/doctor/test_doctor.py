@@ -46,7 +46,18 @@ def test_a_good_place(tmp_path, any_mpi):
     found = json.loads(ended.stdout)
     assert found["ok"] and [facts["rank"] for facts in found["ranks"]] == [0, 1]
     states = {check["name"]: check["state"] for check in found["checks"]}
-    names = ["ranks", "cores", "device", "versions", "clocks", "data", "memory", "run folder", "link inside nodes"]
+    names = [
+        "ranks",
+        "cores",
+        "device",
+        "versions",
+        "settings",
+        "clocks",
+        "data",
+        "memory",
+        "run folder",
+        "link inside nodes",
+    ]
     assert list(states) == names and "failed" not in states.values()
     assert found["link"]["inside nodes"]["bandwidth"] > 1e6
     assert not list((tmp_path / "out").iterdir())

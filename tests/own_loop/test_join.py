@@ -30,7 +30,8 @@ def test_on_two_ranks(checked, check):
     [
         ("uneven", 2, "all ranks must make the same number of local steps"),
         ("error", 1, "ValueError: there is no such batch"),
-        ("different", 2, "rank 1 has other trainable parameters than rank 0"),
+        ("schedule", 2, "at the average after round 3 the ranks had different step sizes"),
+        ("different", 2, "'weight' is [1, 1] torch.float32 on rank 0, [2, 1] torch.float32 on rank 1"),
     ],
 )
 def test_what_goes_wrong_on_one_rank_ends_all(check, code, message):
@@ -123,8 +124,17 @@ def test_algorithms_that_draw_between_steps_are_refused():
 
 def test_a_state_of_another_algorithm_is_refused():
     state = fedmpi.join(nn.Linear(1, 1), "fedavg").state_dict()
+    for other, change, message in (
+        ("fafed", {}, "algorithm fedavg: expected algorithm fafed"),
+        ("fedavg", {"loop/rank": 1}, "rank 1: expected rank 0"),
+        ("fedavg", {"loop/ranks": 2}, "ranks 2: expected ranks 1"),
+        ("fedavg", {"loop/local_steps": 5}, "local_steps 5: expected local_steps 10"),
+    ):
+        with pytest.raises(fedmpi.UserError, match=f"the state was taken with {message}"):
+            fedmpi.join(nn.Linear(1, 1), other).load_state_dict(state | change)
+    del state["loop/step"]
     with pytest.raises(fedmpi.UserError, match="does not belong to this rank, model and algorithm"):
-        fedmpi.join(nn.Linear(1, 1), "fafed").load_state_dict(state)
+        fedmpi.join(nn.Linear(1, 1), "fedavg").load_state_dict(state)
 
 
 def test_the_step_size_can_follow_a_schedule_of_the_users_own():

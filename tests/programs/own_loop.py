@@ -209,6 +209,15 @@ def check_error():
         fed.step(lambda: model(torch.ones(1, 1)).sum())
 
 
+def check_schedule():
+    """Ranks with other step sizes at an average get an error."""
+    model = nn.Linear(1, 1)
+    fed = fedmpi.join(model, "fedavg", local_steps=1, step_size=0.1)
+    for step_size in (0.1, 0.2, 0.2 + 1e-9 * RANK):
+        fed.step_size = step_size
+        fed.step(lambda: model.weight.square().sum())
+
+
 def check_different():
     """Ranks with different models get an error."""
     fedmpi.join(nn.Linear(1, 1 + RANK))
