@@ -11,7 +11,7 @@ import time
 import pytest
 from conftest import launch_words, train, wait_for
 
-from fedmpi.run_files import find_checkpoints
+from fedmpi.run_files import find_checkpoints, is_complete
 
 
 def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path, any_mpi):
@@ -79,3 +79,13 @@ def test_ranks_that_differ_end_the_run(tmp_path, every, checkpoints):
     assert ("; the last checkpoint is that of round 2" in ended.stderr) == bool(checkpoints)
     assert find_checkpoints(next(tmp_path.iterdir())) == checkpoints
     assert not list(tmp_path.glob("*/model*"))
+
+
+@pytest.mark.parametrize(("change", "code"), [(1e-3, 2), (1e-7, 0)])
+def test_a_saved_result_that_ranks_do_not_share_is_named(tmp_path, change, code):
+    """Without --check_replicas, too: more than rounding is an error, and the model is saved all the same."""
+    words = ("--rounds", 3, "--algorithm", "flips.Flips", "--algorithm.change", change, "--name", "it")
+    ended = train(3, tmp_path, *words)
+    lines = [line for line in ended.stderr.splitlines() if "the largest relative difference is" in line]
+    assert ended.returncode == code and len(lines) == 1, ended.stderr
+    assert "row x on rank 1 is not that of the other ranks" in lines[0] and is_complete(tmp_path / "it")

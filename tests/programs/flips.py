@@ -9,9 +9,11 @@ from fedmpi.algorithms import FedAvgM
 
 @dataclasses.dataclass(frozen=True)
 class Flips(FedAvgM):
-    """FedAvgM whose rank 1 differs from the others in the third round."""
+    """FedAvgM whose rank 1 differs from the others in the third round by `change`."""
+
+    change: float = 1e-3
 
     def server_step(self, server):
         super().server_step(server)
         if MPI.COMM_WORLD.rank == 1 and server.round_index == 2:
-            server.rows["x"][7] += 1e-3
+            server.rows["x"][7] += self.change
