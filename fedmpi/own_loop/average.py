@@ -7,10 +7,12 @@ import torch
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.algorithms.fedopt import FedAdam
 from fedmpi.algorithms.server_momentum import DiLoCo, FedAvgServerMomentum
+from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, check_arguments, known_settings
 from fedmpi.settings import nearest
 
 ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
@@ -25,6 +27,7 @@ def average(
     comm=None,
     *,
     weight=1.0,
+    timeout=TIMEOUT,
     **settings,
 ):
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
@@ -55,6 +58,7 @@ def average(
             "nesterov" (DiLoCo) and "adam" (FedAdam) treat the mean move as a negative gradient.
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
+        timeout: seconds after which the job ends if a rank makes the others wait.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay (adam).
 
     Returns:
@@ -63,6 +67,20 @@ def average(
     Raises:
         UserError: on every rank: what was given, what is allowed.
     """
+    link = open_link(comm, timeout)
+    algorithm, optimizers, names = agree(link, lambda: _read(optimizer, exchange, outer, settings))
+    agree(link, lambda: check_arguments(model, every, weight))
+    module = getattr(model, "_orig_mod", model)
+    flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT)
+
+    def make_oracle(client):
+        return OptimizerState(client, flat, optimizers, names)
+
+    return Averaged(module, algorithm, make_oracle, link, flat, every, weight)
+
+
+def _read(optimizer, exchange, outer, settings):
+    """(the algorithm, list of optimizers, names of their exchanged state), from arguments of `average`."""
     if outer not in OUTER:
         raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(outer, OUTER)}")
     names = (exchange,) if isinstance(exchange, str) else tuple(exchange)
@@ -71,15 +89,7 @@ def average(
         raise UserError(f"exchange = {names}: expected the optimizer that has this state, too")
     cls = OUTER[outer]
     offered = [name for name in OUTER_SETTINGS if name in cls.__dataclass_fields__]
-    algorithm = cls(**known_settings(f"outer {outer}", offered, settings), names=names)
-    link = open_link(comm, model, every, weight)
-    module = getattr(model, "_orig_mod", model)
-    flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT)
-
-    def make_oracle(client):
-        return OptimizerState(client, flat, optimizers, names)
-
-    return Averaged(module, algorithm, make_oracle, link, flat, every, weight)
+    return cls(**known_settings(f"outer {outer}", offered, settings), names=names), optimizers, names
 
 
 OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "bias_correction")

@@ -4,10 +4,12 @@ import dataclasses
 
 import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, check_arguments, known_settings
 from fedmpi.registry import command_name, find
 
 
@@ -18,6 +20,7 @@ def join(
     comm=None,
     *,
     weight=1.0,
+    timeout=TIMEOUT,
     clip_norm=None,
     weight_decay=0.0,
     **settings,
@@ -42,6 +45,7 @@ def join(
         local_steps: q, steps between two averages.
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
+        timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
         settings: of the algorithm, by name, like step_size=0.01.
 
@@ -51,8 +55,9 @@ def join(
     Raises:
         UserError: on every rank: what was given, what is allowed.
     """
-    algorithm = _make_algorithm(algorithm, settings)
-    link = open_link(comm, model, local_steps, weight)
+    link = open_link(comm, timeout)
+    algorithm = agree(link, lambda: _make_algorithm(algorithm, settings))
+    agree(link, lambda: check_arguments(model, local_steps, weight))
     flat = FlatModule(getattr(model, "_orig_mod", model), channels_last=None, direct_gradients=False)
     rows = flat.x.new_zeros(2, flat.dim)
 
