@@ -190,13 +190,11 @@ class MPILink(Link):
     def _begin_watch(self, limit):
         mine = np.frombuffer(platform.node().encode()[:HOST_BYTES].ljust(HOST_BYTES), np.uint8)
         hosts = [bytes(row.astype(np.uint8)).decode(errors="replace").strip() for row in self.allgather(mine)]
-
         link = weakref.proxy(self)  # the watch outlives a link that is dropped without `close`
 
         def describe(rank):
-            return f"rank {rank} on {hosts[rank]}" + (
-                f" ({describe_clients(link.clients[rank])})" if link.clients else ""
-            )
+            whose = f" ({describe_clients(link.clients[rank])})" if link.clients else ""
+            return f"rank {rank} on {hosts[rank]}{whose}"
 
         self._describe = describe
         self.roll_call = RollCall(self.comm, limit, describe, lambda: (link.phase, link.how_to_resume()))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from fedmpi.errors import AgreedUserError, Diverged
+from fedmpi.errors import Diverged, UserError
 
 # Sent instead of the number of a client: by a rank that makes no more rounds, or exchanges something else now.
 ENDED, PAUSED = -2, -3
@@ -121,7 +121,7 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
         a `RoundReport`.
 
     Raises:
-        AgreedUserError: on every rank, if another one calls `announce`.
+        UserError: on every rank, if another one calls `announce` instead.
     """
     of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
     mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
@@ -146,19 +146,19 @@ def announce(what, link, most, rounds_done):
     """Say to the other ranks that this one has ENDED or PAUSED; instead of `exchange_reports`. Collective.
 
     Raises:
-        AgreedUserError: on every rank, if another one does not say the same.
+        UserError: on every rank, if another one does not say the same.
     """
     _check_same_call(link.allgather([0.0, 0, what, 0, 0, -1, *[0.0] * most]), rounds_done)
 
 
 def _check_same_call(everywhere, rounds_done):
-    """Raise AgreedUserError if some ranks average while others do something else."""
+    """Raise UserError if some ranks average while others do something else."""
     calls = np.minimum(everywhere[:, 2], -1)  # those that average send the number of a client, or -1
     if (calls == calls[0]).all():
         return
     does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}
     found = [f"ranks {np.flatnonzero(calls == call).tolist()} {what}" for call, what in does.items() if call in calls]
-    raise AgreedUserError(
-        f"after {rounds_done} rounds {', '.join(found)}: all ranks must make the same number of local steps, and the same "
-        "calls (for loaders of different lengths: for batch in fed.batches(loader))"
+    raise UserError(
+        f"after {rounds_done} rounds {', '.join(found)}: all ranks must make the same number of local steps, and the "
+        "same calls (for loaders of different lengths: for batch in fed.batches(loader))"
     )

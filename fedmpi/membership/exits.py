@@ -16,7 +16,7 @@ from fedmpi.errors import INTERRUPTED, UserError
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
-    """What this rank needs of an open link when it ends: not the link, whose memory ends with a loop that is dropped."""
+    """What is needed of an open link when this rank ends; not its memory, which ends with a loop that is dropped."""
 
     rank: int
     roll_call: RollCall | None  # None: there are no other ranks
@@ -71,7 +71,10 @@ def _end_by_error(report, kind, error, trace):
     if not _is_open():
         report(kind, error, trace)
     elif issubclass(kind, UserError):
-        _end(f"error: {error}" if str(error) else "", 2)  # of an error on all ranks, one has the text
+        # One line: of an `AgreedUserError` one rank has the text, another error of all ranks is printed by rank 0.
+        if not str(error) or (kind is UserError and _opened[-1].rank > 0):
+            time.sleep(2 * OUTPUT_SECONDS)
+        _end(f"error: {error}" if str(error) else "", 2)
     else:
         report(kind, error, trace)
         line = f"error on rank {_opened[-1].rank}: {kind.__name__}{_after(*_opened[-1].progress)}"
@@ -86,9 +89,9 @@ def _end_together():
         return  # MPI is finalized
     until = time.monotonic() + GRACE
     heard = [(one, *one.roll_call.hear_leaving(until)) for one in others]
-    for one, leaving, are_all in heard:
-        if not are_all:
-            _end_alone(one, leaving)
+    alone = [(one, leaving) for one, leaving, are_all in heard if not are_all]
+    if alone:
+        _end_alone(*max(alone, key=lambda pair: pair[0].progress[0]))
     most = max((int(facts[1]) for one, leaving, _ in heard if one.rank == 0 for facts in leaving.values()), default=0)
     if any(one.rank == 0 and one.progress[0] for one in others):
         what = f"the last {most} steps were not averaged" if most else "all steps were averaged"

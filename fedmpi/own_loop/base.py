@@ -87,14 +87,14 @@ class OwnLoop:
         length = agree(self._link, lambda: _length(loader))
         number = int(self._link.allgather([length]).max())
         while number > 0:
-            found = 0
-            for found, batch in enumerate(loader, 1):
+            left = number
+            for batch in loader:
                 yield batch
                 number -= 1
                 if number == 0:
                     return
-            if found < length:
-                raise UserError(f"batches: a pass of the loader gave {found} batches, but its length is {length}")
+            if left - number < length:
+                raise UserError(f"batches: the loader gave {left - number} batches in a pass: its length is {length}")
 
     def any(self, flag):
         """Whether `flag` is true on any rank; the same on all, so that loops can end together."""
