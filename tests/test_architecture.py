@@ -15,11 +15,12 @@ FLOORS = [
     ["run_files"],
     ["registry"],
     ["presets", "oracles", "algorithms", "comm"],
-    ["federation", "models", "data", "program"],
+    ["federation", "models", "data"],
     ["tasks"],
     ["config"],
     ["runs"],
     ["membership"],
+    ["program"],
     ["training", "own_loop"],
     ["train", "predict", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
@@ -29,7 +30,7 @@ HEIGHT = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 DATA_PROGRAM = ("fedmpi.data.__main__", "fedmpi.data.commands")  # a program that stands in the room of what it is about
 
 # Public, called by keywords: as many parameters as there are settings.
-KEYWORD_FUNCTIONS = {"simulate", "train"}
+KEYWORD_FUNCTIONS = {"average", "join", "simulate", "train"}
 MAX_PARAMETERS = 8
 MAX_TOP_LEVEL = 9
 

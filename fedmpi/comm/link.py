@@ -51,6 +51,7 @@ class Link(abc.ABC):
         lost_in: lost rank -> the phase in which it was lost.
         survives: whether `survive` was called. clients: the numbers of each started rank's clients, after `watch`.
         phase: what the ranks do currently, as text, for the message about ranks that do not arrive.
+        progress: [local steps that this rank has made, those since its last average], for the message if it ends early.
         how_to_resume: function without arguments -> how the user can resume the run, or "", for the same message.
     """
 
@@ -119,11 +120,11 @@ class Link(abc.ABC):
     def barrier(self):
         """Wait for all ranks."""
 
-    def watch(self, limit, clients):  # noqa: B027  a single process never waits
+    def watch(self, limit, clients=()):  # noqa: B027  a single process never waits
         """From now on, end the job if the ranks wait for others longer than `limit` seconds, and name those.
 
         Args:
-            clients: the numbers of each rank's clients.
+            clients: the numbers of each rank's clients, for the message; () if they are not known yet.
         """
 
     def survive(self):  # noqa: B027  one process is never left

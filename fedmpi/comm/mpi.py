@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import sys
+import weakref
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class MPILink(Link):
         colour: ranks of one machine with different colours count as on different nodes (for tests).
 
     Attributes:
-        topology: the `Topology` of the ranks.
+        topology: the `Topology` of the ranks. roll_call: the `RollCall`, after `watch` on several ranks; or None.
     """
 
     def __init__(self, comm=None, transport="auto", colour=None):
@@ -53,8 +54,8 @@ class MPILink(Link):
         self.local_rank, self.local_size = node.rank, node.size
         self.num_nodes, self.usable_cores = self.topology.num_nodes, self.topology.usable_cores
         self.transport = transport
-        self.traffic = Traffic()
-        self._roll_call, self._survivors = None, None
+        self.traffic, self.progress = Traffic(), [0, 0]
+        self.roll_call, self._survivors = None, None
         self.members, self.lost_in = tuple(range(self.size)), {}
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
         classes = sorted(known(fedmpi.comm.transports, Transport).values(), key=lambda cls: -cls.preference)
@@ -179,27 +180,33 @@ class MPILink(Link):
     def barrier(self):
         self._repeat(self.topology.world.barrier)
 
-    def watch(self, limit, clients):
+    def watch(self, limit, clients=()):
         self.clients = clients
-        if self.size == 1:
-            return
+        if self.roll_call is not None:
+            self.roll_call.limit = limit
+        elif self.size > 1:
+            self._begin_watch(limit)
+
+    def _begin_watch(self, limit):
         mine = np.frombuffer(platform.node().encode()[:HOST_BYTES].ljust(HOST_BYTES), np.uint8)
         hosts = [bytes(row.astype(np.uint8)).decode(errors="replace").strip() for row in self.allgather(mine)]
+        link = weakref.proxy(self)  # the watch outlives a link that is dropped without `close`
 
         def describe(rank):
-            return f"rank {rank} on {hosts[rank]} ({describe_clients(clients[rank])})"
+            whose = f" ({describe_clients(link.clients[rank])})" if link.clients else ""
+            return f"rank {rank} on {hosts[rank]}{whose}"
 
         self._describe = describe
-        self._roll_call = RollCall(self.comm, limit, describe, lambda: (self.phase, self.how_to_resume()))
-        self.topology.waiter.roll_call = self._roll_call
+        self.roll_call = RollCall(self.comm, limit, describe, lambda: (link.phase, link.how_to_resume()))
+        self.topology.waiter.roll_call = self.roll_call
 
     def survive(self):
         if self.size > 1 and not self.survives:
             waiter = self.topology.waiter
             self._survivors, self.survives = Survivors(self.comm, waiter), True
             waiter.may_block = False  # inside a blocking call, a rank cannot answer that it waits
-            if self._roll_call is not None:
-                self._roll_call.goes_on = True
+            if self.roll_call is not None:
+                self.roll_call.goes_on = True
             self._adopt()
 
     def _attempt(self, action):
@@ -228,8 +235,8 @@ class MPILink(Link):
         self.rank, self.size, self.members = world.rank, world.size, tuple(survivors.members)
         self.lost = (*self.lost, *lost)
         self.lost_in |= dict.fromkeys(lost, self.phase)
-        if self._roll_call is not None:
-            self._roll_call.lost.update(lost)
+        if self.roll_call is not None:
+            self.roll_call.lost.update(lost)
         for rank in lost if self.rank == 0 else ():
             print(
                 f"fedmpi: {self._describe(rank)} was lost during {self.phase}; {self.size} of "
@@ -245,9 +252,9 @@ class MPILink(Link):
     def close(self):
         if self.lost:
             return  # what ranks free together cannot be freed without those that are lost
-        if self._roll_call is not None:
+        if self.roll_call is not None:
             self.topology.waiter.roll_call = None
-            self._roll_call.close()
+            self.roll_call.close()
         for transport in self._transports.values():
             transport.close()
         self.topology.close()

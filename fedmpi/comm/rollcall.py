@@ -21,6 +21,7 @@ from fedmpi.comm.process import describe_process, is_stopped, kill_process
 GRACE = 3.0  # seconds in which all ranks that wait are heard
 LISTEN_AFTER, LISTEN_EVERY = 0.5, 0.05  # seconds of waiting before a rank looks for messages, and between two looks
 HERE, GONE = 1, 0
+WORD, LEAVES = 0, 1  # tags of the messages: HERE or GONE; what a rank that ends says of itself
 TIMED_OUT = 75  # exit code: a temporary failure, worth another attempt (EX_TEMPFAIL of sysexits.h)
 
 
@@ -29,7 +30,7 @@ class RollCall:
 
     Args:
         comm: an mpi4py intracommunicator; duplicated.
-        limit: seconds after which a wait is too long.
+        limit: seconds after which a wait is too long; may be changed later, on all ranks.
         describe: function(started rank) -> text about it, for the message.
         explain: function without arguments -> (phase that the ranks are in, how to resume), texts for the message.
 
@@ -44,7 +45,8 @@ class RollCall:
         self.lost, self.goes_on = set(), False
         self._processes = np.empty((comm.size, 3), np.int64)
         comm.Allgather(np.array(describe_process(), np.int64), self._processes)
-        self._limit, self._describe, self._explain = limit, describe, explain
+        self.limit, self._describe, self._explain = limit, describe, explain
+        self._leaving = {}  # rank -> what it has said of itself before it ends
         self._waiting = set()  # other ranks that have said HERE and not GONE
         self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
         self._inside_since, self._closed = None, threading.Event()
@@ -68,17 +70,17 @@ class RollCall:
                     continue
                 listened = now
                 another_goes_on = self._listen()
-                if called is None and (self._waiting or now - began > self._limit):
+                if called is None and (self._waiting or now - began > self.limit):
                     called = now
                     self._say(HERE)
                 elif called is not None and another_goes_on:
-                    called = now + self._limit  # it is not missing, and what ended its wait ends this one, too
+                    called = now + self.limit  # it is not missing, and what ended its wait ends this one, too
                 elif called is not None and now - called > GRACE:
                     if not self.goes_on or has_killed or not self._can_kill(self._missing()):
                         self._end(now - called)
                     elif self._is_first_here() or now - called > 2 * GRACE:
                         self._kill(self._missing())
-                        has_killed, called = True, now + self._limit  # MPI reports it; if not, the job ends
+                        has_killed, called = True, now + self.limit  # MPI reports it; if not, the job ends
         finally:
             if called is not None:
                 self._say(GONE)
@@ -90,8 +92,46 @@ class RollCall:
         If it takes too long, the process ends, and its message cannot name the missing rank.
         """
         self._inside_since = time.monotonic()
-        yield
-        self._inside_since = None
+        try:
+            yield
+        finally:
+            self._inside_since = None
+
+    def say_leaving(self, facts):
+        """Say to the other ranks that this one ends. Not collective; see `hear_leaving`.
+
+        Args:
+            facts: [n] numbers about this rank.
+
+        Returns:
+            False if MPI is finalized, so that nothing can be said.
+        """
+        if MPI.Is_finalized():
+            return False
+        facts = np.array(facts, np.float64)
+        self._leaving[self._comm.rank] = facts
+        self._sent += [(facts, self._comm.Isend(facts, dest=rank, tag=LEAVES)) for rank in self._others()]
+        return True
+
+    def hear_leaving(self, until):
+        """Wait for all other ranks to say that they end, too. Not collective.
+
+        Args:
+            until: when to give up, on the clock of `time.monotonic`.
+
+        Returns:
+            (rank -> the facts of those that end, this one included; whether these are all).
+        """
+        while True:
+            for rank in self._others():
+                if rank not in self._leaving and self._comm.Iprobe(source=rank, tag=LEAVES):
+                    facts = np.empty_like(self._leaving[self._comm.rank])
+                    self._comm.Recv(facts, source=rank, tag=LEAVES)
+                    self._leaving[rank] = facts
+            are_all = len(self._leaving) == self._comm.size
+            if are_all or time.monotonic() > until:
+                return self._leaving, are_all
+            time.sleep(0.01)
 
     def close(self):
         """Free the communicator."""
@@ -104,10 +144,10 @@ class RollCall:
         while not self._closed.wait(1):
             since = self._inside_since
             if since != call:
-                call, patience = since, self._limit + GRACE
+                call, patience = since, self.limit + GRACE
             if since is None or time.monotonic() - since <= patience:
                 continue
-            if not self.goes_on or patience > self._limit + GRACE:
+            if not self.goes_on or patience > self.limit + GRACE:
                 self._report("one or more ranks")
                 os._exit(TIMED_OUT)
             self._kill([rank for rank in self._others() if is_stopped(*self._processes[rank].tolist())])
@@ -118,8 +158,8 @@ class RollCall:
         message, waited = np.empty(1, np.int8), set(self._waiting)
         for rank in self._others():
             with contextlib.suppress(MPI.Exception):
-                while self._comm.Iprobe(source=rank):
-                    self._comm.Recv(message, source=rank)
+                while self._comm.Iprobe(source=rank, tag=WORD):
+                    self._comm.Recv(message, source=rank, tag=WORD)
                     (self._waiting.add if message[0] == HERE else self._waiting.discard)(rank)
         self._waiting -= self.lost
         return bool(waited - self._waiting - self.lost)
@@ -128,7 +168,7 @@ class RollCall:
         message = np.array([word], np.int8)
         for rank in self._others():
             with contextlib.suppress(MPI.Exception):
-                self._sent.append((message, self._comm.Isend(message, dest=rank)))
+                self._sent.append((message, self._comm.Isend(message, dest=rank, tag=WORD)))
 
     def _others(self):
         return [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in self.lost]
@@ -175,8 +215,8 @@ class RollCall:
         phase, hint = self._explain()
         kind, hint = ("", "; killed, and the others continue") if goes_on else ("error: ", hint)
         print(
-            f"fedmpi: {kind}no sign of {who} for {self._limit:g} s during {phase}: stopped, stuck, or slower than "
-            f"--timeout {self._limit:g} allows{hint}",
+            f"fedmpi: {kind}no sign of {who} for {self.limit:g} s during {phase}: stopped, stuck, or slower than "
+            f"the timeout of {self.limit:g} s allows{hint}",
             file=sys.stderr,
             flush=True,
         )

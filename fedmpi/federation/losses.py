@@ -9,7 +9,8 @@ import torch
 
 from fedmpi.errors import Diverged, UserError
 
-ENDED = -2  # sent instead of the number of a client, by a rank that makes no more rounds
+# Sent instead of the number of a client: by a rank that makes no more rounds, or exchanges something else now.
+ENDED, PAUSED = -2, -3
 _HINT = "try a smaller step_size, or a smaller clip_norm"
 _INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
 
@@ -120,12 +121,12 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
         a `RoundReport`.
 
     Raises:
-        UserError: on every rank, if another one has ended, see `announce_end`.
+        UserError: on every rank, if another one calls `announce` instead.
     """
     of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
     mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
     everywhere = link.allgather(mine + of_clients)
-    _check_ended(everywhere, rounds_done, here=False)
+    _check_same_call(everywhere, rounds_done)
     totals, numbers, bad_clients, gradients, requests, bad_rows, *of_clients = zip(*everywhere.tolist())
     found = [
         (rank, int(client), int(row), total)
@@ -141,22 +142,23 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
     return RoundReport(mean, int(sum(gradients)), bits, found)
 
 
-def announce_end(link, most, rounds_done):
-    """Say to the other ranks that this one makes no more rounds; called instead of `exchange_reports`. Collective.
+def announce(what, link, most, rounds_done):
+    """Say to the other ranks that this one has ENDED or PAUSED; instead of `exchange_reports`. Collective.
 
     Raises:
-        UserError: on every rank, if another one goes on.
+        UserError: on every rank, if another one does not say the same.
     """
-    _check_ended(link.allgather([0.0, 0, ENDED, 0, 0, -1, *[0.0] * most]), rounds_done, here=True)
+    _check_same_call(link.allgather([0.0, 0, what, 0, 0, -1, *[0.0] * most]), rounds_done)
 
 
-def _check_ended(everywhere, rounds_done, here):
-    """Raise UserError if some ranks have ended and others go on; `here`: whether this one has."""
-    ended = everywhere[:, 2] == ENDED
-    if ended.any() and not ended.all():
-        others = np.flatnonzero(ended != here).tolist()
-        what = ("this rank has ended", "continue") if here else ("this rank continues", "have ended")
-        raise UserError(
-            f"after {rounds_done} rounds {what[0]} and ranks {others} {what[1]}: all ranks must make the same "
-            "number of local steps (for loaders of different lengths: for batch in fed.batches(loader))"
-        )
+def _check_same_call(everywhere, rounds_done):
+    """Raise UserError if some ranks average while others do something else."""
+    calls = np.minimum(everywhere[:, 2], -1)  # those that average send the number of a client, or -1
+    if (calls == calls[0]).all():
+        return
+    does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}
+    found = [f"ranks {np.flatnonzero(calls == call).tolist()} {what}" for call, what in does.items() if call in calls]
+    raise UserError(
+        f"after {rounds_done} rounds {', '.join(found)}: all ranks must make the same number of local steps, and the "
+        "same calls (for loaders of different lengths: for batch in fed.batches(loader))"
+    )

@@ -11,7 +11,7 @@ import time
 from fedmpi.algorithms.base import Exchange
 from fedmpi.comm.link import RanksLost
 from fedmpi.federation.client import Client, Server
-from fedmpi.federation.losses import Losses, announce_end, exchange_reports
+from fedmpi.federation.losses import ENDED, PAUSED, Losses, announce, exchange_reports
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
 from fedmpi.federation.state import restore_state, state_of
@@ -182,7 +182,15 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        announce_end(self.link, self._most, self.round_index)
+        announce(ENDED, self.link, self._most, self.round_index)
+
+    def pause(self):
+        """Check that all ranks exchange something else than rounds now. Collective on the link.
+
+        Raises:
+            UserError: on every rank, if another one ends or begins to average.
+        """
+        announce(PAUSED, self.link, self._most, self.round_index)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.

@@ -1,1 +1,1 @@
-"""Opening and closing a federation on machines: what must be equal on all ranks."""
+"""Opening and closing a federation on machines: every door (join, average, fedmpi.train, programs) goes through it."""

@@ -9,9 +9,10 @@ from fedmpi.algorithms.fedopt import FedAdam
 from fedmpi.algorithms.server_momentum import DiLoCo, FedAvgServerMomentum
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, check_arguments, check_same, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, check_arguments, check_same, known_settings
 from fedmpi.settings import nearest
 
 ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
@@ -26,6 +27,7 @@ def average(
     comm=None,
     *,
     weight=1.0,
+    timeout=TIMEOUT,
     **settings,
 ):
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
@@ -56,6 +58,7 @@ def average(
             "nesterov" (DiLoCo) and "adam" (FedAdam) treat the mean move as a negative gradient.
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
+        timeout: seconds after which the job ends if a rank makes the others wait.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay (adam).
 
     Returns:
@@ -65,7 +68,7 @@ def average(
         UserError: on every rank: what was given, what is allowed.
     """
     optimizers = [] if optimizer is None else [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)
-    link = open_link(comm)
+    link = open_link(comm, timeout)
     agree(link, lambda: check_arguments(model, every, weight))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings))
     module = getattr(model, "_orig_mod", model)

@@ -1,25 +1,22 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
 import dataclasses
-import functools
+import math
 import numbers
-import sys
-import time
-import weakref
 import zlib
+from collections.abc import Iterator
 
 import torch
 
 from fedmpi.comm.agreement import agree, check_equal
-from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.link import Traffic
-from fedmpi.comm.mpi import MPILink
 from fedmpi.config.foreign_names import OURS
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
 from fedmpi.membership.equality import check_same_model, check_software
+from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
 from fedmpi.registry import command_name, plain
 from fedmpi.settings import LARGEST, nearest
@@ -45,6 +42,7 @@ class OwnLoop:
 
     def __init__(self, model, algorithm, make_oracle, link, flat, local_steps, weight=1.0):
         self._link, self._flat = link, flat
+        agree(link, check_alone)
         agree(link, lambda: _check_parameters(flat))
         weights = link.allgather([weight])[:, 0]
         if not (weights > 0).all():
@@ -88,17 +86,65 @@ class OwnLoop:
             loader: has a length and can be iterated several times, like a `torch.utils.data.DataLoader`.
 
         Raises:
-            UserError: if the loader of this rank has no batch.
+            UserError: on every rank, if the loader of one has no length or no batch, or can be iterated only once; on
+                one rank, if a pass has fewer batches than the loader's length says.
         """
-        number = int(self._link.allgather([len(loader)]).max())
-        if len(loader) == 0:
-            raise UserError("batches: the loader has no batch")
+        self.federation.pause()
+        length = agree(self._link, lambda: _length(loader))
+        number = int(self._link.allgather([length]).max())
         while number > 0:
+            left = number
             for batch in loader:
                 yield batch
                 number -= 1
                 if number == 0:
                     return
+            if left - number < length:
+                raise UserError(f"batches: the loader gave {left - number} batches in a pass: its length is {length}")
+
+    def any(self, flag):
+        """Whether `flag` is true on any rank; the same on all, so that loops can end together."""
+        return bool(self._ask([bool(flag)])[:, 0].any())
+
+    def mean(self, value, weight=None):
+        """Weighted mean of a metric over the ranks, the same on all.
+
+        Args:
+            value: a number, or a tensor of the same shape on every rank. It is not looked at where the weight is 0.
+            weight: >= 0, of this rank (its number of test samples, say); None: its weight in the averages.
+
+        Returns:
+            a float, or a tensor like `value` (float64 if that has no floating-point type); nan if all weights are 0.
+
+        Raises:
+            UserError: on every rank, if a weight is negative or not finite, or the shapes differ.
+        """
+        weights = self.federation.plan.weights
+        weight = (weights[self._link.rank] if weights else 1.0) if weight is None else float(weight)
+        tensor = torch.as_tensor(value).detach()
+        everyone = self._ask([weight, *tensor.double().reshape(-1).tolist()])
+        weights, values = torch.from_numpy(everyone[:, 0]), torch.from_numpy(everyone[:, 1:])
+        if not ((weights >= 0) & (weights < math.inf)).all():
+            raise UserError(f"mean: the ranks' weights are {weights.tolist()}: expected finite numbers >= 0")
+        taken = weights > 0
+        mean = (weights[taken, None] * values[taken]).sum(0) / weights.sum()
+        if not isinstance(value, torch.Tensor):
+            return mean.reshape(tensor.shape).tolist()
+        return mean.reshape(tensor.shape).to(tensor.device, tensor.dtype if tensor.is_floating_point() else mean.dtype)
+
+    def _ask(self, values):
+        """[ranks, n] the [n] numbers of all ranks, also after `finish`."""
+        link, watch = self._link, self._link.roll_call
+        if self._accounts is None:
+            self.federation.pause()
+        else:
+            link = open_link(link.comm, watch.limit if watch else TIMEOUT)
+        try:
+            check_equal(link, {"the number of values": str(len(values))}, "expected the same on all ranks")
+            return link.allgather(values)
+        finally:
+            if link is not self._link:
+                close_link(link)
 
     def finish(self):
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
@@ -113,8 +159,7 @@ class OwnLoop:
         for parameter in flat.parameters:
             parameter.data = parameter.data.clone()
         check_result(self.federation)
-        self._link.close()
-        _open_links.discard(self._link)
+        close_link(self._link)
 
     def state_dict(self):
         """This rank's state as name -> tensor, number or list of numbers, also within a round. Not collective.
@@ -182,9 +227,11 @@ class OwnLoop:
                     f"at the average after round {self.federation.round_index} the ranks had different step sizes: "
                     "expected the same schedule on all ranks"
                 ) from None
+        self._link.progress[:] = self._link.progress[0] + 1, self._done
 
     def _begin_round(self, first_step):
         """Everything of a round before its local step number `first_step`."""
+        check_alone()
         self._steps = self.federation.steps(first_step)
         next(self._steps)
 
@@ -206,24 +253,8 @@ class OwnLoop:
         self._link.traffic = Traffic()
 
 
-def open_link(comm):
-    """The `Link` of an mpi4py communicator, or of all ranks. Collective.
-
-    Raises:
-        AgreedUserError: on every rank, if they do not run the same fedmpi.
-    """
-    link = MPILink(comm)
-    _end_job_on_error(link)
-    check_software(link)
-    return link
-
-
 def check_arguments(model, local_steps, weight):
-    """Check the arguments that `join` and `average` share; not collective.
-
-    Raises:
-        UserError: if one has another type than expected.
-    """
+    """Raise UserError if an argument of `join` or `average` has another type than expected; not collective."""
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     for name, value, kind in (("local_steps", local_steps, numbers.Integral), ("weight", weight, numbers.Real)):
@@ -232,7 +263,7 @@ def check_arguments(model, local_steps, weight):
 
 
 def check_same(link, module, algorithm, arguments):
-    """Check that all ranks gave the same model, but for the values of trainable parameters, and the same settings.
+    """Check that all ranks run the same fedmpi, with the same model, but for trained values, and the same settings.
 
     Collective on the link.
 
@@ -242,6 +273,7 @@ def check_same(link, module, algorithm, arguments):
     Raises:
         AgreedUserError: on every rank, with the first that differs, and on which ranks.
     """
+    check_software(link)
     fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
     texts = {name: _as_text(value) for name, value in {**arguments, **fields}.items()}
     check_equal(link, texts, "expected the same on all ranks, but for weight")
@@ -287,26 +319,19 @@ def _copied(value):
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-_open_links = weakref.WeakSet()  # whose ranks may wait for this one
+def _length(loader):
+    """How many batches a loader has in a pass.
 
-
-def _end_job_on_error(link):
-    """From now on, let an error that nobody catches end all ranks: the others would wait for this one forever."""
-    if link.size == 1:
-        return
-    if not _open_links:
-        sys.excepthook = functools.partial(_abort, sys.excepthook)
-    _open_links.add(link)
-
-
-def _abort(report, kind, error, trace):
-    """Report an error that ends this rank, and end the others."""
-    if issubclass(kind, UserError):
-        if str(error):  # on the rank that shows it
-            print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
-    else:
-        report(kind, error, trace)
-    for link in list(_open_links):
-        sys.stderr.flush()
-        time.sleep(OUTPUT_SECONDS)
-        link.abort(2 if issubclass(kind, UserError) else 1)
+    Raises:
+        UserError: if it does not say, has none, or has only one pass.
+    """
+    kind = f"batches: the loader is a {type(loader).__name__}"
+    if isinstance(loader, Iterator):
+        raise UserError(f"{kind}, which can be iterated only once: expected one like a DataLoader")
+    try:
+        length = len(loader)
+    except (TypeError, NotImplementedError):
+        raise UserError(f"{kind} without a length: end such loops together, by fed.any(batch is None)") from None
+    if length == 0:
+        raise UserError("batches: the loader has no batch")
+    return length

@@ -6,9 +6,10 @@ import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, check_arguments, check_same, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, check_arguments, check_same, known_settings
 from fedmpi.registry import command_name, find
 
 
@@ -19,6 +20,7 @@ def join(
     comm=None,
     *,
     weight=1.0,
+    timeout=TIMEOUT,
     clip_norm=None,
     weight_decay=0.0,
     **settings,
@@ -43,6 +45,7 @@ def join(
         local_steps: q, steps between two averages.
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
+        timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
         settings: of the algorithm, by name, like step_size=0.01.
 
@@ -52,7 +55,7 @@ def join(
     Raises:
         UserError: on every rank: what was given, what is allowed.
     """
-    link = open_link(comm)
+    link = open_link(comm, timeout)
     agree(link, lambda: check_arguments(model, local_steps, weight))
     algorithm = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = getattr(model, "_orig_mod", model)

@@ -1,7 +1,6 @@
 """How a program of several ranks begins and ends: in order on all ranks, or at once on all ranks."""
 
 import atexit
-import contextlib
 import gc
 import os
 import sys
@@ -16,8 +15,9 @@ from fedmpi.program.output import make_output_safe, write_past_launcher
 from fedmpi.text import LONGEST_MESSAGE, short
 
 try:
-    from fedmpi.comm.mpi import MPILink
     from fedmpi.comm.survivors import is_loss
+    from fedmpi.membership.exits import forget
+    from fedmpi.membership.opening import open_link
 except (ImportError, RuntimeError) as error:
     if "libmpi" not in str(error):
         raise
@@ -48,10 +48,8 @@ def run_program(program, arguments, check=check_launch):
     wants_traceback = "--traceback" in arguments
     try:
         agree(link, lambda: check(link))
-        with _no_leaving(link):
-            program(arguments, link)
-        _leave_as_survivor(link, 0)
-        link.close()
+        program(arguments, link)
+        _leave(link, 0)
     except AgreedUserError as error:
         _end_in_order(link, str(error), error if wants_traceback else None, code=2)
     except Diverged as error:
@@ -69,7 +67,7 @@ def run_program(program, arguments, check=check_launch):
 def _make_link():
     """The link of all ranks; ends the job if one of them has died before."""
     try:
-        return MPILink()
+        return open_link()
     except UserError as error:  # MPI is finalized
         print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
@@ -78,25 +76,6 @@ def _make_link():
             print("fedmpi: error: a rank was lost before the others were ready", file=sys.stderr, flush=True)
             os._exit(STOPPED)
         raise
-
-
-@contextlib.contextmanager
-def _no_leaving(link):
-    """Within it, `os._exit(0)` in this process aborts the job: a launcher takes the exit code 0 for success."""
-    leave, process = os._exit, os.getpid()
-
-    def abort(code):
-        if code != 0 or os.getpid() != process:  # a failure, or the end of a forked child
-            leave(code)
-        print(f"fedmpi: error on rank {link.rank}: os._exit(0) was called", file=sys.stderr, flush=True)
-        time.sleep(OUTPUT_SECONDS)
-        link.abort(1)
-
-    os._exit = abort
-    try:
-        yield
-    finally:
-        os._exit = leave
 
 
 def show(text):
@@ -111,20 +90,21 @@ def _end_in_order(link, text, error, code):
             traceback.print_exception(error)
         print(f"fedmpi: error: {short(text, LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
     link.barrier()  # so that no launcher kills a rank before it has printed
-    _leave_as_survivor(link, code)
-    link.close()
+    _leave(link, code)
     if "mpi4py.run" in sys.modules:  # `python -m mpi4py` would abort the job at an exit code that is not 0
         link.finalize()
     sys.exit(code)
 
 
-def _leave_as_survivor(link, code):
-    """End this process without MPI_Finalize if ranks may be lost: it may wait for them forever."""
+def _leave(link, code):
+    """Close the link; if ranks may be lost, end this process without MPI_Finalize, which may wait for them forever."""
+    forget(link)
     if link.survives:
         link.wait_for_survivors()  # until then the others that are left may need this rank
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    link.close()
 
 
 def _end_interrupted(link):

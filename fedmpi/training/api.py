@@ -15,11 +15,11 @@ import torch
 
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.comm.host import return_freed_memory, run_on, usable_cores
-from fedmpi.comm.mpi import MPILink
 from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.equality import check_same_model
+from fedmpi.membership.opening import TIMEOUT, close_link, open_link
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.tasks.datasets import classification_of
@@ -64,7 +64,8 @@ def run(settings):
     settings = dict(settings)
     comm = settings.pop("comm", None)
     functions = {name: settings.pop(name, None) for name in ("on_round", "on_evaluation")}
-    link = MPILink(comm)
+    timeout = settings.get("timeout")  # it is checked later; there are waits before
+    link = open_link(comm, timeout if isinstance(timeout, int | float) and 0 < timeout < TIMEOUT else TIMEOUT)
     try:
         with _process_restored():
             arguments, objects = agree(link, lambda: _read(settings, functions))
@@ -90,7 +91,7 @@ def run(settings):
             end_at_once(link, error, wants_traceback=True)
         raise
     finally:
-        link.close()
+        close_link(link)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
 from fedmpi.membership.equality import check_same_model, check_software
+from fedmpi.membership.opening import check_alone
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
@@ -92,6 +93,7 @@ def prepare(config, link):
     """
     run = config.run
     agree(link, lambda: check_launch(link, run.ranks))
+    agree(link, check_alone)
     if run.tune_malloc:
         keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))

@@ -1,0 +1,129 @@
+"""A rank that ends while links are open: the others would wait for it forever, so all ranks end, or the job does."""
+
+import atexit
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from fedmpi.comm.abort import abort
+from fedmpi.comm.launch import OUTPUT_SECONDS
+from fedmpi.comm.rollcall import GRACE, RollCall
+from fedmpi.errors import INTERRUPTED, UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """What is needed of an open link when this rank ends; not its memory, which ends with a loop that is dropped."""
+
+    rank: int
+    roll_call: RollCall | None  # None: there are no other ranks
+    progress: list  # see `Link`
+    abort: Callable
+
+
+_opened = []  # `_Opened`s
+_exit_code = None  # with which sys.exit was called
+_process = None  # that has opened them; its forked children may end
+
+
+def guard_exits(link):
+    """From now on, until `forget`, this rank does not end alone. Not collective."""
+    global _exit_code
+    _exit_code = None
+    _install()
+    _opened.append(_Opened(link.rank, link.roll_call, link.progress, functools.partial(abort, link.comm)))
+
+
+def forget(link):
+    """Let this rank end from now on. Not collective."""
+    _opened[:] = [one for one in _opened if one.progress is not link.progress]
+
+
+@functools.cache
+def _install():
+    global _process
+    _process = os.getpid()
+    atexit.register(_end_together)
+    sys.excepthook = functools.partial(_end_by_error, sys.excepthook)
+    sys.exit = functools.partial(_exit, sys.exit)
+    os._exit = functools.partial(_exit_at_once, os._exit)
+
+
+def _exit(leave, code=None, /):
+    """sys.exit, which remembers its code: at exit, Python does not say with which one it ends."""
+    global _exit_code
+    _exit_code = 0 if code is None else code & 255 if isinstance(code, int) else 1
+    leave(code)
+
+
+def _exit_at_once(leave, code):
+    """os._exit, but not with 0 while links are open: launchers take it for success, and leave the other ranks alone."""
+    if code == 0 and _is_open():
+        _end(f"error on rank {_opened[-1].rank}: os._exit(0) was called{_after(*_opened[-1].progress)}", 1)
+    leave(code)
+
+
+def _end_by_error(report, kind, error, trace):
+    """sys.excepthook, which also ends the other ranks while links are open."""
+    if not _is_open():
+        report(kind, error, trace)
+    elif issubclass(kind, UserError):
+        # One line: of an `AgreedUserError` one rank has the text, another error of all ranks is printed by rank 0.
+        if not str(error) or (kind is UserError and _opened[-1].rank > 0):
+            time.sleep(2 * OUTPUT_SECONDS)
+        _end(f"error: {error}" if str(error) else "", 2)
+    else:
+        report(kind, error, trace)
+        line = f"error on rank {_opened[-1].rank}: {kind.__name__}{_after(*_opened[-1].progress)}"
+        _end(line, INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _end_together():
+    """At exit with links open: end with all ranks, if they come here within some seconds; if not, end the job."""
+    others = [one for one in _opened if one.roll_call is not None] if _is_open() else []
+    code = -1 if _exit_code is None else _exit_code
+    if not all(one.roll_call.say_leaving([*one.progress, code]) for one in others):
+        return  # MPI is finalized
+    until = time.monotonic() + GRACE
+    heard = [(one, *one.roll_call.hear_leaving(until)) for one in others]
+    alone = [(one, leaving) for one, leaving, are_all in heard if not are_all]
+    if alone:
+        _end_alone(*max(alone, key=lambda pair: pair[0].progress[0]))
+    most = max((int(facts[1]) for one, leaving, _ in heard if one.rank == 0 for facts in leaving.values()), default=0)
+    if any(one.rank == 0 and one.progress[0] for one in others):
+        what = f"the last {most} steps were not averaged" if most else "all steps were averaged"
+        _print(f"the program ended without fed.finish(): {what}")
+
+
+def _end_alone(one, leaving):
+    """End the job: ranks go on that have not heard of these. The lowest of these prints the line."""
+    ends = []
+    for rank, (steps, since, code) in sorted(leaving.items()):
+        ends.append(f"rank {rank} ended{_after(steps, since)}" + (f" with exit code {code:.0f}" if code >= 0 else ""))
+    if one.rank > min(leaving):
+        time.sleep(2 * OUTPUT_SECONDS)  # that one ends this one meanwhile
+    line = f"error: {', '.join(ends)}, while other ranks continue: call fed.finish() on all ranks before they end"
+    _end(line, _exit_code or 1)
+
+
+def _is_open():
+    return bool(_opened) and os.getpid() == _process
+
+
+def _after(steps, since):
+    return f" after {steps:.0f} steps" if steps else ""
+
+
+def _end(line, code):
+    """Print a line, if there is one, and end the job."""
+    if line:
+        _print(line)
+    time.sleep(OUTPUT_SECONDS)
+    _opened[-1].abort(code)
+
+
+def _print(line):
+    print(f"fedmpi: {line}", file=sys.stderr, flush=True)

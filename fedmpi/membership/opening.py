@@ -1,0 +1,64 @@
+"""`open_link`: the ranks meet, and none of them waits forever for one that is stuck or ends."""
+
+import os
+import sys
+import threading
+
+import torch
+
+from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.rollcall import GRACE, TIMED_OUT
+from fedmpi.errors import UserError
+from fedmpi.membership.exits import forget, guard_exits
+
+TIMEOUT = 1800.0  # seconds, at every door
+
+
+def open_link(comm=None, timeout=TIMEOUT):
+    """The `Link` of an mpi4py communicator, or of all ranks. Collective.
+
+    Until `close_link`, the job ends with one line and an exit code that is not 0 if a rank makes the others wait for
+    longer than `timeout` seconds, or ends; see `fedmpi.membership.exits`.
+
+    Raises:
+        UserError: if `comm` or `timeout` is not what is expected.
+    """
+    if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX - GRACE:
+        raise UserError(f"timeout = {timeout!r}: expected a number of seconds > 0")
+    late = threading.Timer(timeout + GRACE, _end_opening, [timeout])  # there is no roll call yet
+    late.daemon = True
+    late.start()
+    try:
+        link = MPILink(comm)
+        link.watch(timeout)
+    finally:
+        late.cancel()
+    guard_exits(link)
+    return link
+
+
+def close_link(link):
+    """Free what a link has; this rank may end from now on. Collective."""
+    forget(link)
+    link.close()
+
+
+def check_alone():
+    """Raise UserError if `torch.distributed` averages over several ranks, too. Not collective."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise UserError(
+            f"torch.distributed is initialised with {distributed.get_world_size()} ranks (accelerate and Trainer do so "
+            "if they find a launcher's variables): it would average what fedmpi averages; see docs/own_loop.md"
+        )
+
+
+def _end_opening(timeout):
+    """End this process, and by that the job: some ranks have not come."""
+    print(
+        f"fedmpi: error: not all ranks have begun a federation within {timeout:g} s: some have ended, are stuck, or do "
+        "not call fedmpi as often as the others",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(TIMED_OUT)
