@@ -61,14 +61,14 @@ def _exit(leave, code=None, /):
 
 def _exit_at_once(leave, code):
     """os._exit, but not with 0 while links are open: launchers take it for success, and leave the other ranks alone."""
-    if code == 0 and _is_open():
+    if code == 0 and _opened and os.getpid() == _process:
         _end(f"error on rank {_opened[-1].rank}: os._exit(0) was called{_after(*_opened[-1].progress)}", 1)
     leave(code)
 
 
 def _end_by_error(report, kind, error, trace):
     """sys.excepthook, which also ends the other ranks while links are open."""
-    if not _is_open():
+    if not _waited_for():
         report(kind, error, trace)
     elif issubclass(kind, UserError):
         # One line: of an `AgreedUserError` one rank has the text, another error of all ranks is printed by rank 0.
@@ -83,7 +83,7 @@ def _end_by_error(report, kind, error, trace):
 
 def _end_together():
     """At exit with links open: end with all ranks, if they come here within some seconds; if not, end the job."""
-    others = [one for one in _opened if one.roll_call is not None] if _is_open() else []
+    others = _waited_for()
     code = -1 if _exit_code is None else _exit_code
     if not all(one.roll_call.say_leaving([*one.progress, code]) for one in others):
         return  # MPI is finalized
@@ -101,19 +101,20 @@ def _end_together():
 def _end_alone(one, leaving):
     """End the job: ranks go on that have not heard of these. The lowest of these prints the line."""
     ends = []
-    for rank, (steps, since, code) in sorted(leaving.items()):
-        ends.append(f"rank {rank} ended{_after(steps, since)}" + (f" with exit code {code:.0f}" if code >= 0 else ""))
+    for rank, (*progress, code) in sorted(leaving.items()):
+        ends.append(f"rank {rank} ended{_after(*progress)}" + (f" with exit code {code:.0f}" if code >= 0 else ""))
     if one.rank > min(leaving):
         time.sleep(2 * OUTPUT_SECONDS)  # that one ends this one meanwhile
     line = f"error: {', '.join(ends)}, while other ranks continue: call fed.finish() on all ranks before they end"
     _end(line, _exit_code or 1)
 
 
-def _is_open():
-    return bool(_opened) and os.getpid() == _process
+def _waited_for():
+    """The open links on which other ranks may wait for this one."""
+    return [one for one in _opened if one.roll_call is not None and os.getpid() == _process]
 
 
-def _after(steps, since):
+def _after(steps, since_average):
     return f" after {steps:.0f} steps" if steps else ""
 
 

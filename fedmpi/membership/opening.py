@@ -3,9 +3,11 @@
 import os
 import sys
 import threading
+import time
 
 import torch
 
+from fedmpi.comm.launch import OUTPUT_SECONDS, started_by
 from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT
 from fedmpi.errors import UserError
@@ -55,6 +57,7 @@ def check_alone():
 
 def _end_opening(timeout):
     """End this process, and by that the job: some ranks have not come."""
+    time.sleep(OUTPUT_SECONDS * (started_by()[2] > 0))  # rank 0 ends this one meanwhile, if it is here
     print(
         f"fedmpi: error: not all ranks have begun a federation within {timeout:g} s: some have ended, are stuck, or do "
         "not call fedmpi as often as the others",

@@ -1,0 +1,76 @@
+"""Nobody waits forever: ranks that end, break, or are stuck; loaders with one pass; what ranks agree on."""
+
+import re
+import time
+
+import pytest
+from conftest import PROGRAMS, start, wait_for
+from test_time_limits import processes_with
+
+LIMIT = 90  # seconds of one job, which needs 5 to 20 on a machine of its own
+CHECKS = ("any", "mean", "one_pass", "short", "calls", "distributed")
+
+
+def run(how, ranks=2, mpi="default"):
+    """A job of tests/programs/exits.py, of which nothing stays behind."""
+    ended = start(ranks, PROGRAMS / "exits.py", how, mpi=mpi, timeout=LIMIT)
+    wait_for(lambda: not processes_with(str(PROGRAMS / "exits.py")), 10)
+    return ended, [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
+
+
+# How rank 1 ends after 23 of 30 steps -> (exit code, the line).
+ALONE = {
+    "return": (1, "error: rank 1 ended after 23 steps, while other ranks continue"),
+    "exit3": (3, "error: rank 1 ended after 23 steps with exit code 3, while"),
+    "thread": (1, "error: rank 1 ended after 23 steps with exit code 0, while"),
+    "interrupt": (1, "error: rank 1 ended after 23 steps, while"),
+    "two": (1, "error: rank 1 ended after 23 steps, while"),
+    "os_exit": (1, r"error on rank 1: os._exit\(0\) was called after 23 steps"),
+    "raise": (1, "error on rank 1: ValueError after 23 steps"),
+    "stuck": (75, r"error: no sign of rank 1 on \S+ for 5 s during the local steps of round 5: "),
+    "late": (75, "error: not all ranks have begun a federation within 5 s"),
+}
+
+
+@pytest.mark.parametrize("how", ALONE)
+def test_a_rank_that_ends_alone_ends_the_job_with_one_line(how):
+    ended, lines = run(how)
+    code, line = ALONE[how]
+    assert ended.returncode == code or (code == 75 and ended.returncode == 9), ended.stderr  # MPICH may pass on SIGKILL
+    assert len(lines) == 1 and re.match(f"fedmpi: {line}", lines[0]), ended.stderr
+
+
+@pytest.mark.parametrize("how", ["return", "stop", "all_exit3"])
+def test_with_three_ranks_and_each_mpi(how, any_mpi):
+    ended, lines = run(how, 3, any_mpi)
+    expected = {
+        "return": ((1,), "rank 1 ended"),
+        "stop": ((75, 9), "no sign of rank 1"),
+        "all_exit3": ((3,), "the last 3"),
+    }
+    assert ended.returncode in expected[how][0] and len(lines) == 1 and expected[how][1] in lines[0], ended.stderr
+
+
+@pytest.mark.parametrize("how, code", [("all_return", 0), ("all_two", 0), ("all_interrupt", 0)])
+def test_ranks_that_end_together_keep_their_exit_code(how, code):
+    ended, lines = run(how)
+    assert ended.returncode == code, ended.stderr
+    assert lines == ["fedmpi: the program ended without fed.finish(): the last 3 steps were not averaged"]
+
+
+def test_one_rank_does_not_wait():
+    began = time.monotonic()
+    ended, lines = run("all_exit3", 1)
+    assert ended.returncode == 3 and not lines and time.monotonic() - began < LIMIT
+
+
+@pytest.fixture(scope="module")
+def agreed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    return start(2, PROGRAMS / "loops_agree.py", *CHECKS, folder / "store", timeout=LIMIT)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_what_loops_agree_on(agreed, check):
+    """See the functions of tests/programs/loops_agree.py."""
+    assert f"{check}: ok" in agreed.stdout.splitlines(), agreed.stdout + agreed.stderr
