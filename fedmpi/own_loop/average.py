@@ -72,7 +72,7 @@ def average(
     cls = OUTER[outer]
     offered = [name for name in OUTER_SETTINGS if name in cls.__dataclass_fields__]
     algorithm = cls(**known_settings(f"outer {outer}", offered, settings), names=names)
-    link = open_link(comm, model, every, weight)
+    link = open_link(comm, model, every=every, weight=weight)
     module = getattr(model, "_orig_mod", model)
     flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT)
 
@@ -219,6 +219,7 @@ class Averaged(OwnLoop):
         Raises:
             Diverged: on every rank, at an average, if a loss since the last one is not finite.
         """
+        torch.clear_autocast_cache()  # a loop wholly inside autocast would go on with casts of the first weights
         if loss is not None:
             self._client.oracle.losses.append(torch.as_tensor(loss).detach().reshape(()).double())
         self._advance()

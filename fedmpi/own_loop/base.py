@@ -8,6 +8,7 @@ import weakref
 import zlib
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS
@@ -19,6 +20,7 @@ from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
 from fedmpi.settings import LARGEST, nearest
+from fedmpi.text import short
 
 
 class OwnLoop:
@@ -172,20 +174,47 @@ class OwnLoop:
         self._link.traffic = Traffic()
 
 
-def open_link(comm, model, local_steps, weight):
+def open_link(comm, model, **numbers):
     """The `Link` of an mpi4py communicator, or of all ranks. Collective.
 
+    Args:
+        comm, model: of `join` or `average`. numbers: name -> value of their numbers.
+
     Raises:
-        UserError: if one of the other arguments of `join` or `average` has another type than expected.
+        UserError: on every rank, if one of the other arguments has another type or range than expected.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
-    for name, value, kind in (("local_steps", local_steps, numbers.Integral), ("weight", weight, numbers.Real)):
-        if not isinstance(value, kind) or abs(value) > LARGEST:
-            raise UserError(f"{name} is a {type(value).__name__}: expected a number of at most {LARGEST:g}")
     link = MPILink(comm)
     _end_job_on_error(link)
+    agree(link, lambda: _check_arguments(model, numbers))
     return link
+
+
+_WHOLE = ("a whole number >= 1", numbers.Integral, lambda value: value >= 1)
+_POSITIVE = ("a number > 0", numbers.Real, lambda value: value > 0)
+_ALLOWED = {
+    "local_steps": _WHOLE,
+    "every": _WHOLE,
+    "weight": _POSITIVE,
+    "clip_norm": _POSITIVE,
+    "weight_decay": ("a number >= 0", numbers.Real, lambda value: value >= 0),
+}
+
+
+def _check_arguments(model, values):
+    """Raise UserError unless a model can be laid out and each number is allowed; not collective."""
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
+    for name, value in values.items():
+        words, kind, is_allowed = _ALLOWED[name]
+        if not isinstance(value, kind) or not is_allowed(value) or value > LARGEST:
+            raise UserError(
+                f"{name} = {short(repr(value) if isinstance(value, str) else value)}: expected {words} and <= {LARGEST:g}"
+            )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise UserError(
+                f"model {type(model).__name__}: '{name}' has no shape yet: pass a batch through the model before"
+            )
 
 
 def known_settings(owner, names, settings):
@@ -222,7 +251,7 @@ def _check_same_model(model, flat, local_steps, link):
     frozen = 0
     for parameter in model.parameters():
         if not parameter.requires_grad:
-            frozen = zlib.crc32(parameter.detach().cpu().contiguous().view(torch.uint8).numpy(), frozen)
+            frozen = zlib.crc32(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), frozen)
     facts = {"trainable parameters": names, "local steps": local_steps, "frozen parameters": frozen}
     everywhere = link.allgather([*facts.values(), flat.num_buffers])
     for what, found in zip([*facts, "float buffers"], everywhere.T):
