@@ -1,11 +1,11 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
 import functools
-import numbers
 import sys
 import time
 import weakref
 import zlib
+from numbers import Integral, Real
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -174,30 +174,19 @@ class OwnLoop:
         self._link.traffic = Traffic()
 
 
-def open_link(comm, model, **numbers):
+def open_link(comm, model, **values):
     """The `Link` of an mpi4py communicator, or of all ranks. Collective.
 
     Args:
-        comm, model: of `join` or `average`. numbers: name -> value of their numbers.
+        comm, model: of `join` or `average`. values: name -> number.
 
     Raises:
         UserError: on every rank, if one of the other arguments has another type or range than expected.
     """
     link = MPILink(comm)
     _end_job_on_error(link)
-    agree(link, lambda: _check_arguments(model, numbers))
+    agree(link, lambda: _check_arguments(model, values))
     return link
-
-
-_WHOLE = ("a whole number >= 1", numbers.Integral, lambda value: value >= 1)
-_POSITIVE = ("a number > 0", numbers.Real, lambda value: value > 0)
-_ALLOWED = {
-    "local_steps": _WHOLE,
-    "every": _WHOLE,
-    "weight": _POSITIVE,
-    "clip_norm": _POSITIVE,
-    "weight_decay": ("a number >= 0", numbers.Real, lambda value: value >= 0),
-}
 
 
 def _check_arguments(model, values):
@@ -205,11 +194,13 @@ def _check_arguments(model, values):
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     for name, value in values.items():
-        words, kind, is_allowed = _ALLOWED[name]
-        if not isinstance(value, kind) or not is_allowed(value) or value > LARGEST:
-            raise UserError(
-                f"{name} = {short(repr(value) if isinstance(value, str) else value)}: expected {words} and <= {LARGEST:g}"
-            )
+        if name == "clip_norm" and value is None:
+            continue
+        kind, allowed = (Integral, "a whole number > 0") if name in ("local_steps", "every") else (Real, "a number > 0")
+        may_be_0 = name == "weight_decay"
+        if not isinstance(value, kind) or not 0 <= value <= LARGEST or (value == 0 and not may_be_0):
+            found = short(repr(value) if isinstance(value, str) else value)
+            raise UserError(f"{name} = {found}: expected {allowed}{' or 0' * may_be_0}, at most {LARGEST:g}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise UserError(

@@ -52,8 +52,8 @@ def join(
         UserError: on every rank: what was given, what is allowed.
     """
     algorithm = _make_algorithm(algorithm, settings)
-    numbers = {"local_steps": local_steps, "weight": weight, "weight_decay": weight_decay}
-    link = open_link(comm, model, **numbers, **({} if clip_norm is None else {"clip_norm": clip_norm}))
+    numbers = {"weight": weight, "clip_norm": clip_norm, "weight_decay": weight_decay}
+    link = open_link(comm, model, local_steps=local_steps, **numbers)
     flat = FlatModule(getattr(model, "_orig_mod", model), channels_last=None, direct_gradients=False)
     rows = flat.x.new_zeros(2, flat.dim)
 

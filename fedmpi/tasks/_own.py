@@ -1,8 +1,8 @@
 """Tasks that users write, `fedmpi.Task`: a Dataset per client, a loss and metrics."""
 
-import copy
 import dataclasses
 import inspect
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -105,11 +105,8 @@ class Task(AnyTask):
     @property
     def default_model(self):
         """`model`; of a class its dotted path, if it has one."""
-        return (
-            (constructor_of(self.model) or {"class": self.model})["class"]
-            if inspect.isclass(self.model)
-            else self.model
-        )
+        known = constructor_of(self.model) if inspect.isclass(self.model) else None
+        return known["class"] if known else self.model
 
     def load(self, context, partition):
         return LoadedOwnTask(self, context)
@@ -203,14 +200,12 @@ class LoadedOwnTask(LoadedTask):
         for name, metric in self._metrics.items():
             try:
                 value = metric(outputs, targets)
+                shape = list(getattr(value, "shape", ()))
+                if math.prod(shape) != 1:
+                    raise TypeError(f"returned a {type(value).__name__} of shape {shape}: expected a number")
+                values[name] = float(value)
             except Exception as error:  # noqa: BLE001  a user's function can raise anything
                 raise UserError(f"metric {name}: {type(error).__name__}: {short(error)}") from error
-            try:
-                values[name] = float(value)
-            except (TypeError, ValueError, RuntimeError):
-                shape = getattr(value, "shape", None)
-                found = f"a {type(value).__name__}" + ("" if shape is None else f" of shape {list(shape)}")
-                raise UserError(f"metric {name}: returned {found}: expected a number") from None
         return values
 
     def _results_of_clients(self, module):
@@ -261,10 +256,8 @@ class LoadedOwnTask(LoadedTask):
             moved = map(self._move, batch)
             return type(batch)(*moved) if hasattr(batch, "_fields") else tuple(moved)  # a NamedTuple stays one
         if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-            moved = copy.copy(batch)
-            for field in dataclasses.fields(batch):
-                object.__setattr__(moved, field.name, self._move(getattr(batch, field.name)))
-            return moved
+            values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
+            return dataclasses.replace(batch, **self._move(values))
         return batch
 
 

@@ -138,20 +138,17 @@ class LoadedDatasets(LoadedClassification):
 
 
 def _samples(context, inputs, labels, chosen=slice(None)):
-    """The samples at `chosen` of inputs [n, ...] and `labels` [n]."""
-    kind = _ReadSamples if isinstance(inputs, _Items) else _TensorSamples
-    return kind.of(context, inputs[chosen], labels[chosen])
+    """The `Samples` at `chosen` of inputs [n, ...] and `labels` [n], on the context's device unless they are read."""
+    one = torch.ones((), dtype=context.dtype, device=context.device)
+    inputs, labels = inputs[chosen], labels[chosen]
+    if isinstance(inputs, _Items):
+        return _ReadSamples(inputs, labels, one, torch.zeros_like(one))
+    device = context.device_of_data(inputs.numel() * context.dtype.itemsize + labels.nbytes)
+    return _TensorSamples(inputs.to(device, context.dtype), labels.to(device), one, torch.zeros_like(one))
 
 
 class _TensorSamples(Samples):
     """Inputs that are ready for the module."""
-
-    @classmethod
-    def of(cls, context, inputs, labels):
-        """Those of `inputs` [n, ...] and `labels` [n], on the context's device."""
-        one = torch.ones((), dtype=context.dtype, device=context.device)
-        device = context.device_of_data(inputs.numel() * context.dtype.itemsize + labels.nbytes)
-        return cls(inputs.to(device, context.dtype), labels.to(device), one, torch.zeros_like(one))
 
     def at(self, indices, augmentation=None, transform=None):
         return self._gather(self._rows, indices), self._gather(self.labels, indices)
@@ -159,11 +156,6 @@ class _TensorSamples(Samples):
 
 class _ReadSamples(Samples):
     """Samples that are read anew at every use; each draws from generators with a seed of its own."""
-
-    @classmethod
-    def of(cls, context, items, labels):
-        one = torch.ones((), dtype=context.dtype, device=context.device)
-        return cls(items, labels, one, torch.zeros_like(one))
 
     def at(self, indices, augmentation=None, transform=None):
         # The oracle has seeded the generator by the client and the draw: the item's number completes the key.

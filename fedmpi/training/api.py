@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.comm.host import return_freed_memory, run_on, usable_cores
@@ -124,6 +125,7 @@ def _of_rank_0(link, module):
     copied = copy.deepcopy(module)
     give_own_memory(copied)
     tensors = [value for value in copied.state_dict().values() if isinstance(value, torch.Tensor)]
+    tensors = [value for value in tensors if not is_lazy(value) and value.numel()]  # the others have no values
     sizes = link.allgather([len(tensors), sum(value.nbytes for value in tensors)])
     if (sizes != sizes[0]).any():
         raise AgreedUserError("model: the ranks have different modules: expected one with the same tensors on all")
@@ -145,18 +147,15 @@ def _read(settings, functions):
             raise UserError(f"{name} is a {type(function).__name__}: expected a function of a round's record")
     objects, values = {}, {}
     data, test_data, cache = settings.pop("data", None), settings.pop("test_data", None), settings.pop("cache", False)
-    if not isinstance(cache, bool):
-        raise UserError(f"cache is a {type(cache).__name__}: expected True or False")
     if data is None or isinstance(data, str | os.PathLike):
-        if test_data is not None:
-            raise UserError("test_data: expected only beside data = [one Dataset per client]")
-        if cache:
-            raise UserError("cache: expected only beside data = [one Dataset per client]: others are in memory anyway")
+        if test_data is not None or cache:
+            name = "cache" if test_data is None else "test_data"
+            raise UserError(f"{name}: expected only beside data = [one Dataset per client]")
         values |= {} if data is None else {"data": data}
     elif not callable(data) and (isinstance(data, Mapping) or not hasattr(data, "__getitem__")):
         raise UserError(f"data is a {type(data).__name__}: expected a name, a path, or one Dataset per client")
     else:
-        objects["task"] = classification_of(data, test_data, cache)
+        objects["task"] = classification_of(data, test_data, bool(cache))
         if isinstance(data, typing.Sized):
             settings.setdefault("clients", len(data))
         if settings.pop("task", None) is not None or settings.pop("partition", None) is not None:
