@@ -194,13 +194,12 @@ def _check_arguments(model, values):
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     for name, value in values.items():
-        if name == "clip_norm" and value is None:
-            continue
-        kind, allowed = (Integral, "a whole number > 0") if name in ("local_steps", "every") else (Real, "a number > 0")
-        may_be_0 = name == "weight_decay"
-        if not isinstance(value, kind) or not 0 <= value <= LARGEST or (value == 0 and not may_be_0):
+        is_whole, may_be_0 = name in ("local_steps", "every"), name == "weight_decay"
+        is_number = isinstance(value, Integral if is_whole else Real) and 0 <= value <= LARGEST
+        if not (is_number and (value or may_be_0)) and not (name == "clip_norm" and value is None):
             found = short(repr(value) if isinstance(value, str) else value)
-            raise UserError(f"{name} = {found}: expected {allowed}{' or 0' * may_be_0}, at most {LARGEST:g}")
+            allowed = f"{'whole ' * is_whole}number {'>=' if may_be_0 else '>'} 0"
+            raise UserError(f"{name} = {found}: expected a {allowed}, at most {LARGEST:g}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise UserError(

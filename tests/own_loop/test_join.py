@@ -95,7 +95,7 @@ def test_parameters_that_a_closure_does_not_use_have_gradient_zero():
         ({"weight": float("inf")}, "weight = inf: expected a number > 0"),
         ({"local_steps": 1.5}, "local_steps = 1.5: expected a whole number > 0"),
         ({"clip_norm": -1}, "clip_norm = -1: expected a number > 0"),
-        ({"weight_decay": -1}, "weight_decay = -1: expected a number > 0 or 0"),
+        ({"weight_decay": -1}, "weight_decay = -1: expected a number >= 0"),
         ({"model": nn.Linear(1, 1).bfloat16()}, "torch.bfloat16 on cpu: expected all of them in float32 or float64"),
         ({"model": nn.ReLU()}, "has no trainable parameter"),
     ],

@@ -1,4 +1,4 @@
-"""That gradients are those which the user meant, on every rank: python own_gradients.py; prints "NAME: ok" on rank 0."""
+"""Gradients that the user meant, on every rank: python own_gradients.py RUNS; prints "NAME: ok" on rank 0."""
 
 import contextlib
 import random
@@ -252,7 +252,7 @@ def check_alone():
 
 
 def check_lazy():
-    """Modules without shapes are one line in loops of one's own; `fedmpi.train` gives them shapes."""
+    """Modules without shapes are one line in own loops; `fedmpi.train` gives them shapes."""
     for make in (fedmpi.join, fedmpi.average):
         assert_fails(lambda make=make: make(nn.Sequential(nn.LazyLinear(2))), "'0.weight' has no shape yet")
     data = [TensorDataset(INPUTS, LABELS)] * SIZE
