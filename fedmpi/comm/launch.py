@@ -31,7 +31,7 @@ def check_launch(link, expected=None):
         UserError: if the numbers differ.
     """
     launcher, started, number = started_by()
-    if started > 1 and link.size == 1:
+    if started > 1 and link.size == 1 == getattr(link, "world_size", 1):  # not COMM_SELF, which is one rank's choice
         if number > 0:
             time.sleep(PATIENCE)
             raise UserError("")

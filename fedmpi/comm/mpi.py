@@ -50,7 +50,7 @@ class MPILink(Link):
             )
         self.topology = Topology(self.comm, colour)
         world, node = self.topology.world, self.topology.node
-        self.rank, self.size = world.rank, world.size
+        self.rank, self.size, self.world_size = world.rank, world.size, MPI.COMM_WORLD.size
         self.local_rank, self.local_size = node.rank, node.size
         self.num_nodes, self.usable_cores = self.topology.num_nodes, self.topology.usable_cores
         self.transport = transport

@@ -78,5 +78,6 @@ def check_same_model(link, module, hint, is_hashed=lambda tensor: True):
 
 def digest(tensor):
     """16 characters that differ if the values of two tensors differ."""
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    content = tensor.detach().cpu().contiguous().reshape(-1)
+    content = content.view(torch.uint8) if content.numel() else content  # an empty one may have a stride of 0
     return hashlib.blake2b(content.numpy(), digest_size=8).hexdigest()

@@ -5,7 +5,9 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import random
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -172,10 +174,12 @@ class ModuleOracle(Oracle):
         self._expected = 1
         self._ahead = collections.deque()  # samples that are made and not yet drawn
         self.random_batches = getattr(self._task, "random_batches", True)
+        self._user_batches = getattr(self._task, "user_batches", False)
         self._random_loss = getattr(self._task, "random_loss", True) or may_draw(self._flat.module)
         self._carries = getattr(self._task, "carries", False)
         self.losses = []
-        self.seed = functools.partial(seed_noise, device=self._buffers.device)
+        draws_outside_torch = getattr(self._task, "draws_outside_torch", False)
+        self.seed = functools.partial(seed_all if draws_outside_torch else seed_noise, device=self._buffers.device)
 
     def expect(self, num_draws):
         self._expected = num_draws
@@ -216,7 +220,10 @@ class ModuleOracle(Oracle):
         """Sample `number` of this client's stream: 0, 1, 2, ..., FIRST or WHOLE."""
         if self.random_batches:
             # The batch is made once, so both gradients of a pair see the same crops and flips.
-            self.seed(self.seed_of("augmentation", number))
+            of_batch = self.seed_of("augmentation", number)
+            self.seed(of_batch)
+            if self._user_batches:
+                seed_all(of_batch, self._buffers.device)
         return Sample(number, self.batch(self.indices(number)), self.seed_of("noise", number))
 
     def indices(self, number):
@@ -350,6 +357,21 @@ def seed_noise(seed, device):
         torch.default_generator.manual_seed(seed)
     else:
         torch.get_device_module(device).default_generators[device.index or 0].manual_seed(seed)
+
+
+def seed_all(seed, device):
+    """Seed all generators that a user's code draws from: torch's on `device` and on the CPU, numpy's and Python's."""
+    seed_noise(seed, device)
+    if device.type != "cpu":
+        torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def states_outside_torch():
+    """The states of numpy's and Python's generators, which can be compared."""
+    _, key, *rest = np.random.get_state()
+    return key.tolist(), rest, random.getstate()
 
 
 def noise_kept(device):

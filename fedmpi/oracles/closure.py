@@ -95,7 +95,11 @@ class ClosureOracle(Oracle):
             _set_random_states(z.device, xi.noise)
         self.loss = self._evaluate(xi.closure, out)
         self.client.num_gradients += 1
-        return clip_and_decay(out, z, self._clip_norm, self._weight_decay)
+        clip_and_decay(out, z, self._clip_norm, self._weight_decay)
+        for parameter, segment in zip(self._flat.parameters, self._flat.segments):
+            if not parameter.requires_grad:  # frozen since: it does not decay either
+                out[segment] = 0
+        return out
 
     @torch.enable_grad()
     def _evaluate(self, closure, out):
@@ -111,10 +115,16 @@ class ClosureOracle(Oracle):
         if all(gradient is None for gradient in gradients):  # it has not called backward() itself
             if not loss.requires_grad:
                 raise UserError("the closure's loss does not depend on a trainable parameter of the model")
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            # Not torch.autograd.grad, which runs no post-accumulate hooks and reaches no reentrant checkpoint.
+            loss.backward()
+            gradients = [parameter.grad for parameter in parameters]
+            if all(gradient is None for gradient in gradients):
+                raise UserError(
+                    "the closure's loss gives no trainable parameter of the model a gradient, or a hook removes it"
+                )
         for parameter in parameters:
             parameter.grad = None
-        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients)]
+        gradients = [torch.zeros_like(p) if g is None else _dense(g) for p, g in zip(parameters, gradients)]
         self._flat.flatten(gradients, out=out)
         return loss.detach().reshape(())
 
@@ -126,6 +136,10 @@ class ClosureOracle(Oracle):
         self.client.buffers.copy_(buffers)
         for counter, before in zip(self.client.counters, counters):
             counter.copy_(before)
+
+
+def _dense(gradient):
+    return gradient.to_dense() if gradient.is_sparse else gradient  # of nn.Embedding(sparse=True)
 
 
 def _in_words(value):

@@ -198,6 +198,7 @@ class FlatModule:
         for parameter, view in zip(self.parameters, views):
             if parameter.data_ptr() != view.data_ptr():
                 parameter.data = view
+        torch.clear_autocast_cache()  # it has casts of the values of before, if this is within the user's autocast
         if buffers is not None:
             self._buffers_at = [self._buffer_view(buffer, buffers) for buffer in self._buffers]
             for buffer, view in zip(self._buffers, self._buffers_at):

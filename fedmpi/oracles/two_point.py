@@ -8,7 +8,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fedmpi.oracles.base import LossModule, ModuleOracle, OracleKind, seed_noise
+from fedmpi.oracles.base import LossModule, ModuleOracle, OracleKind
 from fedmpi.oracles.stacked import loss_function, stack_batches
 from fedmpi.settings import setting
 from fedmpi.streams import derive
@@ -120,7 +120,7 @@ class TwoPointOracle(ModuleOracle):
     def _losses_at_once(self, points, xi):
         """[n] losses at the rows of `points`, by one batched forward pass."""
         self.num_evaluations += len(points)
-        seed_noise(xi.noise, points.device)
+        self.seed(xi.noise)
 
         def loss_at(point, buffers):
             values = self._flat.named_views(point, buffers)
@@ -143,7 +143,7 @@ class TwoPointOracle(ModuleOracle):
     def _loss_alone(self, point, xi):
         self.num_evaluations += 1
         self._flat.point_at(point, self._buffers)
-        seed_noise(xi.noise, point.device)
+        self.seed(xi.noise)
         loss = self._task.loss(self._flat.module, xi.batch)
         self._flat.adopt()
         return loss

@@ -69,7 +69,7 @@ def average(
     """
     optimizers = [] if optimizer is None else [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)
     link = open_link(comm, timeout)
-    agree(link, lambda: check_arguments(model, every, weight))
+    agree(link, lambda: check_arguments(model, every=every, weight=weight))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings))
     module = getattr(model, "_orig_mod", model)
     check_same(link, module, algorithm, {"every": every, "outer": outer, "exchange": algorithm.names})
@@ -228,6 +228,7 @@ class Averaged(OwnLoop):
         Raises:
             Diverged: on every rank, at an average, if a loss since the last one is not finite.
         """
+        torch.clear_autocast_cache()  # a loop wholly inside autocast would go on with casts of the first weights
         if loss is not None:
             self._client.oracle.losses.append(torch.as_tensor(loss).detach().reshape(()).double())
         self._advance()

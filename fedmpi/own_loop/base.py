@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.link import Traffic
@@ -20,6 +21,7 @@ from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_lin
 from fedmpi.membership.replicas import check_result
 from fedmpi.registry import command_name, plain
 from fedmpi.settings import LARGEST, nearest
+from fedmpi.text import short
 
 DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.request`
 
@@ -253,15 +255,6 @@ class OwnLoop:
         self._link.traffic = Traffic()
 
 
-def check_arguments(model, local_steps, weight):
-    """Raise UserError if an argument of `join` or `average` has another type than expected; not collective."""
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
-    for name, value, kind in (("local_steps", local_steps, numbers.Integral), ("weight", weight, numbers.Real)):
-        if not isinstance(value, kind) or abs(value) > LARGEST:
-            raise UserError(f"{name} is a {type(value).__name__}: expected a number of at most {LARGEST:g}")
-
-
 def check_same(link, module, algorithm, arguments):
     """Check that all ranks run the same fedmpi, with the same model, but for trained values, and the same settings.
 
@@ -285,6 +278,24 @@ def _as_text(value):
     if isinstance(value, numbers.Real):
         return f"{float(value)!r}"
     return str(value) if isinstance(value, str | tuple | None) else type(value).__qualname__
+
+
+def check_arguments(model, **values):
+    """Raise UserError unless a model can be laid out and each number is allowed; not collective."""
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
+    for name, value in values.items():
+        is_whole, may_be_0 = name in ("local_steps", "every"), name == "weight_decay"
+        is_number = isinstance(value, numbers.Integral if is_whole else numbers.Real) and 0 <= value <= LARGEST
+        if not (is_number and (value or may_be_0)) and not (name == "clip_norm" and value is None):
+            found = short(repr(value) if isinstance(value, str) else value)
+            allowed = f"{'whole ' * is_whole}number {'>=' if may_be_0 else '>'} 0"
+            raise UserError(f"{name} = {found}: expected a {allowed}, at most {LARGEST:g}")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise UserError(
+                f"model {type(model).__name__}: '{name}' has no shape yet: pass a batch through the model before"
+            )
 
 
 def known_settings(owner, names, settings):

@@ -56,11 +56,11 @@ def join(
         UserError: on every rank: what was given, what is allowed.
     """
     link = open_link(comm, timeout)
-    agree(link, lambda: check_arguments(model, local_steps, weight))
+    given = {"local_steps": local_steps, "clip_norm": clip_norm, "weight_decay": weight_decay}
+    agree(link, lambda: check_arguments(model, weight=weight, **given))
     algorithm = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = getattr(model, "_orig_mod", model)
-    given = {"algorithm": command_name(type(algorithm)), "local_steps": local_steps}
-    check_same(link, module, algorithm, {**given, "clip_norm": clip_norm, "weight_decay": weight_decay})
+    check_same(link, module, algorithm, {"algorithm": command_name(type(algorithm)), **given})
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
     rows = flat.x.new_zeros(2, flat.dim)
 

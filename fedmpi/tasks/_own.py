@@ -2,15 +2,17 @@
 
 import dataclasses
 import inspect
+import math
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset, default_collate
 
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
-from fedmpi.oracles.base import seed_noise
+from fedmpi.errors import AgreedUserError, UserError
+from fedmpi.oracles.base import seed_all
 from fedmpi.registry import import_path
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
@@ -18,6 +20,9 @@ from fedmpi.tasks.base import LoadedTask, Metrics, constructor_of
 from fedmpi.tasks.base import Task as AnyTask
 from fedmpi.text import short
 
+FEW = 20  # samples of each part on which metrics are tried
+PADDING = -100  # behind shorter sequences; the value that torch's losses and Hugging Face's metrics ignore
+MOST_AXES = 8  # of a batch of predictions
 EVALUATION_BATCH = 100  # samples; fewer than in `fedmpi.data.samples`, because a user's samples may be large
 
 
@@ -99,8 +104,9 @@ class Task(AnyTask):
 
     @property
     def default_model(self):
-        """The dotted path of `model`, or None."""
-        return constructor_of(self.model)["class"] if inspect.isclass(self.model) else self.model
+        """`model`; of a class its dotted path, if it has one."""
+        known = constructor_of(self.model) if inspect.isclass(self.model) else None
+        return known["class"] if known else self.model
 
     def load(self, context, partition):
         return LoadedOwnTask(self, context)
@@ -113,6 +119,8 @@ class LoadedOwnTask(LoadedTask):
         task: a `Task` of this module. context: a `RankContext`.
     """
 
+    user_batches = True
+
     def __init__(self, task, context):
         self._task, self._context = task, context
         self.goal, self.num_classes, self.default_model = task.goal, task.num_classes, task.default_model
@@ -122,6 +130,7 @@ class LoadedOwnTask(LoadedTask):
         self._has_tests_of_clients = type(task).test_of is not Task.test_of
         self._metrics = {name: _measure(name, metric) for name, metric in task.metrics.items()}
         sample = self._move(task.collate([self._train[context.clients[0]][0]]))
+        sample = vars(sample) if dataclasses.is_dataclass(sample) else sample
         first = next(iter(sample.values())) if isinstance(sample, dict) else sample
         first = first[0] if isinstance(first, tuple | list) else first
         self.shape = tuple(first.shape[1:]) if isinstance(first, torch.Tensor) else ()
@@ -148,21 +157,56 @@ class LoadedOwnTask(LoadedTask):
         losses = [self._mean_loss(module, self._measured(*item))[0] for item in self._train.items()]
         objective = float(link.allgather([sum(losses)]).sum())
         values = {"train_loss": objective / link.num_present(self._context.num_clients)}
-        parts, clients = list(self._train.values()), {"train_loss": losses}
+        parts, clients = self._parts(link), {"train_loss": losses}
         if self._has_tests_of_clients:
-            parts = [own for own in self._tests_of_clients if own is not None]
             clients |= self._results_of_clients(module)
-        if self._test is not None:
-            edges = [len(self._test) * rank // link.size for rank in (link.rank, link.rank + 1)]
-            parts = [Subset(self._test, range(*edges))]
         if self._has_tests_of_clients or self._test is not None:
             sums = np.array([[loss * number, number] for loss, number in (self._mean_loss(module, p) for p in parts)])
             total, number = link.allgather(sums.reshape(-1, 2).sum(0)).sum(0)
             values["test_loss"] = float(total / max(1, number))
         if self._metrics:
             outputs, targets = self._predictions(module, parts, link)
-            values |= {name: float(metric(outputs, targets)) for name, metric in self._metrics.items()}
+            values |= self._measure_all(outputs, targets)
         return Metrics(values, {name: link.allgatherv(of_clients) for name, of_clients in clients.items()})
+
+    def try_metrics(self, module, link):
+        parts = self._parts(link)
+        few = [Subset(part, sorted({*np.linspace(0, len(part) - 1, FEW).astype(int)})) for part in parts if len(part)]
+        for chosen in (few, parts) if self._metrics else ():
+            found = self._predictions(module, chosen, link)
+            try:
+                agree(link, lambda found=found: self._measure_all(*found))
+                return
+            except AgreedUserError:  # few samples may be too few: of one class only, for example
+                if chosen is parts:
+                    raise
+
+    def _parts(self, link):
+        """What this rank measures of the test data; without any, its clients' training data."""
+        if self._test is not None:
+            edges = [len(self._test) * rank // link.size for rank in (link.rank, link.rank + 1)]
+            return [Subset(self._test, range(*edges))]
+        if self._has_tests_of_clients:
+            return [own for own in self._tests_of_clients if own is not None]
+        return list(self._train.values())
+
+    def _measure_all(self, outputs, targets):
+        """Name -> value of each metric.
+
+        Raises:
+            UserError: one line with the metric's name, if it fails or is no number.
+        """
+        values = {}
+        for name, metric in self._metrics.items():
+            try:
+                value = metric(outputs, targets)
+                shape = list(getattr(value, "shape", ()))
+                if math.prod(shape) != 1:
+                    raise TypeError(f"returned a {type(value).__name__} of shape {shape}: expected a number")
+                values[name] = float(value)
+            except Exception as error:  # noqa: BLE001  a user's function can raise anything
+                raise UserError(f"metric {name}: {type(error).__name__}: {short(error)}") from error
+        return values
 
     def _results_of_clients(self, module):
         """Name -> a value of each of this rank's clients on its own test data; nan if it has none."""
@@ -172,8 +216,7 @@ class LoadedOwnTask(LoadedTask):
                 rows.append([np.nan] * (1 + len(self._metrics)))
                 continue
             outputs, targets = self._predictions(module, [own], SoloLink())
-            measured = [float(metric(outputs, targets)) for metric in self._metrics.values()]
-            rows.append([self._mean_loss(module, own)[0], *measured])
+            rows.append([self._mean_loss(module, own)[0], *self._measure_all(outputs, targets).values()])
         return dict(zip(["test_loss", *self._metrics], map(list, zip(*rows))))
 
     def _measured(self, client, dataset):
@@ -210,7 +253,11 @@ class LoadedOwnTask(LoadedTask):
         if isinstance(batch, dict):
             return {name: self._move(value) for name, value in batch.items()}
         if isinstance(batch, tuple | list):
-            return tuple(self._move(value) for value in batch)
+            moved = map(self._move, batch)
+            return type(batch)(*moved) if hasattr(batch, "_fields") else tuple(moved)  # a NamedTuple stays one
+        if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+            values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
+            return dataclasses.replace(batch, **self._move(values))
         return batch
 
 
@@ -268,7 +315,7 @@ class _Batches:
         self._seed, self._client = seed, client
 
     def __getitem__(self, number):
-        seed_noise(derive(self._seed, "augmentation", self._client, number), torch.device("cpu"))
+        seed_all(derive(self._seed, "augmentation", self._client, number), torch.device("cpu"))
         return _fetch(self._task, self._dataset, self._sampler(number))
 
 
@@ -309,16 +356,28 @@ def _checked(dataset, client):
 def _of_all_ranks(tensors, link):
     """The tensors of all ranks, one after the other along their first axis, on the CPU. Collective on the link.
 
-    A rank without any learns the shape and type from the others; numbers travel as float64.
+    A rank without any learns the shape and type from the others; numbers travel as float64. If further axes differ in
+    length, as those of sequences do, the shorter ones are padded.
     """
-    mine = torch.cat([tensor.detach() for tensor in tensors]).cpu() if tensors else torch.empty(0)
-    inner = mine[0].numel() if len(mine) else 0
-    is_integer = len(mine) > 0 and not mine.is_floating_point()
-    facts = link.allgather([mine.dim(), inner, is_integer])
-    values = torch.from_numpy(link.allgatherv(mine.double().reshape(-1).numpy()))
-    dims, inner, is_integer = (int(column.max()) for column in facts.T)
-    values = values.long() if is_integer else values.float()
-    return values if dims == 1 else values.reshape(-1, *(mine.shape[1:] if len(mine) else (inner,)))
+    tensors = [torch.atleast_1d(tensor.detach().cpu()) for tensor in tensors]
+    sizes = [[*tensor.shape[1:]] + [0] * (MOST_AXES - tensor.dim()) for tensor in tensors if len(tensor)]
+    num_axes = max((tensor.dim() for tensor in tensors), default=1)
+    is_integer = any(len(tensor) and not tensor.is_floating_point() for tensor in tensors)
+    facts = link.allgather([num_axes, is_integer, *np.max([[0] * (MOST_AXES - 1), *sizes], axis=0)])
+    num_axes, is_integer, *longest = facts.max(0).astype(int).tolist()
+    longest = longest[: num_axes - 1]
+    mine = [_padded(tensor.double(), longest).reshape(-1) for tensor in tensors]
+    values = torch.from_numpy(link.allgatherv(torch.cat([torch.empty(0, dtype=torch.float64), *mine]).numpy()))
+    return (values.long() if is_integer else values.float()).reshape(-1, *longest)
+
+
+def _padded(tensor, longest):
+    """A tensor [n, ...] with `PADDING` behind its values, so that its further axes are as long as `longest`."""
+    if list(tensor.shape[1:]) == longest or not len(tensor):
+        return tensor
+    padded = tensor.new_full((len(tensor), *longest), PADDING)
+    padded[tuple(map(slice, tensor.shape))] = tensor
+    return padded
 
 
 def _measure(name, metric):

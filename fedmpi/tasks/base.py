@@ -111,11 +111,14 @@ class LoadedTask:
         goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
         ascent_scale: factor of the ascent block's gradient (`fedmpi.oracles`).
         random_batches: whether `batch` draws from torch's generator (augmentation), which is then seeded before it.
+        user_batches: whether `batch` calls the user's code, which may draw from any generator; all are then seeded.
         random_loss: whether `loss` itself draws from torch's generator, besides what the module draws; it is then
             seeded before every `loss`.
+        draws_outside_torch: whether a loss also draws from numpy's or Python's generator; those are then seeded, too.
         gathers: whether `batch` does nothing but gather rows on the device, by operations of torch alone, from
             memory that stays the same; a GPU can then replay it.
         is_on_host: whether data of this rank stay in the host's memory though it computes on a GPU.
+        reading: how the data are read, as text for the user, or "".
         dealer: the `fedmpi.data.dealing.Dealer` of samples that are dealt anew in every round, or None.
         carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
@@ -126,10 +129,13 @@ class LoadedTask:
     default_model = None
     goal = ("train_loss", -1)
     ascent_scale = 1.0
+    reading = ""
     dealer = None
     carries = False
     random_batches = True
+    user_batches = False
     random_loss = True
+    draws_outside_torch = False
     gathers = False
     is_on_host = False
 
@@ -227,6 +233,13 @@ class LoadedTask:
     def loss(self, module, batch):
         """Mean loss of `module` over the samples of a batch: a 0-d tensor."""
         raise NotImplementedError
+
+    def try_metrics(self, module, link):
+        """Check before the first round that the task's metrics are numbers, on a few samples. Collective on the link.
+
+        Raises:
+            AgreedUserError: on every rank, with the name of the metric that fails.
+        """
 
     def evaluate(self, module, link):
         """`Metrics` of `module` over all ranks' data: name -> float. Collective on the link.

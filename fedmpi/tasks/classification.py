@@ -171,6 +171,7 @@ class LoadedClassification(LoadedTask):
             self._augmentation = Augmentation(settings.crop_padding, settings.flip)
         self._transform = None if settings.transform is None else Transform(settings.transform)
         self.random_batches = self._augmentation is not None or self._transform is not None
+        self.user_batches = self._transform is not None
         self._check(source)
         self._facts = [_facts(own, settings) for own in sources.values()]
         self.num_classes = max(own.num_classes for own in sources.values())

@@ -7,31 +7,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.data.source import SPLITS, check_labels
 from fedmpi.errors import UserError
+from fedmpi.oracles.base import seed_all
+from fedmpi.streams import derive
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.text import short
 
+IN_MEMORY = (TensorDataset, np.ndarray, torch.Tensor, list, tuple)  # whose items never change
 
-def classification_of(train, test=None):
+
+def classification_of(train, test=None, cache=False):
     """The task of classifying Datasets, see `_DatasetClassification`."""
-    return _DatasetClassification(train, test)
+    return _DatasetClassification(train, test, cache)
 
 
 @dataclasses.dataclass(frozen=True)
 class _DatasetClassification(Task):
     """Train a classifier on one `torch.utils.data.Dataset` per client, whose items are (input, label).
 
-    All inputs of a rank's clients are read once and held in memory as float32.
+    Datasets whose items are in memory (see `IN_MEMORY`) are read once and held there as float32. Another Dataset may
+    transform its items at random: it is read once for its labels and then in every pass.
 
     Args:
         train: a sequence with one Dataset per client (those of other ranks' clients may be None), or a function
             of a client's number that makes it. test: a Dataset that all ranks have, or None.
+        cache: whether all of them are held in memory.
     """
 
     name = "datasets"
@@ -40,6 +46,7 @@ class _DatasetClassification(Task):
 
     train: Any = None
     test: Any = None
+    cache: bool = False
 
     def load(self, context, partition):
         get = self.train if callable(self.train) else self.train.__getitem__
@@ -47,11 +54,35 @@ class _DatasetClassification(Task):
             raise UserError(
                 f"data: {len(self.train)} Datasets for {context.num_clients} clients: expected one for each"
             )
-        train = {client: _read(get(client), f"data of client {client}") for client in context.clients}
+        train = {client: self._items(get(client), f"data of client {client}") for client in context.clients}
         num_tests = 0 if self.test is None else _length(self.test, "test_data")
         edges = [num_tests * rank // context.num_ranks for rank in (context.rank, context.rank + 1)]
-        test = _read(self.test, "test_data", range(*edges)) if edges[0] < edges[1] else None
+        test = self._items(self.test, "test_data", np.arange(*edges)) if edges[0] < edges[1] else None
         return LoadedDatasets(context, train, test, (num_tests, np.arange(*edges)))
+
+    def _items(self, dataset, name, indices=None):
+        """(inputs, labels [n]) of the items at `indices` (or all); the inputs as `_Items`, if they change."""
+        indices = np.arange(_length(dataset, name)) if indices is None else indices
+        keeps = self.cache or _is_in_memory(dataset)
+        inputs, labels = _read(dataset, name, indices, keeps=keeps)
+        return (inputs if keeps else _Items(dataset, name, indices, inputs.shape[1:])), labels
+
+
+@dataclasses.dataclass(frozen=True)
+class _Items:
+    """Inputs that are read from a Dataset at every use: the items at `indices`, each of some shape."""
+
+    dataset: Any
+    name: str
+    indices: np.ndarray
+    shape_of_item: tuple
+
+    @property
+    def shape(self):
+        return (len(self.indices), *self.shape_of_item)
+
+    def __getitem__(self, chosen):
+        return dataclasses.replace(self, indices=self.indices[chosen])
 
 
 class LoadedDatasets(LoadedClassification):
@@ -64,7 +95,6 @@ class LoadedDatasets(LoadedClassification):
     """
 
     default_model = "mlp"
-    random_batches = False
 
     def __init__(self, context, train, test, test_rows):
         self._context, self._augmentation, self._transform, self._is_shared = context, None, None, True
@@ -79,7 +109,9 @@ class LoadedDatasets(LoadedClassification):
         self.num_classes = 1 + max(int(labels.max()) for _, labels in pairs)
         labels = [np.concatenate([np.empty(0), *(labels for _, labels in part)]) for part in (train.values(), tests)]
         self._sources = [SimpleNamespace(labels=dict(zip(SPLITS, labels)), classes_declared=True)]
-        samples = functools.partial(_TensorSamples.of, context)
+        samples = functools.partial(_samples, context)
+        self._is_read_anew = any(isinstance(inputs, _Items) for inputs, _ in pairs)
+        self.random_batches = self.user_batches = self._is_read_anew
         own = {client: hold_out(len(pair[1]), context.holdout, context.seed, client) for client, pair in train.items()}
         self._train = {client: samples(*train[client], training) for client, (training, _) in own.items()}
         self._held = [samples(*train[client], held) for client, (_, held) in own.items()]
@@ -96,20 +128,54 @@ class LoadedDatasets(LoadedClassification):
     def describe_inputs(self):
         return {"input": {"shape": list(self.shape), "divide_by": 1, "mean": [0.0], "std": [1.0]}}
 
+    @property
+    def gathers(self):
+        return super().gathers and not self._is_read_anew
+
+    @property
+    def reading(self):
+        return "read in every pass; cache=True would keep them in memory" if self._is_read_anew else "kept in memory"
+
+
+def _samples(context, inputs, labels, chosen=slice(None)):
+    """The `Samples` at `chosen` of inputs [n, ...] and `labels` [n], on the context's device unless they are read."""
+    one = torch.ones((), dtype=context.dtype, device=context.device)
+    inputs, labels = inputs[chosen], labels[chosen]
+    if isinstance(inputs, _Items):
+        return _ReadSamples(inputs, labels, one, torch.zeros_like(one))
+    device = context.device_of_data(inputs.numel() * context.dtype.itemsize + labels.nbytes)
+    return _TensorSamples(inputs.to(device, context.dtype), labels.to(device), one, torch.zeros_like(one))
+
 
 class _TensorSamples(Samples):
     """Inputs that are ready for the module."""
 
-    @classmethod
-    def of(cls, context, inputs, labels, chosen=slice(None)):
-        """Those of `inputs` [n, ...] and `labels` [n] at `chosen`, on the context's device."""
-        one = torch.ones((), dtype=context.dtype, device=context.device)
-        inputs, labels = inputs[chosen], labels[chosen]
-        device = context.device_of_data(inputs.numel() * context.dtype.itemsize + labels.nbytes)
-        return cls(inputs.to(device, context.dtype), labels.to(device), one, torch.zeros_like(one))
-
     def at(self, indices, augmentation=None, transform=None):
         return self._gather(self._rows, indices), self._gather(self.labels, indices)
+
+
+class _ReadSamples(Samples):
+    """Samples that are read anew at every use; each draws from generators with a seed of its own."""
+
+    def at(self, indices, augmentation=None, transform=None):
+        # The oracle has seeded the generator by the client and the draw: the item's number completes the key.
+        items, draw = self._rows[indices.numpy()], torch.initial_seed()
+        inputs, labels = _read(items.dataset, items.name, items.indices, draw)
+        torch.default_generator.manual_seed(draw)
+        return inputs.to(self._scale), labels.to(self._scale.device)
+
+    def take(self, indices):
+        return type(self)(self._rows[indices], self.labels[indices], self._scale, self._shift)
+
+    def all(self):
+        torch.default_generator.manual_seed(derive(0, "evaluation", self._rows.name))  # the same in every evaluation
+        yield from super().all()
+
+
+def _is_in_memory(dataset):
+    if type(dataset) is ConcatDataset:
+        return all(map(_is_in_memory, dataset.datasets))
+    return _is_in_memory(dataset.dataset) if type(dataset) is Subset else type(dataset) in IN_MEMORY
 
 
 def _length(dataset, name):
@@ -129,15 +195,20 @@ def _length(dataset, name):
     return length
 
 
-def _read(dataset, name, indices=None):
-    """(inputs [n, ...] float32, labels [n] int64) of all items of a Dataset, or those at `indices`.
+def _read(dataset, name, indices, draw=None, keeps=True):
+    """(inputs [n, ...] float32, labels [n] int64) of the items of a Dataset at `indices`.
+
+    Args:
+        draw: number from which the generators are seeded, item by item; None: they are not.
+        keeps: whether all inputs are returned; otherwise only the first one is.
 
     Raises:
         UserError: one line, if an item is not an input and a class.
     """
-    indices = range(_length(dataset, name)) if indices is None else indices
     inputs, labels = [], []
-    for index in indices:
+    for index in indices.tolist():
+        if draw is not None:
+            seed_all(derive(draw, index), torch.device("cpu"))
         item = dataset[index]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"{name}: item {index} is a {type(item).__name__}: expected (input, label)")
@@ -149,6 +220,8 @@ def _read(dataset, name, indices=None):
         if label.numel() != 1 or label.is_floating_point() or label.item() < 0:
             raise UserError(f"{name}: item {index} has the label {item[1]}: expected a class, a whole number from 0")
         labels.append(int(label))
+        if not keeps and len(inputs) > 1 and inputs[0].shape == inputs[1].shape:
+            inputs.pop()
     try:
         return torch.stack(inputs), torch.tensor(labels)
     except RuntimeError as error:

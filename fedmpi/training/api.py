@@ -7,11 +7,14 @@ import inspect
 import json
 import os
 import pathlib
+import random
 import sys
 import typing
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.comm.host import return_freed_memory, run_on, usable_cores
@@ -96,7 +99,8 @@ def run(settings):
 
 @contextlib.contextmanager
 def _process_restored():
-    """A context that leaves cores, torch's threads, generators and ways to compute, and malloc, as they were."""
+    """A context that leaves cores, torch's threads, all generators and ways to compute, and malloc, as they were."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
     cores, threads = usable_cores(), torch.get_num_threads()
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -109,6 +113,8 @@ def _process_restored():
             torch.set_num_threads(threads)
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
             return_freed_memory()
 
 
@@ -122,6 +128,7 @@ def _of_rank_0(link, module):
     give_own_memory(copied)
     tensors = [value for value in copied.state_dict().values() if isinstance(value, torch.Tensor)]
     check_same_model(link, copied, "must be the same on all ranks, but for its values", lambda tensor: False)
+    tensors = [value for value in tensors if not is_lazy(value) and value.numel()]  # the others have no values
     for value in tensors:
         array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
         link.broadcast(array)
@@ -139,15 +146,16 @@ def _read(settings, functions):
         if not callable(function) and function is not None:
             raise UserError(f"{name} is a {type(function).__name__}: expected a function of a round's record")
     objects, values = {}, {}
-    data, test_data = settings.pop("data", None), settings.pop("test_data", None)
+    data, test_data, cache = settings.pop("data", None), settings.pop("test_data", None), settings.pop("cache", False)
     if data is None or isinstance(data, str | os.PathLike):
-        if test_data is not None:
-            raise UserError("test_data: expected only beside data = [one Dataset per client]")
+        if test_data is not None or cache:
+            name = "cache" if test_data is None else "test_data"
+            raise UserError(f"{name}: expected only beside data = [one Dataset per client]")
         values |= {} if data is None else {"data": data}
     elif not callable(data) and (isinstance(data, Mapping) or not hasattr(data, "__getitem__")):
         raise UserError(f"data is a {type(data).__name__}: expected a name, a path, or one Dataset per client")
     else:
-        objects["task"] = classification_of(data, test_data)
+        objects["task"] = classification_of(data, test_data, bool(cache))
         if isinstance(data, typing.Sized):
             settings.setdefault("clients", len(data))
         if settings.pop("task", None) is not None or settings.pop("partition", None) is not None:

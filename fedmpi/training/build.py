@@ -29,7 +29,7 @@ from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
 from fedmpi.training.layers import private_parts
-from fedmpi.training.model import build_model, try_training
+from fedmpi.training.model import build_model, try_metrics, try_training
 from fedmpi.training.recording import record_gradients, record_steps
 from fedmpi.training.slow_steps import SlowSteps
 from fedmpi.training.stacking import make_stack
@@ -124,6 +124,7 @@ def prepare(config, link):
         note = agree(link, lambda: try_training(config, flat, task, samplers))
         if note and link.rank == 0:
             print(f"fedmpi: {note}", file=sys.stderr, flush=True)
+        agree(link, lambda: try_metrics(flat, task, link))
     oracles = _oracles(config, task, flat, samplers)
     private = agree(link, lambda: private_parts(run, task, flat))
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)

@@ -184,6 +184,8 @@ def _run(job, recorder, checkpoints, callbacks, began):
     checkpoints.records = records = Records(job, checkpoints.folder, recorder)
     account_for_data(job, records.recorder())
     _warn_of_choice(job)
+    if recorder and job.task.reading:
+        print(f"data: {job.task.reading}", flush=True)
     if recorder:
         recorder.write(job.task.write_split)
     evaluation = Evaluation(job)
@@ -341,7 +343,8 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     recorder = records.recorder()
     if recorder is not None:
         recorder.close()
-        facts = {"evaluated on": evaluation.describe()}
+        facts = {"data": job.task.reading} if job.task.reading else {}
+        facts |= {"evaluated on": evaluation.describe()}
         facts |= {"start-up": f"{progress.start_seconds:.2f} s before the first round"}
         facts |= {"ended early": progress.early_stopping.reason} if progress.early_stopping.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"

@@ -1,5 +1,7 @@
 """From a model class to a module; checks that it can be trained and saved, and is the same on all ranks."""
 
+import contextlib
+import inspect
 import random
 
 import numpy as np
@@ -11,7 +13,7 @@ from fedmpi.errors import UserError
 from fedmpi.membership.equality import digest
 from fedmpi.models import find_model
 from fedmpi.oracles.autograd import Autograd
-from fedmpi.oracles.base import noise_kept, seed_noise
+from fedmpi.oracles.base import noise_kept, seed_all, states_outside_torch
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.registry import command_name
 from fedmpi.runs.model_files import check_savable
@@ -50,7 +52,7 @@ def build_model(config, context, task):
 def model_class(config, task):
     """The class of the model: the user's choice or the task's default; None for a task without a choice."""
     if config.model_class is None and config.task.has_model:
-        return find_model(task.default_model)
+        return task.default_model if inspect.isclass(task.default_model) else find_model(task.default_model)
     return config.model_class
 
 
@@ -137,6 +139,7 @@ def _line(error):
 def try_training(config, flat, task, samplers):
     """One pass in training mode over a client's first minibatch; it leaves no trace in the model's tensors.
 
+    It finds out whether the loss draws from numpy's or Python's generator (`task.draws_outside_torch`).
     Another pass follows over a minibatch of a single sample, if there is one: batch norm, for example, refuses it.
     Not collective.
 
@@ -150,27 +153,22 @@ def try_training(config, flat, task, samplers):
         UserError: one line, if the pass fails, or the loss does not depend on the parameters or is not finite.
     """
     module, frozen, client = flat.module, _frozen(flat.module), next(iter(samplers))
-    counters = flat.counters
-    z, buffers = flat.x.clone(), flat.buffers.clone()
-    flat.point_at(z, buffers)
-    flat.point_counters_at([counter.clone() for counter in counters])
     module.train()
     try:
-        with noise_kept(z.device):
-            seed_noise(derive(config.run.seed, "try"), z.device)
+        with _trying(flat), noise_kept(flat.x.device):
+            seed_all(derive(config.run.seed, "try"), flat.x.device)
             losses = []
             for owner, indices in _to_try(config.run, samplers):
                 batch = task.batch(owner, indices, *(({},) if task.carries else ()))
-                losses.append(_one_pass(config, flat, task, batch, torch.empty_like(z)))
+                before = states_outside_torch()
+                losses.append(_one_pass(config, flat, task, batch, torch.empty_like(flat.x)))
+                task.draws_outside_torch |= states_outside_torch() != before
             if flat.unused:
                 _check_unused(flat, task, batch)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
         raise _wrong(module, f"does not train: {_line(error)}") from error
-    finally:
-        flat.point_at(flat.x, flat.buffers)
-        flat.point_counters_at(counters)
     changed = [name for name, digest in _frozen(module).items() if digest != frozen.get(name)]
     if changed:
         raise _wrong(
@@ -187,6 +185,28 @@ def try_training(config, flat, task, samplers):
             "values of the data and the model's initial parameters",
         )
     return _about_unused(flat.unused)
+
+
+@torch.no_grad()
+def try_metrics(flat, task, link):
+    """One evaluation on a few samples, see `LoadedTask.try_metrics`. Collective on the link."""
+    flat.module.eval()
+    with _trying(flat), noise_kept(flat.x.device):
+        task.try_metrics(flat.module, link)
+
+
+@contextlib.contextmanager
+def _trying(flat):
+    """A context in which passes leave no trace in the model's tensors."""
+    counters = flat.counters
+    x, buffers = flat.x.clone(), flat.buffers.clone()
+    flat.point_at(x, buffers)
+    flat.point_counters_at([counter.clone() for counter in counters])
+    try:
+        yield
+    finally:
+        flat.point_at(flat.x, flat.buffers)
+        flat.point_counters_at(counters)
 
 
 def _to_try(run, samplers):

@@ -33,7 +33,9 @@ def test_with_another_mpi(any_mpi):
     [
         ({"outer": "nestorov"}, "outer = 'nestorov': expected one of none, momentum, nesterov, adam; did you mean"),
         ({"exchange": ("exp_avg",)}, "expected the optimizer that has this state, too"),
-        ({"every": 0}, "local_steps = 0: expected at least 1"),
+        ({"every": 0}, "every = 0: expected a whole number > 0"),
+        ({"every": "3"}, "every = '3': expected a whole number > 0"),
+        ({"weight": float("nan")}, "weight = nan: expected a number > 0"),
         ({"outer": "momentum", "server_lr": 0.5}, "server_lr: .*; its name in fedmpi is server_step_size"),
         ({"outer": "momentum", "momentum": 1.5}, "momentum = 1.5: expected a number >= 0 and < 1"),
     ],

@@ -39,6 +39,7 @@ class _Train:
         task: Choice | Any = None,
         data: str | PathLike[str] | Sequence[Any] | Callable[[int], Any] | None = None,
         test_data: Any = None,
+        cache: bool = False,
         model: Choice | torch.nn.Module | Callable[..., torch.nn.Module] | None = None,
         partition: Choice | Any = None,
         oracle: Choice | Any = None,
