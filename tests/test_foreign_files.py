@@ -77,7 +77,10 @@ PROGRAMS = {
 NUMBERS = {"report": 12, "sweep": 25, "search": 12, "reproduce": 4, "partition": 20, "bench": 60, "prepare": 40}
 CASES = [
     pytest.param(name, range(number), id=f"{name}-short") for name in PROGRAMS for number in [NUMBERS.get(name, 25)]
-] + [pytest.param(name, range(100, 1000), id=f"{name}-long", marks=pytest.mark.slow) for name in PROGRAMS]
+] + [
+    pytest.param(name, range(100, 400 if name == "reproduce" else 1000), id=f"{name}-long", marks=pytest.mark.slow)
+    for name in PROGRAMS
+]
 
 
 def go(program, words, folder, monkeypatch):
