@@ -14,6 +14,7 @@ import shlex
 from fedmpi.errors import UserError
 from fedmpi.reproduce.csv_files import RESTORE, damaged, number_of, read_rows, whole_number, write_tables
 from fedmpi.reproduce.running import FIRST_RUN, command_of, decisive_settings, provenance
+from fedmpi.run_files import RECORDS
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
 from fedmpi.runs.record import AMOUNTS, title
@@ -83,13 +84,13 @@ def write_results(folder, experiment, scale, planning, adds=False):
     curves, rows = [], []
     for run in ended:
         point, seed = planning.points[run.name]
-        record = read_run(planning.plan.folder(run))
+        record = _read_ended(planning.plan.folder(run))
         key = {"panel": point.panel, "method": point.method, "seed": str(seed)}
         rows.append(key | _row(record))
         evaluated = [line for line in record.records if set(line) - {*AMOUNTS, "loss"}]
         curves += [key | {name: _text(value) for name, value in _columns(line)} for line in evaluated]
     curves_path, runs_path, first_path = paths(folder, experiment, scale)
-    firsts = [_first(read_run(planning.first.folder(planning.first.runs[0])))] if planning.first else []
+    firsts = [_first(_read_ended(planning.first.folder(planning.first.runs[0])))] if planning.first else []
     kept = _not_planned(runs_path, planning) if adds else []
     if kept:
         curves = _in_order(experiment, scale, _not_planned(curves_path, planning) + curves)
@@ -105,6 +106,18 @@ def write_results(folder, experiment, scale, planning, adds=False):
         files.append((first_path, FIRST_COLUMNS, firsts))
     write_tables(*files)
     return [run.name for run in planning.plan.runs if run not in ended]
+
+
+def _read_ended(folder):
+    """The `RunFolder` of a run that has ended.
+
+    Raises:
+        UserError: if it is complete, and its records are not there.
+    """
+    record = read_run(folder)
+    if record.is_complete and not record.records:
+        raise UserError(f"{folder / RECORDS}: no round is recorded: restore the file, or move the folder elsewhere")
+    return record
 
 
 def other_seeds(folder, experiment, scale, planning):
@@ -319,7 +332,7 @@ def read_results(folder, experiment, scale):
     _add_curves(curves_path, runs)
     for row, run in zip(rows, runs.values()):
         last = run.records[-1]["round"] if run.records else 0
-        if run.is_complete and row["rounds"] != str(last):
+        if run.is_complete and (not last or row["rounds"] != str(last)):
             where = f"seed {row['seed']} of {row['method']} on {row['panel']}"
             raise UserError(f"{curves_path}: {where} ends at round {last} instead of {row['rounds']}: {RESTORE}")
     firsts = read_rows(first_path, FIRST_COLUMNS)

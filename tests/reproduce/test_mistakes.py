@@ -9,6 +9,7 @@ import types
 
 import pytest
 from conftest import ROOT, execute
+from test_report import make_run
 
 from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
@@ -23,6 +24,7 @@ from fedmpi.reproduce.results import (
     KEYS,
     RUN_COLUMNS,
     _check_measured,
+    _read_ended,
     left_to_make,
     other_seeds,
     paths,
@@ -280,6 +282,19 @@ def test_a_damaged_grid_is_named_with_its_line(tmp_path):
     path.write_text(path.read_text(encoding="utf-8") + "high\n", encoding="utf-8")
     with pytest.raises(UserError, match=f"^{path}, line 3: 1 values instead of {len(COLUMNS)}: restore the file"):
         read_grid(path)
+
+
+def test_a_complete_run_whose_records_are_lost_is_named(written):
+    """It was a traceback, once its results were in the files."""
+    one, folder, (curves, runs, _) = written
+    make_run(folder / "run", "fedavg", 0)
+    (folder / "run" / RECORDS).unlink()
+    with pytest.raises(UserError, match="metrics.jsonl: no round is recorded"):
+        _read_ended(folder / "run")
+    curves.write_text(",".join([*KEYS, *CURVE_AMOUNTS]) + "\n", encoding="utf-8")
+    runs.write_text(runs.read_text(encoding="utf-8").replace("complete,4", "complete,0"), encoding="utf-8")
+    with pytest.raises(UserError, match="ends at round 0"):
+        read_results(folder, one, "small")
 
 
 def test_a_page_of_runs_that_measured_nothing_says_so(written):
