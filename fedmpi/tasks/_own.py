@@ -130,7 +130,8 @@ class LoadedOwnTask(LoadedTask):
         self._has_tests_of_clients = type(task).test_of is not Task.test_of
         self._metrics = {name: _measure(name, metric) for name, metric in task.metrics.items()}
         sample = self._move(task.collate([self._train[context.clients[0]][0]]))
-        sample = vars(sample) if dataclasses.is_dataclass(sample) else sample
+        if dataclasses.is_dataclass(sample):
+            sample = [getattr(sample, field.name) for field in dataclasses.fields(sample)]
         first = next(iter(sample.values())) if isinstance(sample, dict) else sample
         first = first[0] if isinstance(first, tuple | list) else first
         self.shape = tuple(first.shape[1:]) if isinstance(first, torch.Tensor) else ()

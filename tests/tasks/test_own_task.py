@@ -1,7 +1,9 @@
 """Tasks of the user's own: a Dataset per client, a loss and metrics."""
 
+import dataclasses
 import json
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -129,3 +131,47 @@ def test_each_client_has_results_on_its_own_test_data(tmp_path):
     whole = (3 * outputs[0] ** 2 + 5 * outputs[2] ** 2) / 8
     assert run.final["test_loss"] == pytest.approx(whole, abs=1e-6)
     assert run.final["largest"] == pytest.approx(max(outputs[0], outputs[2]), abs=1e-6)
+
+
+class Pair(NamedTuple):
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Pair, Record])
+def test_batches_with_names_reach_the_loss_as_they_are(tmp_path, kind):
+    inputs = torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
+    members = {
+        "train": lambda client, num_clients: [kind(one, one) for one in inputs],
+        "collate": lambda items: kind(*(torch.stack([getattr(i, n) for i in items]) for n in ("inputs", "targets"))),
+        "loss": lambda model, batch: (model(batch.inputs) - batch.targets).square().mean(),
+        "predict": lambda model, batch: (model(batch.inputs), batch.targets),
+        "metrics": {"error": lambda outputs, targets: (outputs - targets).abs().max()},
+    }
+    task = fedmpi.Task.of("Line", **members)
+    run = fedmpi.train(task=task, model=torch.nn.Linear(1, 1), rounds=30, out=tmp_path, algorithm="fedavg", threads=1)
+    assert run.final["error"] < 1
+
+
+def test_metrics_that_need_more_than_a_few_samples_are_tried_on_all(tmp_path):
+    labels = torch.zeros(100, dtype=torch.int64)
+    labels[97] = 1  # not among the few
+
+    def both_classes(outputs, targets):
+        if len(targets.unique()) < 2:
+            raise ValueError("only one class")
+        return 1.0
+
+    task = fedmpi.Task.of(
+        "Rare",
+        train=lambda client, num_clients: TensorDataset(torch.rand(100, 2), labels),
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        metrics={"both": both_classes},
+    )
+    assert fedmpi.train(task=task, model=torch.nn.Linear(2, 2), rounds=1, out=tmp_path, threads=1).final["both"] == 1
