@@ -42,8 +42,9 @@ def build_model(config, context, task):
     for name, tensor in _entries(module):
         if is_lazy(tensor):
             raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
-    freeze(module, run.freeze)
+    frozen_parts = freeze(module, run.freeze)
     flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
+    flat.frozen_parts += frozen_parts
     check_savable(module, describe_model(config, task))
     return flat
 
@@ -178,7 +179,7 @@ def try_training(config, flat, task, samplers):
     z, buffers = flat.x.clone(), flat.buffers.clone()
     flat.point_at(z, buffers)
     flat.point_counters_at([counter.clone() for counter in counters])
-    module.train()
+    flat.train()
     try:
         with noise_kept(z.device):
             seed_noise(derive(config.run.seed, "try"), z.device)
@@ -202,7 +203,7 @@ def try_training(config, flat, task, samplers):
             f"a pass changes the frozen parameter '{changed[0]}', which no average reaches: make it a buffer "
             "(buffers are averaged)",
         )
-    flat.check_entries()
+    flat.check()
     loss = losses[0]
     if not loss.isfinite().all():
         raise _wrong(

@@ -1,0 +1,111 @@
+"""Which float buffers of a model the ranks average: those that training changes, and not masks, tables and scalers."""
+
+import torch
+
+BITS = 48  # of flags in a float64 of the message about losses
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class SentBuffers:
+    """The float buffers of a model, and their places in what is summed over the ranks.
+
+    A buffer is sent from the first exchange on in which a client of any rank has changed it; the ranks agree on it by
+    flags in their message about losses. The others are constants, equal on all ranks, which nothing touches: a sum of
+    n equal values, divided by n, is not always the value, and that of masks may be infinite.
+
+    Values are summed in the dtype of the rows, behind them; float64 buffers of a float32 model in a block of their own.
+
+    Args:
+        initial: [num_buffers] values on which all ranks agree.
+        parts: [`fedmpi.oracles.flat_module.BufferPart`], all buffers in this vector.
+
+    Attributes:
+        parts: the same. sent: set of the positions in `parts` that are sent.
+        sizes, sent_sizes: (elements in the dtype of the rows, elements in float64) of all, and of those that are sent.
+    """
+
+    def __init__(self, initial, parts=()):
+        self.parts, self._dtype = list(parts), initial.dtype
+        self._is_wide = [part.dtype.itemsize > initial.dtype.itemsize for part in self.parts]
+        self.sizes = [sum(p.numel for p, wide in zip(self.parts, self._is_wide) if wide == kind) for kind in (0, 1)]
+        self.sent, self._changed = set(), set()
+        self.agree_on(initial)
+
+    def agree_on(self, values, sent=None):
+        """Begin anew with other values that are the same on all ranks; `sent`: positions, None: as before."""
+        self._constant, self._changed = values.clone(), set()
+        self.sent = self.sent if sent is None else set(sent)
+        self._lay_out()
+
+    def _lay_out(self):
+        """Give each buffer its place: first those that are sent, in the order of the model, then the others."""
+        ends, self._places, self.sent_sizes = [0, 0], {}, [0, 0]
+        for k in sorted(range(len(self.parts)), key=lambda k: (k not in self.sent, k)):
+            part, kind = self.parts[k], self._is_wide[k]
+            self._places[k] = slice(ends[kind], ends[kind] + part.numel)
+            ends[kind] += part.numel
+            if k in self.sent:
+                self.sent_sizes[kind] = ends[kind]
+        self.others = [k for k in range(len(self.parts)) if k not in self.sent]
+        self._all_runs, self._sent_runs = self._runs(range(len(self.parts))), self._runs(sorted(self.sent))
+
+    def _runs(self, positions):
+        """[(part, kind, its place)]: neighbours of the rows' dtype as one, so that they are copied at once."""
+        runs = []
+        for k in positions:
+            part, kind, place = self.parts[k], self._is_wide[k], self._places[k]
+            if runs and part.dtype == runs[-1][0].dtype == self._dtype:
+                last, _, before = runs[-1]
+                if last.offset + last.numel == part.offset and before.stop == place.start:
+                    runs[-1] = last._replace(numel=last.numel + part.numel), kind, slice(before.start, place.stop)
+                    continue
+            runs.append((part, kind, place))
+        return runs
+
+    def pack(self, values, tails):
+        """Copy a client's buffers into (the end of its rows, the float64 block), and notice which it has changed."""
+        for part, kind, place in self._all_runs:
+            tails[kind][place].copy_(part.of(values))
+        integers, size = _INTEGERS[self._dtype.itemsize], self._dtype.itemsize
+        bits, constant = values.view(integers), self._constant.view(integers)
+        if self.others and not (len(self.others) == len(self.parts) and torch.equal(bits, constant)):
+            for k in self.others:
+                place = self.parts[k].place(size)
+                if k not in self._changed and not torch.equal(bits[place], constant[place]):
+                    self._changed.add(k)
+
+    def unpack(self, tails, values):
+        """Copy the averages of the buffers that are sent to where the model has them."""
+        for part, kind, place in self._sent_runs:
+            part.of(values).copy_(tails[kind][place])
+
+    def checked(self, values):
+        """Position -> values of the buffers that have to be finite: those that are or will be sent."""
+        return {k: self.parts[k].of(values) for k in sorted(self.sent | self._changed)}
+
+    def flags(self):
+        """Which buffers a client of this rank has changed, of those not sent so far: bits of whole numbers."""
+        bits = [int(k in self._changed) for k in self.others]
+        groups = (bits[begin : begin + BITS] for begin in range(0, len(bits), BITS))
+        return [sum(bit << place for place, bit in enumerate(group)) for group in groups]
+
+    def send(self, flags):
+        """From now on, send the buffers that a rank has changed.
+
+        Args:
+            flags: numbers as `flags` returns them, all ranks' joined by OR.
+
+        Returns:
+            None; or if there are new ones, where each element is in the order before, for both kinds.
+        """
+        new = {k for n, k in enumerate(self.others) if flags[n // BITS] >> n % BITS & 1}
+        self._changed.clear()
+        if not new:
+            return None
+        before = self._places
+        self.sent |= new
+        self._lay_out()
+        orders = [[], []]
+        for k in sorted(self._places, key=lambda k: self._places[k].start):
+            orders[self._is_wide[k]] += range(before[k].start, before[k].stop)
+        return [torch.tensor(order, dtype=torch.int64) for order in orders]
