@@ -96,7 +96,14 @@ def _check_rows(link, ranks, config, context, sizes, errors):
     if failing is not None:
         return 0, Check("memory", FAILED, f"rank {failing}: {errors[failing]}", "choose another --model")
     dim, num_buffers = sizes
-    store = RowStore(config.algorithm, dim, num_buffers, len(context.clients), context.dtype, device="meta")
+    store = RowStore(
+        config.algorithm,
+        dim,
+        SentBuffers(torch.empty(num_buffers, dtype=context.dtype, device="meta")),
+        len(context.clients),
+        context.dtype,
+        device="meta",
+    )
     rows = store.nbytes + 3 * dim * context.dtype.itemsize  # and the model, its vector, a gradient
     on_gpu = context.device.type != "cpu"
     left = (memory_of(context.device) or [None])[0] if on_gpu else node_memory()

@@ -21,6 +21,7 @@ class SentBuffers:
 
     Attributes:
         parts: the same. sent: set of the positions in `parts` that are sent.
+        agreed: [num_buffers] the values of those that are not sent.
         sizes, sent_sizes: (elements in the dtype of the rows, elements in float64) of all, and of those that are sent.
     """
 
@@ -33,7 +34,7 @@ class SentBuffers:
 
     def agree_on(self, values, sent=None):
         """Begin anew with other values that are the same on all ranks; `sent`: positions, None: as before."""
-        self._constant, self._changed = values.clone(), set()
+        self.agreed, self._changed = values.clone(), set()
         self.sent = self.sent if sent is None else set(sent)
         self._lay_out()
 
@@ -67,7 +68,7 @@ class SentBuffers:
         for part, kind, place in self._all_runs:
             tails[kind][place].copy_(part.of(values))
         integers, size = _INTEGERS[self._dtype.itemsize], self._dtype.itemsize
-        bits, constant = values.view(integers), self._constant.view(integers)
+        bits, constant = values.view(integers), self.agreed.view(integers)
         if self.others and not (len(self.others) == len(self.parts) and torch.equal(bits, constant)):
             for k in self.others:
                 place = self.parts[k].place(size)

@@ -1,17 +1,21 @@
 """The losses of a round, which of its values are not finite, and the message in which the ranks exchange both."""
 
 import dataclasses
+import functools
 import itertools
 import math
+import operator
 
 import numpy as np
 import torch
 
-from fedmpi.errors import Diverged, UserError
+from fedmpi.errors import AgreedUserError, Diverged, UserError
 
 ENDED = -2  # sent instead of the number of a client, by a rank that makes no more rounds
+FAILED = -3  # the same, by a rank that has an error to report
 _HINT = "try a smaller step_size, or a smaller clip_norm"
-_INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
+_INITIALFAILED = -3  # the same, by a rank that has an error to report
+_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
 
 
 class Losses:
@@ -34,17 +38,23 @@ class Losses:
         self._rows_of = {}  # number of a client -> what is known of its rows, see `check_rows`
         self._losses_of = {}  # number of a client -> its losses, 0-d tensors
 
-    def check_rows(self, client, block, names):
+    def check_rows(self, client, block, names, buffers=None):
         """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
 
         Args:
             block: the client's rows that are exchanged now, contiguous. names: of these rows.
+            buffers: position -> values of float buffers; those that have been sent before are in the block, too.
         """
-        rows = [client.rows[name] for name in names]
+        rows = dict(enumerate(client.rows[name] for name in names))
+        rows |= {len(names) + position: values for position, values in (buffers or {}).items() if values.numel()}
         if self._on_gpu and rows:
-            self._rows_of[client.index] = torch.stack([end for row in rows for end in row.aminmax()])  # nan if any is
-        elif not block.sum().isfinite():  # one pass over the memory; finite values may have an infinite sum
-            bad = next((n for n, row in enumerate(rows) if not row.isfinite().all()), None)
+            ends = [end.double() for row in rows.values() for end in row.aminmax()]  # nan if any value is
+            self._rows_of[client.index] = torch.stack(ends), list(rows)
+            return
+        # One pass over the memory; finite values may have an infinite sum.
+        in_block = sum(row.numel() for row in rows.values()) == block.numel()
+        if not in_block or not block.sum().isfinite():
+            bad = next((n for n, row in rows.items() if not row.isfinite().all()), None)
             if bad is not None:
                 self._rows_of[client.index] = bad
 
@@ -69,9 +79,13 @@ class Losses:
         """Client -> the position of its first row with a value that is not finite, of those that have one."""
         if not self._on_gpu or not self._rows_of:
             return self._rows_of
-        ends = torch.stack(list(self._rows_of.values()))  # [clients, 2 * rows]
-        found = zip(self._rows_of, ends.isfinite().tolist())
-        return {client: finite.index(False) // 2 for client, finite in found if not all(finite)}
+        finite = iter(torch.cat([ends for ends, _ in self._rows_of.values()]).isfinite().tolist())
+        found = {client: [(next(finite), next(finite)) for _ in rows] for client, (_, rows) in self._rows_of.items()}
+        return {
+            client: self._rows_of[client][1][pairs.index(bad)]
+            for client, pairs in found.items()
+            if (bad := next((pair for pair in pairs if not all(pair)), None))
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +95,7 @@ class RoundReport:
     Attributes:
         mean: loss over all clients; nan if no client has one, or one is not finite.
         num_gradients: that the clients of all ranks have evaluated since the last such message.
-        requests: the bits of all ranks.
+        requests: the bits of all ranks. flags: those of `SentBuffers.flags`, of all ranks.
         bad: [(rank, client, position of its row or -1, sum of its losses)] of ranks with values that are not finite.
     """
 
@@ -89,12 +103,14 @@ class RoundReport:
     num_gradients: int
     requests: int
     bad: list
+    flags: list = ()
 
     def check_finite(self, round_index, names):
         """Check that all losses, and all rows that are sent, are finite.
 
         Args:
-            round_index: of the running round; -1 during the start. names: of the rows that are sent.
+            round_index: of the running round; -1 during the start. names: "row x" of the rows that are sent, and
+                "buffer ..." of all float buffers.
 
         Raises:
             Diverged: with the first rank and client whose loss or row is not finite.
@@ -103,11 +119,11 @@ class RoundReport:
             when = "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
             what = f"the loss of client {client} on rank {rank} is {total}"
             if row >= 0:
-                what = f"row {names[row]} of client {client} on rank {rank} has values that are not finite"
+                what = f"{names[row]} of client {client} on rank {rank} has values that are not finite"
             raise Diverged(f"{when}: {what}; {_INITIAL_HINT if round_index < 0 else _HINT}")
 
 
-def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
+def exchange_reports(link, losses, num_gradients, request, most, rounds_done, flags=(), error=None):
     """Exchange the `Losses` of all ranks in one message. Collective on the link.
 
     Args:
@@ -115,18 +131,28 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
         request: a whole number, whose bits are this rank's requests, see `Federation`.
         most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits however the
             clients are spread over ranks. rounds_done: for the message of the error.
+        flags: whole numbers, see `SentBuffers.flags`; equally many on all ranks.
+        error: a UserError that ends the job on all ranks; then the losses do not count. None: there is none.
 
     Returns:
         a `RoundReport`.
 
     Raises:
         UserError: on every rank, if another one has ended, see `announce_end`.
+        AgreedUserError: on every rank, if one has an error; with the text of the lowest such rank there.
     """
     of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
     mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
-    everywhere = link.allgather(mine + of_clients)
+    if error is not None:
+        mine[2] = FAILED
+    everywhere = link.allgather([*mine, *flags, *of_clients])
+    failed = np.flatnonzero(everywhere[:, 2] == FAILED)
+    if len(failed):
+        raise AgreedUserError(str(error) if link.members[failed[0]] == link.members[link.rank] else "") from error
     _check_ended(everywhere, rounds_done, here=False)
-    totals, numbers, bad_clients, gradients, requests, bad_rows, *of_clients = zip(*everywhere.tolist())
+    totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere.tolist())
+    of_clients = rest[len(flags) :]
+    joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]
     found = [
         (rank, int(client), int(row), total)
         for rank, client, row, total in zip(link.members, bad_clients, bad_rows, totals)
@@ -138,16 +164,16 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
     mean = math.nan
     if any(numbers) and not found:
         mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
-    return RoundReport(mean, int(sum(gradients)), bits, found)
+    return RoundReport(mean, int(sum(gradients)), bits, found, joined)
 
 
-def announce_end(link, most, rounds_done):
+def announce_end(link, most, rounds_done, flags=()):
     """Say to the other ranks that this one makes no more rounds; called instead of `exchange_reports`. Collective.
 
     Raises:
         UserError: on every rank, if another one goes on.
     """
-    _check_ended(link.allgather([0.0, 0, ENDED, 0, 0, -1, *[0.0] * most]), rounds_done, here=True)
+    _check_ended(link.allgather([0.0, 0, ENDED, 0, 0, -1, *flags, *[0.0] * most]), rounds_done, here=True)
 
 
 def _check_ended(everywhere, rounds_done, here):

@@ -127,7 +127,7 @@ def matching(module, text, setting):
     Raises:
         UserError: if a pattern matches nothing.
     """
-    names, found = list(module.state_dict()), set()
+    names, found = list(dict.fromkeys([*module.state_dict(), *(name for name, _ in module.named_buffers())])), set()
     norms = [prefix for prefix, part in module.named_modules() if isinstance(part, _BatchNorm)]
     for pattern in filter(None, map(str.strip, text.split(","))):
         patterns = [pattern, f"{pattern}.*"]

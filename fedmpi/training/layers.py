@@ -3,6 +3,7 @@
 from fedmpi.errors import UserError
 from fedmpi.federation.private import matching, private_places
 
+
 def freeze(module, text):
     """Exclude the parameters that `--freeze` names from training; None: none.
 
