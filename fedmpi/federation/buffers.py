@@ -47,6 +47,7 @@ class SentBuffers:
             ends[kind] += part.numel
             if k in self.sent:
                 self.sent_sizes[kind] = ends[kind]
+        self._checked = None, {}  # what `checked` returns, made once
         self.others = [k for k in range(len(self.parts)) if k not in self.sent]
         self._all_runs, self._sent_runs = self._runs(range(len(self.parts))), self._runs(sorted(self.sent))
 
@@ -82,7 +83,10 @@ class SentBuffers:
 
     def checked(self, values):
         """Position -> values of the buffers that have to be finite: those that are or will be sent."""
-        return {k: self.parts[k].of(values) for k in sorted(self.sent | self._changed)}
+        key = values.data_ptr(), len(self._changed)
+        if key != self._checked[0]:
+            self._checked = key, {k: self.parts[k].of(values) for k in sorted(self.sent | self._changed)}
+        return self._checked[1]
 
     def flags(self):
         """Which buffers a client of this rank has changed, of those not sent so far: bits of whole numbers."""

@@ -105,12 +105,12 @@ class RoundReport:
     bad: list
     flags: list = ()
 
-    def check_finite(self, round_index, names):
+    def check_finite(self, round_index, names, buffers=()):
         """Check that all losses, and all rows that are sent, are finite.
 
         Args:
-            round_index: of the running round; -1 during the start. names: "row x" of the rows that are sent, and
-                "buffer ..." of all float buffers.
+            round_index: of the running round; -1 during the start. names: of the rows that are sent.
+            buffers: list of `BufferPart`, all float buffers.
 
         Raises:
             Diverged: with the first rank and client whose loss or row is not finite.
@@ -119,7 +119,8 @@ class RoundReport:
             when = "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
             what = f"the loss of client {client} on rank {rank} is {total}"
             if row >= 0:
-                what = f"{names[row]} of client {client} on rank {rank} has values that are not finite"
+                sent = f"row {names[row]}" if row < len(names) else f"buffer '{buffers[row - len(names)].name}'"
+                what = f"{sent} of client {client} on rank {rank} has values that are not finite"
             raise Diverged(f"{when}: {what}; {_INITIAL_HINT if round_index < 0 else _HINT}")
 
 

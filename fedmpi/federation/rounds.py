@@ -420,8 +420,7 @@ class Federation:
         self._reported = gradients
         self.num_gradients += report.num_gradients
         self.requests |= report.requests
-        what = [*(f"row {name}" for name in names), *(f"buffer '{part.name}'" for part in self.store.sent.parts)]
-        report.check_finite(self.server.round_index, what)
+        report.check_finite(self.server.round_index, names, self.store.sent.parts)
         self.store.send(report.flags)
         return report.mean
 
