@@ -91,14 +91,14 @@ def test_scratch_rows_are_filled_with_nan_only_if_asked_for(poison):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "num_local", "num_blocks", "num_rows"),
+    ("algorithm", "num_local", "num_blocks", "num_vectors", "num_rows"),
     [
-        (FedAvg(), 1, 1, 0),
-        (FedAvg(), 5, 2 + 3, 0),  # work, average; sums of 1, 2 and 4 clients
-        (LocalAMSGrad(), 2, 2 + 2 + 2, 2 * 2 + 1),  # what is still to be sent of each client; m, v of each, scratch
+        (FedAvg(), 1, 1, 2, 0),  # the buffers, and the values of those that are not sent
+        (FedAvg(), 5, 2 + 3, 3, 0),  # work, average; sums of 1, 2 and 4 clients
+        (LocalAMSGrad(), 2, 2 + 2 + 2, 3 + 2, 2 * 2 + 1),  # what is still to be sent of each client; m, v of each, scratch
     ],
 )
-def test_bytes_are_those_of_all_rows_and_sums(algorithm, num_local, num_blocks, num_rows):
+def test_bytes_are_those_of_all_rows_and_sums(algorithm, num_local, num_blocks, num_vectors, num_rows):
     store = RowStore(algorithm, dim=100, buffers=sent(7), num_local=num_local, dtype=torch.float32)
     block = 100 * len(algorithm.exchanged) + 7
-    assert store.nbytes == 4 * (num_blocks * block + 100 * (num_rows + len(algorithm.server_rows)))
+    assert store.nbytes == 4 * (num_blocks * block + 7 * num_vectors + 100 * (num_rows + len(algorithm.server_rows)))
