@@ -48,6 +48,13 @@ class PrivateParts:
     def __bool__(self):
         return len(self._at) + len(self._buffers_at) > 0
 
+    def give(self, client, x, buffers):
+        """Let a client's private values be those of this model from now on."""
+        if self:
+            client.kept[PRIVATE]["x"].copy_(x[self._at])
+            client.kept[PRIVATE][BUFFERS].copy_(buffers[self._buffers_at])
+            self.give_back(client)
+
     def give_back(self, client):
         """Put a client's private values where it works with them; its turn begins."""
         if self:
@@ -55,6 +62,14 @@ class PrivateParts:
             for name, row in self._rows(client).items():
                 row[self._at] = values[name]
             client.buffers[self._buffers_at] = values[BUFFERS]
+
+    def keep(self, client):
+        """Keep a client's private values as they are now, without taking them away."""
+        if self:
+            values = client.kept[PRIVATE]
+            values[BUFFERS].copy_(client.buffers[self._buffers_at])
+            for name, row in self._rows(client).items():
+                values[name].copy_(row[self._at])
 
     def take(self, client):
         """Take a client's private values away from what is sent; its turn ends.

@@ -47,6 +47,10 @@ class ClosureOracle(Oracle):
         self.closure, self.whole_closure, self.loss = None, None, None
         self._losses = []
 
+    def adopt(self):
+        self._flat.check()
+        self.client.counters = self._flat.counters
+
     def draw(self):
         """The current closure; it is drawn once.
 
@@ -94,6 +98,7 @@ class ClosureOracle(Oracle):
         else:
             _set_random_states(z.device, xi.noise)
         self.loss = self._evaluate(xi.closure, out)
+        self._flat.adopt()
         self.client.num_gradients += 1
         return clip_and_decay(out, z, self._clip_norm, self._weight_decay)
 

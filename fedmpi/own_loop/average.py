@@ -1,16 +1,19 @@
 """`average`: periodic averages in a training loop that keeps its torch optimizer."""
 
 import dataclasses
+import weakref
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.algorithms.fedopt import FedAdam
 from fedmpi.algorithms.server_momentum import DiLoCo, FedAvgServerMomentum
+from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, begin_equal, known_settings, open_link
 from fedmpi.settings import nearest
 
 ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
@@ -25,6 +28,8 @@ def average(
     comm=None,
     *,
     weight=1.0,
+    buffers="equal",
+    private=None,
     **settings,
 ):
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
@@ -46,8 +51,8 @@ def average(
 
     Args:
         model: a `torch.nn.Module`, also a compiled one. Its trainable parameters become views of one vector, and
-            begin with the values of rank 0; frozen parameters must be the same on all ranks. Float buffers
-            (batch-norm statistics) are averaged too.
+            begin with the values of rank 0; frozen parameters must be the same on all ranks. Float buffers that
+            change (batch-norm statistics) are averaged too.
         optimizer: a `torch.optim.Optimizer`, or several; needed for `exchange`.
         every: q, optimizer steps between two averages.
         exchange: names of the optimizer's state tensors that are averaged with the parameters.
@@ -55,6 +60,9 @@ def average(
             "nesterov" (DiLoCo) and "adam" (FedAdam) treat the mean move as a negative gradient.
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
+        buffers: "equal": it is an error if buffers differ between the ranks; "rank0", "average": begin with those of
+            rank 0, or with the mean of the float ones.
+        private: names of parameters, buffers or modules that each rank keeps for itself, as in ``--private``.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay (adam).
 
     Returns:
@@ -74,12 +82,13 @@ def average(
     algorithm = cls(**known_settings(f"outer {outer}", offered, settings), names=names)
     link = open_link(comm, model, every, weight)
     module = getattr(model, "_orig_mod", model)
-    flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT)
+    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
+    start = begin_equal(flat, link, weight, buffers, private)
 
     def make_oracle(client):
         return OptimizerState(client, flat, optimizers, names)
 
-    return Averaged(module, algorithm, make_oracle, link, flat, every, weight)
+    return Averaged(module, algorithm, make_oracle, link, flat, every, weight, start)
 
 
 OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "bias_correction")
@@ -141,6 +150,32 @@ class OptimizerState(Oracle):
         client.counters = flat.counters
         self._flat, self._optimizers, self._names = flat, optimizers, names
         self.losses = []
+        self.watch()
+
+    def adopt(self):
+        self._flat.check()
+        self._flat.adopt()
+        self.client.counters = self._flat.counters
+
+    def watch(self):
+        """From now on, notice which optimizers step on the parameters, so that one made anew takes a former's place."""
+        mine = {id(parameter) for parameter in self._flat.parameters}
+        stepped = self._stepped = weakref.WeakSet()
+
+        def note(optimizer, *_):
+            if optimizer not in stepped and any(id(p) in mine for g in optimizer.param_groups for p in g["params"]):
+                stepped.add(optimizer)
+
+        self._watch = register_optimizer_step_post_hook(note) if self._names else None
+
+    def adopt_optimizers(self):
+        """If none of the optimizers has made a step since the last average, but others have, use the state of these."""
+        stepped = list(self._stepped)
+        if stepped and not any(optimizer in self._stepped for optimizer in self._optimizers):
+            known = [optimizer for optimizer in self._optimizers if isinstance(optimizer, torch.optim.Optimizer)]
+            if len(known) == len(self._optimizers):  # of others nothing is noticed
+                self._optimizers = stepped
+        self._stepped.clear()
 
     def collect(self):
         """Make the named state tensors views of the rows, with their values; those that are views already stay.
@@ -148,7 +183,7 @@ class OptimizerState(Oracle):
         Raises:
             UserError: if the optimizers have no such state, or one of another shape than its parameter.
         """
-        self._flat.adopt_parameters(self.client.x)
+        self.adopt_optimizers()
         for name in self._names:
             found = 0
             for parameter, view in zip(self._flat.parameters, self._flat.views(self.client.rows[name])):
@@ -170,6 +205,8 @@ class OptimizerState(Oracle):
 
     def release(self):
         """Give the optimizers' state memory of its own."""
+        if self._watch is not None:
+            self._watch.remove()
         for parameter in self._flat.parameters:
             state = self._state_of(parameter)
             for name in self._names:

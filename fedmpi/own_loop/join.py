@@ -4,10 +4,11 @@ import dataclasses
 
 import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, begin_equal, known_settings, open_link
 from fedmpi.registry import command_name, find
 
 
@@ -20,6 +21,8 @@ def join(
     weight=1.0,
     clip_norm=None,
     weight_decay=0.0,
+    buffers="equal",
+    private=None,
     **settings,
 ):
     """Let this rank be a client of a federation that trains `model` by an algorithm. Collective on `comm`.
@@ -43,6 +46,7 @@ def join(
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
+        buffers, private: see `average`.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -53,13 +57,15 @@ def join(
     """
     algorithm = _make_algorithm(algorithm, settings)
     link = open_link(comm, model, local_steps, weight)
-    flat = FlatModule(getattr(model, "_orig_mod", model), channels_last=None, direct_gradients=False)
+    module = getattr(model, "_orig_mod", model)
+    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
+    start = begin_equal(flat, link, weight, buffers, private)
     rows = flat.x.new_zeros(2, flat.dim)
 
     def make_oracle(client):
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight)
+    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight, start)
 
 
 def _make_algorithm(algorithm, settings):
@@ -90,7 +96,9 @@ class Joined(OwnLoop):
             closure: see `step`.
         """
         self._client.oracle.closure = closure
+        self._keep_private()
         self.federation.start()
+        self.federation.private.give_back(self._client)
         self._has_started = True
         self._flat.point_at(self._current())
 
@@ -108,6 +116,7 @@ class Joined(OwnLoop):
         Raises:
             Diverged: on every rank, at an average, if a loss since the last one is not finite.
         """
+        self._adopt()
         if not self._has_started:
             self.start(closure)
         oracle = self._client.oracle
