@@ -14,8 +14,7 @@ from fedmpi.errors import AgreedUserError, Diverged, UserError
 ENDED = -2  # sent instead of the number of a client, by a rank that makes no more rounds
 FAILED = -3  # the same, by a rank that has an error to report
 _HINT = "try a smaller step_size, or a smaller clip_norm"
-_INITIALFAILED = -3  # the same, by a rank that has an error to report
-_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
+_INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
 
 
 class Losses:

@@ -148,7 +148,7 @@ class OwnLoop:
     def set_model(self, state):
         """Go on from other values of the model: those of rank 0 on all ranks, but private ones; between two rounds.
 
-        An outer optimizer does not take the difference for a move, and its moments stay, as all rows that are no models.
+        An outer optimizer does not take the difference for a move; its moments stay, as all rows that are no models.
 
         Args:
             state: name -> tensor, as `state_dict()` of the model; entries that are missing stay as they are.
@@ -177,7 +177,7 @@ class OwnLoop:
 
     def _check_state(self, state):
         if not self.averaged:
-            raise UserError(f"set_model: {self._done} steps of a round are made: call it after a step with fed.averaged")
+            raise UserError("set_model: a round has begun: call it after a step with fed.averaged")
         values = self._flat.module.state_dict()
         for name, value in state.items():
             if name not in values or values[name].shape != value.shape:

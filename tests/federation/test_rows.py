@@ -95,7 +95,7 @@ def test_scratch_rows_are_filled_with_nan_only_if_asked_for(poison):
     [
         (FedAvg(), 1, 1, 2, 0),  # the buffers, and the values of those that are not sent
         (FedAvg(), 5, 2 + 3, 3, 0),  # work, average; sums of 1, 2 and 4 clients
-        (LocalAMSGrad(), 2, 2 + 2 + 2, 3 + 2, 2 * 2 + 1),  # what is still to be sent of each client; m, v of each, scratch
+        (LocalAMSGrad(), 2, 2 + 2 + 2, 3 + 2, 2 * 2 + 1),  # what is to be sent of each; m, v of each, scratch
     ],
 )
 def test_bytes_are_those_of_all_rows_and_sums(algorithm, num_local, num_blocks, num_vectors, num_rows):
