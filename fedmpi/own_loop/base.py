@@ -275,9 +275,10 @@ BUFFERS = ("equal", "rank0", "average")
 
 def _take_rank_0s(link, tensor):
     """Give a tensor the bits that it has on rank 0. Collective on the link."""
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
-    link.broadcast(content)
-    tensor.detach().copy_(torch.from_numpy(content).view(tensor.dtype).reshape(tensor.shape))
+    host = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if host.numel():
+        link.broadcast(host.reshape(-1).view(torch.uint8).numpy())
+        tensor.detach().copy_(host)
 
 
 def open_link(comm, model, local_steps, weight):
