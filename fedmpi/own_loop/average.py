@@ -245,7 +245,7 @@ class Averaged(OwnLoop):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.federation.start()
+        self._start()
 
     def step(self, loss=None):
         """Say that the optimizer has made a step; after every `every` of them, the average.

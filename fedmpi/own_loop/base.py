@@ -190,6 +190,12 @@ class OwnLoop:
         except UserError as error:
             self.federation.refuse(error)
 
+    def _start(self):
+        """The initial estimates; private values are in the rows before and after it."""
+        self._keep_private()
+        self.federation.start()
+        self.federation.private.give_back(self._client)
+
     def _keep_private(self):
         """Between two rounds the private values are in the rows, so that the loop has this rank's own model."""
         if self._steps is None:

@@ -96,9 +96,7 @@ class Joined(OwnLoop):
             closure: see `step`.
         """
         self._client.oracle.closure = closure
-        self._keep_private()
-        self.federation.start()
-        self.federation.private.give_back(self._client)
+        self._start()
         self._has_started = True
         self._flat.point_at(self._current())
 
