@@ -28,7 +28,7 @@ HEIGHT = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 DATA_PROGRAM = ("fedmpi.data.__main__", "fedmpi.data.commands")  # a program that stands in the room of what it is about
 
 # Public, called by keywords: as many parameters as there are settings.
-KEYWORD_FUNCTIONS = {"simulate", "train"}
+KEYWORD_FUNCTIONS = {"simulate", "train", "average", "join"}
 MAX_PARAMETERS = 8
 MAX_TOP_LEVEL = 9
 

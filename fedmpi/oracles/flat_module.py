@@ -43,7 +43,7 @@ class FlatModule:
         dim: d, the number of trainable parameters and of the elements between them.
         num_buffers: number of elements of the vector of all float buffers.
         buffer_parts: [`BufferPart`] of it. frozen_parts: modules that stay in evaluation mode, see `train`.
-        remedy: what a message says to do when the module has other parameters than at the beginning.
+        changed_by, remedy: for the message when the module has other parameters than at the beginning.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
         unused: names of the parameters that the last incomplete gradient did not depend on; theirs is 0.
@@ -53,6 +53,7 @@ class FlatModule:
         UserError: if the module has no trainable parameter, or they cannot lie in one vector.
     """
 
+    changed_by = "a pass"
     remedy = "expected the same parameters and buffers in all passes (parameters may be frozen later)"
 
     def __init__(self, module, channels_last=False, direct_gradients=True, alignment=1):
@@ -246,7 +247,10 @@ class FlatModule:
                 strays.append((view, self._stray(name, parameter.data, view, view.dtype)))
                 parameter.data = view
         for buffer, view in zip(self._buffers, self._buffers_at):
-            current = buffer.owner._buffers.get(buffer.key)
+            try:
+                current = buffer.owner._buffers[buffer.key]
+            except KeyError:
+                current = None
             if current is None or current.data_ptr() != view.data_ptr():
                 if buffer.is_cache and current is not None and current.shape != view.shape:
                     continue  # no state of the model: a table that grows with its inputs
@@ -295,7 +299,7 @@ class FlatModule:
         self._structure = _structure(self.module)
 
     def _changed(self, what):
-        return UserError(f"model {type(self.module).__name__}: a pass or the loop {what}: {self.remedy}")
+        return UserError(f"model {type(self.module).__name__}: {self.changed_by} {what}: {self.remedy}")
 
     @property
     def counters(self):
@@ -393,7 +397,7 @@ def _is_frozen(part):
 
 def _contents(part):
     """What says that a module has other parameters, parts or buffers than before: numbers and names."""
-    return (*map(id, part._parameters.values()), *map(id, part._modules.values()), *part._buffers)
+    return (*map(id, part._parameters.values()), *map(id, part._modules.values()), *part._buffers.keys())
 
 
 def _structure(module):

@@ -13,7 +13,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, begin_equal, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
 from fedmpi.settings import nearest
 
 ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
@@ -83,12 +83,11 @@ def average(
     link = open_link(comm, model, every, weight)
     module = getattr(model, "_orig_mod", model)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
-    start = begin_equal(flat, link, weight, buffers, private)
 
     def make_oracle(client):
         return OptimizerState(client, flat, optimizers, names)
 
-    return Averaged(module, algorithm, make_oracle, link, flat, every, weight, start)
+    return Averaged(module, algorithm, make_oracle, link, flat, every, weight, (buffers, private))
 
 
 OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "bias_correction")

@@ -32,7 +32,7 @@ class OwnLoop:
         model: the `torch.nn.Module`. algorithm: an `Algorithm`. make_oracle: function(`Client`) -> oracle.
         link: a `Link` over the ranks. flat: the model as a `FlatModule`.
         local_steps: q. weight: > 0, of this rank in every average.
-        start: what `begin_equal` returned.
+        start: the arguments (buffers, private) of `fedmpi.average`.
 
     Attributes:
         federation: the `Federation`.
@@ -48,7 +48,7 @@ class OwnLoop:
             raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
         weights = None if (weights == weights[0]).all() else weights.tolist()
         plan = Plan(link.size, local_steps, weights=weights)
-        places, own = start
+        places, own = _begin_equal(flat, link, weight, *start)
         variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, flat.buffer_parts)
         self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
         self._client = self.federation.clients[0]
@@ -227,11 +227,11 @@ class OwnLoop:
         return self._client.rows.get("x", self.federation.server.x)
 
 
-def begin_equal(flat, link, weight, buffers, private):
+def _begin_equal(flat, link, weight, buffers, private):
     """Give all ranks the parameters of rank 0, and equal buffers. Collective on the link.
 
     Args:
-        flat: a `FlatModule`, whose remedy becomes that of a user's own loop. weight: of this rank in averages.
+        flat: a `FlatModule`, whose messages become those of a user's own loop. weight: of this rank in averages.
         buffers, private: see `fedmpi.average`.
 
     Returns:
@@ -240,7 +240,7 @@ def begin_equal(flat, link, weight, buffers, private):
     Raises:
         UserError: on every rank, if buffers differ and should not.
     """
-    flat.remedy = "call finish(), and then join or average again"
+    flat.changed_by, flat.remedy = "the loop", "call finish(), and then join or average again"
     places = agree(link, lambda: _check_buffers(flat, buffers, private))
     own = flat.x.clone(), flat.buffers.clone()
     is_private = matching(flat.module, private, "private") if private else ()

@@ -8,7 +8,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, begin_equal, known_settings, open_link
+from fedmpi.own_loop.base import OwnLoop, known_settings, open_link
 from fedmpi.registry import command_name, find
 
 
@@ -59,13 +59,12 @@ def join(
     link = open_link(comm, model, local_steps, weight)
     module = getattr(model, "_orig_mod", model)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
-    start = begin_equal(flat, link, weight, buffers, private)
     rows = flat.x.new_zeros(2, flat.dim)
 
     def make_oracle(client):
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight, start)
+    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight, (buffers, private))
 
 
 def _make_algorithm(algorithm, settings):

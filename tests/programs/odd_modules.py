@@ -501,7 +501,7 @@ REFUSED = {
     NeverInitialised: "'later.weight' is not initialised",
     Reentrant: "finds the gradient of 'first.weight': for checkpointing, use",
     AfterGradient: "'first.weight' has a post-accumulate-grad hook",
-    NewLayer: "adds 'more.weight'",
+    NewLayer: "a pass adds 'more.weight'",
     Asserts: "model Asserts: AssertionError: this house is not for you",
 }
 
