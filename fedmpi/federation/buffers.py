@@ -3,7 +3,7 @@
 import torch
 
 BITS = 48  # of flags in a float64 of the message about losses
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> what compares its bits
 
 
 class SentBuffers:
@@ -68,9 +68,11 @@ class SentBuffers:
         """Copy a client's buffers into (the end of its rows, the float64 block), and notice which it has changed."""
         for part, kind, place in self._all_runs:
             tails[kind][place].copy_(part.of(values))
-        integers, size = _INTEGERS[self._dtype.itemsize], self._dtype.itemsize
-        bits, constant = values.view(integers), self.agreed.view(integers)
-        if self.others and not (len(self.others) == len(self.parts) and torch.equal(bits, constant)):
+        if not self.others:
+            return
+        size = self._dtype.itemsize
+        bits, constant = values.view(_INTEGERS[size]), self.agreed.view(_INTEGERS[size])
+        if self.sent or not torch.equal(bits, constant):
             for k in self.others:
                 place = self.parts[k].place(size)
                 if k not in self._changed and not torch.equal(bits[place], constant[place]):

@@ -146,10 +146,11 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done, fl
     if error is not None:
         mine[2] = FAILED
     everywhere = link.allgather([*mine, *flags, *of_clients])
-    failed = np.flatnonzero(everywhere[:, 2] == FAILED)
-    if len(failed):
-        raise AgreedUserError(str(error) if link.members[failed[0]] == link.members[link.rank] else "") from error
-    _check_ended(everywhere, rounds_done, here=False)
+    if (everywhere[:, 2] < -1).any():
+        failed = np.flatnonzero(everywhere[:, 2] == FAILED)
+        if len(failed):
+            raise AgreedUserError(str(error) if failed[0] == link.rank else "") from error
+        _check_ended(everywhere, rounds_done, here=False)
     totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere.tolist())
     of_clients = rest[len(flags) :]
     joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]

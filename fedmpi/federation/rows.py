@@ -152,7 +152,8 @@ class RowStore:
         if weight != 1:
             mine.mul_(weight)
         self._sums.add(position, mine)
-        self.wide.add_(self._wide_turn, alpha=weight)
+        if self.wide.numel():
+            self.wide.add_(self._wide_turn, alpha=weight)
         if self._pending is not None:
             self._pending_buffers[position].copy_(self.work_buffers)
             self._pending[position, self._region.stop :].copy_(self._work[self._region.stop :])

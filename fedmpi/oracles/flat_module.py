@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.errors import UserError
 
-_NOTHING = (None, None)
+_NOTHING = (None, None, None)
 LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
 
 
@@ -138,11 +138,12 @@ class FlatModule:
     def _known_views(self, vector):
         """What `views` returns, made once for each vector."""
         key = id(vector)
-        reference, views = self._views.get(key, _NOTHING)
+        reference, views, _ = self._views.get(key, _NOTHING)
         if reference is None or reference() is not vector:
             # Views of an alias: they must not keep the vector alive whose end removes them.
             views = self.views(vector.data)
-            self._views[key] = weakref.ref(vector, lambda _, known=self._views: known.pop(key, None)), views
+            reference = weakref.ref(vector, lambda _, known=self._views: known.pop(key, None))
+            self._views[key] = reference, views, [view.data_ptr() for view in views]
         return views
 
     @torch.no_grad()
@@ -217,12 +218,15 @@ class FlatModule:
 
     def point_at(self, vector, buffers=None):
         """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers` [num_buffers]."""
-        self._at = views = self._known_views(vector)  # where the parameters are now; `adopt` copies strays back
-        for parameter, view in zip(self.parameters, views):
-            if parameter.data_ptr() != view.data_ptr():
-                parameter.data = view
+        self._at = self._known_views(vector)  # where the parameters are now; `adopt` copies strays back
+        self._pointers = self._views[id(vector)][2]
+        if [parameter.data_ptr() for parameter in self.parameters] != self._pointers:
+            for parameter, view in zip(self.parameters, self._at):
+                if parameter.data_ptr() != view.data_ptr():
+                    parameter.data = view
         if buffers is not None:
             self._buffers_at = [self._buffer_view(buffer, buffers) for buffer in self._buffers]
+            self._buffer_pointers = [view.data_ptr() for view in self._buffers_at]
             for buffer, view in zip(self._buffers, self._buffers_at):
                 buffer.owner._buffers[buffer.key] = view.view(view.shape)  # an alias: the module may set its .data
 
@@ -231,7 +235,6 @@ class FlatModule:
             return buffers[buffer.part.place(self.x.element_size())].view(buffer.shape)
         return buffer.part.of(buffers).view(buffer.shape)
 
-    @torch.no_grad()
     def adopt(self):
         """Copy into the vectors what a pass or a loop has assigned to other memory.
 
@@ -241,17 +244,21 @@ class FlatModule:
         Raises:
             UserError: if the new tensor has another shape, or that of a parameter another dtype.
         """
+        if [parameter.data_ptr() for parameter in self.parameters] == self._pointers:
+            if all(map(_is_at, self._buffers, self._buffer_pointers)):
+                return
+        self._adopt_strays()
+
+    @torch.no_grad()
+    def _adopt_strays(self):
         strays = []
         for name, parameter, view in zip(self.names, self.parameters, self._at):
             if parameter.data_ptr() != view.data_ptr():
                 strays.append((view, self._stray(name, parameter.data, view, view.dtype)))
                 parameter.data = view
         for buffer, view in zip(self._buffers, self._buffers_at):
-            try:
-                current = buffer.owner._buffers[buffer.key]
-            except KeyError:
-                current = None
-            if current is None or current.data_ptr() != view.data_ptr():
+            if not _is_at(buffer, view.data_ptr()):
+                current = getattr(buffer.owner, buffer.key, None)
                 if buffer.is_cache and current is not None and current.shape != view.shape:
                     continue  # no state of the model: a table that grows with its inputs
                 strays.append((view, self._stray(buffer.part.name, current, view)))
@@ -356,6 +363,15 @@ class _Buffer(typing.NamedTuple):
     shape: tuple
     is_cache: bool
     part: BufferPart
+
+
+def _is_at(buffer, pointer):
+    """Whether the module has a buffer in the memory that begins there."""
+    try:
+        current = buffer.owner._buffers[buffer.key]
+    except KeyError:  # it was deleted
+        return False
+    return current is not None and current.data_ptr() == pointer
 
 
 def _lay_out_buffers(module, dtype):
