@@ -244,10 +244,9 @@ class FlatModule:
         Raises:
             UserError: if the new tensor has another shape, or that of a parameter another dtype.
         """
-        if [parameter.data_ptr() for parameter in self.parameters] == self._pointers:
-            if all(map(_is_at, self._buffers, self._buffer_pointers)):
-                return
-        self._adopt_strays()
+        pointers = [parameter.data_ptr() for parameter in self.parameters]
+        if pointers != self._pointers or not all(map(_is_at, self._buffers, self._buffer_pointers)):
+            self._adopt_strays()
 
     @torch.no_grad()
     def _adopt_strays(self):

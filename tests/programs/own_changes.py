@@ -1,6 +1,6 @@
 """Models that change, and their buffers, in a loop of the user's own: python own_changes.py API CHECK ...
 
-API is average or join. Prints "CHECK: ok" on rank 0; on every rank a check runs for a small and for a large model.
+API is average or join. Prints "CHECK: ok" on rank 0; a check runs for a small and for a large model.
 """
 
 import sys
@@ -343,6 +343,13 @@ def check_resume(api, width):
     for other in final[1:]:
         assert all(torch.equal(other[name], value) for name, value in final[0].items())
     assert is_equal_everywhere(final[0]["late"]) and final[0]["late"][0] > 0
+
+
+def check_exit(api, width):
+    """Nobody catches the error."""
+    loop = Loop(Net(width), api)
+    loop.model.more = nn.Linear(2, 2)
+    loop.step(2)
 
 
 if __name__ == "__main__":
