@@ -59,7 +59,7 @@ class RowStore:
             self._work = self.block = self.outgoing
             self._pending = None
         self.buffers = self.sent.agreed.clone()
-        self.work_buffers = self.buffers.clone() if self._shared else self.buffers
+        self.work_buffers = torch.zeros_like(self.buffers) if self._shared else self.buffers
         self._pending_buffers = [] if self._pending is None else [self.buffers.clone() for _ in range(num_local)]
         self._server = zeros(len(algorithm.server_rows), dim)
         self._start = None  # the block as a round began with it, if `keep_start` asked for it and it would be lost
