@@ -102,6 +102,7 @@ class OwnLoop:
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
         if self._accounts is not None:
             return
+        self._adopt()
         if self._steps is not None:
             self._advance(ends=True)
         self._keep_private()
@@ -119,6 +120,7 @@ class OwnLoop:
 
         `torch.save` can write it; each rank writes its own.
         """
+        self._flat.adopt()
         self._keep_private()
         state = {name: _copied(value) for name, value in self.federation.state().items()}
         state["loop/agreed_buffers"] = self.federation.store.sent.agreed.clone()
@@ -157,22 +159,25 @@ class OwnLoop:
             UserError: on every rank, within a round, or for a name or shape that the model does not have.
         """
         flat, store, x = self._flat, self.federation.store, self.federation.server.x
+        private, traffic = self.federation.private, dataclasses.replace(self._link.traffic)
         agree(self._link, lambda: self._check_state(state))
+        self._adopt()
         self._keep_private()
-        traffic = dataclasses.replace(self._link.traffic)
+        frozen = [value for name, value in flat.module.named_parameters() if name not in flat.names]
         with torch.no_grad():
             for name, value in {**dict(flat.module.named_buffers()), **flat.named_values(x, store.buffers)}.items():
                 if name in state:
                     value.copy_(state[name])
-            for tensor in (x, store.buffers, *flat.counters):
+            for tensor in (x, store.buffers, *flat.counters, *frozen):
                 _take_rank_0s(self._link, tensor)
         self._link.traffic = traffic
         store.sent.agree_on(store.buffers)
-        for name, row in {**self._client.rows, **store.server_rows()}.items():
-            if name.startswith("x_"):  # models of former steps and rounds
-                row.copy_(x)
-        self.federation.private.clean()
-        self.federation.private.give_back(self._client)
+        for names, rows in ((store.server_rows(), store.server_rows()), (self._client.own, self._client.rows)):
+            for name in names:
+                if name.startswith("x_"):  # models of former steps and rounds
+                    rows[name].copy_(x)
+            private.clean()
+            private.give_back(self._client)
         flat.point_at(self._current(), self._client.buffers)
 
     def _check_state(self, state):

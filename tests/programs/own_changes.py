@@ -147,7 +147,11 @@ def check_values(api, width):
             expected = sum(torch.tensor(one) for one in everywhere(mine)) / SIZE
             torch.testing.assert_close(value.detach().double(), expected.double(), rtol=1e-6, atol=1e-7)
             assert is_equal_everywhere(value)
+    loop.model.last.bias.data, loop.model.norm.running_mean = torch.full((2,), 7.0), torch.full((width,), 8.0)
+    saved = loop.fed.state_dict()
+    assert saved["server/buffers"][0] == 8 and (saved["server/x"] == 7).sum() == 2
     loop.fed.finish()
+    assert loop.model.last.bias.tolist() == [7.0, 7.0] and (loop.model.norm.running_mean == 8).all()
 
 
 def check_constants(api, width):
