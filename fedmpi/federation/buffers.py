@@ -49,7 +49,15 @@ class SentBuffers:
                 self.sent_sizes[kind] = ends[kind]
         self._checked = None, {}  # what `checked` returns, made once
         self.others = [k for k in range(len(self.parts)) if k not in self.sent]
+        self._known = {}
         self._all_runs, self._sent_runs = self._runs(range(len(self.parts))), self._runs(sorted(self.sent))
+        self._other_runs = []  # neighbours among the others: (their place in the vector, positions)
+        for k in self.others:
+            place, members = self.parts[k].place(self._dtype.itemsize), [k]
+            if self._other_runs and self._other_runs[-1][1][-1] == k - 1:
+                before, earlier = self._other_runs.pop()
+                place, members = slice(before.start, max(before.stop, place.stop)), [*earlier, k]
+            self._other_runs.append((place, members))
 
     def _runs(self, positions):
         """[(part, kind, its place)]: neighbours of the rows' dtype as one, so that they are copied at once."""
@@ -64,24 +72,34 @@ class SentBuffers:
             runs.append((part, kind, place))
         return runs
 
+    def _views(self, runs, values, tails):
+        """[(a buffer's values, its place in what is summed)], views that are made once for each pair of vectors."""
+        key = runs is self._sent_runs, values.data_ptr(), *(tail.data_ptr() for tail in tails)
+        if key not in self._known:
+            self._known[key] = [(part.of(values), tails[kind][place]) for part, kind, place in runs]
+        return self._known[key]
+
     def pack(self, values, tails):
-        """Copy a client's buffers into (the end of its rows, the float64 block), and notice which it has changed."""
-        for part, kind, place in self._all_runs:
-            tails[kind][place].copy_(part.of(values))
+        """Copy a client's buffers into (the end of its rows, the float64 block), and notice which it has changed.
+
+        Args:
+            values: [num_buffers], which lies in the same memory as long as it exists, like `tails`.
+        """
+        for mine, tail in self._views(self._all_runs, values, tails):
+            tail.copy_(mine)
         if not self.others:
             return
         size = self._dtype.itemsize
-        bits, constant = values.view(_INTEGERS[size]), self.agreed.view(_INTEGERS[size])
-        if self.sent or not torch.equal(bits, constant):
-            for k in self.others:
-                place = self.parts[k].place(size)
-                if k not in self._changed and not torch.equal(bits[place], constant[place]):
-                    self._changed.add(k)
+        bits, agreed = values.view(_INTEGERS[size]), self.agreed.view(_INTEGERS[size])
+        for run, members in self._other_runs:
+            if not torch.equal(bits[run], agreed[run]):
+                places = {k: self.parts[k].place(size) for k in members}
+                self._changed |= {k for k, place in places.items() if not torch.equal(bits[place], agreed[place])}
 
     def unpack(self, tails, values):
         """Copy the averages of the buffers that are sent to where the model has them."""
-        for part, kind, place in self._sent_runs:
-            part.of(values).copy_(tails[kind][place])
+        for mine, tail in self._views(self._sent_runs, values, tails):
+            mine.copy_(tail)
 
     def checked(self, values):
         """Position -> values of the buffers that have to be finite: those that are or will be sent."""

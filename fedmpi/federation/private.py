@@ -36,6 +36,7 @@ class PrivateParts:
         self._at, self._buffers_at = (
             _positions(parts, device) for parts in (variables.private, variables.private_buffers)
         )
+        self._is_used = len(self._at) + len(self._buffers_at) > 0
         self._segments = _compact(variables.private)
         self._start = variables.x[self._at].clone()  # of x
         self._buffers_start = store.buffers[self._buffers_at].clone()
@@ -46,7 +47,7 @@ class PrivateParts:
             client.kept[PRIVATE] = {**values, BUFFERS: self._buffers_start.clone()}
 
     def __bool__(self):
-        return len(self._at) + len(self._buffers_at) > 0
+        return self._is_used
 
     def give(self, client, x, buffers):
         """Let a client's private values be those of this model from now on."""

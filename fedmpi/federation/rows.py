@@ -93,7 +93,8 @@ class RowStore:
         self._region = self._find_region(rows)
         self._sums.begin(self._region, participants)
         self._begins_round = first_in_round
-        self.wide.zero_()
+        if self.wide.numel():
+            self.wide.zero_()
         if self._start is not None and first_in_round:
             self._start.copy_(self.block)
 

@@ -169,8 +169,10 @@ class OptimizerState(Oracle):
 
     def adopt_optimizers(self):
         """If none of the optimizers has made a step since the last average, but others have, use the state of these."""
+        if not self._stepped:  # nothing is exchanged, or there was no step
+            return
         stepped = list(self._stepped)
-        if stepped and not any(optimizer in self._stepped for optimizer in self._optimizers):
+        if not any(optimizer in self._stepped for optimizer in self._optimizers):
             known = [optimizer for optimizer in self._optimizers if isinstance(optimizer, torch.optim.Optimizer)]
             if len(known) == len(self._optimizers):  # of others nothing is noticed
                 self._optimizers = stepped
