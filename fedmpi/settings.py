@@ -65,8 +65,8 @@ def setting(
     """
     if role not in ROLES or not bounds.keys() <= _BOUNDS.keys():
         raise TypeError(f"setting: role {role}, bounds {list(bounds)}: expected {list(ROLES)} and {list(_BOUNDS)}")
-    metadata = {"help": help, "among": among, "role": role, "renamed_from": renamed_from, "per_rank": per_rank}
-    metadata |= bounds
+    own = {"help": help, "among": among, "role": role, "renamed_from": renamed_from, "per_rank": per_rank}
+    metadata = {**own, **bounds}
     return dataclasses.field(default=default, metadata=metadata)
 
 

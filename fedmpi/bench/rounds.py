@@ -67,7 +67,7 @@ class Rounds:
         """
         flat, task = self.job.flat, self.job.task
         flat.point_at(self.federation.server.x, self.federation.store.buffers)
-        flat.module.train()
+        flat.train()
         number = round(self.gradients_per_step * self.local_steps * len(self.federation.clients))
         directions = getattr(self.config.oracle, "directions", None)
         with torch.set_grad_enabled(directions is None):

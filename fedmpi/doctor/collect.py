@@ -16,7 +16,9 @@ from fedmpi.comm.device import memory_of
 from fedmpi.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
 from fedmpi.doctor.facts import RankFacts, node_memory
 from fedmpi.errors import UserError
+from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.rows import RowStore
+from fedmpi.oracles.flat_module import BufferPart
 from fedmpi.text import format_bytes
 from fedmpi.training.build import rank_context
 from fedmpi.training.model import build_model, model_class
@@ -96,7 +98,9 @@ def _check_rows(link, ranks, config, context, sizes, errors):
     if failing is not None:
         return 0, Check("memory", FAILED, f"rank {failing}: {errors[failing]}", "choose another --model")
     dim, num_buffers = sizes
-    store = RowStore(config.algorithm, dim, num_buffers, len(context.clients), context.dtype, device="meta")
+    buffers = torch.empty(num_buffers, dtype=context.dtype, device="meta")
+    sent = SentBuffers(buffers, [BufferPart("", 0, num_buffers, context.dtype)])
+    store = RowStore(config.algorithm, dim, sent, len(context.clients), context.dtype, device="meta")
     rows = store.nbytes + 3 * dim * context.dtype.itemsize  # and the model, its vector, a gradient
     on_gpu = context.device.type != "cpu"
     left = (memory_of(context.device) or [None])[0] if on_gpu else node_memory()

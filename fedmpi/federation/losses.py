@@ -1,16 +1,19 @@
 """The losses of a round, which of its values are not finite, and the message in which the ranks exchange both."""
 
 import dataclasses
+import functools
 import itertools
 import math
+import operator
 
 import numpy as np
 import torch
 
-from fedmpi.errors import Diverged, UserError
+from fedmpi.errors import AgreedUserError, Diverged, UserError
 
-# Sent instead of the number of a client: by a rank that makes no more rounds, or exchanges something else now.
-ENDED, PAUSED = -2, -3
+# Sent instead of the number of a client: by a rank that makes no more rounds, exchanges something else now, or has an
+# error to report.
+ENDED, PAUSED, FAILED = -2, -3, -4
 _HINT = "try a smaller step_size, or a smaller clip_norm"
 _INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
 
@@ -35,17 +38,23 @@ class Losses:
         self._rows_of = {}  # number of a client -> what is known of its rows, see `check_rows`
         self._losses_of = {}  # number of a client -> its losses, 0-d tensors
 
-    def check_rows(self, client, block, names):
+    def check_rows(self, client, block, names, buffers=None):
         """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
 
         Args:
             block: the client's rows that are exchanged now, contiguous. names: of these rows.
+            buffers: position -> values of float buffers; those that have been sent before are in the block, too.
         """
-        rows = [client.rows[name] for name in names]
+        rows = dict(enumerate(client.rows[name] for name in names))
+        rows |= {len(names) + position: values for position, values in (buffers or {}).items() if values.numel()}
         if self._on_gpu and rows:
-            self._rows_of[client.index] = torch.stack([end for row in rows for end in row.aminmax()])  # nan if any is
-        elif not block.sum().isfinite():  # one pass over the memory; finite values may have an infinite sum
-            bad = next((n for n, row in enumerate(rows) if not row.isfinite().all()), None)
+            ends = [end.double() for row in rows.values() for end in row.aminmax()]  # nan if any value is
+            self._rows_of[client.index] = torch.stack(ends), list(rows)
+            return
+        # One pass over the memory; finite values may have an infinite sum.
+        in_block = sum(row.numel() for row in rows.values()) == block.numel()
+        if not in_block or not block.sum().isfinite():
+            bad = next((n for n, row in rows.items() if not row.isfinite().all()), None)
             if bad is not None:
                 self._rows_of[client.index] = bad
 
@@ -70,9 +79,13 @@ class Losses:
         """Client -> the position of its first row with a value that is not finite, of those that have one."""
         if not self._on_gpu or not self._rows_of:
             return self._rows_of
-        ends = torch.stack(list(self._rows_of.values()))  # [clients, 2 * rows]
-        found = zip(self._rows_of, ends.isfinite().tolist())
-        return {client: finite.index(False) // 2 for client, finite in found if not all(finite)}
+        finite = iter(torch.cat([ends for ends, _ in self._rows_of.values()]).isfinite().tolist())
+        found = {client: [(next(finite), next(finite)) for _ in rows] for client, (_, rows) in self._rows_of.items()}
+        return {
+            client: self._rows_of[client][1][pairs.index(bad)]
+            for client, pairs in found.items()
+            if (bad := next((pair for pair in pairs if not all(pair)), None))
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +95,7 @@ class RoundReport:
     Attributes:
         mean: loss over all clients; nan if no client has one, or one is not finite.
         num_gradients: that the clients of all ranks have evaluated since the last such message.
-        requests: the bits of all ranks.
+        requests: the bits of all ranks. flags: those of `SentBuffers.flags`, of all ranks.
         bad: [(rank, client, position of its row or -1, sum of its losses)] of ranks with values that are not finite.
     """
 
@@ -90,12 +103,14 @@ class RoundReport:
     num_gradients: int
     requests: int
     bad: list
+    flags: list = ()
 
-    def check_finite(self, round_index, names):
+    def check_finite(self, round_index, names, buffers=()):
         """Check that all losses, and all rows that are sent, are finite.
 
         Args:
             round_index: of the running round; -1 during the start. names: of the rows that are sent.
+            buffers: list of `BufferPart`, all float buffers.
 
         Raises:
             Diverged: with the first rank and client whose loss or row is not finite.
@@ -104,11 +119,12 @@ class RoundReport:
             when = "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
             what = f"the loss of client {client} on rank {rank} is {total}"
             if row >= 0:
-                what = f"row {names[row]} of client {client} on rank {rank} has values that are not finite"
+                sent = f"row {names[row]}" if row < len(names) else f"buffer '{buffers[row - len(names)].name}'"
+                what = f"{sent} of client {client} on rank {rank} has values that are not finite"
             raise Diverged(f"{when}: {what}; {_INITIAL_HINT if round_index < 0 else _HINT}")
 
 
-def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
+def exchange_reports(link, losses, num_gradients, request, most, rounds_done, flags=()):
     """Exchange the `Losses` of all ranks in one message. Collective on the link.
 
     Args:
@@ -116,6 +132,7 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
         request: a whole number, whose bits are this rank's requests, see `Federation`.
         most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits however the
             clients are spread over ranks. rounds_done: for the message of the error.
+        flags: whole numbers, see `SentBuffers.flags`; equally many on all ranks.
 
     Returns:
         a `RoundReport`.
@@ -125,9 +142,11 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
     """
     of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
     mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
-    everywhere = link.allgather(mine + of_clients)
-    _check_same_call(everywhere, rounds_done)
-    totals, numbers, bad_clients, gradients, requests, bad_rows, *of_clients = zip(*everywhere.tolist())
+    everywhere = link.allgather([*mine, *flags, *of_clients])
+    _check_same_call(everywhere, link.rank, rounds_done)
+    totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere.tolist())
+    of_clients = rest[len(flags) :]
+    joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]
     found = [
         (rank, int(client), int(row), total)
         for rank, client, row, total in zip(link.members, bad_clients, bad_rows, totals)
@@ -139,21 +158,28 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done):
     mean = math.nan
     if any(numbers) and not found:
         mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
-    return RoundReport(mean, int(sum(gradients)), bits, found)
+    return RoundReport(mean, int(sum(gradients)), bits, found, joined)
 
 
-def announce(what, link, most, rounds_done):
-    """Say to the other ranks that this one has ENDED or PAUSED; instead of `exchange_reports`. Collective.
+def announce(what, link, most, rounds_done, flags=(), error=None):
+    """Say to the other ranks that this one has ENDED, PAUSED or FAILED; instead of `exchange_reports`. Collective.
+
+    Args:
+        error: a UserError that ends the job on all ranks, if this one has FAILED.
 
     Raises:
         UserError: on every rank, if another one does not say the same.
     """
-    _check_same_call(link.allgather([0.0, 0, what, 0, 0, -1, *[0.0] * most]), rounds_done)
+    everywhere = link.allgather([0.0, 0, what, 0, 0, -1, *flags, *[0.0] * most])
+    _check_same_call(everywhere, link.rank, rounds_done, error)
 
 
-def _check_same_call(everywhere, rounds_done):
-    """Raise UserError if some ranks average while others do something else."""
+def _check_same_call(everywhere, rank, rounds_done, error=None):
+    """Raise UserError if some ranks average while others do something else, or the lowest one's error."""
     calls = np.minimum(everywhere[:, 2], -1)  # those that average send the number of a client, or -1
+    failed = np.flatnonzero(calls == FAILED)
+    if len(failed):
+        raise AgreedUserError(str(error) if failed[0] == rank else "") from error
     if (calls == calls[0]).all():
         return
     does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}

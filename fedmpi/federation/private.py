@@ -1,13 +1,18 @@
 """Personal layers: parts of the model that stay with their client (FedBN, FedPer)."""
 
 import dataclasses
+import fnmatch
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedmpi.errors import UserError
 from fedmpi.federation.client import Server
+from fedmpi.settings import nearest
 
 PRIVATE = "private"  # the entry of `Client.kept` with a client's private values: name of a row, or BUFFERS -> tensor
 BUFFERS = "float buffers"
+BATCH_NORM = "bn"  # in a list of patterns: all batch-norm layers
 
 
 class PrivateParts:
@@ -31,6 +36,7 @@ class PrivateParts:
         self._at, self._buffers_at = (
             _positions(parts, device) for parts in (variables.private, variables.private_buffers)
         )
+        self._is_used = len(self._at) + len(self._buffers_at) > 0
         self._segments = _compact(variables.private)
         self._start = variables.x[self._at].clone()  # of x
         self._buffers_start = store.buffers[self._buffers_at].clone()
@@ -41,7 +47,14 @@ class PrivateParts:
             client.kept[PRIVATE] = {**values, BUFFERS: self._buffers_start.clone()}
 
     def __bool__(self):
-        return len(self._at) + len(self._buffers_at) > 0
+        return self._is_used
+
+    def give(self, client, x, buffers):
+        """Let a client's private values be those of this model from now on."""
+        if self:
+            client.kept[PRIVATE]["x"].copy_(x[self._at])
+            client.kept[PRIVATE][BUFFERS].copy_(buffers[self._buffers_at])
+            self.give_back(client)
 
     def give_back(self, client):
         """Put a client's private values where it works with them; its turn begins."""
@@ -50,6 +63,14 @@ class PrivateParts:
             for name, row in self._rows(client).items():
                 row[self._at] = values[name]
             client.buffers[self._buffers_at] = values[BUFFERS]
+
+    def keep(self, client):
+        """Keep a client's private values as they are now, without taking them away."""
+        if self:
+            values = client.kept[PRIVATE]
+            values[BUFFERS].copy_(client.buffers[self._buffers_at])
+            for name, row in self._rows(client).items():
+                values[name].copy_(row[self._at])
 
     def take(self, client):
         """Take a client's private values away from what is sent; its turn ends.
@@ -110,3 +131,43 @@ def _compact(slices):
     for piece in slices:
         ends.append(ends[-1] + piece.stop - piece.start)
     return [slice(*edges) for edges in zip(ends, ends[1:])]
+
+
+def matching(module, text, setting):
+    """The names of a module's parameters and buffers that match some patterns.
+
+    Args:
+        module: a `torch.nn.Module`. text: patterns separated by commas, each of names of parameters, buffers or
+            modules; or "bn". setting: how the user gave it, for the message.
+
+    Raises:
+        UserError: if a pattern matches nothing.
+    """
+    names, found = list(dict.fromkeys([*module.state_dict(), *(name for name, _ in module.named_buffers())])), set()
+    norms = [prefix for prefix, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    for pattern in filter(None, map(str.strip, text.split(","))):
+        patterns = [pattern, f"{pattern}.*"]
+        if pattern == BATCH_NORM and norms:
+            patterns = [f"{prefix}.*" for prefix in norms]
+        meant = {name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
+        if not meant:
+            known = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            raise UserError(
+                f"{setting} = {text}: no layer is called {pattern}; the model has {known}{nearest(pattern, names)}"
+            )
+        found |= meant
+    return found
+
+
+def private_places(flat, text):
+    """(slices of x, slices of the float buffers) that patterns of names select in a `FlatModule`.
+
+    Raises:
+        UserError: if a pattern matches nothing, or only what is not averaged.
+    """
+    names = matching(flat.module, text, "private")
+    private = tuple(part for name, part in zip(flat.names, flat.segments) if name in names)
+    buffers = tuple(part for name, part in flat.buffer_slices.items() if name in names)
+    if not private and not buffers:
+        raise UserError(f"private = {text}: selects only frozen layers or counters, which are not averaged anyway")
+    return private, buffers

@@ -10,14 +10,17 @@ import time
 
 from fedmpi.algorithms.base import Exchange
 from fedmpi.comm.link import RanksLost
+from fedmpi.errors import UserError
+from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.client import Client, Server
-from fedmpi.federation.losses import ENDED, PAUSED, Losses, announce, exchange_reports
+from fedmpi.federation.losses import ENDED, FAILED, PAUSED, Losses, announce, exchange_reports
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
 from fedmpi.federation.state import restore_state, state_of
 from fedmpi.federation.sums import make_sums
 from fedmpi.federation.variables import Iterate
 from fedmpi.federation.work_clock import WorkClock
+from fedmpi.oracles.flat_module import BufferPart
 
 
 class Federation:
@@ -77,17 +80,19 @@ class Federation:
         self.algorithm, self.link, self.plan, self.uploads = algorithm, link, plan, tuple(uploads)
         x, buffers = variables.x, variables.buffers
         buffers = x.new_empty(0) if buffers is None else buffers
+        whole = [BufferPart("the float buffers", 0, buffers.numel(), x.dtype)] if buffers.numel() else []
+        parts = whole if variables.buffer_parts is None else variables.buffer_parts
+        sent = SentBuffers(buffers.to(x), parts)
         # The most clients of a rank; 0 if only the sum of their losses is exchanged.
         self._most = 0 if link.reduction == "plain" else int(link.allgather([len(oracles)]).max())
         sums = make_sums(link, oracles)
-        self.store = RowStore(algorithm, x.numel(), buffers.numel(), len(oracles), x.dtype, x.device, poison, sums)
+        self.store = RowStore(algorithm, x.numel(), sent, len(oracles), x.dtype, x.device, poison, sums)
         averaged, own = self.store.averaged_rows(), self.store.server_rows()
         segments = variables.segments or [slice(0, x.numel())]
         self.server = Server({**averaged, **own}, plan.num_clients, segments, x.numel(), variables.ascent)
         self.server_seen_by_clients = Server(own, plan.num_clients, segments, x.numel(), variables.ascent)
         self.clients = [self._make_client(position, *item) for position, item in enumerate(oracles.items())]
         self.server.x.copy_(x)
-        self.store.buffers.copy_(buffers)
         self.private = PrivateParts(self.store, variables, self.clients)
         if any(upload.needs_start for upload in self.uploads):
             self.store.keep_start()
@@ -182,7 +187,7 @@ class Federation:
         Raises:
             UserError: on every rank, if another one begins to average while this one ends, or the other way round.
         """
-        announce(ENDED, self.link, self._most, self.round_index)
+        announce(ENDED, self.link, self._most, self.round_index, self.store.sent.flags())
 
     def pause(self):
         """Check that all ranks exchange something else than rounds now. Collective on the link.
@@ -190,7 +195,15 @@ class Federation:
         Raises:
             UserError: on every rank, if another one ends or begins to average.
         """
-        announce(PAUSED, self.link, self._most, self.round_index)
+        announce(PAUSED, self.link, self._most, self.round_index, self.store.sent.flags())
+
+    def refuse(self, error):
+        """End the job on all ranks with a `UserError` that this rank has met before an exchange.
+
+        Raises:
+            AgreedUserError: with its text on the lowest rank that has one.
+        """
+        announce(FAILED, self.link, self._most, self.round_index, self.store.sent.flags(), error)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result.
@@ -276,7 +289,8 @@ class Federation:
             self.private.take(client)
             for upload in self.uploads:
                 self._apply(upload, exchange, client)
-            losses.check_rows(client, store.turn()[: len(exchange.rows) * store.dim], exchange.rows)
+            buffers = store.checked_buffers()
+            losses.check_rows(client, store.turn(), exchange.rows, buffers)
             store.end_turn(position, weights[client.index])
             losses.add(client)
         losses.collect()
@@ -359,6 +373,10 @@ class Federation:
                 client.step_index = step
                 (self.local_step or algorithm.local_step)(client, server, client.oracle)
                 self._observe(self, self.round_index, step, client)
+        try:
+            client.oracle.adopt()
+        except UserError as error:
+            self.refuse(error)
         algorithm.upload(client, server, client.oracle)
 
     def _begin_steps(self, client, first_step=0):
@@ -398,12 +416,19 @@ class Federation:
         """
         gradients = sum(client.num_gradients for client in self.clients)
         report = exchange_reports(
-            self.link, losses, gradients - self._reported, self.request(), self._most, self.round_index
+            self.link,
+            losses,
+            gradients - self._reported,
+            self.request(),
+            self._most,
+            self.round_index,
+            self.store.sent.flags(),
         )
         self._reported = gradients
         self.num_gradients += report.num_gradients
         self.requests |= report.requests
-        report.check_finite(self.server.round_index, names)
+        report.check_finite(self.server.round_index, names, self.store.sent.parts)
+        self.store.send(report.flags)
         return report.mean
 
 

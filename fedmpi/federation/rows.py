@@ -6,6 +6,7 @@ import torch
 
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.errors import UserError
+from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.sums import RunningSums
 
 
@@ -20,22 +21,27 @@ class RowStore:
 
     Args:
         algorithm: names the rows (`fedmpi.algorithms.base`).
-        dim: d; num_buffers: elements of float buffers, averaged with the last exchanged row.
+        dim: d. buffers: the `SentBuffers`, which are averaged with the last exchanged row; None: there are none.
         num_local: clients of this rank.
         dtype, device: of every row.
         poison: fill scratch rows with NaN at every turn, so that code which relies on old contents is found.
         sums: adds the clients' rows (`fedmpi.federation.sums`); None: those of this rank alone.
 
     Attributes:
-        block: the averages: what the server holds of the exchanged rows, and its float buffers.
+        block: the averages: what the server holds of the exchanged rows; behind them float buffers are summed.
         outgoing: of the same shape; what is summed over the ranks. The same memory with one client.
+        buffers: [num_buffers] float buffers of the averaged model. work_buffers: those of the client whose turn it is.
+        sent: the `SentBuffers`.
+        wide: where float64 buffers of a float32 model are summed.
     """
 
-    def __init__(self, algorithm, dim, num_buffers, num_local, dtype, device="cpu", poison=False, sums=None):
+    def __init__(self, algorithm, dim, buffers, num_local, dtype, device="cpu", poison=False, sums=None):
         self.dim = dim
         self._exchanged, self._scratch = algorithm.exchanged, algorithm.scratch
         self._poison = poison
-        self._block_size = len(self._exchanged) * dim + num_buffers
+        self.sent = buffers or SentBuffers(torch.empty(0, dtype=dtype, device=device))
+        self._block_size = len(self._exchanged) * dim + self.sent.sizes[0]
+        self.wide, self._wide_turn = torch.zeros(2, self.sent.sizes[1], dtype=torch.float64, device=device)
         num_own, num_scratch = len(algorithm.client_rows), len(self._scratch)
         zeros = functools.partial(torch.zeros, dtype=dtype, device=device)
         self._sums = sums or RunningSums(num_local)
@@ -52,6 +58,9 @@ class RowStore:
         else:
             self._work = self.block = self.outgoing
             self._pending = None
+        self.buffers = self.sent.agreed.clone()
+        self.work_buffers = torch.zeros_like(self.buffers) if self._shared else self.buffers
+        self._pending_buffers = [] if self._pending is None else [self.buffers.clone() for _ in range(num_local)]
         self._server = zeros(len(algorithm.server_rows), dim)
         self._start = None  # the block as a round began with it, if `keep_start` asked for it and it would be lost
         self._region, self._begins_round = slice(0, 0), True
@@ -64,16 +73,6 @@ class RowStore:
     def averaged_rows(self):
         """Name -> [dim] of the exchanged rows as the last Allreduce left them."""
         return self._named_block(self.block)
-
-    @property
-    def buffers(self):
-        """[num_buffers] float buffers of the averaged model."""
-        return self.block[len(self._exchanged) * self.dim :]
-
-    @property
-    def work_buffers(self):
-        """[num_buffers] float buffers of the client whose turn it is."""
-        return self._work[len(self._exchanged) * self.dim :]
 
     def client_rows(self, position):
         """Name -> [dim] of all rows of the rank's client number `position`."""
@@ -94,6 +93,8 @@ class RowStore:
         self._region = self._find_region(rows)
         self._sums.begin(self._region, participants)
         self._begins_round = first_in_round
+        if self.wide.numel():
+            self.wide.zero_()
         if self._start is not None and first_in_round:
             self._start.copy_(self.block)
 
@@ -105,14 +106,42 @@ class RowStore:
             return
         if self._begins_round or self._pending is None:
             self._work.copy_(self.block)
+            self.work_buffers.copy_(self.buffers)
         else:
             start = self._region.start  # rows before it were averaged in this round, the others are still the client's
             self._work[:start].copy_(self.block[:start])
             self._work[start:].copy_(self._pending[position, start:])
+            self.work_buffers.copy_(self._pending_buffers[position])
 
     def turn(self):
-        """The contiguous part of the working rows that the client whose turn it is sends."""
-        return self._work[self._region]
+        """The contiguous part of the working rows that the client whose turn it is sends, so far."""
+        return self._work[self._region_sent()]
+
+    def checked_buffers(self):
+        """Position -> values of the client's float buffers that have to be finite; it packs what is sent of them."""
+        self.sent.pack(self.work_buffers, (self._behind_rows(self._work), self._wide_turn))
+        return self.sent.checked(self.work_buffers) if self._has_buffers else {}
+
+    def send(self, flags):
+        """Send the buffers that a client of any rank has changed, too; see `SentBuffers.send`."""
+        orders = self.sent.send(flags)
+        if orders is not None:
+            self._sums.reorder_end(orders[0].to(self.block.device))
+            self.wide = self.wide[orders[1].to(self.block.device)]
+
+    def _region_sent(self):
+        """The region without the buffers that are not sent."""
+        unsent = self.sent.sizes[0] - self.sent.sent_sizes[0] if self._has_buffers else 0
+        return slice(self._region.start, self._region.stop - unsent)
+
+    def _behind_rows(self, block):
+        """Where float buffers are summed."""
+        return block[len(self._exchanged) * self.dim :]
+
+    @property
+    def _has_buffers(self):
+        """Whether the current exchange averages the buffers."""
+        return 0 < self._region.stop == self._block_size
 
     def end_turn(self, position, weight):
         """Add the client's rows to the rank's sums, and store those that a later exchange of the round needs.
@@ -120,11 +149,14 @@ class RowStore:
         Args:
             position: of the client on this rank. weight: of the client in the sum.
         """
-        mine = self.turn()
+        mine = self._work[self._region]
         if weight != 1:
             mine.mul_(weight)
         self._sums.add(position, mine)
+        if self.wide.numel():
+            self.wide.add_(self._wide_turn, alpha=weight)
         if self._pending is not None:
+            self._pending_buffers[position].copy_(self.work_buffers)
             self._pending[position, self._region.stop :].copy_(self._work[self._region.stop :])
 
     def average(self, divisor, present=()):
@@ -136,7 +168,13 @@ class RowStore:
         Raises:
             RanksLost: see `RunningSums.average`.
         """
-        self._sums.average(divisor, self.block[self._region], present)
+        region = self._region_sent()
+        self._sums.average(divisor, self.block[region], present)
+        if self._has_buffers:
+            wide = self.wide[: self.sent.sent_sizes[1]]
+            if wide.numel():
+                self._sums.link.average(wide, divisor, wide)
+            self.sent.unpack((self._behind_rows(self.block), self.wide), self.buffers)
 
     def undo(self):
         """Restore the averages after an `average` that failed because all participants are lost."""
@@ -159,6 +197,7 @@ class RowStore:
     def nbytes(self):
         """Bytes of all its rows and sums; also if they are on the device "meta", without memory."""
         values = [*vars(self).values(), *vars(self._sums).values()]
+        values += [self.sent.agreed]
         held = [one for value in values for one in (value if isinstance(value, list) else [value])]
         return sum({id(one): one.nbytes for one in held if isinstance(one, torch.Tensor)}.values())
 

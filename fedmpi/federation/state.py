@@ -13,6 +13,7 @@ def state_of(federation):
     """
     own = {name: getattr(federation, name) for name in ("round_index", "num_gradients")}
     own["present"] = sorted(federation.present)
+    own["sent_buffers"] = sorted(federation.store.sent.sent)
     own |= {f"seconds/{part}": seconds for part, seconds in federation.seconds.items()}
     own |= {f"traffic/{name}": number for name, number in dataclasses.asdict(federation.link.traffic).items()}
     if federation.selected is not None:
@@ -50,6 +51,8 @@ def restore_state(federation, state):
         federation.selected = Iterate(int(own["selected/round"]), x, buffers, float(own["selected/value"]))
     for name, row in _server_rows(federation).items():
         row.copy_(state[f"server/{name}"])
+    sent = federation.store.sent  # until this version, all buffers were sent
+    sent.agree_on(federation.store.buffers, own.get("sent_buffers", range(len(sent.parts))))
     missing = []
     for client in federation.clients:
         if own_state := _under(f"clients/{client.index}/", state):

@@ -33,14 +33,14 @@ class RunningSums:
     """
 
     def __init__(self, num_local, link=None):
-        self._num_local, self._link = num_local, link or SoloLink()
+        self._num_local, self.link = num_local, link or SoloLink()
         self._region, self._turns = slice(0, 0), 0
         # A copy of the rank's sum, from which the sum over the ranks is repeated if a rank is lost meanwhile.
         self._saved, self._is_saved = None, False
 
     def allocate(self, numel, dtype, device):
         """Get the memory for blocks of `numel`. Collective on the link."""
-        self.outgoing = self._link.allocate(numel, dtype, device)
+        self.outgoing = self.link.allocate(numel, dtype, device)
         # _sums[l]: the sum of 2^l clients; the last is the whole sum if all of them take part
         inner = torch.zeros(self._num_local.bit_length() - 1, numel, dtype=dtype, device=device)
         self._sums = [*inner, self.outgoing]
@@ -81,7 +81,7 @@ class RunningSums:
         return outgoing
 
     def average(self, divisor, out, present):
-        """out = (sum over the participants of all ranks) / divisor. Collective on the link.
+        """out = (sum over the participants of all ranks) / divisor, of the first elements. Collective on the link.
 
         Args:
             present: the participants of the ranks that are left.
@@ -89,28 +89,33 @@ class RunningSums:
         Raises:
             RanksLost: on all ranks that are left, if others are lost; it may be called again.
         """
-        if not self._link.survives:
-            self._link.average(self.total(), divisor, out)
+        if not self.link.survives:
+            self.link.average(self.total()[: out.numel()], divisor, out)
             return
-        outgoing = self.outgoing[self._region]
+        outgoing = self.outgoing[self._region][: out.numel()]
         if self._saved is None:
             self._saved = torch.empty_like(self.outgoing)
         saved = self._saved[: outgoing.numel()]
         if not self._is_saved:
             # A rank without participants adds zeros, and may have the averages there: see `undo`.
-            saved.copy_(outgoing if self._turns == 0 else self.total())
+            saved.copy_(outgoing if self._turns == 0 else self.total()[: out.numel()])
             self._is_saved = True
         elif self._turns > 0:
             outgoing.copy_(saved)
         if self._turns == 0:
             outgoing.zero_()
-        self._link.average(outgoing, divisor, out)
+        self.link.average(outgoing, divisor, out)
 
     def undo(self):
         """Restore the averages of a rank without participants, if all others' participants were lost in `average`."""
         if self._is_saved and self._turns == 0:
             outgoing = self.outgoing[self._region]
             outgoing.copy_(self._saved[: outgoing.numel()])
+
+    def reorder_end(self, order):
+        """Put the last elements of all partial sums into another order, [n] positions among them."""
+        for total in self._sums:
+            total[len(total) - len(order) :] = total[len(total) - len(order) :][order]
 
 
 class TreeSums:
@@ -126,7 +131,7 @@ class TreeSums:
     """
 
     def __init__(self, clients, placement, link):
-        self._clients, self._placement, self._link = list(clients), placement, link
+        self._clients, self._placement, self.link = list(clients), placement, link
         self._turns = None
         self._region, self._participants = slice(0, 0), ()
         self._total = None  # result of a sum that may have to be repeated, so that the partial sums stay
@@ -134,7 +139,7 @@ class TreeSums:
     def allocate(self, numel, dtype, device):
         """Get the memory for blocks of `numel`. Collective on the link."""
         stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
-        everything = self._link.allocate(self._placement.num_slots * stride, dtype, device)
+        everything = self.link.allocate(self._placement.num_slots * stride, dtype, device)
         self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]
         self.outgoing = self._slots[0] if self._slots else everything
 
@@ -144,7 +149,7 @@ class TreeSums:
         self._participants = tuple(sorted(participants))
         if participants:
             turns, _ = self._placement.plan(self._participants)
-            self._turns = turns[self._link.members[self._link.rank]]
+            self._turns = turns[self.link.members[self.link.rank]]
 
     def add(self, position, mine):
         """Add the region of the rank's client number `position`, which may be overwritten."""
@@ -159,8 +164,8 @@ class TreeSums:
 
     def average(self, divisor, out, present):
         """See `RunningSums.average`."""
-        vectors = [slot[self._region] for slot in self._slots]
-        link, present = self._link, tuple(sorted(present))
+        vectors = [slot[self._region][: out.numel()] for slot in self._slots]
+        link, present = self.link, tuple(sorted(present))
         if not link.survives:
             link.combine(vectors, self._placement.plan(self._participants)[1], divisor, out)
             return
@@ -173,3 +178,8 @@ class TreeSums:
 
     def undo(self):
         """A sum that fails leaves the averages as they were."""
+
+    def reorder_end(self, order):
+        """See `RunningSums.reorder_end`."""
+        for slot in self._slots:
+            slot[len(slot) - len(order) :] = slot[len(slot) - len(order) :][order]

@@ -15,6 +15,7 @@ class Variables:
         buffers: [num_buffers] the initial float buffers (batch-norm statistics); None: there are none.
         segments: slices of the parameter tensors in x, for layer-wise methods; None: x is one layer.
         ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
+        buffer_parts: [`fedmpi.oracles.flat_module.BufferPart`] of `buffers`; None: they are one part.
         private, private_buffers: slices of x and of the buffers that stay with their client, see `PrivateParts`.
     """
 
@@ -24,6 +25,7 @@ class Variables:
     ascent: slice | None = None
     private: tuple = ()
     private_buffers: tuple = ()
+    buffer_parts: list | None = None
 
 
 @dataclasses.dataclass

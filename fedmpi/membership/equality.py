@@ -50,6 +50,9 @@ def _source_digest():
     return digest.hexdigest()[:8]
 
 
+SHOWN = 4  # values of a tensor in a message
+
+
 def check_same_model(link, module, hint, is_hashed=lambda tensor: True):
     """Check that all ranks hold the same model: names, shapes, types, order in memory, and values. Collective.
 
@@ -62,17 +65,19 @@ def check_same_model(link, module, hint, is_hashed=lambda tensor: True):
     """
     entries = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
         if is_lazy(tensor):
-            entries[f"'{name}'"] = "without a shape yet"
+            entries[f"{kind} '{name}'"] = "without a shape yet"
             continue
         words = [f"{list(tensor.shape)}", f"{tensor.dtype}"]
         if not tensor.is_contiguous():
             words.append(f"with strides {tensor.stride()}")
-        if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
+        if kind == "parameter" and not tensor.requires_grad:
             words.append("frozen")
         if is_hashed(tensor):
-            words.append(f"with hash {digest(tensor)}")
-        entries[f"'{name}'"] = " ".join(words)
+            few = tensor.numel() <= SHOWN
+            words.append(f"with values {tensor.tolist()}" if few else f"with hash {digest(tensor)}")
+        entries[f"{kind} '{name}'"] = " ".join(words)
     check_equal(link, entries, f"model {type(module).__name__} {hint}")
 
 

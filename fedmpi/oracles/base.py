@@ -123,6 +123,13 @@ class Oracle(abc.ABC):
     def expect(self, num_draws):  # noqa: B027  most oracles make nothing ahead
         """Prepare for `num_draws` draws, as far as is known. It changes no sample."""
 
+    def adopt(self):  # noqa: B027  most oracles have no model
+        """Take what the model has become into the vectors, before what its client sends is made.
+
+        Raises:
+            UserError: if it has other parameters than at the beginning.
+        """
+
     @abc.abstractmethod
     def draw(self):
         """The next sample ξ of this client's stream."""
@@ -184,6 +191,9 @@ class ModuleOracle(Oracle):
     def expect(self, num_draws):
         self._expected = num_draws
         self._ahead.clear()
+
+    def adopt(self):
+        self._flat.check()
 
     def draw(self):
         first = self.client.num_draws
@@ -256,7 +266,7 @@ class ModuleOracle(Oracle):
         """Fill `out` with the gradient that the algorithm sees."""
         flat = self._flat
         if not flat.module.training:
-            flat.module.train()
+            flat.train()
         flat.point_counters_at(self.client.counters)
         self.count(self._evaluate(z, xi, out))
         self.client.counters = flat.counters

@@ -47,6 +47,10 @@ class ClosureOracle(Oracle):
         self.closure, self.whole_closure, self.loss = None, None, None
         self._losses = []
 
+    def adopt(self):
+        self._flat.check()
+        self.client.counters = self._flat.counters
+
     def draw(self):
         """The current closure; it is drawn once.
 
@@ -94,6 +98,7 @@ class ClosureOracle(Oracle):
         else:
             _set_random_states(z.device, xi.noise)
         self.loss = self._evaluate(xi.closure, out)
+        self._flat.adopt()
         self.client.num_gradients += 1
         clip_and_decay(out, z, self._clip_norm, self._weight_decay)
         for parameter, segment in zip(self._flat.parameters, self._flat.segments):
@@ -119,6 +124,7 @@ class ClosureOracle(Oracle):
             loss.backward()
             gradients = [parameter.grad for parameter in parameters]
             if all(gradient is None for gradient in gradients):
+                self._flat.check()
                 raise UserError(
                     "the closure's loss gives no trainable parameter of the model a gradient, or a hook removes it"
                 )

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.errors import UserError
 
-_NOTHING = (None, None)
+_NOTHING = (None, None, None)
 LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
 
 
@@ -28,8 +28,8 @@ class FlatModule:
     """A module whose trainable parameters can be pointed at any vector of their total length.
 
     Evaluating the module at a vector costs no copy: the parameters become views of it. Float
-    buffers (batch-norm statistics) are views of a second, short vector in the same way; integer
-    buffers and frozen parameters stay where they are.
+    buffers (batch-norm statistics) are views of a second, short vector in the same way; those of another dtype lie
+    there as bits. Integer and complex buffers and frozen parameters stay where they are.
 
     Args:
         module: a `torch.nn.Module`; taken over, its parameters are re-homed.
@@ -41,35 +41,43 @@ class FlatModule:
 
     Attributes:
         dim: d, the number of trainable parameters and of the elements between them.
-        num_buffers: number of elements of all float buffers.
+        num_buffers: number of elements of the vector of all float buffers.
+        buffer_parts: [`BufferPart`] of it. frozen_parts: modules that stay in evaluation mode, see `train`.
+        changed_by, remedy: for the message when the module has other parameters than at the beginning.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
         unused: names of the parameters that the last incomplete gradient did not depend on; theirs is 0.
         permuted: for each parameter tensor, whether it lies in a vector in channels-last order.
 
     Raises:
-        UserError: if the module has no trainable parameter.
+        UserError: if the module has no trainable parameter, or they cannot lie in one vector.
     """
+
+    changed_by = "a pass"
+    remedy = "expected the same parameters and buffers in all passes (parameters may be frozen later)"
 
     def __init__(self, module, channels_last=False, direct_gradients=True, alignment=1):
         self.module = module
-        give_own_memory(module)
-        self._views = {}  # id of a row -> (weak reference to it, its parameter-shaped views)
-        self._large_layers = []  # positions of their weights in `parameters`
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise UserError(f"model {type(module).__name__} has no trainable parameter")
+        _check_kinds([p for _, p in named])  # before anything is converted
+        give_own_memory(module)
+        self._views = {}  # id of a row -> (weak reference to it, its parameter-shaped views)
+        self._large_layers = []  # positions of their weights in `parameters`
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.unused = []
-        self._owners, self._entries = _owners(module, self.parameters), _trained_entries(module)
+        self._entries, self._structure = _trained_entries(module), _structure(module)
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self.frozen_parts = [part for part in module.modules() if _is_frozen(part)]
         self.shapes = [tuple(p.shape) for p in self.parameters]
         self._sizes = [-(-p.numel() // alignment) * alignment for p in self.parameters]  # each with its padding
         self.permuted = [_lies_permuted(p, channels_last) for p in self.parameters]
         self.dim = sum(self._sizes)
         begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
         self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
-        self._buffers, values = _lay_out_buffers(module)
+        self._buffers, num_buffers = _lay_out_buffers(module, self.parameters[0].dtype)
         self._integer_buffers = [
             (owner, key)
             for owner in module.modules()
@@ -77,8 +85,9 @@ class FlatModule:
             if not buffer.is_floating_point()
         ]
         self.x = self.flatten(self.parameters)
-        self.buffers = torch.cat(values) if values else self.x.new_empty(0)
-        self.num_buffers = self.buffers.numel()
+        self.buffers, self.num_buffers = self.x.new_zeros(num_buffers), num_buffers
+        for buffer in self._buffers:
+            self._buffer_view(buffer, self.buffers).copy_(buffer.owner._buffers[buffer.key])
         self.point_at(self.x, self.buffers)
         self._wanted = {}  # while a gradient is computed: position -> where it is wanted
         if direct_gradients:
@@ -108,18 +117,33 @@ class FlatModule:
                 value.copy_(values[name])
 
     @property
+    def buffer_parts(self):
+        """[`BufferPart`] of every float buffer; one that modules share has its first name."""
+        found = {}
+        for buffer in self._buffers:
+            found.setdefault((buffer.part.offset, buffer.part.numel), buffer.part)
+        return list(found.values())
+
+    @property
     def buffer_slices(self):
         """Name -> slice of `buffers` of every float buffer."""
-        return {buffer.name: slice(buffer.offset, buffer.offset + math.prod(buffer.shape)) for buffer in self._buffers}
+        return {buffer.part.name: buffer.part.place(self.x.element_size()) for buffer in self._buffers}
+
+    def train(self):
+        """Put the module in training mode, but for frozen modules with statistics of their own: these stay the same."""
+        self.module.train()
+        for part in self.frozen_parts:
+            part.training = False
 
     def _known_views(self, vector):
         """What `views` returns, made once for each vector."""
         key = id(vector)
-        reference, views = self._views.get(key, _NOTHING)
+        reference, views, _ = self._views.get(key, _NOTHING)
         if reference is None or reference() is not vector:
             # Views of an alias: they must not keep the vector alive whose end removes them.
             views = self.views(vector.data)
-            self._views[key] = weakref.ref(vector, lambda _, known=self._views: known.pop(key, None)), views
+            reference = weakref.ref(vector, lambda _, known=self._views: known.pop(key, None))
+            self._views[key] = reference, views, [view.data_ptr() for view in views]
         return views
 
     @torch.no_grad()
@@ -194,84 +218,95 @@ class FlatModule:
 
     def point_at(self, vector, buffers=None):
         """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers` [num_buffers]."""
-        self._at = views = self._known_views(vector)  # where the parameters are now; `adopt` copies strays back
-        for parameter, view in zip(self.parameters, views):
-            if parameter.data_ptr() != view.data_ptr():
-                parameter.data = view
+        self._at = self._known_views(vector)  # where the parameters are now; `adopt` copies strays back
+        self._pointers = self._views[id(vector)][2]
+        if [parameter.data_ptr() for parameter in self.parameters] != self._pointers:
+            for parameter, view in zip(self.parameters, self._at):
+                if parameter.data_ptr() != view.data_ptr():
+                    parameter.data = view
         torch.clear_autocast_cache()  # it has casts of the values of before, if this is within the user's autocast
         if buffers is not None:
             self._buffers_at = [self._buffer_view(buffer, buffers) for buffer in self._buffers]
+            self._buffer_pointers = [view.data_ptr() for view in self._buffers_at]
             for buffer, view in zip(self._buffers, self._buffers_at):
                 buffer.owner._buffers[buffer.key] = view.view(view.shape)  # an alias: the module may set its .data
 
-    @staticmethod
-    def _buffer_view(buffer, buffers):
-        return buffers[buffer.offset : buffer.offset + math.prod(buffer.shape)].view(buffer.shape)
+    def _buffer_view(self, buffer, buffers):
+        if buffer.part.dtype == self.x.dtype:  # the vector may be of another dtype, after a conversion
+            return buffers[buffer.part.place(self.x.element_size())].view(buffer.shape)
+        return buffer.part.of(buffers).view(buffer.shape)
 
-    @torch.no_grad()
     def adopt(self):
-        """Copy into the vectors what a pass has assigned to other memory.
+        """Copy into the vectors what a pass or a loop has assigned to other memory.
 
         A module may assign a new tensor to a buffer, ``self.ema = 0.9 * self.ema + ...``, or to the ``.data`` of a
         parameter. Its values are copied to the vectors that the module was pointed at, and it is pointed there again.
 
         Raises:
-            UserError: if the new tensor has another shape, or is another parameter.
+            UserError: if the new tensor has another shape, or that of a parameter another dtype.
         """
+        pointers = [parameter.data_ptr() for parameter in self.parameters]
+        if pointers != self._pointers or not all(map(_is_at, self._buffers, self._buffer_pointers)):
+            self._adopt_strays()
+
+    @torch.no_grad()
+    def _adopt_strays(self):
         strays = []
-        for name, parameter, view, (owner, key) in zip(self.names, self.parameters, self._at, self._owners):
+        for name, parameter, view in zip(self.names, self.parameters, self._at):
             if parameter.data_ptr() != view.data_ptr():
-                strays.append((view, self._stray(name, parameter.data, view)))
+                strays.append((view, self._stray(name, parameter.data, view, view.dtype)))
                 parameter.data = view
-            if getattr(owner, key, None) is not parameter:
-                raise UserError(
-                    f"model {type(self.module).__name__}: a pass puts another object in the place of parameter "
-                    f"'{name}', which is not trained: change its values instead ({name}.data = ...)"
-                )
         for buffer, view in zip(self._buffers, self._buffers_at):
-            current = buffer.owner._buffers[buffer.key]
-            if current is None or current.data_ptr() != view.data_ptr():
-                strays.append((view, self._stray(buffer.name, current, view)))
+            if not _is_at(buffer, view.data_ptr()):
+                current = getattr(buffer.owner, buffer.key, None)
+                if buffer.is_cache and current is not None and current.shape != view.shape:
+                    continue  # no state of the model: a table that grows with its inputs
+                strays.append((view, self._stray(buffer.part.name, current, view)))
                 buffer.owner._buffers[buffer.key] = view.view(view.shape)
         for view, value in strays:
             view.copy_(value)
 
-    def _stray(self, name, value, view):
-        """A copy of a value that the module has put somewhere else: maybe where another one belongs, as in a swap."""
+    def _stray(self, name, value, view, dtype=None):
+        """A copy of a value that the module has put somewhere else: maybe where another one belongs, as in a swap.
+
+        Args:
+            dtype: that it must have; None: it is converted.
+        """
         shape = None if value is None else list(value.shape)
         if shape != list(view.shape):
-            raise UserError(
-                f"model {type(self.module).__name__}: a pass gives '{name}' the shape {shape}: "
-                f"expected {list(view.shape)}, as before training"
-            )
+            raise self._changed(f"gives '{name}' the shape {shape}: expected {list(view.shape)}")
+        if dtype not in (None, value.dtype):
+            raise self._changed(f"gives '{name}' the type {value.dtype}: expected {dtype}")
         return value.clone()
 
-    @torch.no_grad()
-    def adopt_parameters(self, vector):
-        """Copy parameters that other code has moved to memory of their own into `vector`, and point them at it."""
-        for parameter, view in zip(self.parameters, self._known_views(vector)):
-            if parameter.data_ptr() != view.data_ptr():
-                view.copy_(parameter)
-                parameter.data = view
+    def check(self):
+        """Check that the module has the same parameters and persistent buffers as at the beginning, none unfrozen.
 
-    def check_entries(self):
-        """Check that passes have neither added nor removed entries of the state dict, nor unfrozen a parameter.
+        Usually this compares a few numbers for each of its parts.
 
         Raises:
             UserError: with the first entry that is not as it was when the vectors were laid out.
         """
+        is_same = all(_contents(part) == known for part, known in self._structure)
+        if is_same and not any(p.requires_grad for p in self._frozen):
+            return
         before, now = self._entries, _trained_entries(self.module)
-        what = {
-            "adds": next((name for name in now if name not in before), None),
-            "removes": next((name for name in before if name not in now), None),
-            "unfreezes": next((name for name, is_trained in now.items() if is_trained and not before.get(name)), None),
+        found = dict(self.module.named_parameters())
+        pairs = {
+            "adds": (name for name in now if name not in before),
+            "removes": (name for name in before if name not in now),
+            "unfreezes": (name for name, is_trained in now.items() if is_trained and not before.get(name)),
+            "puts another object in the place of parameter": (
+                name for name, parameter in zip(self.names, self.parameters) if found.get(name) is not parameter
+            ),
         }
-        for verb, name in what.items():
-            if name is not None:
-                raise UserError(
-                    f"model {type(self.module).__name__}: a pass {verb} '{name}' after the vector of its parameters is "
-                    "made: expected the same parameters and buffers in all passes (parameters may be frozen later)"
-                )
+        for verb, names in pairs.items():
+            for name in names:
+                raise self._changed(f"{verb} '{name}' after the vector of its parameters is made")
+        self._structure = _structure(self.module)
+
+    def _changed(self, what):
+        return UserError(f"model {type(self.module).__name__}: {self.changed_by} {what}: {self.remedy}")
 
     @property
     def counters(self):
@@ -289,7 +324,7 @@ class FlatModule:
         The module itself stays as it is: this is for `torch.func.functional_call`.
         """
         values = dict(zip(self.names, self.views(vector)))
-        values.update({buffer.name: self._buffer_view(buffer, buffers) for buffer in self._buffers})
+        values.update({buffer.part.name: self._buffer_view(buffer, buffers) for buffer in self._buffers})
         return values
 
     def named_values(self, vector, buffers):
@@ -301,45 +336,94 @@ class FlatModule:
         return self.module.state_dict()
 
 
+class BufferPart(typing.NamedTuple):
+    """A float buffer in the vector of all buffers, from `offset` on; one of another dtype lies there as bits."""
+
+    name: str
+    offset: int
+    numel: int
+    dtype: torch.dtype
+
+    def of(self, vector):
+        """[numel] its values in such a vector, a view."""
+        size = vector.element_size()
+        begin = self.offset * size // self.dtype.itemsize
+        return vector.view(self.dtype)[begin : begin + self.numel]
+
+    def place(self, size):
+        """Its slice of a vector whose elements have `size` bytes."""
+        return slice(self.offset, self.offset - (-self.numel * self.dtype.itemsize // size))
+
+
 class _Buffer(typing.NamedTuple):
-    """Where a float buffer lies: in the module `owner` as `key`, in the vector of all buffers from `offset` on."""
+    """Where a float buffer lies: in the module `owner` as `key`, in the vector of all buffers as `part`."""
 
     owner: nn.Module
     key: str
-    name: str
     shape: tuple
-    offset: int
+    is_cache: bool
+    part: BufferPart
 
 
-def _lay_out_buffers(module):
-    """([`_Buffer`] of every float buffer, [n] values of each different one); modules may share a buffer."""
-    found, values, offsets, end = [], [], {}, 0
+def _is_at(buffer, pointer):
+    """Whether the module has a buffer in the memory that begins there."""
+    try:
+        current = buffer.owner._buffers[buffer.key]
+    except KeyError:  # it was deleted
+        return False
+    return current is not None and current.data_ptr() == pointer
+
+
+def _lay_out_buffers(module, dtype):
+    """([`_Buffer`] of every float buffer, length of a vector of `dtype` for them); modules may share a buffer."""
+    found, offsets, end = [], {}, 0
     for prefix, owner in module.named_modules():
         for key, buffer in owner.named_buffers(recurse=False):
             if not buffer.is_floating_point():
                 continue
             if id(buffer) not in offsets:
-                offsets[id(buffer)] = end
-                values.append(buffer.detach().reshape(-1))
-                end += buffer.numel()
+                unit = 1 if buffer.dtype == dtype else 8 // dtype.itemsize  # bits of others begin and end at 8 bytes
+                offsets[id(buffer)] = begin = -(-end // unit) * unit
+                end = begin - (-buffer.nbytes // (unit * dtype.itemsize)) * unit
             name = f"{prefix}.{key}" if prefix else key
-            found.append(_Buffer(owner, key, name, tuple(buffer.shape), offsets[id(buffer)]))
-    return found, values
+            part = BufferPart(name, offsets[id(buffer)], buffer.numel(), buffer.dtype)
+            is_cache = key in owner._non_persistent_buffers_set
+            found.append(_Buffer(owner, key, tuple(buffer.shape), is_cache, part))
+    has_others = any(buffer.part.dtype != dtype for buffer in found)
+    return found, end + (end * dtype.itemsize % 8 // dtype.itemsize if has_others else 0)
+
+
+def _check_kinds(parameters):
+    """Raise UserError unless all parameters can lie in one vector."""
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters if not is_lazy(parameter)}
+    if len(kinds) > 1 or any(dtype not in (torch.float32, torch.float64) for dtype, _ in kinds):
+        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise UserError(
+            f"the trainable parameters are {found}: expected all of them in float32 or float64 and on one device "
+            "(torch.autocast computes in bfloat16 with parameters in float32)"
+        )
+
+
+def _is_frozen(part):
+    """Whether a module has float buffers and parameters of its own, and all of these are frozen."""
+    parameters = list(part.parameters(recurse=False))
+    floats = any(buffer.is_floating_point() for buffer in part.buffers(recurse=False))
+    return floats and bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def _contents(part):
+    """What says that a module has other parameters, parts or buffers than before: numbers and names."""
+    return (*map(id, part._parameters.values()), *map(id, part._modules.values()), *part._buffers.keys())
+
+
+def _structure(module):
+    return [(part, _contents(part)) for part in module.modules()]
 
 
 def _trained_entries(module):
     """Name -> whether it is trained, of all entries of the state dict."""
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     return {name: name in trained for name in [*module.state_dict(), *trained]}
-
-
-def _owners(module, parameters):
-    """(module, key) under which each parameter is first found."""
-    found = {}
-    for owner in module.modules():
-        for key, parameter in owner._parameters.items():
-            found.setdefault(id(parameter), (owner, key))
-    return [found[id(parameter)] for parameter in parameters]
 
 
 def _lies_permuted(parameter, channels_last):

@@ -1,8 +1,10 @@
 """`average`: periodic averages in a training loop that keeps its torch optimizer."""
 
 import dataclasses
+import weakref
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.algorithms.fedopt import FedAdam
@@ -28,6 +30,8 @@ def average(
     *,
     weight=1.0,
     timeout=TIMEOUT,
+    buffers="equal",
+    private=None,
     **settings,
 ):
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
@@ -49,8 +53,8 @@ def average(
 
     Args:
         model: a `torch.nn.Module`, also a compiled one. Its trainable parameters become views of one vector, and
-            begin with the values of rank 0; frozen parameters must be the same on all ranks. Float buffers
-            (batch-norm statistics) are averaged too.
+            begin with the values of rank 0; frozen parameters must be the same on all ranks. Float buffers that
+            change (batch-norm statistics) are averaged too.
         optimizer: a `torch.optim.Optimizer`, or several; needed for `exchange`.
         every: q, optimizer steps between two averages.
         exchange: names of the optimizer's state tensors that are averaged with the parameters.
@@ -59,6 +63,9 @@ def average(
         comm: an mpi4py communicator; None: COMM_WORLD.
         weight: > 0, of this rank in every average (its number of samples, say).
         timeout: seconds after which the job ends if a rank makes the others wait.
+        buffers: "equal": it is an error if buffers differ between the ranks; "rank0", "average": begin with those of
+            rank 0, or with the mean of the float ones.
+        private: names of parameters, buffers or modules that each rank keeps for itself, as in ``--private``.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay (adam).
 
     Returns:
@@ -72,13 +79,14 @@ def average(
     agree(link, lambda: check_arguments(model, every=every, weight=weight))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings))
     module = getattr(model, "_orig_mod", model)
-    check_same(link, module, algorithm, {"every": every, "outer": outer, "exchange": algorithm.names})
+    arguments = {"every": every, "outer": outer, "exchange": algorithm.names}
+    check_same(link, module, algorithm, arguments, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
 
     def make_oracle(client):
         return OptimizerState(client, flat, optimizers, algorithm.names)
 
-    return Averaged(module, algorithm, make_oracle, link, flat, every, weight)
+    return Averaged(module, algorithm, make_oracle, link, flat, every, weight, (buffers, private))
 
 
 def _make_algorithm(outer, exchange, optimizers, settings):
@@ -150,6 +158,34 @@ class OptimizerState(Oracle):
         client.counters = flat.counters
         self._flat, self._optimizers, self._names = flat, optimizers, names
         self.losses = []
+        self.watch()
+
+    def adopt(self):
+        self._flat.check()
+        self._flat.adopt()
+        self.client.counters = self._flat.counters
+
+    def watch(self):
+        """From now on, notice which optimizers step on the parameters, so that one made anew takes a former's place."""
+        mine = {id(parameter) for parameter in self._flat.parameters}
+        stepped = self._stepped = weakref.WeakSet()
+
+        def note(optimizer, *_):
+            if optimizer not in stepped and any(id(p) in mine for g in optimizer.param_groups for p in g["params"]):
+                stepped.add(optimizer)
+
+        self._watch = register_optimizer_step_post_hook(note) if self._names else None
+
+    def adopt_optimizers(self):
+        """If none of the optimizers has made a step since the last average, but others have, use the state of these."""
+        if not self._stepped:  # nothing is exchanged, or there was no step
+            return
+        stepped = list(self._stepped)
+        if not any(optimizer in self._stepped for optimizer in self._optimizers):
+            known = [optimizer for optimizer in self._optimizers if isinstance(optimizer, torch.optim.Optimizer)]
+            if len(known) == len(self._optimizers):  # of others nothing is noticed
+                self._optimizers = stepped
+        self._stepped.clear()
 
     def collect(self):
         """Make the named state tensors views of the rows, with their values; those that are views already stay.
@@ -157,7 +193,7 @@ class OptimizerState(Oracle):
         Raises:
             UserError: if the optimizers have no such state, or one of another shape than its parameter.
         """
-        self._flat.adopt_parameters(self.client.x)
+        self.adopt_optimizers()
         for name in self._names:
             found = 0
             for parameter, view in zip(self._flat.parameters, self._flat.views(self.client.rows[name])):
@@ -179,6 +215,8 @@ class OptimizerState(Oracle):
 
     def release(self):
         """Give the optimizers' state memory of its own."""
+        if self._watch is not None:
+            self._watch.remove()
         for parameter in self._flat.parameters:
             state = self._state_of(parameter)
             for name in self._names:
@@ -217,7 +255,7 @@ class Averaged(OwnLoop):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.federation.start()
+        self._start()
 
     def step(self, loss=None):
         """Say that the optimizer has made a step; after every `every` of them, the average.

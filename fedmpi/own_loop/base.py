@@ -14,6 +14,7 @@ from fedmpi.comm.link import Traffic
 from fedmpi.config.foreign_names import OURS
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
+from fedmpi.federation.private import matching, private_places
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
 from fedmpi.membership.equality import check_same_model, check_software
@@ -35,6 +36,7 @@ class OwnLoop:
         model: the `torch.nn.Module`. algorithm: an `Algorithm`. make_oracle: function(`Client`) -> oracle.
         link: a `Link` over the ranks. flat: the model as a `FlatModule`.
         local_steps: q. weight: > 0, of this rank in every average.
+        start: the arguments (buffers, private) of `fedmpi.average`.
 
     Attributes:
         federation: the `Federation`.
@@ -42,20 +44,21 @@ class OwnLoop:
         round_loss: mean loss of the last round over all clients; nan if unknown.
     """
 
-    def __init__(self, model, algorithm, make_oracle, link, flat, local_steps, weight=1.0):
+    def __init__(self, model, algorithm, make_oracle, link, flat, local_steps, weight, start):
         self._link, self._flat = link, flat
         agree(link, check_alone)
-        agree(link, lambda: _check_parameters(flat))
         weights = link.allgather([weight])[:, 0]
         if not (weights > 0).all():
             raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
         weights = None if (weights == weights[0]).all() else weights.tolist()
         plan = Plan(link.size, local_steps, weights=weights)
-        variables = Variables(flat.x, flat.buffers, flat.segments)
+        places, own = _begin_equal(flat, link, weight, *start)
+        variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, flat.buffer_parts)
         self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
         self._client = self.federation.clients[0]
         self.federation.request = self._step_size_bits
-        self._copy_model_of_rank_0()
+        self.federation.private.give(self._client, *own)
+        link.traffic = Traffic()
         flat.point_at(self._current(), self._client.buffers)
         self._steps, self._done = None, 0  # the generator of the current round; the local steps made in it
         self._accounts = None  # what `accounts` returns after `finish`
@@ -152,14 +155,17 @@ class OwnLoop:
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
         if self._accounts is not None:
             return
+        self._adopt()
         if self._steps is not None:
             self._advance(ends=True)
+        self._keep_private()
         self.federation.end()
         self._accounts = self.accounts()
         flat, x = self._flat, self._current()
         flat.point_at(x.clone(), self._client.buffers.clone())
         for parameter in flat.parameters:
             parameter.data = parameter.data.clone()
+        self.federation.private.clean()  # the model has them
         check_result(self.federation)
         close_link(self._link)
 
@@ -168,7 +174,10 @@ class OwnLoop:
 
         `torch.save` can write it; each rank writes its own.
         """
+        self._flat.adopt()
+        self._keep_private()
         state = {name: _copied(value) for name, value in self.federation.state().items()}
+        state["loop/agreed_buffers"] = self.federation.store.sent.agreed.clone()
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
         return state | scratch | {f"loop/{name}": value for name, value in self._owner().items()}
 
@@ -185,10 +194,13 @@ class OwnLoop:
             self.federation.restore(state)
             for name in self.federation.algorithm.scratch:
                 self._client.rows[name].copy_(state[f"loop/rows/{name}"])
+            if "loop/agreed_buffers" in state:
+                self.federation.store.sent.agree_on(state["loop/agreed_buffers"])
             self._done, self._steps = int(state["loop/step"]), None
         except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"the state does not belong to this rank, model and algorithm: {error}") from None
         self.averaged = self._done == 0
+        self.federation.private.give_back(self._client)
         if self._done:
             self._begin_round(self._done)
         self._flat.point_at(self._current(), self._client.buffers)
@@ -211,6 +223,65 @@ class OwnLoop:
         found = zlib.crc32(repr(getattr(self.federation.algorithm, "step_size", None)).encode()) & every
         return found | (found ^ every) << DIGEST_BITS
 
+    def set_model(self, state):
+        """Go on from other values of the model: those of rank 0 on all ranks, but private ones; between two rounds.
+
+        An outer optimizer does not take the difference for a move; its moments stay, as all rows that are no models.
+
+        Args:
+            state: name -> tensor, as `state_dict()` of the model; entries that are missing stay as they are.
+
+        Raises:
+            UserError: on every rank, within a round, or for a name or shape that the model does not have.
+        """
+        flat, store, x = self._flat, self.federation.store, self.federation.server.x
+        private, traffic = self.federation.private, dataclasses.replace(self._link.traffic)
+        agree(self._link, lambda: self._check_state(state))
+        self._adopt()
+        self._keep_private()
+        frozen = [value for name, value in flat.module.named_parameters() if name not in flat.names]
+        with torch.no_grad():
+            for name, value in {**dict(flat.module.named_buffers()), **flat.named_values(x, store.buffers)}.items():
+                if name in state:
+                    value.copy_(state[name])
+            for tensor in (x, store.buffers, *flat.counters, *frozen):
+                _take_rank_0s(self._link, tensor)
+        self._link.traffic = traffic
+        store.sent.agree_on(store.buffers)
+        for names, rows in ((store.server_rows(), store.server_rows()), (self._client.own, self._client.rows)):
+            for name in names:
+                if name.startswith("x_"):  # models of former steps and rounds
+                    rows[name].copy_(x)
+            private.clean()
+            private.give_back(self._client)
+        flat.point_at(self._current(), self._client.buffers)
+
+    def _check_state(self, state):
+        if not self.averaged:
+            raise UserError("set_model: a round has begun: call it after a step with fed.averaged")
+        values = self._flat.module.state_dict()
+        for name, value in state.items():
+            if name not in values or values[name].shape != value.shape:
+                raise UserError(f"set_model: the model has no '{name}' of shape {list(value.shape)}")
+
+    def _adopt(self):
+        """Take what the loop has assigned to the model's tensors since the last step, see `FlatModule.adopt`."""
+        try:
+            self._flat.adopt()
+        except UserError as error:
+            self.federation.refuse(error)
+
+    def _start(self):
+        """The initial estimates; private values are in the rows before and after it."""
+        self._keep_private()
+        self.federation.start()
+        self.federation.private.give_back(self._client)
+
+    def _keep_private(self):
+        """Between two rounds the private values are in the rows, so that the loop has this rank's own model."""
+        if self._steps is None:
+            self.federation.private.keep(self._client)
+
     def _advance(self, ends=False):
         """Make the next local step, and what follows it up to the step after it; or end the round before it."""
         if self._accounts is not None:
@@ -223,6 +294,7 @@ class OwnLoop:
             self.averaged = False
         except StopIteration as end:
             self.round_loss, self._steps, self._done, self.averaged = end.value, None, 0, True
+            self.federation.private.give_back(self._client)
             found = self.federation.requests
             if found & found >> DIGEST_BITS & (1 << DIGEST_BITS) - 1:
                 raise UserError(
@@ -234,6 +306,8 @@ class OwnLoop:
     def _begin_round(self, first_step):
         """Everything of a round before its local step number `first_step`."""
         check_alone()
+        if not first_step:
+            self._keep_private()
         self._steps = self.federation.steps(first_step)
         next(self._steps)
 
@@ -241,37 +315,78 @@ class OwnLoop:
         """[dim] the model that this rank has now."""
         return self._client.rows.get("x", self.federation.server.x)
 
-    def _copy_model_of_rank_0(self):
-        """Give all ranks the parameters and float buffers of rank 0; the traffic for it is not counted."""
-        store, x = self.federation.store, self.federation.server.x
-        values, before = torch.cat([x, store.buffers]), store.outgoing.clone()
-        block = store.outgoing[: values.numel()]
-        block.copy_(values) if self._link.rank == 0 else block.zero_()
-        self._link.allreduce(block)
-        values.copy_(block)
-        store.outgoing.copy_(before)
-        x.copy_(values[: x.numel()])
-        store.buffers.copy_(values[x.numel() :])
-        self._link.traffic = Traffic()
+
+def _begin_equal(flat, link, weight, buffers, private):
+    """Give all ranks the parameters of rank 0, and equal buffers. Collective on the link.
+
+    Args:
+        flat: a `FlatModule`, whose messages become those of a user's own loop. weight: of this rank in averages.
+        buffers, private: see `fedmpi.average`.
+
+    Returns:
+        (the private slices of (x, buffers), this rank's own (x, buffers)).
+
+    Raises:
+        UserError: on every rank, if buffers differ and should not.
+    """
+    flat.changed_by, flat.remedy = "the loop", "call finish(), and then join or average again"
+    places = agree(link, lambda: private_places(flat, private) if private else ((), ()))
+    own = flat.x.clone(), flat.buffers.clone()
+    for tensor in (flat.x, flat.buffers, *(flat.counters if buffers == "rank0" else ())):
+        _take_rank_0s(link, tensor)
+    if buffers == "average" and flat.num_buffers:
+        total = link.allgather([weight]).sum()
+        for part in flat.buffer_parts:
+            mine, first = part.of(own[1]).double(), part.of(flat.buffers).double()
+            moves = torch.where(mine == first, 0.0, mine - first).mul_(weight)  # so that equal ones stay as they are
+            link.allreduce(moves)
+            part.of(flat.buffers).copy_(first + moves / total)
+    return places, own
 
 
-def check_same(link, module, algorithm, arguments):
+def _take_rank_0s(link, tensor):
+    """Give a tensor the bits that it has on rank 0. Collective on the link."""
+    host = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if host.numel():
+        link.broadcast(host.reshape(-1).view(torch.uint8).numpy())
+        tensor.detach().copy_(host)
+
+
+def check_same(link, module, algorithm, arguments, buffers, private):
     """Check that all ranks run the same fedmpi, with the same model, but for trained values, and the same settings.
 
     Collective on the link.
 
     Args:
         algorithm: an `Algorithm`, whose fields are settings. arguments: name -> value of the others.
+        buffers, private: see `fedmpi.average`.
 
     Raises:
         AgreedUserError: on every rank, with the first that differs, and on which ranks.
     """
     check_software(link)
+    own = agree(link, lambda: _private_names(module, buffers, private))
+    arguments = {**arguments, "buffers": buffers, "private": private}
     fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
     texts = {name: _as_text(value) for name, value in {**arguments, **fields}.items()}
     check_equal(link, texts, "expected the same on all ranks, but for weight")
-    frozen = {parameter for parameter in module.parameters() if not parameter.requires_grad}
-    check_same_model(link, module, "must be the same on all ranks", frozen.__contains__)
+    tensors = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    tensors |= module.named_buffers() if buffers == "equal" else {}
+    compared = {tensor for name, tensor in tensors.items() if name not in own}
+    hint = 'must be the same on all ranks; buffers="rank0" or "average" makes buffers equal, private="NAME" keeps parts'
+    check_same_model(link, module, hint, compared.__contains__)
+
+
+BUFFERS = ("equal", "rank0", "average")
+
+
+def _private_names(module, buffers, private):
+    """The names that `private` selects; raises UserError for a wrong argument. Not collective."""
+    if buffers not in BUFFERS:
+        raise UserError(f"buffers = {buffers!r}: expected one of {', '.join(BUFFERS)}{nearest(buffers, BUFFERS)}")
+    if not isinstance(private, str | None):
+        raise UserError(f"private = {private!r}: expected names with commas between them, like 'head,bn'")
+    return matching(module, private, "private") if private else ()
 
 
 def _as_text(value):
@@ -313,17 +428,6 @@ def known_settings(owner, names, settings):
             hint = f"; its name in fedmpi is {ours}" if ours in names else nearest(name, names)
             raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
     return settings
-
-
-def _check_parameters(flat):
-    """Raise UserError unless all parameters can lie in one row; not collective."""
-    kinds = {(parameter.dtype, parameter.device) for parameter in flat.parameters}
-    if len(kinds) > 1 or next(iter(kinds))[0] not in (torch.float32, torch.float64):
-        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise UserError(
-            f"the trainable parameters are {found}: expected all of them in float32 or float64 and on one device "
-            "(torch.autocast computes in bfloat16 with parameters in float32)"
-        )
 
 
 def _copied(value):

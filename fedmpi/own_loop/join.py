@@ -23,6 +23,8 @@ def join(
     timeout=TIMEOUT,
     clip_norm=None,
     weight_decay=0.0,
+    buffers="equal",
+    private=None,
     **settings,
 ):
     """Let this rank be a client of a federation that trains `model` by an algorithm. Collective on `comm`.
@@ -47,6 +49,7 @@ def join(
         weight: > 0, of this rank in every average (its number of samples, say).
         timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
+        buffers, private: see `average`.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -60,14 +63,14 @@ def join(
     agree(link, lambda: check_arguments(model, weight=weight, **given))
     algorithm = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = getattr(model, "_orig_mod", model)
-    check_same(link, module, algorithm, {"algorithm": command_name(type(algorithm)), **given})
+    check_same(link, module, algorithm, {"algorithm": command_name(type(algorithm)), **given}, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
     rows = flat.x.new_zeros(2, flat.dim)
 
     def make_oracle(client):
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight)
+    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight, (buffers, private))
 
 
 def _make_algorithm(algorithm, settings):
@@ -98,7 +101,7 @@ class Joined(OwnLoop):
             closure: see `step`.
         """
         self._client.oracle.closure = closure
-        self.federation.start()
+        self._start()
         self._has_started = True
         self._flat.point_at(self._current())
 
@@ -116,6 +119,7 @@ class Joined(OwnLoop):
         Raises:
             Diverged: on every rank, at an average, if a loss since the last one is not finite.
         """
+        self._adopt()
         if not self._has_started:
             self.start(closure)
         oracle = self._client.oracle

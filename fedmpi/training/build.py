@@ -127,7 +127,7 @@ def prepare(config, link):
         agree(link, lambda: try_metrics(flat, task, link))
     oracles = _oracles(config, task, flat, samplers)
     private = agree(link, lambda: private_parts(run, task, flat))
-    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private)
+    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, flat.buffer_parts)
     observe = SlowSteps(link, context.device)
     federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables, observe=observe))
     if run.stack > 1:

@@ -62,7 +62,7 @@ class Evaluation:
             UserError: if training has changed which parameters and buffers the module has.
         """
         job = self._job
-        job.flat.check_entries()
+        job.flat.check()
         job.flat.point_at(x, buffers.clone())  # a copy: a module may write to its buffers even in evaluation mode
         # The model that is saved has the integer buffers of this rank's first client.
         job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])

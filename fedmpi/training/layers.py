@@ -1,54 +1,34 @@
 """Which layers are private or frozen: patterns of names, as `--private` and `--freeze` give them. Not collective."""
 
-import fnmatch
-
-from torch.nn.modules.batchnorm import _BatchNorm
-
 from fedmpi.errors import UserError
-from fedmpi.settings import nearest
-
-BATCH_NORM = "bn"  # in a list of patterns: all batch-norm layers
-
-
-def matching(module, text, setting):
-    """The names of a module's parameters and buffers that match some patterns.
-
-    Args:
-        module: a `torch.nn.Module`. text: patterns separated by commas, each of names of parameters, buffers or
-            modules; or "bn". setting: how the user gave it, for the message.
-
-    Raises:
-        UserError: if a pattern matches nothing.
-    """
-    names, found = list(module.state_dict()), set()
-    norms = [prefix for prefix, part in module.named_modules() if isinstance(part, _BatchNorm)]
-    for pattern in filter(None, map(str.strip, text.split(","))):
-        patterns = [pattern, f"{pattern}.*"]
-        if pattern == BATCH_NORM and norms:
-            patterns = [f"{prefix}.*" for prefix in norms]
-        meant = {name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
-        if not meant:
-            known = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise UserError(
-                f"{setting} = {text}: no layer is called {pattern}; the model has {known}{nearest(pattern, names)}"
-            )
-        found |= meant
-    return found
+from fedmpi.federation.private import matching, private_places
 
 
 def freeze(module, text):
     """Exclude the parameters that `--freeze` names from training; None: none.
 
+    Returns:
+        the modules whose float buffers (batch-norm statistics) are all among them: these must not change either.
+
     Raises:
         UserError: if a pattern matches nothing, or nothing would be left to train.
     """
     if text is None:
-        return
+        return []
     names = matching(module, text, "freeze")
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name not in names)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise UserError(f"freeze = {text}: leaves nothing to train")
+    parts = []
+    for prefix, part in module.named_modules():
+        floats = [f"{prefix}.{key}".lstrip(".") for key, value in part._buffers.items() if _is_float(value)]
+        parts += [part] if floats and names.issuperset(floats) else []
+    return parts
+
+
+def _is_float(buffer):
+    return buffer is not None and buffer.is_floating_point()
 
 
 def private_parts(run, task, flat):
@@ -67,11 +47,4 @@ def private_parts(run, task, flat):
             raise UserError(
                 f"private = {run.private}: expected {name} = {needed}, because each client has its own model"
             )
-    names = matching(flat.module, run.private, "private")
-    private = tuple(part for name, part in zip(flat.names, flat.segments) if name in names)
-    buffers = tuple(part for name, part in flat.buffer_slices.items() if name in names)
-    if not private and not buffers:
-        raise UserError(
-            f"private = {run.private}: selects only frozen layers or counters, which are not averaged anyway"
-        )
-    return private, buffers
+    return private_places(flat, run.private)

@@ -43,8 +43,9 @@ def build_model(config, context, task):
     for name, tensor in _entries(module):
         if is_lazy(tensor):
             raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
-    freeze(module, run.freeze)
+    frozen_parts = freeze(module, run.freeze)
     flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
+    flat.frozen_parts += frozen_parts
     check_savable(module, describe_model(config, task))
     return flat
 
@@ -153,7 +154,7 @@ def try_training(config, flat, task, samplers):
         UserError: one line, if the pass fails, or the loss does not depend on the parameters or is not finite.
     """
     module, frozen, client = flat.module, _frozen(flat.module), next(iter(samplers))
-    module.train()
+    flat.train()
     try:
         with _trying(flat), noise_kept(flat.x.device):
             seed_all(derive(config.run.seed, "try"), flat.x.device)
@@ -176,7 +177,7 @@ def try_training(config, flat, task, samplers):
             f"a pass changes the frozen parameter '{changed[0]}', which no average reaches: make it a buffer "
             "(buffers are averaged)",
         )
-    flat.check_entries()
+    flat.check()
     loss = losses[0]
     if not loss.isfinite().all():
         raise _wrong(

@@ -69,7 +69,7 @@ def _tried_reason(flat, oracle, recordings):
         _, g = oracle.evaluate(z, sample)
         return [value.clone() for value in (g, z, *state)]
 
-    flat.module.train()
+    flat.train()
     try:
         with noise_kept(flat.x.device):
             samples = [oracle.sample(number) for number in (0, 1)]

@@ -58,7 +58,7 @@ def _tried_reason(config, task, flat, samplers):
     oracle = kind.make(Client(client, buffers=flat.buffers), objective, kind.workspace(flat.x))
     z = flat.x.clone()
     flat.point_at(z, flat.buffers)
-    flat.module.train()
+    flat.train()
     try:
         with noise_kept(z.device):
             xi = oracle.sample(0)

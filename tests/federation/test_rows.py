@@ -5,24 +5,32 @@ import torch
 
 from fedmpi.algorithms import FAFED, FedAvg, LocalAMSGrad, NaiveAdaptiveFedAvg
 from fedmpi.comm.link import SoloLink
+from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.rows import RowStore
 from fedmpi.federation.sums import make_sums
+from fedmpi.oracles.flat_module import BufferPart
+
+
+def sent(size):
+    return SentBuffers(torch.zeros(size), [BufferPart("buffer", 0, size, torch.float32)])
 
 
 @pytest.mark.parametrize("num_local", [1, 3])
 def test_exchanged_rows_are_one_contiguous_block(num_local):
-    store = RowStore(FAFED(), dim=5, num_buffers=2, num_local=num_local, dtype=torch.float32)
+    store = RowStore(FAFED(), dim=5, buffers=sent(2), num_local=num_local, dtype=torch.float32)
     rows = store.client_rows(0)
     assert rows["m"].data_ptr() == rows["x"].data_ptr() + 5 * 4
     assert rows["v"].data_ptr() == rows["m"].data_ptr() + 5 * 4
-    assert store.work_buffers.data_ptr() == rows["v"].data_ptr() + 5 * 4  # the buffers travel behind the last row
+    store.sent.send([1])
+    store.begin_exchange(("m", "v"), True)
+    assert store.turn().data_ptr() == rows["m"].data_ptr() and store.turn().numel() == 12, "they are sent behind"
     assert store.buffers.numel() == 2
     with pytest.raises(ValueError, match="not consecutive"):
         store.begin_exchange(("x", "v"), True)
 
 
 def test_one_client_per_rank_copies_nothing():
-    store = RowStore(FAFED(), dim=5, num_buffers=0, num_local=1, dtype=torch.float32)
+    store = RowStore(FAFED(), dim=5, buffers=None, num_local=1, dtype=torch.float32)
     client, averaged = store.client_rows(0), store.averaged_rows()
     for name in ("x", "m", "v"):
         assert client[name].data_ptr() == averaged[name].data_ptr()
@@ -31,7 +39,7 @@ def test_one_client_per_rank_copies_nothing():
 
 def averaged(sums, values, participants):
     """x after an exchange in which each participant sends its value; the sum of all of them."""
-    store = RowStore(FedAvg(), dim=1, num_buffers=0, num_local=len(values), dtype=torch.float32, sums=sums)
+    store = RowStore(FedAvg(), dim=1, buffers=None, num_local=len(values), dtype=torch.float32, sums=sums)
     store.begin_exchange(("x",), True, participants)
     for client in participants:
         store.begin_turn(client)
@@ -67,7 +75,7 @@ def test_absent_clients_are_left_out_of_the_tree():
 
 @pytest.mark.parametrize("num_local", [1, 2])
 def test_without_participants_the_sum_is_zero(num_local):
-    store = RowStore(FedAvg(), dim=3, num_buffers=0, num_local=num_local, dtype=torch.float32)
+    store = RowStore(FedAvg(), dim=3, buffers=None, num_local=num_local, dtype=torch.float32)
     store.client_rows(0)["x"].fill_(7)
     store.begin_exchange(("x",), True)
     store.average(1)
@@ -76,21 +84,21 @@ def test_without_participants_the_sum_is_zero(num_local):
 
 @pytest.mark.parametrize("poison", [False, True])
 def test_scratch_rows_are_filled_with_nan_only_if_asked_for(poison):
-    store = RowStore(NaiveAdaptiveFedAvg(), dim=3, num_buffers=0, num_local=2, dtype=torch.float32, poison=poison)
+    store = RowStore(NaiveAdaptiveFedAvg(), dim=3, buffers=None, num_local=2, dtype=torch.float32, poison=poison)
     store.begin_turn(1)
     assert store.client_rows(1)["denominator"].isnan().all() == poison
     assert not store.client_rows(1)["x"].isnan().any()
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "num_local", "num_blocks", "num_rows"),
+    ("algorithm", "num_local", "num_blocks", "num_vectors", "num_rows"),
     [
-        (FedAvg(), 1, 1, 0),
-        (FedAvg(), 5, 2 + 3, 0),  # work, average; sums of 1, 2 and 4 clients
-        (LocalAMSGrad(), 2, 2 + 2 + 2, 2 * 2 + 1),  # what is still to be sent of each client; m, v of each, scratch
+        (FedAvg(), 1, 1, 2, 0),  # the buffers, and the values of those that are not sent
+        (FedAvg(), 5, 2 + 3, 3, 0),  # work, average; sums of 1, 2 and 4 clients
+        (LocalAMSGrad(), 2, 2 + 2 + 2, 3 + 2, 2 * 2 + 1),  # what is to be sent of each; m, v of each, scratch
     ],
 )
-def test_bytes_are_those_of_all_rows_and_sums(algorithm, num_local, num_blocks, num_rows):
-    store = RowStore(algorithm, dim=100, num_buffers=7, num_local=num_local, dtype=torch.float32)
+def test_bytes_are_those_of_all_rows_and_sums(algorithm, num_local, num_blocks, num_vectors, num_rows):
+    store = RowStore(algorithm, dim=100, buffers=sent(7), num_local=num_local, dtype=torch.float32)
     block = 100 * len(algorithm.exchanged) + 7
-    assert store.nbytes == 4 * (num_blocks * block + 100 * (num_rows + len(algorithm.server_rows)))
+    assert store.nbytes == 4 * (num_blocks * block + 7 * num_vectors + 100 * (num_rows + len(algorithm.server_rows)))

@@ -72,6 +72,7 @@ def end(how):
         time.sleep(1000)
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1000)  # a launcher may let it continue while it ends the job
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     raise kinds[how]
