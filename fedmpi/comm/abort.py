@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 
+from mpi4py import MPI
+
 
 def abort(comm, code):
     """End the whole job at once with an exit code, also ranks that wait inside a collective. Not collective.
@@ -10,9 +12,12 @@ def abort(comm, code):
     MPI_Abort ends this process by exit(code), which first calls what libraries have registered with atexit. That can
     take so long that MPICH's launcher kills this rank like all others, and returns the signal's number 9 as the exit
     code of the job. So a handler is registered that ends the process before the others run.
+
+    Args:
+        comm: an mpi4py communicator; None: COMM_WORLD.
     """
     with contextlib.suppress(OSError, AttributeError):  # the C library is another one
         library = ctypes.CDLL(None)
         # Handlers run in reverse order, so this one is the first.
         library.__cxa_atexit(library._exit, ctypes.c_void_p(code), None)
-    comm.Abort(code)
+    (comm or MPI.COMM_WORLD).Abort(code)

@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from fedmpi.comm.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS, started_by
 from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT
@@ -27,7 +28,7 @@ def open_link(comm=None, timeout=TIMEOUT):
     """
     if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX - GRACE:
         raise UserError(f"timeout = {timeout!r}: expected a number of seconds > 0")
-    late = threading.Timer(timeout + GRACE, _end_opening, [timeout])  # there is no roll call yet
+    late = threading.Timer(timeout + GRACE, _end_opening, [comm, timeout])  # there is no roll call yet
     late.daemon = True
     late.start()
     try:
@@ -55,8 +56,8 @@ def check_alone():
         )
 
 
-def _end_opening(timeout):
-    """End this process, and by that the job: some ranks have not come."""
+def _end_opening(comm, timeout):
+    """End the job: some ranks have not come."""
     time.sleep(OUTPUT_SECONDS * (started_by()[2] > 0))  # rank 0 ends this one meanwhile, if it is here
     print(
         f"fedmpi: error: not all ranks have begun a federation within {timeout:g} s: some have ended, are stuck, or do "
@@ -64,4 +65,5 @@ def _end_opening(timeout):
         file=sys.stderr,
         flush=True,
     )
-    os._exit(TIMED_OUT)
+    threading.Timer(GRACE, os._exit, [TIMED_OUT]).start()  # if this rank is stuck within MPI
+    abort(comm, TIMED_OUT)

@@ -1,5 +1,6 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
+import copy
 import dataclasses
 import math
 import numbers
@@ -235,7 +236,7 @@ class OwnLoop:
             UserError: on every rank, within a round, or for a name or shape that the model does not have.
         """
         flat, store, x = self._flat, self.federation.store, self.federation.server.x
-        private, traffic = self.federation.private, dataclasses.replace(self._link.traffic)
+        private, traffic = self.federation.private, copy.copy(self._link.traffic)
         agree(self._link, lambda: self._check_state(state))
         self._adopt()
         self._keep_private()
