@@ -353,7 +353,7 @@ REASONS = {
     "bench.parts.jobs.measure: rmtree": TEMPORARY,
     "bench.results.Results.write: open": PART,
     "comm.shared_memory.remove_remains: unlink": "memory in /dev/shm of this user that no process has open",
-    "comm.window._map_together: open": "memory in /dev/shm, which is there only until all ranks of the machine have mapped it",
+    "comm.window._map_together: open": "memory in /dev/shm, until all ranks of the machine have mapped it",
     "comm.window._map_together: unlink": "its own file in /dev/shm, once all ranks of the machine have mapped it",
     "comm.transports.ipc.HostMemory.allocate: ftruncate": TEMPORARY,
     "comm.transports.ipc.HostMemory.allocate: mkstemp": TEMPORARY,

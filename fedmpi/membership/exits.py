@@ -1,6 +1,7 @@
 """A rank that ends while links are open: the others would wait for it forever, so all ranks end, or the job does."""
 
 import atexit
+import builtins
 import dataclasses
 import functools
 import os
@@ -49,11 +50,14 @@ def _install():
     atexit.register(_end_together)
     sys.excepthook = functools.partial(_end_by_error, sys.excepthook)
     sys.exit = functools.partial(_exit, sys.exit)
+    for name in ("exit", "quit"):  # are there unless Python was started with -S
+        if hasattr(builtins, name):
+            setattr(builtins, name, functools.partial(_exit, getattr(builtins, name)))
     os._exit = functools.partial(_exit_at_once, os._exit)
 
 
 def _exit(leave, code=None, /):
-    """sys.exit, which remembers its code: at exit, Python does not say with which one it ends."""
+    """sys.exit and the like, which remembers its code: at exit, Python does not say with which one it ends."""
     global _exit_code
     _exit_code = 0 if code is None else code & 255 if isinstance(code, int) else 1
     leave(code)
