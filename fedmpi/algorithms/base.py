@@ -33,7 +33,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedmpi.algorithms import schedules
-from fedmpi.errors import UserError
 from fedmpi.settings import check, setting
 
 
@@ -190,21 +189,6 @@ class Algorithm:
             "cosine": schedules.CosineDecay(self.schedule_period, self.schedule_factor),
         }
         return factors[self.schedule]
-
-    def compiled(self, like: Any) -> "Algorithm":
-        """The same algorithm with its update compiled into one pass over the rows, which takes some seconds.
-
-        It computes what the algorithm's own arithmetic computes, up to the last digits.
-
-        Args:
-            like: a [dim] tensor of the rows' dtype and device.
-
-        Raises:
-            UserError: one line, if there is no compiled update or no compiler.
-        """
-        raise UserError(
-            f"fused_update = true: there is no compiled update of {type(self).__name__}; leave fused_update off"
-        )
 
     def start(self, client: Any, server: Any, oracle: Any) -> None:
         """Before the first round: fill the client's rows named in `exchanged_at_start`."""

@@ -21,7 +21,7 @@ from fedmpi.text import short
 
 SWITCHES = ("print_config", "traceback", "help")  # flags without a value
 FLAGS = ("preset", "config", "list")  # flags with one
-SHORT = {"data": "task.data", "autocast": "oracle.autocast"}  # short key -> key
+SHORT = {"data": "task.data", "autocast": "oracle.autocast", "compile": "oracle.compile"}  # short key -> key
 _PLAIN = {
     int: r"[-+]?(0|[1-9]\d{0,17})",
     float: r"[-+]?((0|[1-9]\d{0,17})(\.\d*)?|\.\d+)([eE][-+]?\d{1,2})?",

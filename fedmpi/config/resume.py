@@ -20,6 +20,8 @@ from fedmpi.run_files import (
 from fedmpi.settings import former_names
 
 AUTO = "auto"
+# Settings of former versions that changed how fast a run was, and no result but in its last digits.
+REMOVED = ("channels_last", "direct_gradients", "fused_update", "cuda_graph", "tune_malloc")
 NOT_TAKEN = ("out", "name", "ranks", "resume")  # settings that a resumed run does not take from its folder
 
 
@@ -93,7 +95,7 @@ def assignments_above(resumed, layers):
     if resumed is None:
         return layers.assignments
     assignments, _ = rename(assignments_of(resumed["settings"]), former_names(Run))
-    return layers.above([(key, text) for key, text in assignments if key not in NOT_TAKEN])
+    return layers.above([(key, text) for key, text in assignments if key not in (*NOT_TAKEN, *REMOVED)])
 
 
 def resumed_folder(resumed):

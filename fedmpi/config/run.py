@@ -146,9 +146,9 @@ class Run:
     transport: str = setting(
         "auto",
         "how vectors are summed over the ranks: allreduce (by MPI), shared (in the node's shared memory), auto (the "
-        "fastest that works); for GPUs, and not tested on one: ipc (in the memory of a node's GPUs), nccl, cuda_aware "
-        "(by an MPI that reads GPU memory), staged (through host memory in overlapping chunks)",
-        among=("auto", "allreduce", "shared", "staged", "nccl", "cuda_aware", "ipc"),
+        "fastest that works); for GPUs, and not tested on one: nccl, cuda_aware (by an MPI that reads GPU memory), "
+        "staged (through host memory in overlapping chunks)",
+        among=("auto", "allreduce", "shared", "staged", "nccl", "cuda_aware"),
         role="speed",
     )
     reduction: str = setting(
@@ -179,17 +179,6 @@ class Run:
         least=1,
         role="speed",
     )
-    channels_last: bool = setting(True, "store convolution weights in channels-last order", role="speed")
-    direct_gradients: bool = setting(
-        True,
-        "large linear layers write the gradient of their weights straight into the gradient vector, without a copy",
-        role="speed",
-    )
-    fused_update: bool = setting(
-        False,
-        "compile FAFED's update into one pass over memory; helps large models with short steps; needs a C++ compiler",
-        role="speed",
-    )
     stack: int = setting(
         1,
         "K, clients of a rank that take each local step at once, for GPUs with many small clients (docs/gpu.md; not "
@@ -213,14 +202,6 @@ class Run:
         "on a CPU all are",
         role="speed",
     )
-    cuda_graph: str = setting(
-        "auto",
-        "on: replay local steps, or at least gradients, from CUDA graphs, for small models on GPUs (docs/gpu.md); off; "
-        "auto: off, because it has not been tested on a GPU",
-        among=("auto", "on", "off"),
-        role="speed",
-    )
-    tune_malloc: bool = setting(True, "configure malloc to keep freed memory, which saves page faults", role="speed")
 
     def __post_init__(self):
         check(self)

@@ -67,7 +67,6 @@ class Federation:
         request: function without arguments, called whenever the ranks exchange their losses; it returns a whole number,
             of which the bits are this rank's requests to all (a checkpoint is due, a signal has come).
         requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
-        local_step: what stands for the algorithm's (`fedmpi.federation.recorded`), or None.
         stack: None, or the `Stack` in which up to K clients of this rank take each local step at once. `steps` does
             not stop in these steps, and `observe` is not called after them. Only for algorithms that are `stackable`.
 
@@ -105,7 +104,7 @@ class Federation:
         self.seconds, self.worked = {"local": 0.0, "communication": 0.0}, WorkClock()
         self.selected = None
         self.request, self.requests = lambda: 0, 0
-        self.stack, self.local_step = None, None
+        self.stack = None
 
     def _make_client(self, position, index, make_oracle):
         rows, buffers = self.store.client_rows(position), self.store.work_buffers
@@ -371,7 +370,7 @@ class Federation:
                     self._show_round(self.server.round.shortened(step))
                     break
                 client.step_index = step
-                (self.local_step or algorithm.local_step)(client, server, client.oracle)
+                algorithm.local_step(client, server, client.oracle)
                 self._observe(self, self.round_index, step, client)
         try:
             client.oracle.adopt()

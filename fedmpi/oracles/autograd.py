@@ -16,31 +16,29 @@ class AutogradOracle(ModuleOracle):
     Args:
         autocast: whether the loss is evaluated in bfloat16 in the operations that torch considers safe; rows,
             gradients and what an algorithm does with them keep their precision.
-
-    Attributes:
-        recordings: the `fedmpi.oracles.graphs.Recordings` from which gradients are replayed, or None.
+        compile: mode of torch.compile for the model's passes; "off": they are not compiled.
     """
 
-    def __init__(self, client, objective, rows, autocast=False):
+    def __init__(self, client, objective, rows, autocast=False, compile="off"):
         super().__init__(client, objective, rows)
         self._autocast = autocast
-        self.recordings = None
+        self._module = self._flat.module if compile == "off" else _compiled(self._flat.module, compile)
 
     def _evaluate(self, z, xi, out):
-        if self.recordings is not None and xi.number >= 0:  # the first and the whole batch come once
-            seed = functools.partial(self._seed_noise, xi)
-            loss = self.recordings.evaluate(self._loss, seed, z, self._buffers, xi.batch, out)
-            if loss is not None:
-                return loss
         self._flat.point_at(z, self._buffers)
         self._seed_noise(xi)
-        return self._flat.gradient(lambda module: self._loss(module, xi.batch), out)
+        return self._flat.gradient(lambda module: self._loss(xi.batch), out)
 
-    def _loss(self, module, batch):
+    def _loss(self, batch):
         if not self._autocast:
-            return self._task.loss(module, batch)
+            return self._task.loss(self._module, batch)
         with torch.autocast(self._buffers.device.type, torch.bfloat16):
-            return self._task.loss(module, batch)
+            return self._task.loss(self._module, batch)
+
+
+@functools.lru_cache(maxsize=1)  # the clients of a rank have one model
+def _compiled(module, mode):
+    return torch.compile(module, mode=mode)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +52,18 @@ class Autograd(OracleKind):
         among=("off", "bf16"),
     )
 
+    compile: str = setting(
+        "off",
+        "mode of torch.compile for the model: default, or reduce-overhead, which uses CUDA graphs on a GPU; needs a C++ "
+        "compiler, and time at the start; the last digits may differ; short form: --compile",
+        among=("off", "default", "reduce-overhead"),
+    )
+
     def workspace(self, x):
         return x.new_zeros(2, x.numel())
 
     def make(self, client, objective, workspace):
-        return AutogradOracle(client, objective, workspace, autocast=self.autocast != "off")
+        return AutogradOracle(client, objective, workspace, self.autocast != "off", self.compile)
 
     def stacked(self, flat, task):
         return stacked_gradients(flat, task) if self.autocast == "off" else None

@@ -230,32 +230,13 @@ class ModuleOracle(Oracle):
         """Sample `number` of this client's stream: 0, 1, 2, ..., FIRST or WHOLE."""
         if self.random_batches:
             # The batch is made once, so both gradients of a pair see the same crops and flips.
-            of_batch = self.seed_of("augmentation", number)
+            of_batch = derive(self._objective.seed, "augmentation", self.client.index, number)
             self.seed(of_batch)
             if self._user_batches:
                 seed_all(of_batch, self._buffers.device)
-        return Sample(number, self.batch(self.indices(number)), self.seed_of("noise", number))
-
-    def indices(self, number):
-        """Which of the client's samples are in sample `number`."""
-        return self._objective.sampler(number)
-
-    def batch(self, indices):
-        """The minibatch of the client's samples at some indices; it may draw, see `random_batches`."""
         carried = (self.client.carried,) if self._carries else ()
-        return self._task.batch(self.client.index, indices, *carried)
-
-    def seed_of(self, kind, number):
-        """The seed of what sample `number` draws at random, of a kind: "augmentation" or "noise"."""
-        return derive(self._objective.seed, kind, self.client.index, number)
-
-    def account(self, num_draws, num_gradients, losses):
-        """Count draws and gradients that were made elsewhere, and take their losses, as `draw` and `gradient` do."""
-        self.client.num_draws += num_draws
-        self._expected -= num_draws
-        self._ahead.clear()
-        self.client.num_gradients += num_gradients
-        self.losses += losses
+        batch = self._task.batch(self.client.index, self._objective.sampler(number), *carried)
+        return Sample(number, batch, derive(self._objective.seed, "noise", self.client.index, number))
 
     def evaluate(self, z, xi):
         """(loss, gradient) at z on a sample, before clipping and not counted; valid until the next call."""

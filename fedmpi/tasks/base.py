@@ -115,8 +115,6 @@ class LoadedTask:
         random_loss: whether `loss` itself draws from torch's generator, besides what the module draws; it is then
             seeded before every `loss`.
         draws_outside_torch: whether a loss also draws from numpy's or Python's generator; those are then seeded, too.
-        gathers: whether `batch` does nothing but gather rows on the device, by operations of torch alone, from
-            memory that stays the same; a GPU can then replay it.
         is_on_host: whether data of this rank stay in the host's memory though it computes on a GPU.
         reading: how the data are read, as text for the user, or "".
         dealer: the `fedmpi.data.dealing.Dealer` of samples that are dealt anew in every round, or None.
@@ -136,7 +134,6 @@ class LoadedTask:
     user_batches = False
     random_loss = True
     draws_outside_torch = False
-    gathers = False
     is_on_host = False
 
     def build_model(self, model_class, model_settings):

@@ -228,10 +228,6 @@ class LoadedClassification(LoadedTask):
         return super().sampler(client, batch_size, first_batch_size, seed, self._samples_of(client).labels.device)
 
     @property
-    def gathers(self):
-        return self._transform is None and not self.is_on_host
-
-    @property
     def is_on_host(self):
         devices = [self._samples_of(client).labels.device for client in self._context.clients]
         return any(device != self._context.device for device in devices)

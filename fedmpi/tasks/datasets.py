@@ -129,10 +129,6 @@ class LoadedDatasets(LoadedClassification):
         return {"input": {"shape": list(self.shape), "divide_by": 1, "mean": [0.0], "std": [1.0]}}
 
     @property
-    def gathers(self):
-        return super().gathers and not self._is_read_anew
-
-    @property
     def reading(self):
         return "read in every pass; cache=True would keep them in memory" if self._is_read_anew else "kept in memory"
 

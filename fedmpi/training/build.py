@@ -30,7 +30,6 @@ from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, try_metrics, try_training
-from fedmpi.training.recording import record_gradients, record_steps
 from fedmpi.training.slow_steps import SlowSteps
 from fedmpi.training.stacking import make_stack
 
@@ -94,8 +93,7 @@ def prepare(config, link):
     run = config.run
     agree(link, lambda: check_launch(link, run.ranks))
     agree(link, check_alone)
-    if run.tune_malloc:
-        keep_freed_memory()
+    keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
     set_arithmetic(run.tf32, run.deterministic)
     link.transport, link.reduction = run.transport, run.reduction
@@ -117,7 +115,6 @@ def prepare(config, link):
         flat.module,
         "may not depend on the rank, the machine or the time (torch's, numpy's and Python's generators are seeded)",
     )
-    algorithm = agree(link, lambda: config.algorithm.compiled(flat.x) if run.fused_update else config.algorithm)
     samplers = {client: _sampler(run, task, context, client) for client in context.clients}
     plan, num_rounds, num_batches = agree(link, lambda: _plan(run, link, context, task, samplers))
     if config.task.has_model:
@@ -129,18 +126,11 @@ def prepare(config, link):
     private = agree(link, lambda: private_parts(run, task, flat))
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, flat.buffer_parts)
     observe = SlowSteps(link, context.device)
-    federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables, observe=observe))
+    federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, observe=observe))
     if run.stack > 1:
-        federation.stack, why_not = agree(link, lambda: make_stack(config, algorithm, task, flat, samplers))
+        federation.stack, why_not = agree(link, lambda: make_stack(config, config.algorithm, task, flat, samplers))
         if why_not and link.rank == 0:
             print(f"fedmpi: stack = {run.stack}: clients take turns, because {why_not}", file=sys.stderr, flush=True)
-    if run.cuda_graph == "on":  # auto is off: it has not run on a GPU
-        oracles = [client.oracle for client in federation.clients]
-        why_not = agree(link, lambda: record_gradients(config, task, flat, oracles))
-        if not why_not:
-            record_steps(federation, task)
-        elif link.rank == 0:
-            print(f"fedmpi: cuda_graph = on: nothing is recorded, because {why_not}", file=sys.stderr, flush=True)
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 
 

@@ -41,7 +41,7 @@ def private_parts(run, task, flat):
         return (), ()
     if not task.is_personal:
         raise UserError(f"private = {run.private}: this task cannot evaluate a model per client; classification can")
-    for name, needed in {"result": "last", "fused_update": False, "stack": 1}.items():
+    for name, needed in {"result": "last", "stack": 1}.items():
         value = getattr(run, name)
         if value != needed:
             raise UserError(

@@ -44,7 +44,7 @@ def build_model(config, context, task):
         if is_lazy(tensor):
             raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
     frozen_parts = freeze(module, run.freeze)
-    flat = FlatModule(module, channels_last=run.channels_last, direct_gradients=run.direct_gradients)
+    flat = FlatModule(module, channels_last=True)
     flat.frozen_parts += frozen_parts
     check_savable(module, describe_model(config, task))
     return flat

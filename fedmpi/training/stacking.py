@@ -34,9 +34,8 @@ def _declared_reason(config, algorithm, task, flat):
     run, oracle, name = config.run, config.oracle, command_name(type(config.algorithm))
     reasons = {
         f"the local step of {name}, as it is set, cannot be computed for several clients at once": (
-            not algorithm.stackable and not run.fused_update
+            not algorithm.stackable
         ),
-        "a compiled update (fused_update) is that of one client": run.fused_update,
         "gradients of several clients are not computed with autocast": getattr(oracle, "autocast", "off") != "off",
         f"oracle {command_name(type(oracle))}, as it is set, computes the gradient of one client at a time": (
             oracle.stacked(flat, task) is None

@@ -234,9 +234,8 @@ def test_settings_without_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     done = bench(1, "settings", "--quick", "--seconds", 0.2, "--set", "--local_steps 1")
     assert done.returncode == 0, done.stderr
-    assert "fused update: not possible here" in done.stdout
-    assert "CUDA graphs: not possible here" in done.stdout
-    assert "without channels_last" in done.stdout
+    assert "torch.compile: not possible here" in done.stdout
+    assert "plain Allreduce" in done.stdout
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -311,11 +310,7 @@ def test_gpu_link(tmp_path):
     assert "gpu_link: float32 sums over 2 ranks, vectors on the cpu" in done.stdout
     assert "no GPU is here: copies, gloo and files in shared memory stand in for it" in done.stdout
     assert "cuda_aware: transport = cuda_aware: it needs rows on a GPU" in done.stdout
-    names = {
-        f"gpu_link/cpu/{n}/{name}"
-        for n in (65536, 1 << 20)
-        for name in ("copies", "allreduce", "staged", "nccl", "ipc")
-    }
+    names = {f"gpu_link/cpu/{n}/{name}" for n in (65536, 1 << 20) for name in ("copies", "allreduce", "staged", "nccl")}
     assert names <= json.loads((tmp_path / "gpu_link.json").read_text())["measures"].keys()
 
 

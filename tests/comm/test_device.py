@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 import fedmpi
 import fedmpi.comm.transports
@@ -19,7 +18,6 @@ from fedmpi.comm.device import (
     set_arithmetic,
 )
 from fedmpi.comm.transports.base import Facts, Transport, choose
-from fedmpi.comm.transports.ipc import HANDLE_BYTES, GpuMemory
 from fedmpi.comm.transports.staged import HostCopies, sum_in_chunks
 from fedmpi.errors import UserError
 from fedmpi.registry import known
@@ -69,7 +67,7 @@ def test_torch_cuda_is_asked_only_for_what_other_gpus_do_not_have():
     package = pathlib.Path(fedmpi.__file__).parent
     files = {path for path in package.rglob("*.py") if re.search(r"torch\.cuda\.", path.read_text())}
     names = {str(path.relative_to(package)) for path in files if "bench" not in path.parts}
-    assert names == {"comm/transports/staged.py", "oracles/graphs.py"}  # pinning of memory in use, CUDA graphs
+    assert names == {"comm/transports/staged.py"}  # pinning of memory in use
 
 
 @pytest.mark.parametrize(
@@ -133,14 +131,14 @@ def test_tf32_and_determinism_are_off_unless_a_setting_asks():
         (Facts(1 << 20, "cpu", 4, 1), "auto", ["shared", "allreduce"]),
         (Facts(1 << 10, "cpu", 4, 1), "auto", ["allreduce"]),  # small
         (Facts(1 << 20, "cpu", 1, 2), "auto", ["allreduce"]),  # a rank alone on its node
-        (Facts(1 << 20, "cuda", 4, 1), "auto", ["ipc", "nccl", "staged", "allreduce"]),
-        (Facts(1 << 20, "cuda", 4, 1, gpus_are_shared=True), "auto", ["ipc", "staged", "allreduce"]),
+        (Facts(1 << 20, "cuda", 4, 1), "auto", ["nccl", "staged", "allreduce"]),
+        (Facts(1 << 20, "cuda", 4, 1, gpus_are_shared=True), "auto", ["staged", "allreduce"]),
         (Facts(1 << 20, "cuda", 1, 4), "auto", ["nccl", "cuda_aware", "staged", "allreduce"]),
         (Facts(1 << 20, "cuda", 4, 2, gpus_are_shared=True), "auto", ["cuda_aware", "staged", "allreduce"]),
         (Facts(1 << 10, "cuda", 4, 1), "auto", ["allreduce"]),
         (Facts(1 << 20, "xpu", 4, 1), "auto", ["staged", "allreduce"]),
         (Facts(1 << 20, "", 4, 2), "auto", ["allreduce"]),  # some ranks have no GPU
-        *((Facts(1 << 20, "cuda", 4, 1), name, [name]) for name in ("staged", "nccl", "cuda_aware", "ipc")),
+        *((Facts(1 << 20, "cuda", 4, 1), name, [name]) for name in ("staged", "nccl", "cuda_aware")),
         (Facts(1 << 10, "cpu", 1, 2), "shared", ["shared"]),
         (Facts(1, "cpu", 1, 1), "pigeon", []),
     ],
@@ -184,33 +182,3 @@ def test_no_step_relies_on_one_that_was_not_awaited(numel, num_buffers):
     chunks = block.split(8) if numel else ()
     sum_in_chunks(Doubling(), chunks, buffers, Recorded())
     assert torch.equal(block, 2 * torch.arange(numel, dtype=torch.float64))
-
-
-class Sharing:
-    """Stands for a vector on a GPU that torch shares with another process."""
-
-    shared = (0, b"memory" * 11, 4096, 512, b"counter", 3, b"event" * 13, True)
-
-    def untyped_storage(self):
-        return self
-
-    def _share_cuda_(self):
-        return self.shared
-
-
-def test_a_handle_opens_gpu_memory_as_torch_itself_does(monkeypatch):
-    """Without pickling; the order of the arguments is that of torch.multiprocessing."""
-    opened = []
-    storage = torch.arange(7.0).untyped_storage()
-    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", lambda *args: opened.append(args) or storage)
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-    memory, vector = GpuMemory(torch.device("cpu")), Sharing()
-    handle = memory.handle(vector).ljust(HANDLE_BYTES, b"\0")
-    assert torch.equal(memory.open(handle, 7, torch.float32), torch.arange(7.0))
-    device, handle, nbytes, offset, *counter_and_event = vector.shared
-    rebuild_cuda_tensor(
-        torch.Tensor, (7,), (1,), 0, torch.UntypedStorage, torch.float32, device, handle, nbytes, offset, False,
-        *counter_and_event,
-    )  # fmt: skip
-    ours, theirs = opened
-    assert ours[1:] == theirs[1:]  # the device is this process's own

@@ -70,7 +70,6 @@ def test_training_does_not_depend_on_the_transport(tmp_path, ranks, clients, par
     [
         ("staged", "shared memory of the host, staged"),
         ("nccl", "gloo in the place of NCCL"),
-        ("ipc", "files in shared memory in the place of GPU memory"),
     ],
 )
 def test_transports_for_gpus_also_train_on_the_cpu(tmp_path, transport, words):
@@ -88,7 +87,7 @@ def test_doubtful_sums_end_a_run_on_all_ranks():
     done = start(2, "-m", "doubtful_sums")
     assert done.returncode == 0, done.stdout + done.stderr
     expected = []
-    for name in ("staged", "ipc", "nccl"):
+    for name in ("staged", "nccl"):
         differ = f"transport = {name}: its sums differ from MPI's; use --transport allreduce"
         expected += [(0, name, "right"), (1, name, "right"), (0, f"{name}, wrong", differ), (1, f"{name}, wrong", "")]
         expected += [(rank, f"{name}, left to compare", "1") for rank in (0, 1)]

@@ -98,7 +98,7 @@ def test_a_class_by_its_dotted_path():
         (["--rounds", "2.5"], "rounds = 2.5: expected a whole number"),
         (["--clip-norm", "inf"], "clip_norm = inf: expected a finite number or null"),
         (["--epochs", "0"], "epochs = 0.0: expected a number > 0"),
-        (["--tune-malloc", "perhaps"], "tune_malloc = perhaps: expected true or false"),
+        (["--tf32", "perhaps"], "tf32 = perhaps: expected true or false"),
     ],
 )
 def test_messages(words, message):

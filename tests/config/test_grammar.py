@@ -135,8 +135,7 @@ def test_roles():
     assert by_role["speed"] == {
         "eval_every", "evaluate", "evaluate_samples",
         "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
-        "channels_last", "direct_gradients", "fused_update", "stack", "data_on", "deterministic", "cuda_graph",
-        "tune_malloc",
+        "stack", "data_on", "deterministic",
     }  # fmt: skip
     assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}
     assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [

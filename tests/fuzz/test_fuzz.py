@@ -328,8 +328,6 @@ LEGAL = {
     "dtype": ["float64"],
     "reduction": ["reproducible"],
     "check_replicas": [1],
-    "channels_last": ["false"],
-    "direct_gradients": ["false"],
     "track": ["tensorboard"],
     "seed": [2**63, 12345],
 }  # fmt: skip

@@ -61,9 +61,7 @@ def sum_on(colours, device):
     staged = MPILink(transport="staged", colour=colour)
     # On the CPU gloo stands in for NCCL, which needs a GPU for each rank.
     nccl = MPILink(transport="nccl" if torch.cuda.device_count() in (0, world.size) else "staged", colour=colour)
-    # On the CPU files in shared memory stand in for the memory of the node's GPUs.
-    ipc = MPILink(transport="ipc" if shared.num_nodes == 1 else "allreduce", colour=colour)
-    name_of = {shared: "shared", plain: "allreduce", staged: "staged", nccl: "nccl", ipc: "ipc"}
+    name_of = {shared: "shared", plain: "allreduce", staged: "staged", nccl: "nccl"}
     links = tuple(name_of)
     fedmpi.comm.transports.staged.CHUNK = 1 << 16  # so that the larger blocks have several
     one_node = shared.num_nodes == 1 and device == "cpu"
@@ -88,7 +86,7 @@ def sum_on(colours, device):
             part.copy_(mine)
             link.average(part[first:last], divisor, part[first:last])
             check(
-                torch.equal(part[first:last], out[first:last]) or name_of[link] not in ("shared", "ipc"),
+                torch.equal(part[first:last], out[first:last]) or name_of[link] != "shared",
                 f"{what}: a part",
             )
             check(torch.equal(part[:first], mine[:first]), f"{what}: before the part")
@@ -100,12 +98,12 @@ def sum_on(colours, device):
             check(same_everywhere(out.cpu().numpy()), f"{what}: the same bits everywhere")
         tolerance = 1e-5 if dtype is np.float32 else 1e-13
         scale = np.abs(everyone).sum(0)
-        for name in ("shared", "staged", "nccl", "ipc"):
+        for name in ("shared", "staged", "nccl"):
             difference = np.abs(results[name] - results["allreduce"])
             check((difference <= tolerance * scale).all(), f"{what}: {name} equals allreduce")
         if one_node:
             expected = tree(everyone) / dtype(divisor) if divisor != 1 else tree(everyone)
-            for name in ("shared", "staged", "ipc"):
+            for name in ("shared", "staged"):
                 check(np.array_equal(results[name], expected), f"{what}: {name} pairwise in rank order")
         if world.rank == 0:
             print("equal:", what)

@@ -226,7 +226,7 @@ def test_a_browser_shows_it_on_a_screen_and_on_a_phone(made, tmp_path):
 
 def test_a_setting_that_older_runs_do_not_have_splits_no_methods(tmp_path):
     make_run(tmp_path / "old", "fafed", 0)
-    make_run(tmp_path / "new", "fafed", 1, fused_update=False)
+    make_run(tmp_path / "new", "fafed", 1, tf32=False)
     make_run(tmp_path / "other", "fafed", 1, clients=8)
     (problem,) = problems(find_runs([tmp_path])[0])
     assert {method.label: len(method.runs) for method in problem.methods} == {
@@ -236,8 +236,8 @@ def test_a_setting_that_older_runs_do_not_have_splits_no_methods(tmp_path):
 
 def test_settings_of_speed_split_no_methods(tmp_path):
     speeds = [
-        {"threads": 1, "eval_every": 5, "device": "cpu", "transport": "shared", "tune_malloc": True},
-        {"threads": 4, "eval_every": 2, "device": "cuda", "transport": "allreduce", "tune_malloc": False},
+        {"threads": 1, "eval_every": 5, "device": "cpu", "transport": "shared"},
+        {"threads": 4, "eval_every": 2, "device": "cuda", "transport": "allreduce"},
     ]
     for seed, speed in enumerate(speeds):
         make_run(tmp_path / f"{seed}", "fafed", seed, **speed)

@@ -19,7 +19,6 @@ from fedmpi.federation.stack import StackedClient
 from fedmpi.federation.uploads import Upload
 from fedmpi.registry import known
 from fedmpi.training.build import prepare
-from fedmpi.training.stacking import make_stack
 
 COMMON = "--clients 5 --participation 0.8 --local_steps 3 --batch_size 16 --threads 1 --dtype float64"
 # The clients have different numbers of samples: 1 or 2 local steps, and smaller minibatches at the end of a pass.
@@ -149,15 +148,6 @@ def test_a_recurrent_state_is_not_stacked(tmp_path, capfd):
     job = prepared("--stack", "2", "--task", "language", "--data", str(tmp_path / "text.h5"), "--model", "lstm")
     assert "because the task keeps a state from one minibatch to the next" in capfd.readouterr().err
     assert job.federation.stack is None
-
-
-def test_a_compiled_update_is_not_stacked():
-    job = prepared("--stack", "2")
-    run_settings = dataclasses.replace(job.config.run, fused_update=True)
-    config = dataclasses.replace(job.config, run=run_settings)
-    samplers = {0: None, 1: None}
-    stack, why_not = make_stack(config, job.federation.algorithm, job.task, job.flat, samplers)
-    assert stack is None and "fused_update" in why_not
 
 
 def test_private_layers_are_not_stacked():

@@ -13,7 +13,7 @@ from fedmpi.errors import UserError
 from fedmpi.text import format_bytes, format_table
 
 SIZES, QUICK_SIZES = [64 << 10, 1 << 20, 16 << 20, 256 << 20], [64 << 10, 1 << 20]
-TRANSPORTS = ("allreduce", "staged", "nccl", "cuda_aware", "ipc")
+TRANSPORTS = ("allreduce", "staged", "nccl", "cuda_aware")
 COPY = "copies"
 
 

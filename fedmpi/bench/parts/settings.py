@@ -7,13 +7,10 @@ from fedmpi.text import format_table
 
 DEFAULT = "default"
 CHANGES = {
-    "without channels_last": ["--channels_last", "false"],
-    "without direct gradients": ["--direct_gradients", "false"],
     "plain Allreduce": ["--transport", "allreduce"],
     "bf16 autocast": ["--autocast", "bf16"],
-    "CUDA graphs": ["--cuda_graph", "on"],
+    "torch.compile": ["--compile", "default"],
 }
-FAFED_CHANGES = {"fused update": ["--fused_update", "true"]}
 
 
 def measure(bench):
@@ -22,7 +19,7 @@ def measure(bench):
     algorithm = bench.algorithms[-1]
     default = bench.open_rounds(workload, "--algorithm", algorithm)
     opened, impossible = {}, []
-    for name, change in (CHANGES | (FAFED_CHANGES if algorithm == "fafed" else {})).items():
+    for name, change in CHANGES.items():
         try:
             opened[name] = bench.open_rounds(workload, "--algorithm", algorithm, *change)
         except AgreedUserError:  # no compiler for torch.compile, or --set contradicts
