@@ -16,13 +16,13 @@ class AutogradOracle(ModuleOracle):
     Args:
         autocast: whether the loss is evaluated in bfloat16 in the operations that torch considers safe; rows,
             gradients and what an algorithm does with them keep their precision.
-        compile: mode of torch.compile for the model's passes; "off": they are not compiled.
+        module: what is called for a pass; None: the model itself.
     """
 
-    def __init__(self, client, objective, rows, autocast=False, compile="off"):
+    def __init__(self, client, objective, rows, autocast=False, module=None):
         super().__init__(client, objective, rows)
         self._autocast = autocast
-        self._module = self._flat.module if compile == "off" else _compiled(self._flat.module, compile)
+        self._module = module or self._flat.module
 
     def _evaluate(self, z, xi, out):
         self._flat.point_at(z, self._buffers)
@@ -54,8 +54,8 @@ class Autograd(OracleKind):
 
     compile: str = setting(
         "off",
-        "mode of torch.compile for the model: default, or reduce-overhead, which uses CUDA graphs on a GPU; needs a C++ "
-        "compiler, and time at the start; the last digits may differ; short form: --compile",
+        "mode of torch.compile for the model: default, or reduce-overhead, which uses CUDA graphs on a GPU; needs a "
+        "C++ compiler, and time at the start; the last digits may differ; short form: --compile",
         among=("off", "default", "reduce-overhead"),
     )
 
@@ -63,7 +63,12 @@ class Autograd(OracleKind):
         return x.new_zeros(2, x.numel())
 
     def make(self, client, objective, workspace):
-        return AutogradOracle(client, objective, workspace, self.autocast != "off", self.compile)
+        called = self.called(objective.flat.module)
+        return AutogradOracle(client, objective, workspace, self.autocast != "off", called)
+
+    def called(self, module):
+        """What is called for a pass of a module: itself, or compiled."""
+        return module if self.compile == "off" else _compiled(module, self.compile)
 
     def stacked(self, flat, task):
         return stacked_gradients(flat, task) if self.autocast == "off" else None

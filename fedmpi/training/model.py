@@ -237,7 +237,7 @@ def _one_pass(config, flat, task, batch, out):
         return loss
 
     def loss_of(module):
-        loss = task.loss(module, batch)
+        loss = task.loss(config.oracle.called(module), batch)
         if not loss.requires_grad:
             raise _wrong(module, "the loss does not depend on its parameters (a detached or no_grad computation?)")
         return loss
