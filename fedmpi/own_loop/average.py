@@ -90,8 +90,8 @@ def average(
 
 
 def _make_algorithm(outer, exchange, optimizers, settings):
-    if outer not in OUTER:
-        raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(outer, OUTER)}")
+    if not isinstance(outer, str) or outer not in OUTER:
+        raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(str(outer), OUTER)}")
     names = (exchange,) if isinstance(exchange, str) else tuple(exchange)
     if names and not optimizers:
         raise UserError(f"exchange = {names}: expected the optimizer that has this state, too")

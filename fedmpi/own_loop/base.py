@@ -5,7 +5,7 @@ import dataclasses
 import math
 import numbers
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -54,6 +54,7 @@ class OwnLoop:
         weights = None if (weights == weights[0]).all() else weights.tolist()
         plan = Plan(link.size, local_steps, weights=weights)
         places, own = _begin_equal(flat, link, weight, *start)
+        self._frozen = _compared_values(flat.module, "average", _private_names(flat.module, *start))
         variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, flat.buffer_parts)
         self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
         self._client = self.federation.clients[0]
@@ -156,7 +157,7 @@ class OwnLoop:
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
         if self._accounts is not None:
             return
-        self._adopt()
+        self._adopt(ends=True)
         if self._steps is not None:
             self._advance(ends=True)
         self._keep_private()
@@ -168,6 +169,8 @@ class OwnLoop:
             parameter.data = parameter.data.clone()
         self.federation.private.clean()  # the model has them
         check_result(self.federation)
+        hint = "has frozen parameters that a rank has changed"
+        check_same_model(self._link, flat.module, hint, self._frozen.__contains__)
         close_link(self._link)
 
     def state_dict(self):
@@ -176,7 +179,7 @@ class OwnLoop:
         `torch.save` can write it; each rank writes its own.
         """
         self._flat.adopt()
-        self._keep_private()
+        self.federation.private.keep(self._client)
         state = {name: _copied(value) for name, value in self.federation.state().items()}
         state["loop/agreed_buffers"] = self.federation.store.sent.agreed.clone()
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
@@ -237,6 +240,7 @@ class OwnLoop:
         """
         flat, store, x = self._flat, self.federation.store, self.federation.server.x
         private, traffic = self.federation.private, copy.copy(self._link.traffic)
+        self.federation.pause()
         agree(self._link, lambda: self._check_state(state))
         self._adopt()
         self._keep_private()
@@ -260,14 +264,20 @@ class OwnLoop:
     def _check_state(self, state):
         if not self.averaged:
             raise UserError("set_model: a round has begun: call it after a step with fed.averaged")
+        if not isinstance(state, Mapping):
+            raise UserError(f"set_model: state is a {type(state).__name__}: expected a state dict of the model")
         values = self._flat.module.state_dict()
         for name, value in state.items():
-            if name not in values or values[name].shape != value.shape:
-                raise UserError(f"set_model: the model has no '{name}' of shape {list(value.shape)}")
+            shape = getattr(value, "shape", None)
+            if not isinstance(value, torch.Tensor) or name not in values or values[name].shape != shape:
+                what = "tensor" if shape is None else f"tensor of shape {list(shape)}"
+                raise UserError(f"set_model: '{name}' is a {type(value).__name__}: the model has no such {what}")
 
-    def _adopt(self):
+    def _adopt(self, ends=False):
         """Take what the loop has assigned to the model's tensors since the last step, see `FlatModule.adopt`."""
         try:
+            if ends:
+                self._flat.check()
             self._flat.adopt()
         except UserError as error:
             self.federation.refuse(error)
@@ -367,15 +377,20 @@ def check_same(link, module, algorithm, arguments, buffers, private):
     """
     check_software(link)
     own = agree(link, lambda: _private_names(module, buffers, private))
-    arguments = {**arguments, "buffers": buffers, "private": private}
+    arguments = {**arguments, "buffers": buffers, "private": private or None}
     fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
     texts = {name: _as_text(value) for name, value in {**arguments, **fields}.items()}
     check_equal(link, texts, "expected the same on all ranks, but for weight")
-    tensors = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    tensors |= module.named_buffers() if buffers == "equal" else {}
-    compared = {tensor for name, tensor in tensors.items() if name not in own}
+    compared = _compared_values(module, buffers, own)
     hint = 'must be the same on all ranks; buffers="rank0" or "average" makes buffers equal, private="NAME" keeps parts'
     check_same_model(link, module, hint, compared.__contains__)
+
+
+def _compared_values(module, buffers, private_names):
+    """The tensors whose values must be equal on all ranks: frozen parameters, and buffers if that is asked for."""
+    tensors = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    tensors |= module.named_buffers() if buffers == "equal" else {}
+    return {tensor for name, tensor in tensors.items() if name not in private_names}
 
 
 BUFFERS = ("equal", "rank0", "average")
@@ -412,6 +427,8 @@ def check_arguments(model, **values):
             raise UserError(
                 f"model {type(model).__name__}: '{name}' has no shape yet: pass a batch through the model before"
             )
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise UserError(f"model {type(model).__name__}: '{name}' is sparse, quantized or without memory (meta)")
 
 
 def known_settings(owner, names, settings):
