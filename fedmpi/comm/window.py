@@ -124,22 +124,23 @@ def _map_together(node, nbytes):
 
     def agreed(action):
         """What an action returns; it fails on all ranks if it fails on one."""
-        result, problem = None, "on another rank"
+        result, code = None, 0
         try:
             result = action()
         except OSError as error:
-            problem = f"{SHARED_FOLDER} cannot be used: {error.strerror}"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                problem = f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left"
-        if node.first_rank_where(result is None) is not None:
-            raise NoWindow(problem)
+            code = error.errno or errno.EIO
+        code = max(int.from_bytes(other, "little") for other in node.allgather_bytes(code.to_bytes(4, "little")))
+        if code in (errno.ENOSPC, errno.EDQUOT):
+            raise NoWindow(f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left")
+        if code:
+            raise NoWindow(f"{SHARED_FOLDER} cannot be used: {os.strerror(code)}")
         return result
 
     try:
         file = agreed(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) if is_first else file)
         file = agreed(lambda: file if is_first else os.open(path, os.O_RDWR | os.O_NOFOLLOW))
         # Each its own part: a page lies in the memory (NUMA node) of the core that asks for it first.
-        agreed(lambda: os.posix_fallocate(file, node.rank * nbytes, nbytes) or True)
+        agreed(lambda: os.posix_fallocate(file, node.rank * nbytes, nbytes))
         return agreed(lambda: mmap.mmap(file, node.size * nbytes))
     finally:
         if is_first:
