@@ -10,6 +10,7 @@ import torch
 
 from fedmpi.comm.link import as_operand
 from fedmpi.comm.shared_memory import OURS, SHARED_FOLDER
+from fedmpi.errors import UserError
 
 CACHE_LINE = 64  # bytes; two ranks never write to the same one
 STRIP = 65536  # elements of each vector that are in the cache at once, per thread
@@ -44,10 +45,20 @@ class NodeWindow:
             torch.frombuffer(memory, dtype=dtype, count=numel, offset=rank * nbytes) for rank in range(node.size)
         ]
         self.mine = self.vectors[node.rank]
+        self._begin = self.mine.data_ptr()
 
     def offset(self, vector):
-        """Where a contiguous vector begins in `mine`, in elements; None if it is not part of it."""
-        offset = vector.data_ptr() - self.mine.data_ptr()
+        """Where a contiguous vector begins in `mine`, in elements; None if it is not part of it.
+
+        Raises:
+            UserError: if torch has moved `mine`, and all that lies in it, to memory that the other ranks do not see.
+        """
+        if self.mine.data_ptr() != self._begin:
+            raise UserError(
+                "the model's memory was moved by share_memory(), or because its tensors were sent to another process: "
+                "send copies, like {name: value.clone() for name, value in model.state_dict().items()}"
+            )
+        offset = vector.data_ptr() - self._begin
         return offset // self._itemsize if 0 <= offset < self.mine.numel() * self._itemsize else None
 
     def slices(self, start, stop, number):

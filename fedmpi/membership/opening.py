@@ -1,5 +1,6 @@
 """`open_link`: the ranks meet, and none of them waits forever for one that is stuck or ends."""
 
+import numbers
 import os
 import sys
 import threading
@@ -27,7 +28,7 @@ def open_link(comm=None, timeout=TIMEOUT):
     Raises:
         UserError: if `comm` or `timeout` is not what is expected.
     """
-    is_number = isinstance(timeout, int | float) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
+    is_number = isinstance(timeout, numbers.Real) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
     given, timeout = timeout, timeout if is_number else TIMEOUT
     late = threading.Timer(timeout + GRACE, _end_opening, [comm, timeout])  # there is no roll call yet
     late.daemon = True

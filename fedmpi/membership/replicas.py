@@ -6,8 +6,10 @@ import sys
 import torch
 
 from fedmpi.errors import AgreedUserError, ReplicasDiffer
+from fedmpi.membership.equality import digest
 
 ROUNDING = 1e-5  # largest relative difference that an MPI's sums in different orders may leave
+HASH_DIGITS = 12  # hexadecimal, as many as a float64 holds exactly
 
 
 def check_replicas(federation):
@@ -52,7 +54,7 @@ def _first_difference(federation):
     store, link = federation.store, federation.link
     rows = {f"row {name}": row for name, row in {**store.averaged_rows(), **store.server_rows()}.items()}
     rows |= {f"buffer '{part.name}'": part.of(store.buffers) for part in store.sent.parts}
-    everyone = link.allgather([_digest(row) for row in rows.values()])
+    everyone = link.allgather([float(int(digest(row)[:HASH_DIGITS], 16)) for row in rows.values()])
     for (name, row), digests in zip(rows.items(), everyone.T.tolist()):
         (usual, count), *others = collections.Counter(digests).most_common()
         if not others:
@@ -62,9 +64,3 @@ def _first_difference(federation):
             return name, f"on rank {', '.join(map(str, odd))} is not that of the other ranks", row
         return name, "is not the same on all ranks", row
     return None
-
-
-def _digest(row):
-    """The sum of a row's bits as whole numbers, modulo what a float64 holds exactly: another bit is another sum."""
-    bits = row.detach().view({1: torch.int8, 2: torch.int16}.get(row.element_size(), torch.int32))
-    return float(int(bits.sum(dtype=torch.int64)) % 2**53)

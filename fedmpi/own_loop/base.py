@@ -1,29 +1,24 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
 import copy
-import dataclasses
 import math
-import numbers
 import zlib
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.link import Traffic
-from fedmpi.config.foreign_names import OURS
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.private import matching, private_places
+from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
-from fedmpi.membership.equality import check_same_model, check_software
+from fedmpi.membership.equality import check_same_model
 from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
+from fedmpi.own_loop.checks import as_text, compared_values, private_names
 from fedmpi.registry import command_name, plain
-from fedmpi.settings import LARGEST, nearest
-from fedmpi.text import short
 
 DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.request`
 
@@ -54,7 +49,7 @@ class OwnLoop:
         weights = None if (weights == weights[0]).all() else weights.tolist()
         plan = Plan(link.size, local_steps, weights=weights)
         places, own = _begin_equal(flat, link, weight, *start)
-        self._frozen = _compared_values(flat.module, "average", _private_names(flat.module, *start))
+        self._frozen = compared_values(flat.module, "average", private_names(flat.module, *start))
         variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, flat.buffer_parts)
         self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
         self._client = self.federation.clients[0]
@@ -96,6 +91,7 @@ class OwnLoop:
             UserError: on every rank, if the loader of one has no length or no batch, or can be iterated only once; on
                 one rank, if a pass has fewer batches than the loader's length says.
         """
+        self._check_open()
         self.federation.pause()
         length = agree(self._link, lambda: _length(loader))
         number = int(self._link.allgather([length]).max())
@@ -191,6 +187,7 @@ class OwnLoop:
         Raises:
             UserError: if it is the state of another rank, model or algorithm.
         """
+        self._check_open()
         for name, mine in self._owner().items():
             if name != "step" and (theirs := state.get(f"loop/{name}", mine)) != mine:
                 raise UserError(f"the state was taken with {name} {theirs}: expected {name} {mine}, as here")
@@ -224,7 +221,7 @@ class OwnLoop:
     def _step_size_bits(self):
         """A digest of the step size beside its complement: if ranks differ, the OR of all has a bit in both."""
         every = (1 << DIGEST_BITS) - 1
-        found = zlib.crc32(repr(getattr(self.federation.algorithm, "step_size", None)).encode()) & every
+        found = zlib.crc32(as_text(getattr(self.federation.algorithm, "step_size", None)).encode()) & every
         return found | (found ^ every) << DIGEST_BITS
 
     def set_model(self, state):
@@ -238,6 +235,7 @@ class OwnLoop:
         Raises:
             UserError: on every rank, within a round, or for a name or shape that the model does not have.
         """
+        self._check_open()
         flat, store, x = self._flat, self.federation.store, self.federation.server.x
         private, traffic = self.federation.private, copy.copy(self._link.traffic)
         self.federation.pause()
@@ -295,8 +293,7 @@ class OwnLoop:
 
     def _advance(self, ends=False):
         """Make the next local step, and what follows it up to the step after it; or end the round before it."""
-        if self._accounts is not None:
-            raise UserError("the federation has ended: finish() was called")
+        self._check_open()
         if self._steps is None:
             self._begin_round(0)
         try:
@@ -313,6 +310,10 @@ class OwnLoop:
                     "expected the same schedule on all ranks"
                 ) from None
         self._link.progress[:] = self._link.progress[0] + 1, self._done
+
+    def _check_open(self):
+        if self._accounts is not None:
+            raise UserError("the federation has ended: finish() was called")
 
     def _begin_round(self, first_step):
         """Everything of a round before its local step number `first_step`."""
@@ -361,91 +362,6 @@ def _take_rank_0s(link, tensor):
     if host.numel():
         link.broadcast(host.reshape(-1).view(torch.uint8).numpy())
         tensor.detach().copy_(host)
-
-
-def check_same(link, module, algorithm, arguments, buffers, private):
-    """Check that all ranks run the same fedmpi, with the same model, but for trained values, and the same settings.
-
-    Collective on the link.
-
-    Args:
-        algorithm: an `Algorithm`, whose fields are settings. arguments: name -> value of the others.
-        buffers, private: see `fedmpi.average`.
-
-    Raises:
-        AgreedUserError: on every rank, with the first that differs, and on which ranks.
-    """
-    check_software(link)
-    own = agree(link, lambda: _private_names(module, buffers, private))
-    arguments = {**arguments, "buffers": buffers, "private": private or None}
-    fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-    texts = {name: _as_text(value) for name, value in {**arguments, **fields}.items()}
-    check_equal(link, texts, "expected the same on all ranks, but for weight")
-    compared = _compared_values(module, buffers, own)
-    hint = 'must be the same on all ranks; buffers="rank0" or "average" makes buffers equal, private="NAME" keeps parts'
-    check_same_model(link, module, hint, compared.__contains__)
-
-
-def _compared_values(module, buffers, private_names):
-    """The tensors whose values must be equal on all ranks: frozen parameters, and buffers if that is asked for."""
-    tensors = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    tensors |= module.named_buffers() if buffers == "equal" else {}
-    return {tensor for name, tensor in tensors.items() if name not in private_names}
-
-
-BUFFERS = ("equal", "rank0", "average")
-
-
-def _private_names(module, buffers, private):
-    """The names that `private` selects; raises UserError for a wrong argument. Not collective."""
-    if buffers not in BUFFERS:
-        raise UserError(f"buffers = {buffers!r}: expected one of {', '.join(BUFFERS)}{nearest(buffers, BUFFERS)}")
-    if not isinstance(private, str | None):
-        raise UserError(f"private = {private!r}: expected names with commas between them, like 'head,bn'")
-    return matching(module, private, "private") if private else ()
-
-
-def _as_text(value):
-    if isinstance(value, numbers.Real):
-        return f"{float(value)!r}"
-    return str(value) if isinstance(value, str | tuple | None) else type(value).__qualname__
-
-
-def check_arguments(model, **values):
-    """Raise UserError unless a model can be laid out and each number is allowed; not collective."""
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
-    for name, value in values.items():
-        is_whole, may_be_0 = name in ("local_steps", "every"), name == "weight_decay"
-        is_number = isinstance(value, numbers.Integral if is_whole else numbers.Real) and 0 <= value <= LARGEST
-        if not (is_number and (value or may_be_0)) and not (name == "clip_norm" and value is None):
-            found = short(repr(value) if isinstance(value, str) else value)
-            allowed = f"{'whole ' * is_whole}number {'>=' if may_be_0 else '>'} 0"
-            raise UserError(f"{name} = {found}: expected a {allowed}, at most {LARGEST:g}")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(tensor):
-            raise UserError(
-                f"model {type(model).__name__}: '{name}' has no shape yet: pass a batch through the model before"
-            )
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise UserError(f"model {type(model).__name__}: '{name}' is sparse, quantized or without memory (meta)")
-
-
-def known_settings(owner, names, settings):
-    """The settings, if `owner` has all of them.
-
-    Args:
-        owner: text, whose settings they are. names: of its settings. settings: name -> value.
-
-    Raises:
-        UserError: one line, for the first that it does not have.
-    """
-    for name in settings:
-        if name not in names:
-            ours = OURS.get(name, "").removeprefix("algorithm.")
-            hint = f"; its name in fedmpi is {ours}" if ours in names else nearest(name, names)
-            raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
-    return settings
 
 
 def _copied(value):

@@ -364,7 +364,13 @@ def check_end(api, width):
     def table(model):  # beside a mask whose values are as large as can be
         model.norm.running_mean += 0.1
 
-    names = {head: "parameter 'last.weight'", frozen: "parameter 'first.bias'", table: "buffer 'norm.running_mean'"}
+    def order(model):  # the same values at other places
+        model.norm.running_mean.copy_(model.norm.running_mean.flip(0))
+
+    names = {
+        head: "parameter 'last.weight'", frozen: "parameter 'first.bias'", table: "buffer 'norm.running_mean'",
+        order: "buffer 'norm.running_mean'",
+    }  # fmt: skip
     for change, text in names.items():
         model = Net(width, frozen=True)
         model.register_buffer("mask", torch.full((3,), LOWEST))
@@ -374,6 +380,32 @@ def check_end(api, width):
             change(model)
         if SIZE > 1:
             assert text in refused(loop.fed.finish), change
+
+
+def check_ended(api, width):
+    """After `finish` nothing of the federation can be called that would move the model."""
+    loop = Loop(Net(width), api)
+    loop.step(2)
+    state, values = loop.fed.state_dict(), loop.model.state_dict()
+    loop.fed.finish()
+    for call in (
+        lambda: loop.fed.set_model(values),
+        lambda: loop.fed.load_state_dict(state),
+        lambda: next(loop.fed.batches([1])),
+    ):
+        assert "finish() was called" in refused(call)
+
+
+def check_moved(api, width):
+    """Memory that torch has moved away from the other ranks is noticed at the next average."""
+    loop = Loop(Net(width if width < 100 else 5000), api)
+    loop.step(2)
+    loop.model.share_memory()
+    if width > 100 and SIZE > 1:
+        assert "was moved by share_memory()" in refused(lambda: loop.step(2))
+    else:
+        loop.step(2)
+        assert is_equal_everywhere(loop.model.last.weight)
 
 
 def check_private_resume(api, width):
