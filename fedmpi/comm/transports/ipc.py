@@ -106,6 +106,7 @@ class PeerWindow(NodeWindow):
         handles = [b""] * node.size
         try:
             self.mine = memory.allocate(numel, dtype)
+            self._begin = self.mine.data_ptr()
             memory.wait()
             handles = [b"" if rank == node.rank else memory.handle(self.mine) for rank in range(node.size)]
             if max(map(len, handles)) > HANDLE_BYTES:
