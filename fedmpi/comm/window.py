@@ -10,6 +10,7 @@ import torch
 
 from fedmpi.comm.link import as_operand
 from fedmpi.comm.shared_memory import OURS, SHARED_FOLDER
+from fedmpi.errors import UserError
 
 CACHE_LINE = 64  # bytes; two ranks never write to the same one
 STRIP = 65536  # elements of each vector that are in the cache at once, per thread
@@ -44,10 +45,20 @@ class NodeWindow:
             torch.frombuffer(memory, dtype=dtype, count=numel, offset=rank * nbytes) for rank in range(node.size)
         ]
         self.mine = self.vectors[node.rank]
+        self._begin = self.mine.data_ptr()
 
     def offset(self, vector):
-        """Where a contiguous vector begins in `mine`, in elements; None if it is not part of it."""
-        offset = vector.data_ptr() - self.mine.data_ptr()
+        """Where a contiguous vector begins in `mine`, in elements; None if it is not part of it.
+
+        Raises:
+            UserError: if torch has moved `mine`, and all that lies in it, to memory that the other ranks do not see.
+        """
+        if self.mine.data_ptr() != self._begin:
+            raise UserError(
+                "the model's memory was moved by share_memory(), or because its tensors were sent to another process: "
+                "send copies, like {name: value.clone() for name, value in model.state_dict().items()}"
+            )
+        offset = vector.data_ptr() - self._begin
         return offset // self._itemsize if 0 <= offset < self.mine.numel() * self._itemsize else None
 
     def slices(self, start, stop, number):
@@ -124,22 +135,23 @@ def _map_together(node, nbytes):
 
     def agreed(action):
         """What an action returns; it fails on all ranks if it fails on one."""
-        result, problem = None, "on another rank"
+        result, code = None, 0
         try:
             result = action()
         except OSError as error:
-            problem = f"{SHARED_FOLDER} cannot be used: {error.strerror}"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                problem = f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left"
-        if node.first_rank_where(result is None) is not None:
-            raise NoWindow(problem)
+            code = error.errno or errno.EIO
+        code = max(int.from_bytes(other, "little") for other in node.allgather_bytes(code.to_bytes(4, "little")))
+        if code in (errno.ENOSPC, errno.EDQUOT):
+            raise NoWindow(f"{SHARED_FOLDER} has less than {nbytes * node.size:,} bytes left")
+        if code:
+            raise NoWindow(f"{SHARED_FOLDER} cannot be used: {os.strerror(code)}")
         return result
 
     try:
         file = agreed(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) if is_first else file)
         file = agreed(lambda: file if is_first else os.open(path, os.O_RDWR | os.O_NOFOLLOW))
         # Each its own part: a page lies in the memory (NUMA node) of the core that asks for it first.
-        agreed(lambda: os.posix_fallocate(file, node.rank * nbytes, nbytes) or True)
+        agreed(lambda: os.posix_fallocate(file, node.rank * nbytes, nbytes))
         return agreed(lambda: mmap.mmap(file, node.size * nbytes))
     finally:
         if is_first:

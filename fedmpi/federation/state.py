@@ -52,7 +52,7 @@ def restore_state(federation, state):
     for name, row in _server_rows(federation).items():
         row.copy_(state[f"server/{name}"])
     sent = federation.store.sent  # until this version, all buffers were sent
-    sent.agree_on(federation.store.buffers, own.get("sent_buffers", range(len(sent.parts))))
+    sent.agree_on(federation.store.buffers, map(int, own.get("sent_buffers", range(len(sent.parts)))))
     missing = []
     for client in federation.clients:
         if own_state := _under(f"clients/{client.index}/", state):

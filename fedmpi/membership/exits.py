@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fedmpi.comm.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.rollcall import GRACE, RollCall
-from fedmpi.errors import INTERRUPTED, UserError
+from fedmpi.errors import INTERRUPTED, Diverged, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,11 @@ def _end_by_error(report, kind, error, trace):
     """sys.excepthook, which also ends the other ranks while links are open."""
     if not _waited_for():
         report(kind, error, trace)
-    elif issubclass(kind, UserError):
+    elif issubclass(kind, UserError | Diverged):
         # One line: of an `AgreedUserError` one rank has the text, another error of all ranks is printed by rank 0.
-        if not str(error) or (kind is UserError and _opened[-1].rank > 0):
+        if not str(error) or (kind in (UserError, Diverged) and _opened[-1].rank > 0):
             time.sleep(2 * OUTPUT_SECONDS)
-        _end(f"error: {error}" if str(error) else "", 2)
+        _end(f"error: {error}" if str(error) else "", 2 if issubclass(kind, UserError) else 1)
     else:
         report(kind, error, trace)
         line = f"error on rank {_opened[-1].rank}: {kind.__name__}{_after(*_opened[-1].progress)}"

@@ -1,5 +1,6 @@
 """`open_link`: the ranks meet, and none of them waits forever for one that is stuck or ends."""
 
+import numbers
 import os
 import sys
 import threading
@@ -8,6 +9,7 @@ import time
 import torch
 
 from fedmpi.comm.abort import abort
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, started_by
 from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT
@@ -26,8 +28,8 @@ def open_link(comm=None, timeout=TIMEOUT):
     Raises:
         UserError: if `comm` or `timeout` is not what is expected.
     """
-    if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX - GRACE:
-        raise UserError(f"timeout = {timeout!r}: expected a number of seconds > 0")
+    is_number = isinstance(timeout, numbers.Real) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
+    given, timeout = timeout, timeout if is_number else TIMEOUT
     late = threading.Timer(timeout + GRACE, _end_opening, [comm, timeout])  # there is no roll call yet
     late.daemon = True
     late.start()
@@ -37,7 +39,13 @@ def open_link(comm=None, timeout=TIMEOUT):
     finally:
         late.cancel()
     guard_exits(link)
+    agree(link, lambda: _check_timeout(given, is_number))
     return link
+
+
+def _check_timeout(given, is_number):
+    if not is_number:
+        raise UserError(f"timeout = {given!r}: expected a number of seconds > 0")
 
 
 def close_link(link):

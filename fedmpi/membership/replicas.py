@@ -6,12 +6,14 @@ import sys
 import torch
 
 from fedmpi.errors import AgreedUserError, ReplicasDiffer
+from fedmpi.membership.equality import digest
 
 ROUNDING = 1e-5  # largest relative difference that an MPI's sums in different orders may leave
+HASH_DIGITS = 12  # hexadecimal, as many as a float64 holds exactly
 
 
 def check_replicas(federation):
-    """Compare the server's rows, the averaged rows and the buffers between all ranks.
+    """Compare the server's rows, the averaged rows and each float buffer between all ranks.
 
     Raises:
         ReplicasDiffer: on every rank, if one differs.
@@ -35,8 +37,9 @@ def check_result(federation):
         return
     name, what, row = found
     link, of_rank_0 = federation.link, row.detach().cpu().clone()
-    link.broadcast(of_rank_0.numpy())
-    apart = (row.detach().cpu() - of_rank_0).abs().max() / of_rank_0.abs().max().clamp(min=1e-30)
+    link.broadcast(of_rank_0.view(torch.uint8).numpy())
+    of_rank_0, mine = of_rank_0.double(), row.detach().cpu().double()
+    apart = (mine - of_rank_0).abs().max() / of_rank_0.abs().max().clamp(min=1e-30)
     largest = link.allgather([float(apart)]).max()
     line = f"after the last round {name} {what}: the largest relative difference is {largest:.3g}"
     if not largest <= ROUNDING:
@@ -50,8 +53,8 @@ def _first_difference(federation):
     """(name of the first row that is not equal on all ranks, what is different as text, the row); None if all are."""
     store, link = federation.store, federation.link
     rows = {f"row {name}": row for name, row in {**store.averaged_rows(), **store.server_rows()}.items()}
-    rows["the buffers"] = store.buffers
-    everyone = link.allgather([_digest(row) for row in rows.values()])
+    rows |= {f"buffer '{part.name}'": part.of(store.buffers) for part in store.sent.parts}
+    everyone = link.allgather([float(int(digest(row)[:HASH_DIGITS], 16)) for row in rows.values()])
     for (name, row), digests in zip(rows.items(), everyone.T.tolist()):
         (usual, count), *others = collections.Counter(digests).most_common()
         if not others:
@@ -61,9 +64,3 @@ def _first_difference(federation):
             return name, f"on rank {', '.join(map(str, odd))} is not that of the other ranks", row
         return name, "is not the same on all ranks", row
     return None
-
-
-def _digest(row):
-    """The sum of a row's bits as whole numbers, modulo what a float64 holds exactly: another bit is another sum."""
-    bits = row.detach().view(torch.int16 if row.element_size() == 2 else torch.int32)
-    return float(int(bits.sum(dtype=torch.int64)) % 2**53)

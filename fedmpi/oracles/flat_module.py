@@ -229,12 +229,12 @@ class FlatModule:
             self._buffers_at = [self._buffer_view(buffer, buffers) for buffer in self._buffers]
             self._buffer_pointers = [view.data_ptr() for view in self._buffers_at]
             for buffer, view in zip(self._buffers, self._buffers_at):
-                buffer.owner._buffers[buffer.key] = view.view(view.shape)  # an alias: the module may set its .data
+                buffer.owner._buffers[buffer.key] = view.data  # an alias: the module may set its .data
 
     def _buffer_view(self, buffer, buffers):
         if buffer.part.dtype == self.x.dtype:  # the vector may be of another dtype, after a conversion
             return buffers[buffer.part.place(self.x.element_size())].view(buffer.shape)
-        return buffer.part.of(buffers).view(buffer.shape)
+        return _alone(buffer.part.of(buffers)).view(buffer.shape)
 
     def adopt(self):
         """Copy into the vectors what a pass or a loop has assigned to other memory.
@@ -262,7 +262,7 @@ class FlatModule:
                 if buffer.is_cache and current is not None and current.shape != view.shape:
                     continue  # no state of the model: a table that grows with its inputs
                 strays.append((view, self._stray(buffer.part.name, current, view)))
-                buffer.owner._buffers[buffer.key] = view.view(view.shape)
+                buffer.owner._buffers[buffer.key] = view.data
         for view, value in strays:
             view.copy_(value)
 
@@ -375,22 +375,35 @@ def _is_at(buffer, pointer):
 
 
 def _lay_out_buffers(module, dtype):
-    """([`_Buffer`] of every float buffer, length of a vector of `dtype` for them); modules may share a buffer."""
+    """([`_Buffer`] of every float buffer, length of a vector of `dtype` for them); modules may share a buffer.
+
+    Those of another dtype come last: none of them then begins where the storage of the others does, see `_alone`.
+    """
+    places = [
+        (f"{prefix}.{key}" if prefix else key, owner, key, buffer)
+        for prefix, owner in module.named_modules()
+        for key, buffer in owner.named_buffers(recurse=False)
+        if buffer.is_floating_point()
+    ]
     found, offsets, end = [], {}, 0
-    for prefix, owner in module.named_modules():
-        for key, buffer in owner.named_buffers(recurse=False):
-            if not buffer.is_floating_point():
-                continue
-            if id(buffer) not in offsets:
-                unit = 1 if buffer.dtype == dtype else 8 // dtype.itemsize  # bits of others begin and end at 8 bytes
-                offsets[id(buffer)] = begin = -(-end // unit) * unit
-                end = begin - (-buffer.nbytes // (unit * dtype.itemsize)) * unit
-            name = f"{prefix}.{key}" if prefix else key
-            part = BufferPart(name, offsets[id(buffer)], buffer.numel(), buffer.dtype)
-            is_cache = key in owner._non_persistent_buffers_set
-            found.append(_Buffer(owner, key, tuple(buffer.shape), is_cache, part))
+    for name, owner, key, buffer in sorted(places, key=lambda place: place[-1].dtype != dtype):
+        if id(buffer) not in offsets:
+            unit = 1 if buffer.dtype == dtype else 8 // dtype.itemsize  # bits of others begin and end at 8 bytes
+            offsets[id(buffer)] = begin = -(-end // unit) * unit
+            end = begin - (-buffer.nbytes // (unit * dtype.itemsize)) * unit
+        part = BufferPart(name, offsets[id(buffer)], buffer.numel(), buffer.dtype)
+        is_cache = key in owner._non_persistent_buffers_set
+        found.append(_Buffer(owner, key, tuple(buffer.shape), is_cache, part))
     has_others = any(buffer.part.dtype != dtype for buffer in found)
     return found, end + (end * dtype.itemsize % 8 // dtype.itemsize if has_others else 0)
+
+
+def _alone(view):
+    """The same memory as a storage of its own: torch.save refuses one that tensors of two dtypes view."""
+    try:
+        return torch.from_dlpack(view)
+    except (BufferError, RuntimeError, TypeError, ValueError):  # an empty one, float8, or without memory
+        return view
 
 
 def _check_kinds(parameters):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import weakref
+from collections.abc import Iterable
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -14,7 +15,8 @@ from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, check_arguments, check_same, known_settings
+from fedmpi.own_loop.base import OwnLoop
+from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.settings import nearest
 
 ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
@@ -74,9 +76,9 @@ def average(
     Raises:
         UserError: on every rank: what was given, what is allowed.
     """
-    optimizers = [] if optimizer is None else [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)
     link = open_link(comm, timeout)
     agree(link, lambda: check_arguments(model, every=every, weight=weight))
+    optimizers = agree(link, lambda: _listed(optimizer))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings))
     module = getattr(model, "_orig_mod", model)
     arguments = {"every": every, "outer": outer, "exchange": algorithm.names}
@@ -89,10 +91,23 @@ def average(
     return Averaged(module, algorithm, make_oracle, link, flat, every, weight, (buffers, private))
 
 
+def _listed(optimizer):
+    """The optimizers as a list; raises UserError if they are none."""
+    if optimizer is None or hasattr(optimizer, "param_groups"):
+        return [] if optimizer is None else [optimizer]
+    if isinstance(optimizer, Iterable):
+        optimizers = list(optimizer)
+        if all(hasattr(one, "param_groups") for one in optimizers):
+            return optimizers
+    raise UserError(f"optimizer is a {type(optimizer).__name__}: expected a torch.optim.Optimizer, or several")
+
+
 def _make_algorithm(outer, exchange, optimizers, settings):
-    if outer not in OUTER:
-        raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(outer, OUTER)}")
-    names = (exchange,) if isinstance(exchange, str) else tuple(exchange)
+    if not isinstance(outer, str) or outer not in OUTER:
+        raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(str(outer), OUTER)}")
+    names = (exchange,) if isinstance(exchange, str) else tuple(exchange) if isinstance(exchange, Iterable) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise UserError(f"exchange = {exchange!r}: expected names of the optimizer's state, like ('exp_avg',)")
     if names and not optimizers:
         raise UserError(f"exchange = {names}: expected the optimizer that has this state, too")
     offered = [name for name in OUTER_SETTINGS if name in OUTER[outer].__dataclass_fields__]

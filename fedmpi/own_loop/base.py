@@ -1,29 +1,24 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
 import copy
-import dataclasses
 import math
-import numbers
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.link import Traffic
-from fedmpi.config.foreign_names import OURS
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.private import matching, private_places
+from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
-from fedmpi.membership.equality import check_same_model, check_software
+from fedmpi.membership.equality import check_same_model
 from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
+from fedmpi.own_loop.checks import as_text, compared_values, private_names
 from fedmpi.registry import command_name, plain
-from fedmpi.settings import LARGEST, nearest
-from fedmpi.text import short
 
 DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.request`
 
@@ -54,6 +49,7 @@ class OwnLoop:
         weights = None if (weights == weights[0]).all() else weights.tolist()
         plan = Plan(link.size, local_steps, weights=weights)
         places, own = _begin_equal(flat, link, weight, *start)
+        self._frozen = compared_values(flat.module, "average", private_names(flat.module, *start))
         variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, flat.buffer_parts)
         self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
         self._client = self.federation.clients[0]
@@ -95,6 +91,7 @@ class OwnLoop:
             UserError: on every rank, if the loader of one has no length or no batch, or can be iterated only once; on
                 one rank, if a pass has fewer batches than the loader's length says.
         """
+        self._check_open()
         self.federation.pause()
         length = agree(self._link, lambda: _length(loader))
         number = int(self._link.allgather([length]).max())
@@ -156,7 +153,7 @@ class OwnLoop:
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
         if self._accounts is not None:
             return
-        self._adopt()
+        self._adopt(ends=True)
         if self._steps is not None:
             self._advance(ends=True)
         self._keep_private()
@@ -168,6 +165,8 @@ class OwnLoop:
             parameter.data = parameter.data.clone()
         self.federation.private.clean()  # the model has them
         check_result(self.federation)
+        hint = "has frozen parameters that a rank has changed"
+        check_same_model(self._link, flat.module, hint, self._frozen.__contains__)
         close_link(self._link)
 
     def state_dict(self):
@@ -176,7 +175,7 @@ class OwnLoop:
         `torch.save` can write it; each rank writes its own.
         """
         self._flat.adopt()
-        self._keep_private()
+        self.federation.private.keep(self._client)
         state = {name: _copied(value) for name, value in self.federation.state().items()}
         state["loop/agreed_buffers"] = self.federation.store.sent.agreed.clone()
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
@@ -188,6 +187,7 @@ class OwnLoop:
         Raises:
             UserError: if it is the state of another rank, model or algorithm.
         """
+        self._check_open()
         for name, mine in self._owner().items():
             if name != "step" and (theirs := state.get(f"loop/{name}", mine)) != mine:
                 raise UserError(f"the state was taken with {name} {theirs}: expected {name} {mine}, as here")
@@ -221,7 +221,7 @@ class OwnLoop:
     def _step_size_bits(self):
         """A digest of the step size beside its complement: if ranks differ, the OR of all has a bit in both."""
         every = (1 << DIGEST_BITS) - 1
-        found = zlib.crc32(repr(getattr(self.federation.algorithm, "step_size", None)).encode()) & every
+        found = zlib.crc32(as_text(getattr(self.federation.algorithm, "step_size", None)).encode()) & every
         return found | (found ^ every) << DIGEST_BITS
 
     def set_model(self, state):
@@ -235,8 +235,10 @@ class OwnLoop:
         Raises:
             UserError: on every rank, within a round, or for a name or shape that the model does not have.
         """
+        self._check_open()
         flat, store, x = self._flat, self.federation.store, self.federation.server.x
         private, traffic = self.federation.private, copy.copy(self._link.traffic)
+        self.federation.pause()
         agree(self._link, lambda: self._check_state(state))
         self._adopt()
         self._keep_private()
@@ -260,14 +262,20 @@ class OwnLoop:
     def _check_state(self, state):
         if not self.averaged:
             raise UserError("set_model: a round has begun: call it after a step with fed.averaged")
+        if not isinstance(state, Mapping):
+            raise UserError(f"set_model: state is a {type(state).__name__}: expected a state dict of the model")
         values = self._flat.module.state_dict()
         for name, value in state.items():
-            if name not in values or values[name].shape != value.shape:
-                raise UserError(f"set_model: the model has no '{name}' of shape {list(value.shape)}")
+            shape = getattr(value, "shape", None)
+            if not isinstance(value, torch.Tensor) or name not in values or values[name].shape != shape:
+                what = "tensor" if shape is None else f"tensor of shape {list(shape)}"
+                raise UserError(f"set_model: '{name}' is a {type(value).__name__}: the model has no such {what}")
 
-    def _adopt(self):
+    def _adopt(self, ends=False):
         """Take what the loop has assigned to the model's tensors since the last step, see `FlatModule.adopt`."""
         try:
+            if ends:
+                self._flat.check()
             self._flat.adopt()
         except UserError as error:
             self.federation.refuse(error)
@@ -285,8 +293,7 @@ class OwnLoop:
 
     def _advance(self, ends=False):
         """Make the next local step, and what follows it up to the step after it; or end the round before it."""
-        if self._accounts is not None:
-            raise UserError("the federation has ended: finish() was called")
+        self._check_open()
         if self._steps is None:
             self._begin_round(0)
         try:
@@ -303,6 +310,10 @@ class OwnLoop:
                     "expected the same schedule on all ranks"
                 ) from None
         self._link.progress[:] = self._link.progress[0] + 1, self._done
+
+    def _check_open(self):
+        if self._accounts is not None:
+            raise UserError("the federation has ended: finish() was called")
 
     def _begin_round(self, first_step):
         """Everything of a round before its local step number `first_step`."""
@@ -351,84 +362,6 @@ def _take_rank_0s(link, tensor):
     if host.numel():
         link.broadcast(host.reshape(-1).view(torch.uint8).numpy())
         tensor.detach().copy_(host)
-
-
-def check_same(link, module, algorithm, arguments, buffers, private):
-    """Check that all ranks run the same fedmpi, with the same model, but for trained values, and the same settings.
-
-    Collective on the link.
-
-    Args:
-        algorithm: an `Algorithm`, whose fields are settings. arguments: name -> value of the others.
-        buffers, private: see `fedmpi.average`.
-
-    Raises:
-        AgreedUserError: on every rank, with the first that differs, and on which ranks.
-    """
-    check_software(link)
-    own = agree(link, lambda: _private_names(module, buffers, private))
-    arguments = {**arguments, "buffers": buffers, "private": private}
-    fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-    texts = {name: _as_text(value) for name, value in {**arguments, **fields}.items()}
-    check_equal(link, texts, "expected the same on all ranks, but for weight")
-    tensors = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    tensors |= module.named_buffers() if buffers == "equal" else {}
-    compared = {tensor for name, tensor in tensors.items() if name not in own}
-    hint = 'must be the same on all ranks; buffers="rank0" or "average" makes buffers equal, private="NAME" keeps parts'
-    check_same_model(link, module, hint, compared.__contains__)
-
-
-BUFFERS = ("equal", "rank0", "average")
-
-
-def _private_names(module, buffers, private):
-    """The names that `private` selects; raises UserError for a wrong argument. Not collective."""
-    if buffers not in BUFFERS:
-        raise UserError(f"buffers = {buffers!r}: expected one of {', '.join(BUFFERS)}{nearest(buffers, BUFFERS)}")
-    if not isinstance(private, str | None):
-        raise UserError(f"private = {private!r}: expected names with commas between them, like 'head,bn'")
-    return matching(module, private, "private") if private else ()
-
-
-def _as_text(value):
-    if isinstance(value, numbers.Real):
-        return f"{float(value)!r}"
-    return str(value) if isinstance(value, str | tuple | None) else type(value).__qualname__
-
-
-def check_arguments(model, **values):
-    """Raise UserError unless a model can be laid out and each number is allowed; not collective."""
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
-    for name, value in values.items():
-        is_whole, may_be_0 = name in ("local_steps", "every"), name == "weight_decay"
-        is_number = isinstance(value, numbers.Integral if is_whole else numbers.Real) and 0 <= value <= LARGEST
-        if not (is_number and (value or may_be_0)) and not (name == "clip_norm" and value is None):
-            found = short(repr(value) if isinstance(value, str) else value)
-            allowed = f"{'whole ' * is_whole}number {'>=' if may_be_0 else '>'} 0"
-            raise UserError(f"{name} = {found}: expected a {allowed}, at most {LARGEST:g}")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(tensor):
-            raise UserError(
-                f"model {type(model).__name__}: '{name}' has no shape yet: pass a batch through the model before"
-            )
-
-
-def known_settings(owner, names, settings):
-    """The settings, if `owner` has all of them.
-
-    Args:
-        owner: text, whose settings they are. names: of its settings. settings: name -> value.
-
-    Raises:
-        UserError: one line, for the first that it does not have.
-    """
-    for name in settings:
-        if name not in names:
-            ours = OURS.get(name, "").removeprefix("algorithm.")
-            hint = f"; its name in fedmpi is {ours}" if ours in names else nearest(name, names)
-            raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
-    return settings
 
 
 def _copied(value):

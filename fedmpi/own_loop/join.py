@@ -9,7 +9,8 @@ from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop, check_arguments, check_same, known_settings
+from fedmpi.own_loop.base import OwnLoop
+from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.registry import command_name, find
 
 
@@ -100,6 +101,7 @@ class Joined(OwnLoop):
         Args:
             closure: see `step`.
         """
+        self._check_open()
         self._client.oracle.closure = closure
         self._start()
         self._has_started = True

@@ -121,7 +121,7 @@ def prepare(config, link):
         note = agree(link, lambda: try_training(config, flat, task, samplers))
         if note and link.rank == 0:
             print(f"fedmpi: {note}", file=sys.stderr, flush=True)
-        agree(link, lambda: try_metrics(flat, task, link))
+        try_metrics(flat, task, link)
     oracles = _oracles(config, task, flat, samplers)
     private = agree(link, lambda: private_parts(run, task, flat))
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, flat.buffer_parts)

@@ -194,7 +194,7 @@ def try_metrics(flat, task, link):
     flat.module.eval()
     with _trying(flat), noise_kept(flat.x.device):
         task.try_metrics(flat.module, link)
-    flat.module.train()
+    flat.train()
 
 
 @contextlib.contextmanager

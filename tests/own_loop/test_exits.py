@@ -2,6 +2,7 @@
 
 import re
 import time
+import uuid
 
 import pytest
 from conftest import PROGRAMS, start, wait_for
@@ -13,8 +14,9 @@ CHECKS = ("any", "mean", "one_pass", "short", "calls", "distributed")
 
 def run(how, ranks=2, mpi="default"):
     """A job of tests/programs/exits.py, of which nothing stays behind."""
-    ended = start(ranks, PROGRAMS / "exits.py", how, mpi=mpi, timeout=LIMIT)
-    wait_for(lambda: not processes_with(str(PROGRAMS / "exits.py")), 10)
+    job = uuid.uuid4().hex  # other tests may run the same program
+    ended = start(ranks, PROGRAMS / "exits.py", how, job, mpi=mpi, timeout=LIMIT)
+    wait_for(lambda: not processes_with(job), 10)
     return ended, [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
 
 

@@ -3,6 +3,7 @@
 API is average or join. Prints "CHECK: ok" on rank 0; a check runs for a small and for a large model.
 """
 
+import io
 import sys
 
 import numpy as np
@@ -297,7 +298,9 @@ def check_set_model(api, width):
     assert all(torch.equal(rows[name], row) for name, row in moments.items())
     for name, row in rows.items():
         assert not name.startswith("x") or torch.equal(row, rows["x"]), name
-    assert "no 'nothing'" in refused(lambda: loop.fed.set_model({"nothing": torch.ones(1)}))
+    for wrong in ({"nothing": torch.ones(1)}, {"last.bias": 3.0}, {"last.bias": torch.ones(7)}):
+        assert f"'{min(wrong)}' is a" in refused(lambda wrong=wrong: loop.fed.set_model(wrong))
+    assert "state is a NoneType" in refused(lambda: loop.fed.set_model(None))
     loop.step(1)
     assert "a round has begun" in refused(lambda: loop.fed.set_model(other.state_dict()))
     loop.step(1)
@@ -347,6 +350,112 @@ def check_resume(api, width):
     for other in final[1:]:
         assert all(torch.equal(other[name], value) for name, value in final[0].items())
     assert is_equal_everywhere(final[0]["late"]) and final[0]["late"][0] > 0
+
+
+def check_end(api, width):
+    """What one rank changes after the last average is found by `finish`."""
+
+    def head(model):
+        model.last = nn.Linear(width, 2)
+
+    def frozen(model):
+        model.first.bias.data += 1
+
+    def table(model):  # beside a mask whose values are as large as can be
+        model.norm.running_mean += 0.1
+
+    def order(model):  # the same values at other places
+        model.norm.running_mean.copy_(model.norm.running_mean.flip(0))
+
+    names = {
+        head: "parameter 'last.weight'", frozen: "parameter 'first.bias'", table: "buffer 'norm.running_mean'",
+        order: "buffer 'norm.running_mean'",
+    }  # fmt: skip
+    for change, text in names.items():
+        model = Net(width, frozen=True)
+        model.register_buffer("mask", torch.full((3,), LOWEST))
+        loop = Loop(model, api)
+        loop.step(2)
+        if RANK == SIZE - 1:
+            change(model)
+        if SIZE > 1:
+            assert text in refused(loop.fed.finish), change
+
+
+def check_ended(api, width):
+    """After `finish` nothing of the federation can be called that would move the model."""
+    loop = Loop(Net(width), api)
+    loop.step(2)
+    state, values = loop.fed.state_dict(), loop.model.state_dict()
+    loop.fed.finish()
+    for call in (
+        lambda: loop.fed.set_model(values),
+        lambda: loop.fed.load_state_dict(state),
+        lambda: next(loop.fed.batches([1])),
+    ):
+        assert "finish() was called" in refused(call)
+
+
+def check_moved(api, width):
+    """Memory that torch has moved away from the other ranks is noticed at the next average."""
+    loop = Loop(Net(width if width < 100 else 5000), api)
+    loop.step(2)
+    loop.model.share_memory()
+    if width > 100 and SIZE > 1:
+        assert "was moved by share_memory()" in refused(lambda: loop.step(2))
+    else:
+        loop.step(2)
+        assert is_equal_everywhere(loop.model.last.weight)
+
+
+def check_private_resume(api, width):
+    """A state that is saved in the middle of a round has the private values of that step."""
+    final = []
+    for stop in (None, 1, 3, 4):
+        loop = Loop(Net(width), api, every=3, private="norm,last")
+        for number in range(6):
+            if number == stop:
+                saved = {n: v.clone() for n, v in loop.model.state_dict().items()}, loop.fed.state_dict(), loop.drawn
+                loop.fed.finish()
+                loop = Loop(Net(width), api, every=3, private="norm,last")
+                loop.model.load_state_dict(saved[0])
+                loop.fed.load_state_dict(saved[1])
+                loop.drawn = saved[2]
+            loop.step(1)
+        loop.fed.finish()
+        final.append(loop.model.state_dict())
+    for other in final[1:]:
+        assert all(torch.equal(other[name], value) for name, value in final[0].items())
+
+
+class Averaging(Net):
+    """Changes a buffer after autograd has saved another one."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.register_buffer("ema", torch.zeros(width))
+        self.register_buffer("table", torch.ones(11).half())
+
+    def forward(self, inputs):
+        hidden = self.norm(self.first(inputs))
+        self.ema.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        return self.last(torch.tanh(hidden))
+
+
+def check_plain(api, width):
+    """Buffers may change in place between a forward and a backward pass, and torch.save writes all of them."""
+    loop = Loop(Averaging(width), api)
+    loop.step(2)
+    file = io.BytesIO()
+    torch.save(loop.model.state_dict(), file)
+    file.seek(0)
+    for name, value in torch.load(file).items():
+        assert torch.equal(value, loop.model.state_dict()[name]), name
+    loop.model.table += 1
+    loop.step(2)
+    assert loop.model.table.dtype == torch.float16 and (loop.model.table == 2).all()
+    loop.fed.finish()
+    assert is_equal_everywhere(loop.model.ema) and (loop.model.table == 2).all()
 
 
 def check_exit(api, width):

@@ -124,9 +124,9 @@ def test_a_minibatch_of_one_sample_is_tried_too(words):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("value", r"'last\.bias' \[10\] torch\.float32 with hash \w+ on rank 0, 'last\.bias' .* on rank 1"),
-        ("frozen", r"'moment' \[\] .* on rank 0, 'moment' .* on rank 1"),
-        ("buffer", r"'table' \[2\] .* on rank 0, 'table' \[3\] .* on rank 1"),
+        ("value", r"parameter 'last\.bias' is \[10\] torch\.float32 with hash \w+ on rank 0, \[10\] .* on rank 1"),
+        ("frozen", r"parameter 'moment' is \[\] .* on rank 0, \[\] .* on rank 1"),
+        ("buffer", r"buffer 'table' is \[2\] .* on rank 0, \[3\] .* on rank 1"),
     ],
 )
 def test_models_that_differ_between_ranks(tmp_path, kind, message):

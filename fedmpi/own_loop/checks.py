@@ -1,0 +1,100 @@
+"""What `join` and `average` check of their arguments before any work, on each rank and between the ranks."""
+
+import dataclasses
+import numbers
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from fedmpi.comm.agreement import agree, check_equal
+from fedmpi.config.foreign_names import OURS
+from fedmpi.errors import UserError
+from fedmpi.federation.private import matching
+from fedmpi.membership.equality import check_same_model, check_software
+from fedmpi.settings import LARGEST, nearest
+from fedmpi.text import short
+
+BUFFERS = ("equal", "rank0", "average")
+
+
+def check_same(link, module, algorithm, arguments, buffers, private):
+    """Check that all ranks run the same fedmpi, with the same model, but for trained values, and the same settings.
+
+    Collective on the link.
+
+    Args:
+        algorithm: an `Algorithm`, whose fields are settings. arguments: name -> value of the others.
+        buffers, private: see `fedmpi.average`.
+
+    Raises:
+        AgreedUserError: on every rank, with the first that differs, and on which ranks.
+    """
+    check_software(link)
+    own = agree(link, lambda: private_names(module, buffers, private))
+    arguments = {**arguments, "buffers": buffers, "private": private or None}
+    fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    texts = {name: as_text(value) for name, value in {**arguments, **fields}.items()}
+    check_equal(link, texts, "expected the same on all ranks, but for weight")
+    compared = compared_values(module, buffers, own)
+    hint = 'must be the same on all ranks; buffers="rank0" or "average" makes buffers equal, private="NAME" keeps parts'
+    check_same_model(link, module, hint, compared.__contains__)
+
+
+def compared_values(module, buffers, own):
+    """The tensors whose values must be equal on all ranks: frozen parameters, and buffers if that is asked for."""
+    tensors = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    tensors |= module.named_buffers() if buffers == "equal" else {}
+    return {tensor for name, tensor in tensors.items() if name not in own}
+
+
+def private_names(module, buffers, private):
+    """The names that `private` selects; raises UserError for a wrong argument. Not collective."""
+    if buffers not in BUFFERS:
+        raise UserError(f"buffers = {buffers!r}: expected one of {', '.join(BUFFERS)}{nearest(buffers, BUFFERS)}")
+    if not isinstance(private, str | None):
+        raise UserError(f"private = {private!r}: expected names with commas between them, like 'head,bn'")
+    return matching(module, private, "private") if private else ()
+
+
+def as_text(value):
+    """A setting's value so that equal ones have equal texts; of an object its class."""
+    if isinstance(value, numbers.Real):
+        return f"{float(value)!r}"
+    return str(value) if isinstance(value, str | tuple | list | dict | None) else type(value).__qualname__
+
+
+def check_arguments(model, **values):
+    """Raise UserError unless a model can be laid out and each number is allowed; not collective."""
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
+    for name, value in values.items():
+        is_whole, may_be_0 = name in ("local_steps", "every"), name == "weight_decay"
+        is_number = isinstance(value, numbers.Integral if is_whole else numbers.Real) and 0 <= value <= LARGEST
+        if not (is_number and (value or may_be_0)) and not (name == "clip_norm" and value is None):
+            found = short(repr(value) if isinstance(value, str) else value)
+            allowed = f"{'whole ' * is_whole}number {'>=' if may_be_0 else '>'} 0"
+            raise UserError(f"{name} = {found}: expected a {allowed}, at most {LARGEST:g}")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise UserError(
+                f"model {type(model).__name__}: '{name}' has no shape yet: pass a batch through the model before"
+            )
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise UserError(f"model {type(model).__name__}: '{name}' is sparse, quantized or without memory (meta)")
+
+
+def known_settings(owner, names, settings):
+    """The settings, if `owner` has all of them.
+
+    Args:
+        owner: text, whose settings they are. names: of its settings. settings: name -> value.
+
+    Raises:
+        UserError: one line, for the first that it does not have.
+    """
+    for name in settings:
+        if name not in names:
+            ours = OURS.get(name, "").removeprefix("algorithm.")
+            hint = f"; its name in fedmpi is {ours}" if ours in names else nearest(name, names)
+            raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
+    return settings
