@@ -41,7 +41,6 @@ class LocalAMSGrad(Algorithm):
         among=("before", "after"),
     )
 
-    stackable = True
     exchanged = ("v_mean", "x")
     server_rows = ("v_hat",)
     client_rows = ("m", "v")

@@ -108,11 +108,6 @@ class Algorithm:
         downlink: for the table of costs, the rows that a central server would have to send to the clients each
             round; None: the exchanged rows. Some methods need fewer, because clients can compute a row from
             others, and some need more, because clients read rows that the server changes.
-        stackable: whether `local_step` is also right if each row of the client is a [k, dim] matrix, a row for each
-            of k clients, and so are the gradients (``--stack``). That is so if it treats every element by itself,
-            writes a block of a row as ``row[..., block]``, and uses of `client` only the rows, `iteration`,
-            `round_index`, `num_steps`, `step_index` and `is_last_step`. A class that defines a new `local_step` must
-            declare it again.
 
     Raises:
         UserError: if a setting is outside its declared range.
@@ -144,17 +139,11 @@ class Algorithm:
     oracle: ClassVar[str | None] = None
     clock: ClassVar[str] = "round_index"
     downlink: ClassVar[tuple[str, ...] | None] = None
-    stackable: ClassVar[bool] = False
     exchanged: ClassVar[tuple[str, ...]] = ("x",)
     exchanged_at_start: ClassVar[tuple[str, ...]] = ()
     server_rows: ClassVar[tuple[str, ...]] = ()
     client_rows: ClassVar[tuple[str, ...]] = ()
     scratch: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "local_step" in vars(cls) and "stackable" not in vars(cls):
-            cls.stackable = False
 
     def __post_init__(self) -> None:
         check(self, "algorithm.")

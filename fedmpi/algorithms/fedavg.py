@@ -23,8 +23,6 @@ class FedAvg(Algorithm):
     step_size: float = setting(0.1, "η, step size of the local SGD steps", above=0)
     server_step_size: float = setting(1.0, "η_g, how far the server moves to the average; 1 is the average", above=0)
 
-    stackable = True
-
     @property
     def server_rows(self):
         return () if self.server_step_size == 1 else ("x_start",)  # x at the start of the round
@@ -58,7 +56,6 @@ class FedProx(FedAvg):
 
     proximal_weight: float = setting(0.01, "μ, weight of ½ ‖x_i - x‖² in the clients' objective", least=0)
 
-    stackable = True
     server_rows = ("x_start",)  # x at the start of the round
 
     def local_step(self, client, server, oracle):

@@ -29,7 +29,6 @@ class LocalAdam(Algorithm):
     second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(1e-6, "λ: the denominator is √(v + λ²)", above=0)
 
-    stackable = True
     clock = "iteration"
     exchanged = ("x", "m", "v")
 

@@ -27,7 +27,6 @@ class MimeAdam(Algorithm):
     epsilon: float = setting(1e-3, "ε, added to the root of the second moment", above=0)
     lite: bool = setting(False, "MimeLite: plain minibatch gradients, without the correction by c - ∇f_i(x; ξ)")
 
-    stackable = True
     exchanged = ("c", "x")
     server_rows = ("x_start", "m", "v")
     scratch = ("denominator",)

@@ -27,7 +27,7 @@ class _MinMax(Algorithm):
     def _move(self, x, direction, clock, server):
         """θ <- θ - η_θ D, w <- w - η_w E, for the direction (D, E) whose dual part points downwards."""
         for block, eta in self._etas(clock, server):
-            x[..., block].add_(direction[..., block], alpha=-eta)
+            x[block].add_(direction[block], alpha=-eta)
 
     def _etas(self, clock, server):
         """(block, its current step size) for every block."""
@@ -55,8 +55,6 @@ class LocalSGDA(_MinMax):
 
     name = "local_sgda"
     also_called = ("coda_plain",)  # one stage without the proximal term
-
-    stackable = True
 
     def local_step(self, client, server, oracle):
         """θ_i <- θ_i - η_θ ∇_θ f_i, w_i <- w_i + η_w ∇_w f_i, both gradients at the same point."""
@@ -86,7 +84,6 @@ class MomentumLocalSGDA(_MinMax):
     )
     time_step: float = setting(1.0, "κ, factor of both step sizes and both weights", above=0, most=1)
 
-    stackable = True
     exchanged = ("x", "D")
 
     def local_step(self, client, server, oracle):
@@ -94,10 +91,10 @@ class MomentumLocalSGDA(_MinMax):
         if client.iteration == 1:
             client.D.copy_(oracle.gradient(client.x, oracle.draw_first()))
         for block, eta in self._etas(client, server):
-            client.x[..., block].add_(client.D[..., block], alpha=-self.time_step * eta)
+            client.x[block].add_(client.D[block], alpha=-self.time_step * eta)
         g = oracle.gradient(client.x, oracle.draw())
         for block, weight in _by_block(server, self.fresh_weight, self.dual_fresh_weight):
-            client.D[..., block].lerp_(g[..., block], self.time_step * weight)
+            client.D[block].lerp_(g[block], self.time_step * weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +130,6 @@ class FMGDA(_MinMax):
         None, "c_2: replaces dual_fresh_weight by β_t = min(1, c_2 η_t²)", above=0
     )
 
-    stackable = True
     exchanged = ("x", "D")
     client_rows = ("x_prev",)
 
@@ -149,7 +145,7 @@ class FMGDA(_MinMax):
         else:
             g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
             for block, weight in self._weights(client, server):
-                client.D[..., block].sub_(g_prev[..., block]).mul_(1 - weight).add_(g[..., block])
+                client.D[block].sub_(g_prev[block]).mul_(1 - weight).add_(g[block])
         client.x_prev.copy_(client.x)
         self._move(client.x, client.D, client, server)
 
@@ -221,7 +217,7 @@ class _Staged(_MinMax):
     def _pull(self, client, server):
         """θ_i <- θ_i - η (θ_i - θ_ref) / γ."""
         for block in server.primal:
-            client.x[..., block].lerp_(server.x_ref[block], self.eta(client) * self.prox_weight)
+            client.x[block].lerp_(server.x_ref[block], self.eta(client) * self.prox_weight)
 
     def _add_to_mean(self, client):
         """Add x_i to the mean over the round's steps."""
@@ -279,8 +275,6 @@ class CODA(_Staged):
         False,
         "task auc: each further stage starts from w = mean score of negatives - that of positives, as in the paper",
     )
-
-    stackable = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -348,7 +342,7 @@ class CODA(_Staged):
         """
         weight = self.eta(client) * self.prox_weight
         for block in server.primal:
-            client.x[..., block].add_(server.x_ref[block], alpha=weight).div_(1 + weight)
+            client.x[block].add_(server.x_ref[block], alpha=weight).div_(1 + weight)
 
 
 def _last_two(primal):
@@ -371,7 +365,6 @@ class CODASCA(_Staged):
 
     server_step_size: float = setting(1.0, "η_g, how far the server moves to the average", above=0)
 
-    stackable = True
     client_rows = ("c_i",)
 
     @property

@@ -65,7 +65,6 @@ class FedAvgM(_Momentum):
 
     form: str = _form()
 
-    stackable = True
     server_rows = ("x_start", "g")
     downlink = ("x",)  # clients recover g = (x^r - x^{r+1}) / γ
 
@@ -103,7 +102,6 @@ class FedAvgMVR(_Momentum):
 
     name = "fedavg_m_vr"
 
-    stackable = True
     exchanged = ("g", "x")
     exchanged_at_start = ("g",)
     server_rows = ("x_start", "x_prev")
@@ -153,7 +151,6 @@ class SCAFFOLDM(_Momentum):
     form: str = _form()
     c0: str = _c0()
 
-    stackable = True
     exchanged = ("x", "delta_c")
     server_rows = ("x_start", "g", "c")
     client_rows = ("c_i",)
@@ -216,7 +213,6 @@ class SCAFFOLDMVR(_Momentum):
 
     c0: str = _c0()
 
-    stackable = True
     exchanged = ("x", "delta_c")
     server_rows = ("x_start", "x_prev", "g", "c")
     client_rows = ("c_i",)

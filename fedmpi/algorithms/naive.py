@@ -26,7 +26,6 @@ class NaiveAdaptiveFedAvg(Algorithm):
     epsilon: float = setting(1e-8, "ε, added to the root of the second moment; the paper has 0", least=0)
     v0: float = setting(0.0, "v_0, v_i before the first step", least=0)
 
-    stackable = True
     clock = "iteration"
     client_rows = ("v",)
     scratch = ("denominator",)

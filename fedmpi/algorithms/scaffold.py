@@ -32,7 +32,6 @@ class SCAFFOLD(Algorithm):
         "zero", "c_i before the first round: zero, or the gradient of the initial minibatch", among=("zero", "gradient")
     )
 
-    stackable = True
     exchanged = ("x", "delta_c")
     server_rows = ("x_start", "c")
     client_rows = ("c_i",)

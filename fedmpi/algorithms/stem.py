@@ -27,7 +27,6 @@ class STEM(Algorithm):
     fresh_weight: float = setting(0.1, "a_t, weight of the fresh gradient in d", least=0, most=1)
     fresh_weight_scale: float | None = setting(None, "c: replaces fresh_weight by a_{t+1} = min(1, c η_t²)", above=0)
 
-    stackable = True
     clock = "iteration"
     exchanged = ("x", "d")
     exchanged_at_start = ("d",)

@@ -26,7 +26,6 @@ class MBSTORM(Algorithm):
     server_step_size: float | None = setting(None, "γ, step size; default: ηK", above=0)
     fresh_weight: float = setting(0.1, "β, weight of the fresh gradient", least=0, most=1)
 
-    stackable = True
     exchanged = ("g",)
     exchanged_at_start = ("g",)
     server_rows = ("x", "x_prev")
@@ -76,7 +75,6 @@ class CELSGD(Algorithm):
     fresh_weight: float = setting(0.1, "β, weight of the fresh gradient in g", least=0, most=1)
     local: str = setting("one", "who makes the K local steps: one drawn client, or all", among=("one", "all"))
 
-    stackable = True
     exchanged = ("g", "x")
     exchanged_at_start = ("g",)
     server_rows = ("x_prev",)

@@ -179,13 +179,6 @@ class Run:
         least=1,
         role="speed",
     )
-    stack: int = setting(
-        1,
-        "K, clients of a rank that take each local step at once, for GPUs with many small clients (docs/gpu.md; not "
-        "tested on a GPU) and for --oracle two_point; 1: in turn",
-        least=1,
-        role="speed",
-    )
     data_on: str = setting(
         "auto",
         "where the data are: in the memory of the device, or of the host, from where each minibatch is copied (not "

@@ -4,7 +4,6 @@
 link over which it sums.
 """
 
-import itertools
 import math
 import time
 
@@ -67,8 +66,6 @@ class Federation:
         request: function without arguments, called whenever the ranks exchange their losses; it returns a whole number,
             of which the bits are this rank's requests to all (a checkpoint is due, a signal has come).
         requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
-        stack: None, or the `Stack` in which up to K clients of this rank take each local step at once. `steps` does
-            not stop in these steps, and `observe` is not called after them. Only for algorithms that are `stackable`.
 
     Raises:
         UserError: if the algorithm names its rows in a wrong way, see `check_rows`.
@@ -104,7 +101,6 @@ class Federation:
         self.seconds, self.worked = {"local": 0.0, "communication": 0.0}, WorkClock()
         self.selected = None
         self.request, self.requests = lambda: 0, 0
-        self.stack = None
 
     def _make_client(self, position, index, make_oracle):
         rows, buffers = self.store.client_rows(position), self.store.work_buffers
@@ -279,9 +275,7 @@ class Federation:
         store.begin_exchange(exchange.rows, first_in_round, weights)
         losses = Losses(on_gpu=store.block.device.type != "cpu")
         turns = [(position, client) for position, client in enumerate(self.clients) if client.index in weights]
-        for number, (position, client) in enumerate(turns):
-            if self.stack is not None and exchange.work is None and number % self.stack.size == 0:
-                self._step_at_once(turns[number : number + self.stack.size])
+        for position, client in turns:
             store.begin_turn(position)
             self.private.give_back(client)
             yield from self._work(exchange, client, first_step)
@@ -360,53 +354,23 @@ class Federation:
 
     def _local_steps(self, client, first_step):
         algorithm, server = self.algorithm, self.server_seen_by_clients
-        if self.stack is not None and client in self.stack:
-            self.stack.take(client)  # its steps are made
-        else:
-            self._begin_steps(client, first_step)
-            for step in range(first_step, client.num_steps):
-                if (yield client):
-                    client.num_steps = step
-                    self._show_round(self.server.round.shortened(step))
-                    break
-                client.step_index = step
-                algorithm.local_step(client, server, client.oracle)
-                self._observe(self, self.round_index, step, client)
+        client.num_steps = self.plan.steps_of(client.index, client.round_index)
+        client.oracle.expect(client.num_steps - first_step)
+        if first_step == 0:
+            algorithm.download(client, server)
+        for step in range(first_step, client.num_steps):
+            if (yield client):
+                client.num_steps = step
+                self._show_round(self.server.round.shortened(step))
+                break
+            client.step_index = step
+            algorithm.local_step(client, server, client.oracle)
+            self._observe(self, self.round_index, step, client)
         try:
             client.oracle.adopt()
         except UserError as error:
             self.refuse(error)
         algorithm.upload(client, server, client.oracle)
-
-    def _begin_steps(self, client, first_step=0):
-        client.num_steps = self.plan.steps_of(client.index, client.round_index)
-        client.oracle.expect(client.num_steps - first_step)
-        if first_step == 0:
-            self.algorithm.download(client, self.server_seen_by_clients)
-
-    def _step_at_once(self, turns):
-        """Make the local steps of some clients at once, as far as they make equally many; the stack has the results.
-
-        Args:
-            turns: list of (position on this rank, client).
-        """
-
-        def steps(turn):
-            return self.plan.steps_of(turn[1].index, turn[1].round_index)
-
-        for _, equal in itertools.groupby(sorted(turns, key=steps), key=steps):
-            clients = []
-            for position, client in equal:
-                self.store.begin_turn(position)
-                self._begin_steps(client)
-                self.stack.put(client)
-                clients.append(client)
-            stacked = self.stack.join(clients)
-            for step in range(stacked.num_steps):
-                stacked.step_index = step
-                self.algorithm.local_step(stacked, self.server_seen_by_clients, stacked.oracle)
-            for client in clients:
-                client.step_index = client.num_steps - 1
 
     def _agree_on_loss(self, losses, names):
         """Mean loss over all clients; Diverged on every rank if one client's, or a row that it sends, is not finite.

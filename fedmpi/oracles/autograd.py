@@ -6,7 +6,6 @@ import functools
 import torch
 
 from fedmpi.oracles.base import ModuleOracle, OracleKind
-from fedmpi.oracles.stacked import stacked_gradients
 from fedmpi.settings import setting
 
 
@@ -69,6 +68,3 @@ class Autograd(OracleKind):
     def called(self, module):
         """What is called for a pass of a module: itself, or compiled."""
         return module if self.compile == "off" else _compiled(module, self.compile)
-
-    def stacked(self, flat, task):
-        return stacked_gradients(flat, task) if self.autocast == "off" else None

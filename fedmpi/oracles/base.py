@@ -91,21 +91,6 @@ class OracleKind:
         """
         raise NotImplementedError
 
-    def stacked(self, flat, task):
-        """`gradients(points [k, dim], samples) -> ([k, dim], [k])`: what the oracles of k clients return, at once.
-
-        Args:
-            flat, task: see `fedmpi.oracles.stacked.loss_function`.
-
-        Returns:
-            The function, or None if it cannot be done with these settings.
-        """
-        return None
-
-    def robust(self):
-        """This kind with settings for which rounding does not hide whether two ways to compute a gradient agree."""
-        return self
-
 
 class Oracle(abc.ABC):
     """How a client answers for its data: samples, and gradients on them. Not collective.
@@ -238,32 +223,18 @@ class ModuleOracle(Oracle):
         batch = self._task.batch(self.client.index, self._objective.sampler(number), *carried)
         return Sample(number, batch, derive(self._objective.seed, "noise", self.client.index, number))
 
-    def evaluate(self, z, xi):
-        """(loss, gradient) at z on a sample, before clipping and not counted; valid until the next call."""
-        self._flat.point_counters_at(self.client.counters)
-        return self._evaluate(z, xi, self._rows[0]), self._rows[0]
-
     def _gradient(self, z, xi, out):
         """Fill `out` with the gradient that the algorithm sees."""
         flat = self._flat
         if not flat.module.training:
             flat.train()
         flat.point_counters_at(self.client.counters)
-        self.count(self._evaluate(z, xi, out))
-        self.client.counters = flat.counters
-        return self.treat(out, z)
-
-    def count(self, loss=None):
-        """Count a gradient, with its loss (a 0-d tensor) if that is a training loss."""
+        self.losses.append(self._evaluate(z, xi, out))
         self.client.num_gradients += 1
-        if loss is not None:
-            self.losses.append(loss)
-
-    def treat(self, gradient, z):
-        """What the algorithm sees of a gradient at z, in place; [dim], or [k, dim] of several clients."""
+        self.client.counters = flat.counters
         objective = self._objective
-        negate_ascent(gradient, objective.ascent, objective.ascent_scale)
-        return clip_and_decay(gradient, z, objective.clip_norm, objective.weight_decay)
+        negate_ascent(out, objective.ascent, objective.ascent_scale)
+        return clip_and_decay(out, z, objective.clip_norm, objective.weight_decay)
 
     def _evaluate(self, z, xi, out):
         """Put ∇F_i(z; ξ) into `out` and return F_i(z; ξ) without a graph."""
@@ -290,17 +261,6 @@ class ModuleOracle(Oracle):
         self._flat.point_counters_at(counters)
 
 
-class LossModule(nn.Module):
-    """A task's loss as a module around the task's module, so that `torch.func.functional_call` reaches it."""
-
-    def __init__(self, module, task):
-        super().__init__()
-        self.module, self._task = module, task
-
-    def forward(self, batch):
-        return self._task.loss(self.module, batch)
-
-
 def may_draw(module):
     """Whether a pass through a module may draw random numbers: unless all its parts are known never to.
 
@@ -323,10 +283,10 @@ def clip_and_decay(gradient, z, clip_norm, weight_decay):
     """Shorten a gradient to the norm `clip_norm` unless that is None, then add weight_decay times z; in place.
 
     Args:
-        gradient: [dim], or [k, dim]: k of them. z: of the same shape.
+        gradient, z: [dim].
     """
     if clip_norm is not None:
-        gradient.mul_((clip_norm / torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)).clamp(max=1))
+        gradient.mul_((clip_norm / torch.linalg.vector_norm(gradient)).clamp(max=1))
     if weight_decay:
         gradient.add_(z, alpha=weight_decay)
     return gradient
@@ -336,10 +296,10 @@ def negate_ascent(gradient, ascent, scale=1.0):
     """Change the sign of the ascent block of a gradient, in place: descending there is ascending.
 
     Args:
-        gradient: [dim], or [k, dim]: k of them. ascent: a slice of [dim], or None. scale: further factor of the block.
+        gradient: [dim]. ascent: a slice of it, or None. scale: further factor of the block.
     """
     if ascent is not None:
-        gradient[..., ascent].mul_(-scale)
+        gradient[ascent].mul_(-scale)
 
 
 def seed_noise(seed, device):

@@ -4,12 +4,12 @@ import dataclasses
 import functools
 
 import torch
+from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fedmpi.oracles.base import LossModule, ModuleOracle, OracleKind
-from fedmpi.oracles.stacked import loss_function, stack_batches
+from fedmpi.oracles.base import ModuleOracle, OracleKind
 from fedmpi.settings import setting
 from fedmpi.streams import derive
 
@@ -73,6 +73,17 @@ class Workspace:
         self.rows = x.new_zeros(2, x.numel())
         self.points = x.new_zeros(at_once + 1, x.numel())
         self.directions = Directions(num_directions, x.new_zeros(at_once, x.numel()))
+
+
+class LossModule(nn.Module):
+    """A task's loss as a module around the task's module, so that `torch.func.functional_call` reaches it."""
+
+    def __init__(self, module, task):
+        super().__init__()
+        self.module, self._task = module, task
+
+    def forward(self, batch):
+        return self._task.loss(self.module, batch)
 
 
 class TwoPointOracle(ModuleOracle):
@@ -149,46 +160,6 @@ class TwoPointOracle(ModuleOracle):
         return loss
 
 
-class StackedEstimates:
-    """The estimates of several clients' `TwoPointOracle`s, from forward passes on all their minibatches at once.
-
-    Each client has its own directions, which are in memory as many at a time as in a `Workspace`.
-    Drawing random numbers within the loss is an error.
-
-    Args:
-        flat, task: see `loss_function`. num_directions, at_once, smoothing: see `Workspace` and `TwoPointOracle`.
-    """
-
-    def __init__(self, flat, task, num_directions, at_once, smoothing):
-        self._losses_at = vmap(vmap(loss_function(flat, task), in_dims=(0, None)))
-        self._num_directions, self._at_once = num_directions, min(at_once, num_directions)
-        self._smoothing = smoothing
-        self._directions = []  # of each client
-        self._memory = self._points = flat.x.new_zeros(0)
-
-    @torch.no_grad()
-    def __call__(self, points, samples):
-        """([k, dim], [k]): the estimates at the rows of `points`, and the losses there."""
-        num, dim = points.shape
-        if num > len(self._directions):
-            self._memory = points.new_zeros(num, self._at_once, dim)
-            self._points = points.new_zeros(num, self._at_once + 1, dim)
-            self._directions = [Directions(self._num_directions, memory) for memory in self._memory]
-        nearby, batches = self._points[:num], stack_batches(samples, points)
-        nearby[:, 0] = points
-        estimates, base = points.new_zeros(num, 1, dim), None
-        drawing = [directions.of(sample.noise) for directions, sample in zip(self._directions, samples)]
-        for drawn in zip(*drawing):
-            v = self._memory[:num, : len(drawn[0])]  # [k, n, dim]
-            torch.add(points.unsqueeze(1), v, alpha=self._smoothing, out=nearby[:, 1 : v.shape[1] + 1])
-            with _QuickPooling():
-                losses = self._losses_at(nearby[:, base is not None : v.shape[1] + 1], batches)
-            if base is None:
-                base, losses = losses.tensor_split([1], dim=1)
-            estimates.baddbmm_((losses - base).unsqueeze(1), v, alpha=dim / (self._smoothing * self._num_directions))
-        return estimates.squeeze(1), base.squeeze(1)
-
-
 class _QuickPooling(TorchFunctionMode):
     """Within it, max pooling of windows that do not overlap is a maximum over slices: the same numbers.
 
@@ -248,11 +219,3 @@ class TwoPoint(OracleKind):
 
     def make(self, client, objective, workspace):
         return TwoPointOracle(client, objective, workspace, self.smoothing, self.evaluation)
-
-    def stacked(self, flat, task):
-        if self.evaluation != "batched":
-            return None
-        return StackedEstimates(flat, task, self.directions, self.at_once, self.smoothing)
-
-    def robust(self):
-        return dataclasses.replace(self, smoothing=1.0)

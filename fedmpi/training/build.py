@@ -31,7 +31,6 @@ from fedmpi.tasks.base import LoadedTask, RankContext
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, try_metrics, try_training
 from fedmpi.training.slow_steps import SlowSteps
-from fedmpi.training.stacking import make_stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +126,6 @@ def prepare(config, link):
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, flat.buffer_parts)
     observe = SlowSteps(link, context.device)
     federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, observe=observe))
-    if run.stack > 1:
-        federation.stack, why_not = agree(link, lambda: make_stack(config, config.algorithm, task, flat, samplers))
-        if why_not and link.rank == 0:
-            print(f"fedmpi: stack = {run.stack}: clients take turns, because {why_not}", file=sys.stderr, flush=True)
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 
 

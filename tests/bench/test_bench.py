@@ -314,16 +314,6 @@ def test_gpu_link(tmp_path):
     assert names <= json.loads((tmp_path / "gpu_link.json").read_text())["measures"].keys()
 
 
-def test_stack(tmp_path):
-    words = ["--quick", "--seconds", "0.05", "--algorithms", "fedavg", "--json", tmp_path / "s.json", "--traceback"]
-    done = bench(1, "stack", *words)
-    assert done.returncode == 0, done.stderr
-    measures = json.loads((tmp_path / "s.json").read_text())["measures"]
-    names = {f"stack/many_clients/fedavg/{name}" for name in ("in turn", "5 at once", "10 at once")}
-    assert set(measures) == names
-    assert "take turns" not in done.stderr
-
-
 def test_uploads(tmp_path):
     done = bench(1, "uploads", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
     assert done.returncode == 0, done.stderr

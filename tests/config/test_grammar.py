@@ -135,7 +135,7 @@ def test_roles():
     assert by_role["speed"] == {
         "eval_every", "evaluate", "evaluate_samples",
         "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
-        "stack", "data_on", "deterministic",
+        "data_on", "deterministic",
     }  # fmt: skip
     assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}
     assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [

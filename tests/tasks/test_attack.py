@@ -24,9 +24,8 @@ from fedmpi.oracles import TwoPoint
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.registry import known
-from fedmpi.tasks.attack import BlackBoxAttack, Classifier, load_classifier
+from fedmpi.tasks.attack import BlackBoxAttack, load_classifier
 from fedmpi.tasks.base import RankContext
-from fedmpi.training.build import prepare
 
 Y = 4
 
@@ -201,29 +200,6 @@ def test_the_oracle_asks_about_all_directions_in_one_pass(task):
         handle.remove()
     assert len(calls) == 1 and calls[0].grad_fn is None and estimate.grad_fn is None
     assert oracle.num_evaluations == 11 and estimate.abs().max() > 0
-
-
-def run_two_rounds(federation):
-    """Its losses."""
-    federation.start()
-    return [federation.run_round() for _ in range(2)]
-
-
-@pytest.mark.parametrize("algorithm", ["fedzo", "fafedzo"])
-def test_the_queries_of_several_clients_go_in_one_pass(classifier, algorithm, monkeypatch):
-    """Of 5 clients, 4 participate, 3 and 1 at once."""
-    options = "--clients 5 --partition even --participation 0.8 --local_steps 1 --batch_size 5 --dtype float64"
-    options += f" --oracle.smoothing 0.1 --task attack --task.classifier {classifier} --algorithm {algorithm}"
-    words = options.split()
-    in_turn, stacked = (prepare(read_command_line([*words, "--stack", k]), SoloLink()).federation for k in ("1", "3"))
-    losses = [run_two_rounds(federation) for federation in (in_turn, stacked)]
-    np.testing.assert_allclose(*losses, rtol=1e-8)
-    torch.testing.assert_close(stacked.server.x, in_turn.server.x, rtol=1e-8, atol=1e-8)
-    asked, forward = [], Classifier.forward
-    monkeypatch.setattr(Classifier, "forward", lambda self, images: asked.append(images) or forward(self, images))
-    stacked.run_round()
-    assert stacked.server.x.abs().max() > 0
-    assert len(asked) == {"fedzo": 2, "fafedzo": 4}[algorithm]  # in turn: 4 and 8
 
 
 def test_the_attack_brings_its_oracle_and_partition(classifier):

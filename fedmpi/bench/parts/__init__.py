@@ -14,7 +14,6 @@ from fedmpi.bench.parts import (
     round,
     scaling,
     settings,
-    stack,
     uploads,
     workloads,
 )
@@ -26,7 +25,6 @@ PARTS = {
     "workloads": workloads,
     "own_loop": own_loop,
     "settings": settings,
-    "stack": stack,
     "scaling": scaling,
     "directions": directions,
     "jobs": jobs,
