@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedmpi import algorithms
+    from fedmpi.aggregation.sending import Sending
     from fedmpi.algorithms.base import Algorithm, Exchange
     from fedmpi.errors import UserError
     from fedmpi.federation.rounds import Federation
@@ -27,6 +28,7 @@ __all__ = [
     "Algorithm",
     "Exchange",
     "Federation",
+    "Sending",
     "Task",
     "UserError",
     "__version__",
@@ -43,6 +45,7 @@ _DEFINED_IN = {
     "Algorithm": "fedmpi.algorithms.base",
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
+    "Sending": "fedmpi.aggregation.sending",
     "Task": "fedmpi.tasks._own",
     "UserError": "fedmpi.errors",
     "average": "fedmpi.own_loop.average",

@@ -96,6 +96,31 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
+    def add_integers(self, block):
+        """Sum a vector over all ranks in place, modulo 2^32 or 2^64: the order of the ranks does not matter.
+
+        Args:
+            block: [n] int32 or int64, contiguous, the same n on every rank: words without a sign.
+        """
+
+    @abc.abstractmethod
+    def exchange_slices(self, vectors, reduce, out):
+        """Let each rank reduce one slice of all ranks' vectors, and give all ranks the whole result.
+
+        In memory that a node's ranks share nothing is copied, if each rank has at most one vector, and it is `out`.
+
+        Args:
+            vectors: list of [n], contiguous, of one type on all ranks; a rank may have none or several.
+            reduce: function of a list of [m], all vectors' slices in the order of the ranks, at least one -> [m]. It
+                is called any number of times, with different slices, and must not change them.
+            out: [n], of the same type on every rank; it may be one of the vectors.
+        """
+
+    @abc.abstractmethod
+    def allgather_vectors(self, vector):
+        """[one vector per rank, in their order]: every rank's [n_r] contiguous `vector` of one type; n_r may differ."""
+
+    @abc.abstractmethod
     def allgather(self, values):
         """[size, n] float64: every rank's [n] `values`, in rank order."""
 
@@ -171,6 +196,17 @@ class SoloLink(Link):
     def combine(self, vectors, partials, divisor, out):
         self.traffic.add(out.numel() * out.element_size())
         combine_alone(vectors, partials, divisor, out)
+
+    def add_integers(self, block):
+        self.traffic.add(block.nbytes)
+
+    def exchange_slices(self, vectors, reduce, out):
+        self.traffic.add(out.nbytes)
+        out.copy_(reduce(vectors))
+
+    def allgather_vectors(self, vector):
+        self.traffic.add(vector.nbytes)
+        return [vector.clone()]
 
     def allgather(self, values):
         return np.array(values, dtype=np.float64)[None]

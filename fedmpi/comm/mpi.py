@@ -17,9 +17,11 @@ from fedmpi.comm.comparison import average_differs, combination_differs
 from fedmpi.comm.device import device_number
 from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_clients, divide
 from fedmpi.comm.rollcall import RollCall
+from fedmpi.comm.slices import add_integers, allgather_vectors, exchange_slices
 from fedmpi.comm.survivors import Survivors
 from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Facts, Transport, Unavailable, choose
+from fedmpi.comm.transports.shared import SharedMemory
 from fedmpi.errors import AgreedUserError, UserError
 from fedmpi.registry import known
 
@@ -140,6 +142,44 @@ class MPILink(Link):
         if self.topology.world.first_rank_where(differs) is not None:
             text = f"transport = {transport.name}: its sums differ from MPI's; use --transport allreduce"
             raise AgreedUserError(text if self.rank == 0 else "")
+
+    def add_integers(self, block):
+        self.traffic.add(block.nbytes)
+        transport = self._sharing(block)
+        if self.size > 1 and transport is not None:
+            transport.average(block, 1, block)  # torch's integers wrap
+        elif self.size > 1:
+            host = block.cpu()
+            self._attempt(lambda: add_integers(self.topology.world, host))
+            block.copy_(host)
+
+    def exchange_slices(self, vectors, reduce, out):
+        self.traffic.add(out.nbytes)
+        transport = self._sharing(out)
+        is_in_place = transport is not None and [vector.data_ptr() for vector in vectors] in ([], [out.data_ptr()])
+        everyone = self.allgather([len(vectors), is_in_place])
+        if self.size == 1:
+            out.copy_(reduce(vectors))
+        elif everyone[:, 1].all():
+            transport.exchange_slices(everyone[:, 0] > 0, reduce, out)
+        else:
+            host = out.cpu()
+            on_host = [vector.cpu() for vector in vectors]
+            self._attempt(lambda: exchange_slices(self.topology.world, on_host, reduce, host))
+            out.copy_(host)
+
+    def allgather_vectors(self, vector):
+        self.traffic.add(vector.nbytes)
+        if self.size == 1:
+            return [vector.clone()]
+        host = vector.cpu()
+        parts = self._repeat(lambda: allgather_vectors(self.topology.world, host))
+        return [part.to(vector.device) for part in parts]
+
+    def _sharing(self, block):
+        """The transport whose blocks, this one among them, are in memory that all ranks read; or None."""
+        transport = next((one for one in self._transports.values() if one.owns(block)), None)
+        return transport if self.num_nodes == 1 and isinstance(transport, SharedMemory) else None
 
     def allgather(self, values):
         everyone = self._repeat(lambda: self.topology.world.allgather(values))

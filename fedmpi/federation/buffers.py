@@ -18,6 +18,8 @@ class SentBuffers:
     Args:
         initial: [num_buffers] values on which all ranks agree.
         parts: [`fedmpi.oracles.flat_module.BufferPart`], all buffers in this vector.
+        in_order: whether they stay in the order of the model, and are given to the aggregation as a whole, however few
+            of the averages are used.
 
     Attributes:
         parts: the same. sent: set of the positions in `parts` that are sent.
@@ -25,8 +27,8 @@ class SentBuffers:
         sizes, sent_sizes: (elements in the dtype of the rows, elements in float64) of all, and of those that are sent.
     """
 
-    def __init__(self, initial, parts=()):
-        self.parts, self._dtype = list(parts), initial.dtype
+    def __init__(self, initial, parts=(), in_order=False):
+        self.parts, self._dtype, self._in_order = list(parts), initial.dtype, in_order
         self._is_wide = [part.dtype.itemsize > initial.dtype.itemsize for part in self.parts]
         self.sizes = [sum(p.numel for p, wide in zip(self.parts, self._is_wide) if wide == kind) for kind in (0, 1)]
         self.sent, self._changed = set(), set()
@@ -41,11 +43,11 @@ class SentBuffers:
     def _lay_out(self):
         """Give each buffer its place: first those that are sent, in the order of the model, then the others."""
         ends, self._places, self.sent_sizes = [0, 0], {}, [0, 0]
-        for k in sorted(range(len(self.parts)), key=lambda k: (k not in self.sent, k)):
+        for k in sorted(range(len(self.parts)), key=lambda k: (k not in self.sent and not self._in_order, k)):
             part, kind = self.parts[k], self._is_wide[k]
             self._places[k] = slice(ends[kind], ends[kind] + part.numel)
             ends[kind] += part.numel
-            if k in self.sent:
+            if k in self.sent or self._in_order:
                 self.sent_sizes[kind] = ends[kind]
         self._checked = None, {}  # what `checked` returns, made once
         self.others = [k for k in range(len(self.parts)) if k not in self.sent]
@@ -130,6 +132,8 @@ class SentBuffers:
         before = self._places
         self.sent |= new
         self._lay_out()
+        if self._in_order:
+            return None
         orders = [[], []]
         for k in sorted(self._places, key=lambda k: self._places[k].start):
             orders[self._is_wide[k]] += range(before[k].start, before[k].stop)

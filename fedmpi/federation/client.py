@@ -1,5 +1,7 @@
 """One silo, and the server that all ranks replicate, as an algorithm sees them."""
 
+import contextlib
+
 from fedmpi.errors import UserError
 from fedmpi.federation.nested import flatten, unflatten
 
@@ -71,7 +73,7 @@ class Client(Stepping):
         counters: the model's integer buffers as this client left them.
         carried: what one sample leaves to the next one (a recurrent state): name -> number, tensor or nested
             tuples of tensors.
-        kept: "Stage.name" of an upload stage's kept rows -> name of the row -> [dim] (`fedmpi.federation.uploads`).
+        kept: "stage.name" of a stage's kept rows -> name of the row -> [dim] (`fedmpi.aggregation.stages`).
     """
 
     def __init__(self, index, rows=(), own=(), buffers=None):
@@ -104,6 +106,16 @@ class Client(Stepping):
         self.carried.clear()
         device = next(iter(self.rows.values())).device if self.rows else "cpu"  # the state may be that of a CPU or GPU
         self.carried.update(unflatten(state, "carried", device))
+
+
+@contextlib.contextmanager
+def named_in_errors(client):
+    """A context whose errors carry the number of the client at work, for the message that ends the job."""
+    try:
+        yield
+    except BaseException as error:
+        error.fedmpi_client = client.index
+        raise
 
 
 class Server(_Holder):

@@ -62,6 +62,11 @@ class Losses:
         """Take the losses that a client's oracle has collected."""
         self._losses_of[client.index] = client.oracle.take_losses()
 
+    def add_if_none(self, client):
+        """Take losses of other passes, which count only if the local steps had none."""
+        later = client.oracle.take_losses()
+        self._losses_of[client.index] = self._losses_of[client.index] or later
+
     def collect(self):
         """Fill the attributes; on a GPU this is where the exchange waits for it."""
         losses = [loss for of_client in self._losses_of.values() for loss in of_client]

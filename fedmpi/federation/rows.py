@@ -4,10 +4,12 @@ import functools
 
 import torch
 
+from fedmpi.aggregation.base import Layout
+from fedmpi.aggregation.mean import Mean
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers
-from fedmpi.federation.sums import RunningSums
 
 
 class RowStore:
@@ -25,7 +27,7 @@ class RowStore:
         num_local: clients of this rank.
         dtype, device: of every row.
         poison: fill scratch rows with NaN at every turn, so that code which relies on old contents is found.
-        sums: adds the clients' rows (`fedmpi.federation.sums`); None: those of this rank alone.
+        aggregation: an `Aggregation` that is open; None: the mean over the clients of this rank alone.
 
     Attributes:
         block: the averages: what the server holds of the exchanged rows; behind them float buffers are summed.
@@ -35,7 +37,7 @@ class RowStore:
         wide: where float64 buffers of a float32 model are summed.
     """
 
-    def __init__(self, algorithm, dim, buffers, num_local, dtype, device="cpu", poison=False, sums=None):
+    def __init__(self, algorithm, dim, buffers, num_local, dtype, device="cpu", poison=False, aggregation=None):
         self.dim = dim
         self._exchanged, self._scratch = algorithm.exchanged, algorithm.scratch
         self._poison = poison
@@ -44,9 +46,12 @@ class RowStore:
         self.wide, self._wide_turn = torch.zeros(2, self.sent.sizes[1], dtype=torch.float64, device=device)
         num_own, num_scratch = len(algorithm.client_rows), len(self._scratch)
         zeros = functools.partial(torch.zeros, dtype=dtype, device=device)
-        self._sums = sums or RunningSums(num_local)
-        self._sums.allocate(self._block_size, dtype, device)
-        self.outgoing = self._sums.outgoing
+        if aggregation is None:
+            aggregation = Mean()
+            layout = Layout(self._exchanged, dim, self._block_size, dtype, device)
+            aggregation.open(SoloLink(), layout, range(num_local))
+        self.aggregation = aggregation
+        self.outgoing = aggregation.block
         self._scratch_rows = zeros(num_scratch, dim)
         self._own_rows = zeros(num_local, num_own, dim)
         self._shared = num_local > 1
@@ -63,7 +68,7 @@ class RowStore:
         self._pending_buffers = [] if self._pending is None else [self.buffers.clone() for _ in range(num_local)]
         self._server = zeros(len(algorithm.server_rows), dim)
         self._start = None  # the block as a round began with it, if `keep_start` asked for it and it would be lost
-        self._region, self._begins_round = slice(0, 0), True
+        self.region, self._begins_round = slice(0, 0), True
         self._server_names, self._own_names = algorithm.server_rows, algorithm.client_rows
 
     def server_rows(self):
@@ -81,17 +86,15 @@ class RowStore:
         rows.update(zip(self._own_names, self._own_rows[position]))
         return rows
 
-    def begin_exchange(self, rows, first_in_round, participants=()):
+    def begin_exchange(self, rows, first_in_round):
         """Prepare the turns of the clients that take part in an exchange.
 
         Args:
             rows: consecutive names in `exchanged` of what will be averaged; () if nothing will.
             first_in_round: whether clients begin with the averages; otherwise rows that are still to be averaged
                 in this round are as the client left them.
-            participants: numbers of the clients that take part, on all ranks; () if nothing will be averaged.
         """
-        self._region = self._find_region(rows)
-        self._sums.begin(self._region, participants)
+        self.region = self._find_region(rows)
         self._begins_round = first_in_round
         if self.wide.numel():
             self.wide.zero_()
@@ -108,7 +111,7 @@ class RowStore:
             self._work.copy_(self.block)
             self.work_buffers.copy_(self.buffers)
         else:
-            start = self._region.start  # rows before it were averaged in this round, the others are still the client's
+            start = self.region.start  # rows before it were averaged in this round, the others are still the client's
             self._work[:start].copy_(self.block[:start])
             self._work[start:].copy_(self._pending[position, start:])
             self.work_buffers.copy_(self._pending_buffers[position])
@@ -126,13 +129,14 @@ class RowStore:
         """Send the buffers that a client of any rank has changed, too; see `SentBuffers.send`."""
         orders = self.sent.send(flags)
         if orders is not None:
-            self._sums.reorder_end(orders[0].to(self.block.device))
+            self.aggregation.reorder_end(orders[0].to(self.block.device))
             self.wide = self.wide[orders[1].to(self.block.device)]
 
     def _region_sent(self):
-        """The region without the buffers that are not sent."""
-        unsent = self.sent.sizes[0] - self.sent.sent_sizes[0] if self._has_buffers else 0
-        return slice(self._region.start, self._region.stop - unsent)
+        """The region without the buffers that are left out."""
+        leaves_out = self._has_buffers and self.aggregation.leaves_out_constants
+        unsent = self.sent.sizes[0] - self.sent.sent_sizes[0] if leaves_out else 0
+        return slice(self.region.start, self.region.stop - unsent)
 
     def _behind_rows(self, block):
         """Where float buffers are summed."""
@@ -141,44 +145,43 @@ class RowStore:
     @property
     def _has_buffers(self):
         """Whether the current exchange averages the buffers."""
-        return 0 < self._region.stop == self._block_size
+        return 0 < self.region.stop == self._block_size
 
-    def end_turn(self, position, weight):
-        """Add the client's rows to the rank's sums, and store those that a later exchange of the round needs.
+    def end_turn(self, position, client):
+        """Give the client's rows to the aggregation, and store those that a later exchange of the round needs.
 
         Args:
-            position: of the client on this rank. weight: of the client in the sum.
+            position: of the client on this rank. client: its number.
         """
-        mine = self._work[self._region]
-        if weight != 1:
-            mine.mul_(weight)
-        self._sums.add(position, mine)
+        self.aggregation.add(client, self._work[self.region])
         if self.wide.numel():
-            self.wide.add_(self._wide_turn, alpha=weight)
+            self.wide.add_(self._wide_turn, alpha=self.aggregation.weights[client])
         if self._pending is not None:
             self._pending_buffers[position].copy_(self.work_buffers)
-            self._pending[position, self._region.stop :].copy_(self._work[self._region.stop :])
+            self._pending[position, self.region.stop :].copy_(self._work[self.region.stop :])
 
-    def average(self, divisor, present=()):
-        """Sum over the participants of all ranks and divide; the averages go into `block`. Collective on the link.
+    def average(self):
+        """Put the averages over the participants of all ranks into `block`. Collective on the link.
 
-        Args:
-            present: the participants of the ranks that are left.
-
-        Raises:
-            RanksLost: see `RunningSums.average`.
+        Returns:
+            number -> weight of the clients that are in them, see `Aggregation.average`.
         """
-        region = self._region_sent()
-        self._sums.average(divisor, self.block[region], present)
-        if self._has_buffers:
-            wide = self.wide[: self.sent.sent_sizes[1]]
-            if wide.numel():
-                self._sums.link.average(wide, divisor, wide)
+        present = self.aggregation.average(self.block[self._region_sent()])
+        if present and self._has_buffers:
+            self._average_wide(self.wide[: self.sent.sent_sizes[1]])
             self.sent.unpack((self._behind_rows(self.block), self.wide), self.buffers)
+        return present
 
-    def undo(self):
-        """Restore the averages after an `average` that failed because all participants are lost."""
-        self._sums.undo()
+    def _average_wide(self, wide):
+        """Buffers of a wider type are averaged by themselves, always by their mean."""
+        mine, aggregation = wide.clone(), self.aggregation
+
+        def attempt():
+            wide.copy_(mine)
+            aggregation.link.average(wide, sum(aggregation.present().values()), wide)
+
+        if wide.numel():
+            aggregation.repeat(attempt)
 
     def keep_start(self):
         """From now on, keep the rows that a round begins with; see `start_rows`."""
@@ -196,7 +199,7 @@ class RowStore:
     @property
     def nbytes(self):
         """Bytes of all its rows and sums; also if they are on the device "meta", without memory."""
-        values = [*vars(self).values(), *vars(self._sums).values()]
+        values = [*vars(self).values(), *vars(self.aggregation).values()]
         values += [self.sent.agreed]
         held = [one for value in values for one in (value if isinstance(value, list) else [value])]
         return sum({id(one): one.nbytes for one in held if isinstance(one, torch.Tensor)}.values())

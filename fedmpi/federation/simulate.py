@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
@@ -32,6 +33,7 @@ def simulate(
     loss: Callable[[int, torch.Tensor, int], Any] | None = None,
     directions: Callable[[int, int], Any] | None = None,
     smoothing: float = 1e-3,
+    sending: Sending | None = None,
 ) -> list[dict[str, Any]]:
     """Run an algorithm on given gradients, or on given losses, and return its rows at every moment.
 
@@ -67,6 +69,7 @@ def simulate(
         loss, directions: instead of `gradient`, `loss(client, x, sample) -> number` and
             `directions(client, sample) -> [b2, dim]`, used as they are: gradients are then two-point
             estimates with the radius `smoothing` (μ). Both points of a pair use the same directions.
+        sending: a `fedmpi.Sending`: what becomes of the clients' rows; None: their mean.
 
     Returns:
         list of records (dicts): one after the start (round -1), one after every local step, one
@@ -96,6 +99,7 @@ def simulate(
         dict.fromkeys(range(num_clients), make_oracle),
         Plan(num_clients, local_steps, participants, chosen),
         Variables(x0, segments=None if segments is None else list(segments), ascent=ascent),
+        sending,
         observe=recorder,
         poison=True,
     )

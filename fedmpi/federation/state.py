@@ -21,6 +21,10 @@ def state_of(federation):
     clients = {
         f"{client.index}/{name}": value for client in federation.clients for name, value in client.state().items()
     }
+    for name, part in _parts(federation).items():
+        own |= {f"{name}/{key}": value for key, value in part.state().items()}
+        for index in (client.index for client in federation.clients):
+            clients |= {f"{index}/{name}/{key}": value for key, value in part.client_state(index).items()}
     return {
         **{f"federation/{name}": value for name, value in own.items()},
         **{f"server/{name}": value for name, value in _server_rows(federation).items()},
@@ -53,13 +57,24 @@ def restore_state(federation, state):
         row.copy_(state[f"server/{name}"])
     sent = federation.store.sent  # until this version, all buffers were sent
     sent.agree_on(federation.store.buffers, map(int, own.get("sent_buffers", range(len(sent.parts)))))
+    for name, part in _parts(federation).items():
+        part.restore(_under(f"{name}/", own))
     missing = []
     for client in federation.clients:
-        if own_state := _under(f"clients/{client.index}/", state):
+        own_state = _under(f"clients/{client.index}/", state)
+        for name, part in _parts(federation).items():
+            part.restore_client(client.index, _under(f"{name}/", own_state))
+        if own_state:
             client.restore(own_state)
         else:
             missing.append(client)
     return missing
+
+
+def _parts(federation):
+    """Name -> what has a state of its own, between the clients and the server."""
+    stages = {f"stages/{name}": stage for name, stage in federation.stages.items()}
+    return {"aggregation": federation.aggregation, **stages}
 
 
 def _server_rows(federation):

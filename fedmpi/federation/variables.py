@@ -17,6 +17,7 @@ class Variables:
         ascent: the slice of x in which a min-max problem ascends; None: a minimisation.
         buffer_parts: [`fedmpi.oracles.flat_module.BufferPart`] of `buffers`; None: they are one part.
         private, private_buffers: slices of x and of the buffers that stay with their client, see `PrivateParts`.
+        names, shapes: of the parameters of the segments, for aggregations; () if unknown.
     """
 
     x: torch.Tensor
@@ -26,6 +27,8 @@ class Variables:
     private: tuple = ()
     private_buffers: tuple = ()
     buffer_parts: list | None = None
+    names: tuple = ()
+    shapes: tuple = ()
 
 
 @dataclasses.dataclass

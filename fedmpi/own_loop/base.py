@@ -10,6 +10,7 @@ import torch
 from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.link import Traffic
 from fedmpi.errors import UserError
+from fedmpi.federation.client import named_in_errors
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
@@ -57,7 +58,8 @@ class OwnLoop:
         self.federation.private.give(self._client, *own)
         link.traffic = Traffic()
         flat.point_at(self._current(), self._client.buffers)
-        self._steps, self._done = None, 0  # the generator of the current round; the local steps made in it
+        # Of the current round: whether it has begun, its local steps so far, the other exchanges, the losses of all.
+        self._in_round, self._done, self._later, self._losses = False, 0, [], []
         self._accounts = None  # what `accounts` returns after `finish`
         self.averaged, self.round_loss = True, float("nan")
 
@@ -154,7 +156,7 @@ class OwnLoop:
         if self._accounts is not None:
             return
         self._adopt(ends=True)
-        if self._steps is not None:
+        if self._in_round:
             self._advance(ends=True)
         self._keep_private()
         self.federation.end()
@@ -197,7 +199,7 @@ class OwnLoop:
                 self._client.rows[name].copy_(state[f"loop/rows/{name}"])
             if "loop/agreed_buffers" in state:
                 self.federation.store.sent.agree_on(state["loop/agreed_buffers"])
-            self._done, self._steps = int(state["loop/step"]), None
+            self._done, self._in_round = int(state["loop/step"]), False
         except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"the state does not belong to this rank, model and algorithm: {error}") from None
         self.averaged = self._done == 0
@@ -288,27 +290,25 @@ class OwnLoop:
 
     def _keep_private(self):
         """Between two rounds the private values are in the rows, so that the loop has this rank's own model."""
-        if self._steps is None:
+        if not self._in_round:
             self.federation.private.keep(self._client)
 
     def _advance(self, ends=False):
         """Make the next local step, and what follows it up to the step after it; or end the round before it."""
         self._check_open()
-        if self._steps is None:
+        federation, client = self.federation, self._client
+        if not self._in_round:
             self._begin_round(0)
-        try:
-            self._steps.send(True if ends else None)
-            self._done += 1
+        with named_in_errors(client):
+            if ends:
+                federation.shorten(client, self._done)
+            else:
+                federation.local_step(client, self._done)
+                self._done += 1
             self.averaged = False
-        except StopIteration as end:
-            self.round_loss, self._steps, self._done, self.averaged = end.value, None, 0, True
-            self.federation.private.give_back(self._client)
-            found = self.federation.requests
-            if found & found >> DIGEST_BITS & (1 << DIGEST_BITS) - 1:
-                raise UserError(
-                    f"at the average after round {self.federation.round_index} the ranks had different step sizes: "
-                    "expected the same schedule on all ranks"
-                ) from None
+            if self._done == client.num_steps:
+                federation.end_turn(client)
+                self._end_round()
         self._link.progress[:] = self._link.progress[0] + 1, self._done
 
     def _check_open(self):
@@ -320,8 +320,33 @@ class OwnLoop:
         check_alone()
         if not first_step:
             self._keep_private()
-        self._steps = self.federation.steps(first_step)
-        next(self._steps)
+        federation = self.federation
+        due = list(enumerate(federation.begin_round()))
+        steps = next((number for number, exchange in due if exchange.work is None), None)
+        if steps is None:
+            raise UserError("this algorithm makes no local steps of the loop: use it with fedmpi.train")
+        earlier = [] if first_step else due[:steps]  # they have been made if the round goes on in its middle
+        self._losses = [(exchange, federation.run_exchange(exchange, number)) for number, exchange in earlier]
+        self._later = due[steps:]
+        with named_in_errors(self._client):
+            federation.begin_exchange(due[steps][1], steps)
+            federation.begin_turn(self._client, first_step)
+        self._in_round = True
+
+    def _end_round(self):
+        """The average after the local steps, and what follows it."""
+        federation, (_, steps), *later = self.federation, *self._later
+        self._losses.append((steps, federation.end_exchange()[0]))
+        self._losses += [(exchange, federation.run_exchange(exchange, number)) for number, exchange in later]
+        self.round_loss = federation.end_round(self._losses)
+        self._in_round, self._done, self.averaged = False, 0, True
+        federation.private.give_back(self._client)
+        found = federation.requests
+        if found & found >> DIGEST_BITS & (1 << DIGEST_BITS) - 1:
+            raise UserError(
+                f"at the average after round {federation.round_index} the ranks had different step sizes: "
+                "expected the same schedule on all ranks"
+            )
 
     def _current(self):
         """[dim] the model that this rank has now."""

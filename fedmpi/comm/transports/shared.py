@@ -119,6 +119,23 @@ class SharedMemory(Transport):
         window.synchronise()  # all slices are complete
         divide(vectors[0], 1, out)
 
+    def exchange_slices(self, has_vector, reduce, out):
+        """See `Link.exchange_slices`, on one node.
+
+        Args:
+            has_vector: for each rank, whether what its `out` contains is its vector.
+        """
+        window, offset = self._find(out)
+        everyone = self.neighbours(out)
+        mine = window.slices(offset, offset + out.numel(), len(everyone))[self.topology.node.rank]
+        mine = slice(mine.start - offset, mine.stop - offset)
+        window.synchronise()  # all vectors are complete
+        if mine.stop > mine.start:
+            result = reduce([vector[mine] for vector, has in zip(everyone, has_vector) if has])
+            for vector in everyone:
+                vector[mine] = result
+        window.synchronise()  # all slices are complete
+
     def neighbours(self, block):
         window, offset = self._find(block)
         return [vector[offset : offset + block.numel()] for vector in window.vectors]

@@ -1,0 +1,178 @@
+"""What an aggregation is: one object per rank that turns the participants' rows into the server's."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+
+from fedmpi.comm.link import Link, RanksLost
+from fedmpi.settings import check
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What the vectors of an aggregation contain: rows one after the other, then float buffers of the model.
+
+    Attributes:
+        rows: names of the exchanged rows, in order. dim: length of each of them, d.
+        numel: of all rows and buffers. dtype, device: of all of it.
+        segments: slice of a row for each parameter of the model; names, shapes: of these parameters, () if unknown.
+    """
+
+    rows: tuple[str, ...]
+    dim: int
+    numel: int
+    dtype: torch.dtype
+    device: torch.device
+    segments: tuple[slice, ...] = ()
+    names: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """Which average it is.
+
+    Attributes:
+        round_index: from 0; -1 in the start. number: of the exchange within the round, from 0.
+        rows: names of the rows that are averaged. region: their place in the vectors of the `Layout`, with the float
+            buffers if these are averaged too.
+    """
+
+    round_index: int
+    number: int
+    rows: tuple[str, ...]
+    region: slice
+
+
+class Part(abc.ABC):  # noqa: B024  its subclasses have abstract methods
+    """What aggregations and stages have in common: state that outlives a checkpoint, and facts for the user."""
+
+    def state(self) -> dict[str, Any]:
+        """What goes on after a checkpoint, the same on every rank: name -> tensor of any shape, number or list."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027  most have no state
+        """Take what `state` gave, after `open`; tensors are to be copied."""
+
+    def client_state(self, client: int) -> dict[str, Any]:
+        """The same for one client of this rank, which may be on another rank when the run goes on."""
+        return {}
+
+    def restore_client(self, client: int, state: dict[str, Any]) -> None:  # noqa: B027
+        """Take what `client_state` gave; {} for a client whose state is lost."""
+
+    def facts(self) -> dict[str, float]:
+        """What the user should know, name -> number, for the closing table (epsilon, ...)."""
+        return {}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Aggregation(Part):
+    """Base of all aggregations; its settings are its fields.
+
+    In every exchange a federation calls `begin`, then `add` after each turn of a client of this rank, then `average`.
+    A class that needs all rows at once overrides `average` alone; here is the median of the clients:
+
+    >>> import dataclasses, fedmpi, torch
+    >>> from fedmpi.aggregation import Aggregation
+    >>> @dataclasses.dataclass(kw_only=True)
+    ... class Median(Aggregation):
+    ...     def average(self, out):
+    ...         def middle(slices):
+    ...             return torch.stack(slices).quantile(0.5, dim=0)
+    ...
+    ...         return self.repeat(lambda: self.link.exchange_slices(self.vectors(), middle, out))
+    >>> fedavg = fedmpi.algorithms.FedAvg(step_size=0.5)
+    >>> def gradient(client, x, sample):
+    ...     return x - (0.0, 1.0, 100.0)[client]
+    >>> trace = fedmpi.simulate(fedavg, gradient, x0=[9.0], rounds=30, sending=fedmpi.Sending(Median()))
+    >>> trace[-1]["rows"]["x"].round(6).tolist()
+    [[1.0], [1.0], [1.0]]
+
+    Attributes:
+        link: the `Link`. layout: the `Layout`. clients: numbers of this rank's clients, in the order of their turns.
+        block: [numel] the memory in which the only client of a rank works, and where the averages are then.
+        moment: the current `Moment`. weights: number -> weight of the clients that take part, on all ranks.
+        kept: number -> what `add` has taken, of this rank's clients.
+    """
+
+    # False: the rows of a client are in memory that no other process of the node can read.
+    exposes_rows: ClassVar[bool] = True
+    # Whether the bits of an average depend only on the clients' rows, and not on the ranks that hold them.
+    is_reproducible: ClassVar[bool] = False
+    # Whether `out` may be shorter than what was added: float buffers that no client has changed stand last and are left
+    # out. Such a class defines `reorder_end`.
+    leaves_out_constants: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check(self, "aggregation.")
+
+    def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
+        """Get the memory. Collective on the link; called once, before the first exchange."""
+        self.link, self.layout, self.clients = link, layout, list(clients)
+        self.block = self.allocate(layout.numel)
+
+    def allocate(self, numel: int) -> torch.Tensor:
+        """[numel] zeros where the link sums fastest, or, without `exposes_rows`, of this process alone. Collective."""
+        layout = self.layout
+        if self.exposes_rows:
+            return self.link.allocate(numel, layout.dtype, layout.device)
+        return torch.zeros(numel, dtype=layout.dtype, device=layout.device)
+
+    def begin(self, moment: Moment, weights: dict[int, float]) -> None:
+        """Prepare an exchange. The same on every rank; not collective."""
+        self.moment, self.weights = moment, dict(weights)
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def add(self, client: int, rows: torch.Tensor) -> None:
+        """Take what a client of this rank sends. Not collective.
+
+        Args:
+            client: its number, one of those that take part.
+            rows: [n] the region of the moment, contiguous, without a weight; it may be overwritten, and contains
+                something else after the call.
+        """
+        is_alone = len(self.clients) == 1 and not self.link.survives  # it works in the block, where the rows stay
+        self.kept[client] = rows if is_alone else rows.clone()
+
+    @abc.abstractmethod
+    def average(self, out: torch.Tensor) -> dict[int, float]:
+        """Put what becomes of the rows of all ranks into `out`, with the same bits on every rank. Collective.
+
+        Args:
+            out: [n] the region of the moment; on a rank with one client it is the memory of the rows that were added.
+
+        Returns:
+            number -> weight of the clients that are in it: without those of ranks that were lost, see `repeat`. If
+            there are none, `out` is as it was before `add`.
+        """
+
+    def reorder_end(self, order: torch.Tensor) -> None:
+        """Put the last elements of what was added into another order, [k] positions among them."""
+        raise NotImplementedError(f"{type(self).__name__} leaves out constants: expected that it defines reorder_end")
+
+    def vectors(self) -> list[torch.Tensor]:
+        """What this rank's clients have sent, in the order of their numbers."""
+        return [self.kept[client] for client in sorted(self.kept)]
+
+    def repeat(self, action: Callable[[], Any]) -> dict[int, float]:
+        """Do a collective action, again whenever ranks are lost meanwhile, among the ranks that are left.
+
+        Returns:
+            number -> weight of the participants of these ranks; the action is not done if there are none.
+        """
+        while present := self.present():
+            try:
+                action()
+                break
+            except RanksLost:
+                continue
+        return present
+
+    def present(self) -> dict[int, float]:
+        """Number -> weight of the participants whose ranks are not lost."""
+        lost = self.link.lost_clients()
+        return {client: weight for client, weight in self.weights.items() if client not in lost}

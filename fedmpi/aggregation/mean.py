@@ -1,0 +1,91 @@
+"""The weighted mean: one sum for the rank, then one over the ranks in the order of the transport."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+
+from fedmpi.aggregation.base import Aggregation
+
+
+@dataclasses.dataclass(kw_only=True)
+class Mean(Aggregation):
+    """The mean by one Allreduce of what the clients of each rank add up to."""
+
+    formerly: ClassVar[tuple[str, ...]] = ("plain",)
+    leaves_out_constants: ClassVar[bool] = True
+
+    def open(self, link, layout, clients):
+        super().open(link, layout, clients)
+        # _sums[l]: the sum of 2^l clients; the last is the whole sum if all of them take part
+        levels = max(0, len(self.clients).bit_length() - 1)
+        inner = torch.zeros(levels, layout.numel, dtype=layout.dtype, device=layout.device)
+        self._sums = [*inner, self.block]
+        # A copy of the rank's sum, from which the sum over the ranks is repeated if a rank is lost meanwhile.
+        self._saved = None
+
+    def begin(self, moment, weights):
+        super().begin(moment, weights)
+        self._turns, self._is_saved = 0, False
+
+    def add(self, client, rows):
+        if (weight := self.weights[client]) != 1:
+            rows.mul_(weight)
+        turn, region = self._turns, self.moment.region
+        self._turns += 1
+        if len(self.clients) == 1:  # it works in the block
+            return
+        # Pairwise, like a binary counter: level l holds the sum of 2^l clients. Where clients are
+        # placed in powers of two, the sum is then the same tree as a reduction over ranks builds.
+        level = (turn ^ (turn + 1)).bit_length() - 1  # where the sum of this and earlier clients goes
+        for full in range(level - 1):
+            rows.add_(self._sums[full][region])
+        if level == 0:
+            self._sums[0][region].copy_(rows)
+        else:
+            torch.add(rows, self._sums[level - 1][region], out=self._sums[level][region])
+
+    def average(self, out):
+        if not self.link.survives:
+            self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out)
+            return self.weights
+        outgoing = self.block[self.moment.region][: out.numel()]
+        if self._saved is None:
+            self._saved = torch.empty_like(self.block)
+        saved = self._saved[: outgoing.numel()]
+
+        def attempt():
+            if not self._is_saved:
+                # A rank without participants adds zeros, and may have the averages there.
+                saved.copy_(outgoing if self._turns == 0 else self._total()[: out.numel()])
+                self._is_saved = True
+            elif self._turns > 0:
+                outgoing.copy_(saved)
+            if self._turns == 0:
+                outgoing.zero_()
+            self.link.average(outgoing, sum(self.present().values()), out)
+
+        present = self.repeat(attempt)
+        if not present and self._is_saved and self._turns == 0:
+            outgoing.copy_(saved)
+        return present
+
+    def reorder_end(self, order):
+        for total in self._sums:
+            total[len(total) - len(order) :] = total[len(total) - len(order) :][order]
+
+    def _total(self):
+        """The contiguous vector to be summed over the ranks, after the clients' turns."""
+        region = self.moment.region
+        outgoing = self.block[region]
+        if self._turns == 0:
+            return outgoing.zero_()
+        if len(self.clients) == 1:
+            return outgoing
+        levels = [level for level in range(len(self._sums)) if self._turns >> level & 1]  # those that hold a sum
+        total = self._sums[levels[0]][region]
+        for level in levels[1:]:
+            total = self._sums[level][region].add_(total)
+        if levels[-1] != len(self._sums) - 1:
+            outgoing.copy_(total)
+        return outgoing

@@ -1,0 +1,78 @@
+"""The weighted mean in the order of one tree over the clients' numbers: the same bits wherever the clients are."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from fedmpi.aggregation.base import Aggregation
+from fedmpi.comm.summation_order import Placement
+
+ALIGNMENT = 16  # elements; every slot begins on a cache line
+
+
+@dataclasses.dataclass(kw_only=True)
+class Reproducible(Aggregation):
+    """The mean with bits that do not depend on the number of ranks, on which rank has which client, nodes or MPI.
+
+    See `fedmpi.comm.summation_order`. A rank keeps a partial sum for each largest subtree that it holds alone.
+    """
+
+    is_reproducible: ClassVar[bool] = True
+    leaves_out_constants: ClassVar[bool] = True
+
+    def open(self, link, layout, clients):
+        clients = list(clients)
+        ends = link.allgather([len(clients)])[:, 0].astype(int).cumsum()
+        of_ranks = np.split(link.allgatherv(clients).astype(int), ends[:-1])
+        self._placement = Placement([of_rank.tolist() for of_rank in of_ranks])
+        super().open(link, layout, clients)
+
+    def allocate(self, numel):
+        """The first partial sum."""
+        stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
+        everything = super().allocate(self._placement.num_slots * stride)
+        self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]
+        self._result = None  # of a sum that may have to be repeated, so that the partial sums stay
+        return self._slots[0] if self._slots else everything
+
+    def begin(self, moment, weights):
+        super().begin(moment, weights)
+        self._participants = tuple(sorted(weights))
+        if weights:
+            turns, self._partials = self._placement.plan(self._participants)
+            self._turns = turns[self.link.members[self.link.rank]]
+
+    def add(self, client, rows):
+        if (weight := self.weights[client]) != 1:
+            rows.mul_(weight)
+        sums = {name: self._slots[slot][self.moment.region] for name, slot in self._turns.slots.items()}
+        if client not in sums:
+            sums[client] = rows
+        elif len(self.clients) > 1:  # a rank's only client works in the slot
+            sums[client].copy_(rows)
+        for a, b in self._turns.steps[client]:
+            sums[a].add_(sums[b])
+
+    def average(self, out):
+        vectors = [slot[self.moment.region][: out.numel()] for slot in self._slots]
+        link = self.link
+        if not link.survives:
+            link.combine(vectors, self._partials, sum(self.weights.values()), out)
+            return self.weights
+
+        def attempt():
+            present = self.present()
+            partials = self._placement.after_loss(self._participants, tuple(sorted(present)), link.members)
+            if self._result is None:
+                self._result = torch.empty_like(self.block)
+            total = self._result[: out.numel()]
+            link.combine(vectors, partials, sum(present.values()), total)
+            out.copy_(total)
+
+        return self.repeat(attempt)
+
+    def reorder_end(self, order):
+        for slot in self._slots:
+            slot[len(slot) - len(order) :] = slot[len(slot) - len(order) :][order]

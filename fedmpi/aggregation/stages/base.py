@@ -1,0 +1,104 @@
+"""What a stage is: it changes what one client sends, after its turn and before the aggregation."""
+
+import abc
+import dataclasses
+import math
+import os
+from typing import ClassVar
+
+import torch
+
+from fedmpi.aggregation.base import Layout, Moment, Part
+from fedmpi.comm.link import Link
+from fedmpi.settings import check
+
+
+class SecretStream:
+    """Random numbers from the operating system, which no seed determines. They are never saved and never printed."""
+
+    def bits(self, num: int) -> torch.Tensor:
+        """[num] int64, each of the 2^64 values as likely as any other."""
+        if not num:
+            return torch.empty(0, dtype=torch.int64)
+        return torch.frombuffer(bytearray(os.urandom(8 * num)), dtype=torch.int64)
+
+    def uniform(self, num: int) -> torch.Tensor:
+        """[num] float64 in [0, 1), multiples of 2^-53."""
+        return ((self.bits(num) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+
+    def normal(self, num: int) -> torch.Tensor:
+        """[num] float64 of the standard normal distribution (by Box and Muller)."""
+        radius = (-2 * torch.log1p(-self.uniform(num))).sqrt_()
+        return radius.mul_(torch.cos(2 * math.pi * self.uniform(num)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What a client is about to send.
+
+    Attributes:
+        client: its number. weight: in the average, which is applied later. moment: the `Moment`.
+        rows: name -> [dim] of the rows that this exchange averages; to be changed in place.
+        start: name -> [dim] of the same rows as the round began with them; None unless the stage `needs_start`.
+        kept: name in `kept_rows` -> {name of a row -> [dim]}: what the stage keeps for this client from round to round;
+            zeros at first, and part of checkpoints.
+    """
+
+    client: int
+    weight: float
+    moment: Moment
+    rows: dict[str, torch.Tensor]
+    start: dict[str, torch.Tensor] | None
+    kept: dict[str, dict[str, torch.Tensor]]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Stage(Part):
+    """Base of the stages that a client's rows pass before the aggregation; its settings are its fields.
+
+    Rows are checked to be finite before the first stage. Rounding to whole numbers, with the error fed back:
+
+    >>> import dataclasses, fedmpi
+    >>> from fedmpi.aggregation.stages import Stage
+    >>> @dataclasses.dataclass(kw_only=True)
+    ... class Whole(Stage):
+    ...     kept_rows = ("error",)
+    ...
+    ...     def apply(self, sent):
+    ...         for name, row in sent.rows.items():
+    ...             error = sent.kept["error"][name]
+    ...             row += error
+    ...             error.copy_(row)
+    ...             row.round_()
+    ...             error -= row
+    >>> fedavg = fedmpi.algorithms.FedAvg(step_size=0.5)
+    >>> def gradient(client, x, sample):
+    ...     return x - client
+    >>> trace = fedmpi.simulate(fedavg, gradient, x0=[9.0], rounds=1, sending=fedmpi.Sending(stages=[Whole()]))
+    >>> trace[-1]["rows"]["x"].tolist()  # the mean of 2, 3 and 4, which are 2.25, 3 and 3.75 rounded
+    [[3.0], [3.0], [3.0]]
+
+    Attributes:
+        needs_start: whether `apply` reads the rows that the round began with.
+        kept_rows: names of the sets of rows that it keeps for each client.
+        link, layout: after `open`.
+        secret: the `SecretStream`, for noise and keys.
+    """
+
+    needs_start: ClassVar[bool] = False
+    kept_rows: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check(self, "stages.")
+        self.secret = SecretStream()
+
+    def open(self, link: Link, layout: Layout) -> None:
+        """Called once, before the first exchange. Collective on the link."""
+        self.link, self.layout = link, layout
+
+    @abc.abstractmethod
+    def apply(self, sent: Sent) -> None:
+        """Change the rows of a client in place. Not collective.
+
+        Called once in every exchange for every client that takes part, in the exchange of the start too.
+        """

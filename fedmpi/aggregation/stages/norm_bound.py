@@ -1,0 +1,28 @@
+"""A bound on how far one client can move the average."""
+
+import dataclasses
+
+import torch
+
+from fedmpi.aggregation.stages.base import Stage
+from fedmpi.settings import setting
+
+
+@dataclasses.dataclass(kw_only=True)
+class NormBound(Stage):
+    """Shorten a client's move, what it sends minus what the round began with, to a norm of at most `bound`.
+
+    All rows of an exchange are one vector: their moves keep their proportions.
+    """
+
+    name = "norm_bound"
+    needs_start = True
+
+    bound: float = setting(1.0, "C, largest norm of a client's move in an exchange", above=0)
+
+    def apply(self, sent):
+        moves = [row.sub_(sent.start[name]) for name, row in sent.rows.items()]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(move) for move in moves]))
+        factor = (self.bound / norm).clamp(max=1)
+        for name, move in sent.rows.items():
+            move.mul_(factor).add_(sent.start[name])
