@@ -170,11 +170,7 @@ def _former(cls):
 
 
 def _texts(assignments, settings, classes):
-    """Key -> text of the assignments that are not choices of a class.
-
-    Raises:
-        UserError: one line, for the first key that is not one of `settings`.
-    """
+    """Key -> text of the assignments that are not choices of a class."""
     names = {key: find_key(key, settings) for key in dict.fromkeys(key for key, _ in assignments if key not in CHOICES)}
     unknown = [key for key, name in names.items() if name is None]
     if unknown:
@@ -201,11 +197,7 @@ def _unknown(key, settings, classes, others):
 
 
 def _typed(settings, texts):
-    """Key -> typed value of every setting.
-
-    Raises:
-        UserError: one line, for the first text that does not have its setting's type.
-    """
+    """Key -> typed value of every setting."""
     values = {key: one.default for key, one in settings.items()}
     for key, text in texts.items():
         hint, expected = settings[key].type, f"{key} = {short(text, 100)}: expected"

@@ -61,7 +61,7 @@ def help_text(classes, settings):
         section = parser.add_argument_group(title)
         for one in settings.values():
             if one.key.rpartition(".")[0] == group:
-                kind = _type_name(one.type).replace("None", "null")
+                kind = type_name(one.type).replace("None", "null")
                 default = "null" if one.default is None else one.default
                 text = f"{one.help or 'argument of the class'} (type: {kind}, default: {default})"
                 section.add_argument(f"--{one.key}", help=text.replace("%", "%%"), metavar="VALUE")
@@ -93,46 +93,10 @@ def list_text(what, choices):
     return table([(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in classes.items()], indent="")
 
 
-def settings_reference(choices):
-    """All settings of a run and of every class that can be chosen, as a page in Markdown.
-
-    Args:
-        choices: group -> `fedmpi.config.build.Choice`.
-    """
-    parts = [
-        "# Settings",
-        "Write `--rounds 50` on the command line and `rounds: 50` in a file. This page is generated from the code.",
-    ]
-    parts += [
-        "## The run",
-        _markdown("", Run),
-        "Flags of the command line: " + ", ".join(f"`--{f}`" for f in FLAG_HELP) + ".",
-    ]
-    for group, choice in choices.items():
-        default = f"; the default is `{choice.default}`" if choice.default else ""
-        parts.append(f"## {group.capitalize()}\n\nChosen by `--{group} NAME`{default}.")
-        for name, cls in known(choice.package, choice.base).items():
-            what = (cls.__doc__ or "").strip().split("\n")[0]
-            parts += [f"### {group} {name}", what.replace("|", "\\|"), _markdown(f"{group}.", cls)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown(prefix, cls):
-    """A table of a class's settings in Markdown; "" if it has none."""
-    lines = []
-    for name, kind, default, text in _settings_of(cls):
-        shown = "" if default is None else f"`{default}`"
-        lines.append(f"| `{prefix}{name}` | {_escaped(_type_name(kind))} | {shown} | {_escaped(text)} |")
-    return "\n".join(["| setting | type | default | meaning |", "| --- | --- | --- | --- |", *lines]) if lines else ""
-
-
-def _type_name(kind):
+def type_name(kind):
+    """A type as help texts call it, like "float | None"."""
     name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
     return name.replace("typing.", "")
-
-
-def _escaped(text):
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _settings_of(cls):

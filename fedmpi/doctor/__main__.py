@@ -105,9 +105,6 @@ def _check_launch(link, as_json, expected=None):
 
     Args:
         as_json: whether to print JSON. expected: the number of ranks according to the user, or None.
-
-    Raises:
-        UserError: if they did not.
     """
     try:
         check_launch(link, expected)

@@ -9,7 +9,7 @@ import stat
 
 import yaml
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, cannot
 from fedmpi.text import short
 
 LARGEST_FILE = 1 << 20  # bytes; a settings file has a few thousand
@@ -91,12 +91,10 @@ def read_settings_file(path, where):
         raise
     except ImportError:
         raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
-    except OSError as error:
-        raise UserError(f"{where}: cannot be read: {error.strerror}") from None
     except RecursionError:
         raise UserError(f"{where}: cannot be read: nested too deeply") from None
     except Exception as error:  # noqa: BLE001  both parsers raise errors of many kinds for other files
-        raise UserError(f"{where}: cannot be read: {short(error)}") from None
+        raise cannot("read", where, error) from None
     return content
 
 

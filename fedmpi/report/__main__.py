@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, cannot
 from fedmpi.own_files import check_folder, check_regular, check_replaceable, make_folder, replacing
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
@@ -96,11 +96,7 @@ def _seconds(text):
 
 
 def _check_out(out):
-    """Check that the page and the folder beside it are free, or that a report made them.
-
-    Raises:
-        UserError: if not.
-    """
+    """Check that the page and the folder beside it are free, or that a report made them."""
     if not out.name:
         raise UserError(f"--out {out}: expected the name of a page, like report.html")
     check_regular(out)
@@ -109,11 +105,7 @@ def _check_out(out):
 
 
 def _usable(paths):
-    """What `find_runs` returns, if it found a run.
-
-    Raises:
-        UserError: if not.
-    """
+    """What `find_runs` returns, if it found a run."""
     runs, complaints = find_runs(paths)
     if not runs:
         raise UserError("; ".join(complaints))
@@ -121,11 +113,7 @@ def _usable(paths):
 
 
 def _check_metrics(runs, option, metrics):
-    """Check that some run measured each of the metrics that an option names.
-
-    Raises:
-        UserError: for the first that none did.
-    """
+    """Check that some run measured each of the metrics that an option names."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     for metric in metrics:
         if metric not in names:
@@ -177,7 +165,7 @@ def write(out, comparison, complaints, targets, look=None, refresh=None):
             _write_figures(_folder(out), comparison, figures, further, look)
             _write_tables(_folder(out), comparison, targets)
     except OSError as error:
-        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
+        raise cannot("write", error.filename or out, error) from None
 
 
 def _figures(problem, targets, look):

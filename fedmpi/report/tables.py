@@ -1,6 +1,7 @@
 """Tables of a comparison: final values, the cost of a target, the runs; as text, Markdown, CSV."""
 
 import csv
+import itertools
 import math
 import statistics
 
@@ -125,17 +126,11 @@ def write_curves(path, problems):
         lines.writerow(["problem", "method", "metric", "against", "at", "mean", "lowest", "highest"])
         for problem in problems:
             for method in problem.methods:
-                for name in metrics_of([method]):
-                    for axis in AXES:
-                        for point in curve(method, axis, name):
-                            values = (point.x, point.mean, point.low, point.high)
-                            lines.writerow(
-                                [
-                                    *map(as_cell, (problem.label, method.label, name)),
-                                    axis,
-                                    *(f"{v:.9g}" for v in values),
-                                ]
-                            )
+                for name, axis in itertools.product(metrics_of([method]), AXES):
+                    words = [*map(as_cell, (problem.label, method.label, name)), axis]
+                    for point in curve(method, axis, name):
+                        values = (point.x, point.mean, point.low, point.high)
+                        lines.writerow([*words, *(f"{value:.9g}" for value in values)])
 
 
 def write_finals(path, problems):

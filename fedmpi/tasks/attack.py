@@ -125,11 +125,7 @@ def load_classifier(folder, context):
 
 
 def _network(given, model, source):
-    """The network that a run folder's settings name, one of fedmpi's: a folder may come from a stranger.
-
-    Raises:
-        UserError: one line that begins with `given`.
-    """
+    """The network that a run folder's settings name, one of fedmpi's: a folder may come from a stranger."""
     model = model or {"name": DEFAULT_MODELS.get(source.name, "mlp")}
     name = model.get("name") if isinstance(model, dict) else None
     if not isinstance(name, str) or "." in name:

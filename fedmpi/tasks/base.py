@@ -24,8 +24,7 @@ class RankContext:
         is_personal: whether each client is evaluated with a model of its own (`Run.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
         participation: share of the clients that take part in a round.
-        data_on: where the rows of data sets are: "device", or "host", from where each minibatch is copied, or "auto":
-            on the device if they fit there. num_local: ranks of this node, which may share the device.
+        num_local: ranks of this node, which may share the device.
     """
 
     num_clients: int
@@ -39,16 +38,12 @@ class RankContext:
     holdout: float = 0.0
     is_personal: bool = False
     participation: float = 1.0
-    data_on: str = "device"
     num_local: int = 1
 
     def device_of_data(self, nbytes):
-        """The device on which a data set of so many bytes is to lie."""
-        on_device = self.data_on == "device" or (
-            self.data_on == "auto"
-            and (self.device.type == "cpu" or fits(nbytes, memory_of(self.device), self.num_local))
-        )
-        return self.device if on_device else torch.device("cpu")
+        """The device on which a data set of so many bytes is to lie: the host, if it would fill a GPU's memory."""
+        has_room = self.device.type == "cpu" or fits(nbytes, memory_of(self.device), self.num_local)
+        return self.device if has_room else torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,7 @@ def test_a_value_in_a_file_is_the_text_of_the_command_line(text, value):
         ("[]", tuple[int, ...] | None, ()),
         ("{a: 1}", dict[str, float], {"a": 1.0}),
         ("mean", typing.Literal["mean", "sum"], "mean"),
-        ("[1, 2]", typing.Union[int, list[int]], [1, 2]),
+        ("[1, 2]", int | list[int], [1, 2]),
         ("1e-3", typing.Any, 0.001),
         ("off", typing.Any, False),
         ("word #2", typing.Any, "word #2"),
@@ -185,7 +185,7 @@ def test_roles():
     assert by_role["speed"] == {
         "eval_every", "evaluate", "evaluate_samples",
         "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
-        "stack", "data_on", "deterministic",
+        "stack", "deterministic",
     }  # fmt: skip
     assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}
     assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [

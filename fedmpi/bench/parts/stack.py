@@ -1,6 +1,5 @@
 """Several clients of a rank that take each local step at once (--stack), against the same clients in turn."""
 
-from fedmpi.bench.results import format_ms, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.text import format_table
 
@@ -19,9 +18,8 @@ def measure(bench):
                 words = ["--algorithm", algorithm, "--stack", str(size)]
                 opened[f"{size} at once"] = bench.open_rounds(workload, *words)
         times = bench.time_cases([Case(name, rounds.run) for name, rounds in opened.items()])
-        for name, one in times.items():
-            bench.results.record(f"stack/{workload}/{algorithm}/{name}", one)
-            rows.append([f"{algorithm}, {name}", format_ms(one), format_ratio(one / times[IN_TURN])])
+        shown = bench.results.against(f"stack/{workload}/{algorithm}", times, IN_TURN)
+        rows += [[f"{algorithm}, {name}", *cells] for name, *cells in shown]
         for rounds in opened.values():
             rounds.close()
     bench.results.print("", f"stack: a round of {num_clients} clients on {workload}")
