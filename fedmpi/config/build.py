@@ -134,7 +134,9 @@ def resolve(layers, resumed, objects=None):
         classes[group] = _choose(group, last_text(assignments, group), classes) if given is None else type(given)
     _check_objects(objects, assignments)
     _check_partition(classes["task"], assignments)
-    names = {f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in _former(cls)}
+    names = {
+        f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in former_names(cls).items()
+    }
     assignments, more_notes = rename(assignments, names)
     settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
     if "help" in flags:
@@ -163,10 +165,6 @@ def _choose(group, name, chosen):
         wishes = [getattr(cls, group, None) for cls in (chosen.get("task"), chosen.get("algorithm"))]
         name = next((wish for wish in wishes if isinstance(wish, str)), choice.default)
     return None if name is None else find(group, name, choice.package, choice.base)
-
-
-def _former(cls):
-    return former_names(cls).items() if cls else ()
 
 
 def _texts(assignments, settings, classes):

@@ -142,7 +142,7 @@ def figure_settings(style):
     fonts = {}
     if style.font:
         try:
-            findfont(FontProperties([style.font]), fallback_to_default=False)
+            findfont(FontProperties(family=[style.font]), fallback_to_default=False)
         except ValueError:
             raise UserError(f"--font {style.font}: not on this machine: expected a family like DejaVu Sans") from None
         fonts = {"font.family": [style.font, "sans-serif"]}
@@ -185,7 +185,7 @@ def _set_x(axes, axis, curves):
     else:
         axes.set_xlim(0, max(ends) / factor)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10), integer=axis == "round" and factor == 1))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axes.xaxis.set_major_formatter("{x:,.6g}")
     return factor
 
 
@@ -204,24 +204,22 @@ def line_style(number):
 
 
 def _set_y(axes, scale, curves, target):
-    """Limits from all curves and the target; returns what the axis's name says of it."""
-    points = [point for some in curves.values() for point in (_later(some) if scale == "zoom" else some)]
-    values = [value for point in points for value in (point.low, point.high)]
-    if target is not None:
+    """Scale and ticks of the y axis; returns what the axis's name says of it."""
+    if target is not None and (scale != "log" or target.value > 0):
         axes.axhline(target.value, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
-        values += [target.value] if scale != "log" or target.value > 0 else []
-    low, high, margin = min(values), max(values), 0.05
-    if scale == "log" and low > 0:
-        high = max(high, low * 1.05)
+    if scale == "log":
         axes.set_yscale("log")
-        axes.set_ylim(low / (high / low) ** margin, high * (high / low) ** margin)
-        _decimal_ticks(axes.yaxis, low, high)
+        _decimal_ticks(axes.yaxis, *axes.get_ylim())
         return ""
-    margin *= (high - low) or abs(high) or 20
-    axes.set_ylim(low - margin, high + margin)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    return " (zoomed in)" if scale == "zoom" else ""
+    axes.yaxis.set_major_formatter("{x:,.6g}")
+    if scale != "zoom":
+        return ""
+    values = [value for points in curves.values() for point in _later(points) for value in (point.low, point.high)]
+    values += [target.value] if target is not None else []
+    margin = 0.05 * (max(values) - min(values) or abs(max(values)) or 20)
+    axes.set_ylim(min(values) - margin, max(values) + margin)
+    return " (zoomed in)"
 
 
 def _later(points):

@@ -30,7 +30,8 @@ def final_table(problem):
         row += [_cost(final(method, axis), axis) for axis in AXES]
         rows.append(row + ([words] if any(details) else []))
     header += [label(axis) for axis in AXES] + (["settings"] if any(details) else [])
-    return Table(header, rows, frozenset(_best(methods, metrics, 2)))
+    best = {(clearly_best(methods, name), column) for column, name in enumerate(metrics, 2)}
+    return Table(header, rows, frozenset(cell for cell in best if cell[0] is not None))
 
 
 def differing_settings(problem):
@@ -159,14 +160,6 @@ def _cost(spread, axis, with_range=False):
         return "–"
     low, high = (min(spread.values), max(spread.values)) if with_range else (None, None)
     return format_quantity(field(axis).unit, spread.mean, low, high)
-
-
-def _best(methods, metrics, first_column):
-    """(row, column) of the means that are clearly the best of their metric."""
-    for column, name in enumerate(metrics, first_column):
-        best = clearly_best(methods, name)
-        if best is not None:
-            yield best, column
 
 
 def _printed(method, metric_name):

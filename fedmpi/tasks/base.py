@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.comm.device import fits, memory_of
 from fedmpi.data.sampler import EpochSampler
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, one_line
 from fedmpi.settings import check
 
 
@@ -139,11 +139,9 @@ class LoadedTask:
         """
         try:
             module = model_class(**self.model_arguments(model_class, model_settings))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"model {model_class.__name__}: {' '.join(str(error).split())}") from error
         except Exception as error:  # noqa: BLE001  a user's class can raise anything
-            kind = type(error).__name__
-            raise UserError(f"model {model_class.__name__}: {kind}: {' '.join(str(error).split())}") from error
+            kind = "" if isinstance(error, TypeError | ValueError | RuntimeError) else f"{type(error).__name__}: "
+            raise UserError(f"model {model_class.__name__}: {kind}{one_line(error)}") from error
         if not isinstance(module, torch.nn.Module):
             raise UserError(f"model {model_class.__name__}: made a {type(module).__name__}: expected a torch.nn.Module")
         return module
@@ -187,10 +185,8 @@ class LoadedTask:
         except UserError:
             raise
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
-            raise UserError(
-                f"model {type(module).__name__} does not work on inputs of shape {list(self.shape)} "
-                f"with {self.num_classes} classes: {' '.join(str(error).split())}"
-            ) from error
+            inputs = f"inputs of shape {list(self.shape)} with {self.num_classes} classes"
+            raise UserError(f"model {type(module).__name__} does not work on {inputs}: {one_line(error)}") from error
 
     def ascent(self, flat):
         """The slice of the flat vector in which a min-max problem ascends; None: a minimisation."""

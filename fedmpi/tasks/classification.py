@@ -168,18 +168,13 @@ class LoadedClassification(LoadedTask):
         self.num_classes = max(own.num_classes for own in sources.values())
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
-        self._tests = [self._read_test(own, at) for own, at in tests]
+        self._tests = [self._samples(own.read("test", at), own.labels["test"][at]) for own, at in tests]
         # For each of these test parts: number of its test set (0 if there is only one, else the client), how many test
         # sets there are, how many samples its set has, and which of them the part contains; `subset` draws by it.
         divisor = 1 if self._is_shared else context.num_clients
         owners = [0] if self._is_shared else context.clients
         self._test_parts = [(k, divisor, len(own.labels["test"]), at) for k, (own, at) in zip(owners, tests)]
         self._names = names
-
-    def _read_test(self, source, indices):
-        """The test samples of a source at sorted `indices`."""
-        labels = source.labels["test"][indices]
-        return Samples.from_arrays(source.read("test", indices), labels, *self._normalisation, self._context)
 
     def _check(self, source):
         if self._augmentation and len(source.shape) < 2:

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.data.source import SPLITS, check_labels
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, one_line
 from fedmpi.oracles.base import seed_all
 from fedmpi.streams import derive
 from fedmpi.tasks.base import Task
@@ -214,4 +214,4 @@ def _read(dataset, name, indices, draw=None, keeps=True):
     try:
         return torch.stack(inputs), torch.tensor(labels)
     except RuntimeError as error:
-        raise UserError(f"{name}: expected inputs of one shape: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name}: expected inputs of one shape: {one_line(error)}") from None
