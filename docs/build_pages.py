@@ -6,7 +6,8 @@ import re
 from mkdocs.structure.files import File
 
 from fedmpi.config.build import CHOICES
-from fedmpi.config.help import settings_reference
+from fedmpi.config.help import FLAG_HELP, declared_settings, type_name
+from fedmpi.registry import known
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 AT_THE_ROOT = {"README.md": "index.md", **{name: name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")}}
@@ -25,9 +26,43 @@ def on_files(files, config):
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         text = text.replace("](README.md", "](index.md")
         files.append(File.generated(config, page, content=re.sub(r"`docs/(\w+)\.md`", r"[\1](\1.md)", text)))
-    files.append(File.generated(config, "settings.md", content=settings_reference(CHOICES)))
+    files.append(File.generated(config, "settings.md", content=settings_page()))
     names = {pathlib.PurePath(file.src_uri).stem for file in files.documentation_pages()}
     listed = [name for name in ORDER if name in names]
     others = sorted(names - set(ORDER) - set(LAST))
     config.nav = [f"{name}.md" for name in (*listed, *others, *LAST)]
     return files
+
+
+def settings_page():
+    """All settings of a run and of every class that can be chosen, as a page in Markdown."""
+    of_run = declared_settings({})
+    parts = [
+        "# Settings",
+        "Write `--rounds 50` on the command line and `rounds: 50` in a file. This page is generated from the code.",
+        "## The run",
+        table(of_run.values()),
+        "Flags of the command line: " + ", ".join(f"`--{flag}`" for flag in FLAG_HELP) + ".",
+    ]
+    for group, choice in CHOICES.items():
+        default = f"; the default is `{choice.default}`" if choice.default else ""
+        parts.append(f"## {group.capitalize()}\n\nChosen by `--{group} NAME`{default}.")
+        for name, cls in known(choice.package, choice.base).items():
+            what = (cls.__doc__ or "").strip().split("\n")[0]
+            settings = [one for key, one in declared_settings({group: cls}).items() if key not in of_run]
+            parts += [f"### {group} {name}", what.replace("|", "\\|"), table(settings)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(settings):
+    """A table of `Declared` settings in Markdown; "" if there are none."""
+    lines = []
+    for one in settings:
+        default = "" if one.default is None else f"`{one.default}`"
+        lines.append(f"| `{one.key}` | {escaped(type_name(one.type))} | {default} | {escaped(one.help)} |")
+    return "\n".join(["| setting | type | default | meaning |", "| --- | --- | --- | --- |", *lines]) if lines else ""
+
+
+def escaped(text):
+    """A text for a cell of a table."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -1,5 +1,10 @@
 """Exceptions that end a program with one line instead of a traceback, each with its exit code."""
 
+import contextlib
+from collections.abc import Iterator
+
+from fedmpi.text import short
+
 LONGEST = 2000  # characters of a message, which may quote anything
 
 
@@ -15,6 +20,36 @@ class UserError(Exception):
     def __init__(self, text: object = "") -> None:
         line = "".join(letter if letter.isprintable() else " " for letter in str(text))
         super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; of an error of the operating system only the reason, without number and path."""
+    return str(short(getattr(error, "strerror", None) or error))
+
+
+def cannot(verb: str, path: object, error: BaseException) -> UserError:
+    """The `UserError` of a file that cannot be read or written.
+
+    Args:
+        verb: "read", "write", "read as HDF5", ... path: as the user knows it.
+
+    >>> raise cannot("read", "run.yaml", FileNotFoundError(2, "No such file or directory"))
+    Traceback (most recent call last):
+    fedmpi.errors.UserError: run.yaml: cannot be read: No such file or directory
+    """
+    return UserError(f"{path}: cannot be {verb.replace('write', 'written')}: {one_line(error)}")
+
+
+@contextlib.contextmanager
+def attempt(verb: str, path: object, *kinds: type[BaseException]) -> Iterator[None]:
+    """A context in which errors of some kinds, by default `OSError`, become the `UserError` of `cannot`."""
+    kinds = kinds or (OSError,)
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        raise cannot(verb, path, error) from None
 
 
 class AgreedUserError(UserError):

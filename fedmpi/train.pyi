@@ -86,7 +86,6 @@ class _Train:
         direct_gradients: bool = True,
         fused_update: bool = False,
         stack: int = 1,
-        data_on: str = "auto",
         tf32: bool = False,
         deterministic: bool = False,
         cuda_graph: str = "auto",

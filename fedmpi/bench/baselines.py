@@ -70,58 +70,34 @@ def flat_loop(comm, loop):
     flat = torch.cat([p.data.reshape(-1) for p in loop.parameters])
     for parameter, piece in zip(loop.parameters, flat.split([p.numel() for p in loop.parameters])):
         parameter.data = piece.view_as(parameter)
-    start, total = torch.empty_like(flat), torch.empty_like(flat)
-
-    def one_client():
-        loop.steps(0)
-        comm.Allreduce(MPI.IN_PLACE, flat.numpy())
-        flat.div_(loop.num_clients)
-
-    def several_clients():
-        start.copy_(flat)
-        total.zero_()
-        for client in range(len(loop.data)):
-            flat.copy_(start)
-            loop.steps(client)
-            total.add_(flat)
-        comm.Allreduce(MPI.IN_PLACE, total.numpy())
-        torch.div(total, loop.num_clients, out=flat)
-
-    return one_client if len(loop.data) == 1 else several_clients
+    return _averaging_loop(comm, loop, [flat])
 
 
 def per_tensor_loop(comm, loop):
     """One Allreduce per parameter tensor."""
-    starts = [torch.empty_like(p) for p in loop.parameters]
-    totals = [torch.empty_like(p) for p in loop.parameters]
+    return _averaging_loop(comm, loop, [parameter.data for parameter in loop.parameters])
 
-    @torch.no_grad()
-    def average(tensors):
-        for tensor in tensors:
-            comm.Allreduce(MPI.IN_PLACE, tensor.detach().numpy())
-            tensor.div_(loop.num_clients)
+
+def _averaging_loop(comm, loop, tensors):
+    """One Allreduce of each of the tensors, which are the model."""
+    starts, totals = ([torch.empty_like(tensor) for tensor in tensors] for _ in range(2))
 
     def one_client():
         loop.steps(0)
-        average(loop.parameters)
+        for tensor in tensors:
+            comm.Allreduce(MPI.IN_PLACE, tensor.numpy())
+            tensor.div_(loop.num_clients)
 
     def several_clients():
-        with torch.no_grad():
-            for start, total, parameter in zip(starts, totals, loop.parameters):
-                start.copy_(parameter)
-                total.zero_()
+        torch._foreach_copy_(starts, tensors)
+        torch._foreach_zero_(totals)
         for client in range(len(loop.data)):
-            with torch.no_grad():
-                for start, parameter in zip(starts, loop.parameters):
-                    parameter.copy_(start)
+            torch._foreach_copy_(tensors, starts)
             loop.steps(client)
-            with torch.no_grad():
-                for total, parameter in zip(totals, loop.parameters):
-                    total.add_(parameter)
-        average(totals)
-        with torch.no_grad():
-            for total, parameter in zip(totals, loop.parameters):
-                parameter.copy_(total)
+            torch._foreach_add_(totals, tensors)
+        for tensor, total in zip(tensors, totals):
+            comm.Allreduce(MPI.IN_PLACE, total.numpy())
+            torch.div(total, loop.num_clients, out=tensor)
 
     return one_client if len(loop.data) == 1 else several_clients
 

@@ -47,16 +47,11 @@ def fit(features, seconds):
     Args:
         features: [n, k]. seconds: [n], > 0.
     """
+    from sklearn.linear_model import LinearRegression  # takes long to import
+
     features, seconds = np.asarray(features, float), np.asarray(seconds, float)
-    active = list(range(features.shape[1]))
-    while True:
-        solution = np.linalg.lstsq(features[:, active] / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
-        if (solution >= 0).all() or len(active) == 1:
-            break
-        del active[int(np.argmin(solution))]
-    coefficients = np.zeros(features.shape[1])
-    coefficients[active] = np.maximum(solution, 0)
-    return coefficients
+    model = LinearRegression(fit_intercept=False, positive=True)
+    return model.fit(features / seconds[:, None], np.ones(len(seconds))).coef_
 
 
 def fit_link(num_ranks, sizes, seconds):

@@ -5,7 +5,6 @@ import ctypes
 import datetime
 import os
 import platform
-import resource
 import sys
 
 import torch
@@ -15,25 +14,18 @@ from fedmpi.comm.host import processor_name, usable_cores
 
 
 def reset_peak_memory():
-    """Set `peak_memory` back to what is in use now: malloc returns freed memory first. No effect outside Linux."""
+    """Set `peak_memory` back to what is in use now: malloc returns freed memory first."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
 
 
 def peak_memory():
     """Largest resident size of this process in bytes, since the last `reset_peak_memory`."""
-    try:
-        with open("/proc/self/status") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["VmHWM"].split()[0]) * 1024
-    except (OSError, KeyError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["VmHWM"].split()[0]) * 1024
 
 
 def describe_machine(link):

@@ -5,7 +5,7 @@ import os
 import pathlib
 
 from fedmpi.bench.timing import Times
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_replaceable, is_stream, replacing
 from fedmpi.text import format_table
 
@@ -39,6 +39,12 @@ class Results:
         cycles = len(times.seconds)
         self.measures[name] = {"median": times.median, "low": low, "high": high, "unit": unit, "cycles": cycles}
 
+    def against(self, key, times, reference):
+        """Record `Times` by name under `key`; rows for a table: name, milliseconds, ratio to the case `reference`."""
+        for name, one in times.items():
+            self.record(f"{key}/{name}", one)
+        return [[name, format_ms(one), format_ratio(one / times[reference])] for name, one in times.items()]
+
     def check_writable(self, path):
         """Check that the file of the measurements can be written, and that none but an earlier one of these is there.
 
@@ -56,11 +62,9 @@ class Results:
         Raises:
             UserError: if it cannot.
         """
-        try:
-            with replacing(path, SIGNATURE) as part, open(part, "w", encoding="utf-8") as file:
-                json.dump({"machine": self.machine, "measures": self.measures}, file, indent=1)
-        except OSError as error:
-            raise UserError(f"--json {path}: cannot be written: {error.strerror}") from None
+        text = json.dumps({"machine": self.machine, "measures": self.measures}, indent=1)
+        with attempt("write", f"--json {path}"), replacing(path, SIGNATURE) as part:
+            part.write_text(text, encoding="utf-8")
 
     def compare(self, earlier):
         """Lines of a table: ratios of these medians to those of `earlier` (see `read_results`)."""
@@ -87,15 +91,14 @@ def read_results(path):
     Raises:
         UserError: if it cannot be read.
     """
-    try:
+    kinds = (OSError, ValueError, AttributeError, RecursionError)
+    with attempt("read", f"--compare {path}", *kinds):
         if not pathlib.Path(path).is_file():
             raise ValueError("it is not a file")
         with open(path, encoding="utf-8") as file:
             results = json.load(file)
         if not isinstance(results.get("measures"), dict) or not isinstance(results.get("machine"), dict):
             raise ValueError("it contains no measurements")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"--compare {path}: cannot be read: {error}") from None
     return results
 
 

@@ -32,11 +32,12 @@ from fedmpi.config.grammar import (
     check_repeated,
     find_key,
     flatten,
+    kinds,
     last_text,
-    plain_value,
     rename,
+    typed,
 )
-from fedmpi.config.help import declared_settings, list_text, make_parser
+from fedmpi.config.help import declared_settings, help_text, list_text
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import assignments_above, read_resumed, resumed_folder
 from fedmpi.config.run import Run
@@ -133,15 +134,17 @@ def resolve(layers, resumed, objects=None):
         classes[group] = _choose(group, last_text(assignments, group), classes) if given is None else type(given)
     _check_objects(objects, assignments)
     _check_partition(classes["task"], assignments)
-    names = {f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in _former(cls)}
+    names = {
+        f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in former_names(cls).items()
+    }
     assignments, more_notes = rename(assignments, names)
     settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
     if "help" in flags:
-        return make_parser(classes, settings).format_help()
+        return help_text(classes, settings)
     texts = _texts(assignments, settings, classes)
     for where, layer in zip(layers.files, layers.layers):
         check_repeated([key for key, _ in layer], lambda key: find_key(names.get(key, key), settings) or key, where)
-    values = _typed(classes, settings, texts)
+    values = _typed(settings, texts)
     paper = paper or (resumed or {}).get("paper") or {}
     config = _build(classes, values | resumed_folder(resumed), paper, objects)
     if "print_config" in flags:
@@ -164,16 +167,8 @@ def _choose(group, name, chosen):
     return None if name is None else find(group, name, choice.package, choice.base)
 
 
-def _former(cls):
-    return former_names(cls).items() if cls else ()
-
-
 def _texts(assignments, settings, classes):
-    """Key -> text of the assignments that are not choices of a class.
-
-    Raises:
-        UserError: one line, for the first key that is not one of `settings`.
-    """
+    """Key -> text of the assignments that are not choices of a class."""
     names = {key: find_key(key, settings) for key in dict.fromkeys(key for key, _ in assignments if key not in CHOICES)}
     unknown = [key for key, name in names.items() if name is None]
     if unknown:
@@ -199,50 +194,32 @@ def _unknown(key, settings, classes, others):
     raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}{others}")
 
 
-def _typed(classes, settings, texts):
-    """Key -> typed value of every setting.
-
-    Raises:
-        UserError: one line, for the first text that does not have its setting's type.
-    """
-    values, unusual = {key: one.default for key, one in settings.items()}, {}
+def _typed(settings, texts):
+    """Key -> typed value of every setting."""
+    values = {key: one.default for key, one in settings.items()}
     for key, text in texts.items():
-        try:
-            values[key] = plain_value(text, settings[key].type)
-        except ValueError:
-            unusual[key] = text
-    if unusual:
-        values |= _parsed(make_parser(classes, settings), settings, unusual)
-    for key, text in texts.items():
-        if isinstance(values[key], float) and abs(values[key]) > LARGEST:
-            raise UserError(f"{key} = {short(text, 100)}: expected a number of at most {LARGEST:g}")
+        hint, expected = settings[key].type, f"{key} = {short(text, 100)}: expected"
         if "\0" in text:
-            raise UserError(f"{key} = {short(text, 100)}: expected a text without the character 0")
-    return values
-
-
-def _parsed(parser, settings, texts):
-    """Key -> typed value of texts that are not plain; see `_typed`."""
-    for key, text in texts.items():
-        expected = f"{key} = {short(text)}: expected {_type_in_words(settings[key].type)}"
-        takes_text = str in (settings[key].type, *typing.get_args(settings[key].type))
-        if not takes_text and AMBIGUOUS.fullmatch(text.strip()):
-            raise UserError(f"{expected}, without leading zeros and colons (see --help)")
+            raise UserError(f"{expected} a text without the character 0")
+        words = f"{expected} {_type_in_words(hint)}"
+        if str not in kinds(hint) and AMBIGUOUS.fullmatch(text.strip()):
+            raise UserError(f"{words}, without leading zeros and colons (see --help)")
         try:
-            value = parser.parse_args([f"--{key}={text}"])[key]
-        except (Exception, SystemExit):  # noqa: BLE001  the parser raises errors of many kinds
-            raise UserError(f"{expected} (see --help)") from None
-        if isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
-            raise UserError(f"{expected} of fewer than 19 digits")
-    namespace = parser.parse_args([f"--{key}={text}" for key, text in texts.items()])
-    return {key: namespace[key] for key in texts}
+            values[key] = typed(text, hint)
+        except (ValueError, RecursionError):
+            raise UserError(f"{words} (see --help)") from None
+        if isinstance(values[key], int) and abs(values[key]) >= LARGEST_INTEGER:
+            raise UserError(f"{words} of fewer than 19 digits")
+        if isinstance(values[key], float) and abs(values[key]) > LARGEST:
+            raise UserError(f"{expected} a number of at most {LARGEST:g}")
+    return values
 
 
 def _type_in_words(hint):
     """A type as users read it, like "a whole number or null"."""
     words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
-    if isinstance(hint, types.UnionType):
-        return " or ".join(map(_type_in_words, typing.get_args(hint)))
+    if len(kinds(hint)) > 1:
+        return " or ".join(map(_type_in_words, kinds(hint)))
     return words.get(hint, getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint))
 
 

@@ -6,26 +6,22 @@ upper case. The text `null` is the default of a setting whose default is "none".
 (`fedmpi.config.build`). Needs neither torch nor MPI.
 """
 
+import contextlib
 import datetime
 import json
-import re
 import types
 import typing
 
 from fedmpi.config.run import GROUPS
 from fedmpi.errors import UserError
 from fedmpi.presets import is_paper
-from fedmpi.presets.reading import read_settings_file
+from fedmpi.presets.reading import read_settings_file, read_value
 from fedmpi.registry import plain
 from fedmpi.text import short
 
 SWITCHES = ("print_config", "traceback", "help")  # flags without a value
 FLAGS = ("preset", "config", "list")  # flags with one
 SHORT = {"data": "task.data", "autocast": "oracle.autocast", "compile": "oracle.compile"}  # short key -> key
-_PLAIN = {
-    int: r"[-+]?(0|[1-9]\d{0,17})",
-    float: r"[-+]?((0|[1-9]\d{0,17})(\.\d*)?|\.\d+)([eE][-+]?\d{1,2})?",
-}
 INSTEAD = {"rounds": "epochs", "local_steps": "local_epochs"}  # if the second is set, it replaces the first
 
 
@@ -181,28 +177,52 @@ def merge(layers, methods):
     return merged
 
 
-def plain_value(text, hint):
-    """The value of a text that needs no parser: a number, true or false, a word, null.
+def typed(text, hint):
+    """The value of a text as a type.
 
     Args:
-        hint: the type: int, float, bool or str, or one of these "| None".
+        hint: a type like int, str | None, list[float], Literal["a", "b"] or Any.
 
     Raises:
-        ValueError: if the text is something else, or does not have the type; `jsonargparse` may still read it.
+        ValueError: if the text does not have the type.
     """
-    kinds = set(typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,))
-    if type(None) in kinds:
-        kinds.remove(type(None))
-        if text == "null":
-            return None
-        if not re.fullmatch(r"[\w./-][\w./{}:<>=,-]*", text, re.ASCII):  # no quotes, blanks, [, ] or ~
-            raise ValueError
-    (kind,) = kinds or (None,)
-    if kind is bool and text in ("true", "false"):
-        return text == "true"
-    if kind is str or (kind in _PLAIN and re.fullmatch(_PLAIN[kind], text, re.ASCII)):
-        return kind(text)
+    for kind in kinds(hint):
+        if kind is str:
+            return None if text == "null" and type(None) in kinds(hint) else text
+        try:
+            return _converted(read_value(text), kind)
+        except ValueError:
+            continue
     raise ValueError
+
+
+def kinds(hint):
+    """The types that a union consists of, or the one type; in both cases, null comes last."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return sorted(typing.get_args(hint) if is_union else (hint,), key=lambda kind: kind is type(None))
+
+
+def _converted(value, kind):
+    """A value of a file as a type; raises ValueError if it does not have it."""
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if kind in (typing.Any, object) or (origin is typing.Literal and value in inner):
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for one in kinds(kind):
+            with contextlib.suppress(ValueError):
+                return _converted(value, one)
+    if kind is float and type(value) is int:
+        return float(value)
+    if origin is tuple and isinstance(value, list):
+        each = [inner[0]] * len(value) if inner[1:] == (...,) else inner or [typing.Any] * len(value)
+        return tuple(_converted(one, its) for one, its in zip(value, each, strict=True))
+    if type(value) is not origin:
+        raise ValueError
+    if origin is list and inner:
+        return [_converted(one, inner[0]) for one in value]
+    if origin is dict and inner:
+        return {_converted(key, inner[0]): _converted(one, inner[1]) for key, one in value.items()}
+    return value
 
 
 def last_text(assignments, key):

@@ -1,4 +1,4 @@
-"""The text of ``--help`` and ``--list``, and the parser that gives settings their types."""
+"""The texts of ``--help`` and ``--list``, and what can be set of a class."""
 
 import argparse
 import dataclasses
@@ -46,15 +46,13 @@ def declared_settings(classes):
     return {one.key: one for one in settings}
 
 
-def make_parser(classes, settings):
-    """A parser of the declared settings whose help names the chosen classes.
+def help_text(classes, settings):
+    """What ``--help`` prints: the declared settings, under the names of the chosen classes.
 
     Args:
         classes: see `declared_settings`, which gives `settings`.
     """
-    import jsonargparse  # takes long to import, and most runs do not need it
-
-    parser = jsonargparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(usage=USAGE, add_help=False)
     titles = {"": "the run"}
     for group, cls in classes.items():
         chosen = command_name(cls) if cls else "the task's own"
@@ -63,12 +61,14 @@ def make_parser(classes, settings):
         section = parser.add_argument_group(title)
         for one in settings.values():
             if one.key.rpartition(".")[0] == group:
-                text = one.help or "argument of the class"  # without a text, type and default are not shown either
-                section.add_argument(f"--{one.key}", type=one.type, default=one.default, help=text, metavar="VALUE")
+                kind = type_name(one.type).replace("None", "null")
+                default = "null" if one.default is None else one.default
+                text = f"{one.help or 'argument of the class'} (type: {kind}, default: {default})"
+                section.add_argument(f"--{one.key}", help=text.replace("%", "%%"), metavar="VALUE")
     section = parser.add_argument_group("other options")
     for flag, text in FLAG_HELP.items():
-        section.add_argument(f"--{flag}", action="store_true", default=argparse.SUPPRESS, help=text)
-    return parser
+        section.add_argument(f"--{flag}", action="store_true", help=text)
+    return parser.format_help()
 
 
 def list_text(what, choices):
@@ -93,46 +93,10 @@ def list_text(what, choices):
     return table([(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in classes.items()], indent="")
 
 
-def settings_reference(choices):
-    """All settings of a run and of every class that can be chosen, as a page in Markdown.
-
-    Args:
-        choices: group -> `fedmpi.config.build.Choice`.
-    """
-    parts = [
-        "# Settings",
-        "Write `--rounds 50` on the command line and `rounds: 50` in a file. This page is generated from the code.",
-    ]
-    parts += [
-        "## The run",
-        _markdown("", Run),
-        "Flags of the command line: " + ", ".join(f"`--{f}`" for f in FLAG_HELP) + ".",
-    ]
-    for group, choice in choices.items():
-        default = f"; the default is `{choice.default}`" if choice.default else ""
-        parts.append(f"## {group.capitalize()}\n\nChosen by `--{group} NAME`{default}.")
-        for name, cls in known(choice.package, choice.base).items():
-            what = (cls.__doc__ or "").strip().split("\n")[0]
-            parts += [f"### {group} {name}", what.replace("|", "\\|"), _markdown(f"{group}.", cls)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown(prefix, cls):
-    """A table of a class's settings in Markdown; "" if it has none."""
-    lines = [
-        f"| `{prefix}{name}` | {_type_name(kind)} | {'' if default is None else f'`{default}`'} | {_escaped(text)} |"
-        for name, kind, default, text in _settings_of(cls)
-    ]
-    return "\n".join(["| setting | type | default | meaning |", "| --- | --- | --- | --- |", *lines]) if lines else ""
-
-
-def _type_name(kind):
+def type_name(kind):
+    """A type as help texts call it, like "float | None"."""
     name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
-    return _escaped(name.replace("typing.", ""))
-
-
-def _escaped(text):
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return name.replace("typing.", "")
 
 
 def _settings_of(cls):

@@ -21,7 +21,7 @@ from fedmpi.settings import former_names
 
 AUTO = "auto"
 # Settings of former versions that changed how fast a run was, and no result but in its last digits.
-REMOVED = ("channels_last", "direct_gradients", "fused_update", "cuda_graph", "tune_malloc", "stack")
+REMOVED = ("channels_last", "direct_gradients", "fused_update", "cuda_graph", "tune_malloc", "stack", "data_on")
 NOT_TAKEN = ("out", "name", "ranks", "resume")  # settings that a resumed run does not take from its folder
 
 

@@ -179,13 +179,6 @@ class Run:
         least=1,
         role="speed",
     )
-    data_on: str = setting(
-        "auto",
-        "where the data are: in the memory of the device, or of the host, from where each minibatch is copied (not "
-        "tested on a GPU); auto: on the device, as long as the data fill at most half of the GPU's memory",
-        among=("auto", "device", "host"),
-        role="speed",
-    )
     tf32: bool = setting(
         False, "GPUs may round float32 to 10 bits of mantissa in matrix products and convolutions, which is faster"
     )

@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from fedmpi.data.sampler import to_device
 from fedmpi.streams import FIRST, WHOLE, generator
 
@@ -68,17 +66,14 @@ class DealtSampler:
         round_index = self._dealer.round_index
         part = self._dealer.parts(round_index)[self._client]
         if number == WHOLE:
-            return self._to_device(part)
+            return to_device(part, self._device)
         if number == FIRST:
             order = generator(self._seed, "first batch", self._client).permutation(len(part))
-            return self._to_device(part[order[: self._first_batch_size]])
+            return to_device(part[order[: self._first_batch_size]], self._device)
         if round_index != self._round:
             self._round, self._first_draw, self._pass = round_index, number, None
         pass_index, position = divmod(number - self._first_draw, -(-len(part) // self._batch_size))
         if pass_index != self._pass:
             rng = generator(self._seed, "order", self._client, round_index, pass_index)
-            self._pass, self._order = pass_index, self._to_device(rng.permutation(part))
+            self._pass, self._order = pass_index, to_device(rng.permutation(part), self._device)
         return self._order[position * self._batch_size : (position + 1) * self._batch_size]
-
-    def _to_device(self, indices):
-        return to_device(np.asarray(indices), self._device)

@@ -5,8 +5,10 @@ import pathlib
 
 import h5py
 
-from fedmpi.errors import UserError
-from fedmpi.text import short
+from fedmpi.errors import UserError, attempt
+
+# What reading a damaged file raises.
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError)
 
 
 @contextlib.contextmanager
@@ -16,12 +18,9 @@ def readable(path):
     Raises:
         UserError: if the file is not HDF5, or is truncated or damaged.
     """
-    try:
-        with h5py.File(path) as file:
-            _check_own(path, file, pathlib.Path(path).parent.resolve(), {pathlib.Path(path).resolve()})
-            yield file
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError) as error:
-        raise UserError(f"{path}: cannot be read as HDF5: {short(error)}") from None
+    with attempt("read as HDF5", path, *HDF5_ERRORS), h5py.File(path) as file:
+        _check_own(path, file, pathlib.Path(path).parent.resolve(), {pathlib.Path(path).resolve()})
+        yield file
 
 
 def files_of(path):
@@ -44,9 +43,6 @@ def _check_own(path, group, folder, files, seen=()):
     Args:
         folder: in which all files must be. files: set of those that are checked, to which views add theirs.
         seen: addresses of the groups around it.
-
-    Raises:
-        UserError: at the first external link, external storage, or virtual data set of missing or distant files.
     """
     for name in group:
         where = f"{path}: {group.name.rstrip('/')}/{name}"

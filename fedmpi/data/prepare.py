@@ -55,6 +55,6 @@ def _download(name, folder, mirror):
     folder.mkdir(parents=True, exist_ok=True)
     official = OFFICIAL[name]
     base = (mirror or official.url).rstrip("/")
-    for file in official.files:
-        fetch(f"{base}/{file.name}", folder / file.name, file.sha256)
+    for file, sha256 in official.files.items():
+        fetch(f"{base}/{file}", folder / file, sha256)
     return folder

@@ -37,18 +37,15 @@ class EpochSampler:
     def __call__(self, number):
         """[b] int64 indices of draw `number`: 0, 1, 2, ..., FIRST or WHOLE."""
         if number == WHOLE:
-            return self._to_device(np.arange(self._num_samples))
+            return to_device(np.arange(self._num_samples), self._device)
         if number == FIRST:
             order = generator(self._seed, "first batch", self._client).permutation(self._num_samples)
-            return self._to_device(order[: self._first_batch_size])
+            return to_device(order[: self._first_batch_size], self._device)
         pass_index, position = divmod(number, self.batches_per_pass)
         if pass_index != self._pass:
             order = generator(self._seed, "order", self._client, pass_index).permutation(self._num_samples)
-            self._pass, self._order = pass_index, self._to_device(order)
+            self._pass, self._order = pass_index, to_device(order, self._device)
         return self._order[position * self._batch_size : (position + 1) * self._batch_size]
-
-    def _to_device(self, indices):
-        return to_device(indices, self._device)
 
 
 class SequentialSampler:

@@ -107,7 +107,7 @@ class Samples:
 
     @classmethod
     def from_arrays(cls, rows, labels, mean, std, context):
-        """Samples for the context's device, in its memory or the CPU's (`RankContext.data_on`).
+        """Samples for the context's device, in its memory or the CPU's (`RankContext.device_of_data`).
 
         An input is (value - mean) / std, where bytes mean value/255.
 
@@ -197,11 +197,7 @@ def _channels_first(rows, back=False):
 
 
 def _check_size(rows, scale, shift):
-    """Check that no input is so large that its square overflows: a first layer's sums would be infinite.
-
-    Raises:
-        UserError: one line that blames the data.
-    """
+    """Check that no input is so large that its square overflows: a first layer's sums would be infinite."""
     if not rows.numel():
         return
     by_channel = rows.reshape(-1, scale.numel()) if scale.dim() else rows.reshape(-1, 1)

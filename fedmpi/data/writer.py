@@ -86,11 +86,7 @@ def check_writable(path):
 
 
 def _check_labelled(path, splits):
-    """The splits with labels in the smallest integer type; a text, which has no labels, is returned as it is.
-
-    Raises:
-        UserError: if labels are not integers from 0, or images are not numbers.
-    """
+    """The splits with labels in the smallest integer type; a text, which has no labels, is returned as it is."""
     splits = dict(splits)
     for split in SPLITS:
         images, labels = splits.get(f"{split}/images"), splits.get(f"{split}/labels")
@@ -113,11 +109,7 @@ def _check_labelled(path, splits):
 
 
 def _write_rows(file, name, rows):
-    """Write one data set chunk by chunk, so that rows which are read only when sliced need no more memory.
-
-    Raises:
-        UserError: if a value is not finite.
-    """
+    """Write one data set chunk by chunk, so that rows which are read only when sliced need no more memory."""
     if rows.dtype.kind == "S":
         file.create_dataset(name, data=rows)
         return

@@ -90,7 +90,9 @@ def _run(arguments, link):
     if FAILED not in (checks[2].state, settings.state):
         checks += check_needs(link, ranks, config)
     speeds = measure(link, ranks)
-    checks += [_speed_check(name, speed) for name, speed in speeds.items()]
+    for name, speed in speeds.items():
+        text = f"{speed['bandwidth'] / 1e9:.3g} GB/s, {1e6 * speed['latency']:.3g} us a message"
+        checks.append(Check(f"link {name}", OK, text))
     if link.rank == 0:
         show(_as_json(ranks, checks, speeds) if options.json else _as_tables(ranks, checks, used))
     failed = [check.name for check in checks if check.state == FAILED]
@@ -105,9 +107,6 @@ def _check_launch(link, as_json, expected=None):
 
     Args:
         as_json: whether to print JSON. expected: the number of ranks according to the user, or None.
-
-    Raises:
-        UserError: if they did not.
     """
     try:
         check_launch(link, expected)
@@ -115,11 +114,6 @@ def _check_launch(link, as_json, expected=None):
         if as_json and link.rank == 0 and str(error):
             show(_as_json([], [Check("ranks", FAILED, str(error), LAUNCH_ADVICE)], {}))
         raise
-
-
-def _speed_check(name, speed):
-    text = f"{speed['bandwidth'] / 1e9:.3g} GB/s, {1e6 * speed['latency']:.3g} us a message"
-    return Check(f"link {name}", OK, text)
 
 
 def _as_json(ranks, checks, speeds):

@@ -55,7 +55,9 @@ def describe_rank(link, device):
     try:
         chosen = pick_device(device, link)
         key = device_key(chosen)
-        name = f"{chosen} ({_properties(chosen).name})" if key else str(chosen)
+        name = (
+            f"{chosen} ({torch.get_device_module(chosen).get_device_properties(chosen).name})" if key else str(chosen)
+        )
         near = near_cores(chosen)
     except UserError as met:
         error = str(met)
@@ -73,10 +75,6 @@ def describe_rank(link, device):
         time=time.time(),
         near_cores=near,
     )
-
-
-def _properties(device):
-    return torch.get_device_module(device).get_device_properties(device)
 
 
 def node_memory():

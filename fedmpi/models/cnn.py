@@ -19,10 +19,11 @@ def _fafed_initialise(module):
             nn.init.constant_(layer.bias, 1 / layer.bias.numel())
 
 
-def _flat_size(convolutions, shape):
-    """Number of outputs of `convolutions` for one image of `shape` [channels, height, width]."""
+def _flattened(convolutions, shape, width):
+    """The layers of `convolutions`, Flatten, and Linear with `width` outputs, for images of `shape`."""
     without_memory = copy.deepcopy(convolutions).to("meta").eval()  # in training, batch norm needs more than one image
-    return without_memory(torch.zeros(1, *shape, device="meta")).numel()
+    size = without_memory(torch.zeros(1, *shape, device="meta")).numel()
+    return *convolutions, nn.Flatten(), nn.Linear(size, width)
 
 
 def require_image(name, shape, smallest):
@@ -54,13 +55,7 @@ class FashionCNN(nn.Sequential):
         convolutions = nn.Sequential(
             nn.Conv2d(shape[0], 5, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(5, 10, 3), nn.Tanh(), nn.MaxPool2d(2)
         )
-        super().__init__(
-            *convolutions,
-            nn.Flatten(),
-            nn.Linear(_flat_size(convolutions, shape), 100),
-            nn.Tanh(),
-            nn.Linear(100, num_classes),
-        )
+        super().__init__(*_flattened(convolutions, shape, 100), nn.Tanh(), nn.Linear(100, num_classes))
         _fafed_initialise(self)
 
 
@@ -82,13 +77,7 @@ class MnistCNN(nn.Sequential):
         convolutions = nn.Sequential(
             nn.Conv2d(shape[0], 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)
         )
-        super().__init__(
-            *convolutions,
-            nn.Flatten(),
-            nn.Linear(_flat_size(convolutions, shape), 500),
-            nn.ReLU(),
-            nn.Linear(500, num_classes),
-        )
+        super().__init__(*_flattened(convolutions, shape, 500), nn.ReLU(), nn.Linear(500, num_classes))
         _fafed_initialise(self)
 
 
@@ -114,16 +103,9 @@ class CifarCNN(nn.Sequential):
         convolutions = nn.Sequential()
         for before, after in zip(widths, widths[1:]):
             convolutions.extend([nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)])
-        features = _flat_size(convolutions, shape)
-        wide = [nn.Linear(features, hidden), nn.ReLU()] if hidden else []
-        super().__init__(
-            *convolutions,
-            nn.Flatten(),
-            *wide,
-            nn.Linear(hidden or features, 64),
-            nn.ReLU(),
-            nn.Linear(64, num_classes),
-        )
+        layers = _flattened(convolutions, shape, hidden or 64)
+        narrow = [nn.ReLU(), nn.Linear(hidden, 64)] if hidden else []
+        super().__init__(*layers, *narrow, nn.ReLU(), nn.Linear(64, num_classes))
 
 
 class LambCNN(nn.Sequential):
@@ -140,23 +122,10 @@ class LambCNN(nn.Sequential):
 
     def __init__(self, shape, num_classes, dropout: float = 0.5):
         require_image(self.name, shape, 16)
-        convolutions = nn.Sequential(
-            nn.Conv2d(shape[0], 10, 5),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(10, 20, 5),
-            nn.Dropout2d(dropout),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-        )
-        super().__init__(
-            *convolutions,
-            nn.Flatten(),
-            nn.Linear(_flat_size(convolutions, shape), 50),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(50, num_classes),
-        )
+        first = nn.Conv2d(shape[0], 10, 5), nn.MaxPool2d(2), nn.ReLU()
+        second = nn.Conv2d(10, 20, 5), nn.Dropout2d(dropout), nn.MaxPool2d(2), nn.ReLU()
+        layers = _flattened(nn.Sequential(*first, *second), shape, 50)
+        super().__init__(*layers, nn.ReLU(), nn.Dropout(dropout), nn.Linear(50, num_classes))
 
 
 class AttackedCNN(nn.Sequential):
@@ -177,24 +146,12 @@ class AttackedCNN(nn.Sequential):
 
     def __init__(self, shape, num_classes, width: int = 32, hidden: int = 200, dropout: float = 0.5):
         require_image(self.name, shape, 16)
-        convolutions = nn.Sequential(
-            *_normalised(shape[0], width),
-            *_normalised(width, width),
-            nn.MaxPool2d(2),
-            *_normalised(width, 2 * width),
-            *_normalised(2 * width, 2 * width),
-            nn.MaxPool2d(2),
-        )
-        super().__init__(
-            *convolutions,
-            nn.Flatten(),
-            nn.Linear(_flat_size(convolutions, shape), hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, num_classes),
-        )
+        first = *_normalised(shape[0], width), *_normalised(width, width), nn.MaxPool2d(2)
+        second = *_normalised(width, 2 * width), *_normalised(2 * width, 2 * width), nn.MaxPool2d(2)
+        convolutions = nn.Sequential(*first, *second)
+        layers = _flattened(convolutions, shape, hidden)
+        head = nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
+        super().__init__(*layers, nn.ReLU(), nn.Dropout(dropout), *head)
 
 
 def _normalised(before, after):

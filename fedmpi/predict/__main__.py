@@ -1,12 +1,13 @@
 """Predict classes with a trained model: ``python -m fedmpi.predict runs/NAME samples.csv``."""
 
 import csv
+import io
 import pathlib
 import sys
 
 import torch
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_replaceable, replacing
 from fedmpi.predict.reading import read_samples
 from fedmpi.program.parser import Parser
@@ -63,11 +64,7 @@ def _run(arguments):
 
 
 def _check_weights(path, model):
-    """Check that no weight is infinite or nan, and no other tensor of the model nan.
-
-    Raises:
-        UserError: with the first one that is.
-    """
+    """Check that no weight is infinite or nan, and no other tensor of the model nan."""
     right = {name: value.double().isfinite() for name, value in model.named_parameters()}
     right |= {name: ~value.double().isnan() for name, value in model.named_buffers()}  # a mask may contain -inf
     for name, is_right in right.items():
@@ -103,11 +100,7 @@ def predict(model, samples):
 
 
 def _scores(model, inputs):
-    """[n, classes] what the model computes from inputs.
-
-    Raises:
-        UserError: if it fails, or computes something else.
-    """
+    """[n, classes] what the model computes from inputs."""
     try:
         scores = model(inputs)
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
@@ -123,11 +116,7 @@ def _scores(model, inputs):
 
 
 def _check_finite(begin, values, what):
-    """Check the values of some samples, the first of which is number `begin`.
-
-    Raises:
-        UserError: with the number of the first sample of which a value is infinite or nan.
-    """
+    """Check the values of some samples, the first of which is number `begin`."""
     is_finite = values.float().isfinite().flatten(1).all(1)
     if not is_finite.all():
         raise UserError(f"sample {begin + int(is_finite.int().argmin())} (from 0) has {what}")
@@ -148,11 +137,10 @@ def _write(path, names, columns):
     rows += [[number, name(best), f"{sure:.6f}"] for number, (best, sure) in enumerate(zip(predicted, probability))]
     if labels is not None:
         rows = [[*row, label] for row, label in zip(rows, ["label", *map(name, labels)])]
-    try:
-        with replacing(path, HEADER) as part, open(part, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(rows)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--out {path}: cannot be written: {getattr(error, 'strerror', error)}") from None
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    with attempt("write", f"--out {path}", OSError, ValueError), replacing(path, HEADER) as part:
+        part.write_bytes(text.getvalue().encode())
 
 
 if __name__ == "__main__":

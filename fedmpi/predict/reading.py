@@ -5,8 +5,7 @@ import numpy as np
 from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.table import INTEGER, check_lines, read_table
 from fedmpi.data.hdf5 import readable
-from fedmpi.errors import UserError
-from fedmpi.text import short
+from fedmpi.errors import UserError, attempt
 
 
 def read_samples(path, split, label, description):
@@ -23,7 +22,7 @@ def read_samples(path, split, label, description):
     Raises:
         UserError: one line, if the file cannot be read or lacks something.
     """
-    try:
+    with attempt("read", path, Exception):  # each library has its own errors for damaged files
         if not path.is_file():  # reading a FIFO or a device might never end
             raise UserError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
         if path.suffix in (".h5", ".hdf5"):
@@ -34,10 +33,6 @@ def read_samples(path, split, label, description):
             samples, labels = _read_table(path, label, description)
         else:
             raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, .csv or .parquet")
-    except UserError:
-        raise
-    except Exception as error:  # noqa: BLE001  each library has its own errors for damaged files
-        raise UserError(f"{path}: cannot be read: {type(error).__name__}: {short(error)}") from None
     if labels is not None and len(labels) != len(samples):
         raise UserError(f"{path}: has {len(labels)} labels for {len(samples)} samples")
     return samples, labels if labels is None else _numbers(path, labels, description.get("class_names"))
@@ -63,11 +58,7 @@ def _read_npz(path, split):
 
 
 def _check(path, name, samples):
-    """Check that samples are an array of numbers with at least one sample.
-
-    Raises:
-        UserError: if they are something else, or None.
-    """
+    """Check that samples are an array of numbers with at least one sample."""
     if samples is None:
         raise UserError(f"{path}: lacks the data set {name}")
     is_array = hasattr(samples, "ndim")

@@ -9,7 +9,7 @@ import stat
 
 import yaml
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, cannot
 from fedmpi.text import short
 
 LARGEST_FILE = 1 << 20  # bytes; a settings file has a few thousand
@@ -47,8 +47,8 @@ def _check_events(text):
             raise yaml.YAMLError(f"{where}: nested more than {DEEPEST} levels deep")
 
 
-def _resolve(tag, pattern, first):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
+def _resolve(tag, pattern, first, loader=_Loader):
+    loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
 
 
 _resolve("bool", "true|True|TRUE|false|False|FALSE", "tTfF")
@@ -91,13 +91,38 @@ def read_settings_file(path, where):
         raise
     except ImportError:
         raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
-    except OSError as error:
-        raise UserError(f"{where}: cannot be read: {error.strerror}") from None
     except RecursionError:
         raise UserError(f"{where}: cannot be read: nested too deeply") from None
     except Exception as error:  # noqa: BLE001  both parsers raise errors of many kinds for other files
-        raise UserError(f"{where}: cannot be read: {short(error)}") from None
+        raise cannot("read", where, error) from None
     return content
+
+
+class _ValueLoader(_Loader):
+    """A loader of single values, which also reads 1e-3 as a number and yes, no, on and off as true and false."""
+
+
+_resolve(
+    "float", r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+|[-+]?\.[0-9]+[eE][-+]?[0-9]+", "-+0123456789.", _ValueLoader
+)
+_resolve("bool", "yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", "yYnNoO", _ValueLoader)
+
+
+def read_value(text):
+    """The value that the text of a setting means, whatever its type: a number, a word, a list, ...
+
+    Raises:
+        ValueError: if it is not one.
+    """
+    if not text.strip() or text.lstrip().startswith("#"):
+        return text
+    try:
+        _check_events(text)
+        value = yaml.load(text, _ValueLoader)  # noqa: S506  a safe loader that accepts less
+        _check(value)
+    except yaml.YAMLError:
+        return text
+    return text if isinstance(value, str) else value
 
 
 def _check(value, depth=0):

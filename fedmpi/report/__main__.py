@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, cannot
 from fedmpi.own_files import check_folder, check_regular, check_replaceable, make_folder, replacing
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
@@ -53,7 +53,9 @@ def _run(arguments):
 
         watch(options.runs, options.watch, lambda refresh: options.out and _page(options, targets, look, refresh))
         return
-    runs, complaints = _usable(options.runs)
+    runs, complaints = find_runs(options.runs)
+    if not runs:
+        raise UserError("; ".join(complaints))
     _check_metrics(runs, "--target", [target.metric for target in targets])
     scaled = look.style.scale if options.scale else ()
     _check_metrics(runs, "--metric", [*look.metrics, *scaled])
@@ -61,7 +63,7 @@ def _run(arguments):
         print(f"fedmpi: left out: {line}", file=sys.stderr)
     comparison = problems(runs)
     write(options.out, comparison, complaints, targets, look)
-    print(_text(comparison, targets))
+    print(*(f"{heading}\n{table.text()}\n" for heading, table in _tables(comparison, targets)), sep="\n")
     print(f"{options.out}; figures and tables in {_folder(options.out)}")
 
 
@@ -96,11 +98,7 @@ def _seconds(text):
 
 
 def _check_out(out):
-    """Check that the page and the folder beside it are free, or that a report made them.
-
-    Raises:
-        UserError: if not.
-    """
+    """Check that the page and the folder beside it are free, or that a report made them."""
     if not out.name:
         raise UserError(f"--out {out}: expected the name of a page, like report.html")
     check_regular(out)
@@ -108,24 +106,8 @@ def _check_out(out):
     check_folder(_folder(out), "report")
 
 
-def _usable(paths):
-    """What `find_runs` returns, if it found a run.
-
-    Raises:
-        UserError: if not.
-    """
-    runs, complaints = find_runs(paths)
-    if not runs:
-        raise UserError("; ".join(complaints))
-    return runs, complaints
-
-
 def _check_metrics(runs, option, metrics):
-    """Check that some run measured each of the metrics that an option names.
-
-    Raises:
-        UserError: for the first that none did.
-    """
+    """Check that some run measured each of the metrics that an option names."""
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     for metric in metrics:
         if metric not in names:
@@ -177,7 +159,7 @@ def write(out, comparison, complaints, targets, look=None, refresh=None):
             _write_figures(_folder(out), comparison, figures, further, look)
             _write_tables(_folder(out), comparison, targets)
     except OSError as error:
-        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
+        raise cannot("write", error.filename or out, error) from None
 
 
 def _figures(problem, targets, look):
@@ -207,8 +189,9 @@ def _write_tables(folder, comparison, targets):
     """Curves and final values as CSV, tables in Markdown."""
     write_curves(folder / "curves.csv", comparison)
     write_finals(folder / "finals.csv", comparison)
+    parts = [f"## {as_markdown(heading)}\n\n{table.markdown()}" for heading, table in _tables(comparison, targets)]
     with replacing(folder / "tables.md", b"\n\n| method |") as part:
-        part.write_text(_markdown(comparison, targets), encoding="utf-8")
+        part.write_text("\n".join(parts), encoding="utf-8")
 
 
 def _folder(out):
@@ -245,16 +228,6 @@ def _tables(comparison, targets):
             yield f"{problem.label}, client by client", each
         for target in targets:
             yield f"{problem.label}, until {target}", target_table(problem, target)
-
-
-def _text(comparison, targets):
-    return "\n".join(f"{heading}\n{table.text()}\n" for heading, table in _tables(comparison, targets))
-
-
-def _markdown(comparison, targets):
-    return "\n".join(
-        f"## {as_markdown(heading)}\n\n{table.markdown()}" for heading, table in _tables(comparison, targets)
-    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import io
 import re
 import textwrap
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import replacing, save_figure
 from fedmpi.report.curves import Point, curve
 from fedmpi.report.style import Style
@@ -18,11 +18,9 @@ from fedmpi.text import unit_for
 
 try:
     import matplotlib
-    import matplotlib.colors
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties, findfont
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 except ImportError:
     raise UserError('figures need matplotlib: pip install "fedmpi[plot]" (or pip install matplotlib)') from None
@@ -32,10 +30,8 @@ PROGRAM = "fedmpi.report"  # which the figures' files name
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
-BOTTOM, TOP = 37, 16  # points below and above the axes in type of 9.5; on the sides as many as the words need
 CLOSE = 0.12  # of the values' whole range: curves that end closer together are zoomed in on
 MOST_NAMES = 24  # below the axes: of more methods only the highest and lowest curves are named
-LEADING = 2.5  # points between lines of names
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -69,19 +65,6 @@ def color(number):
     return COLORS[number % len(COLORS)]
 
 
-def _text_color(number):
-    """A method's colour for text: darkened until its contrast to white is 4.5 (WCAG)."""
-    rgb = matplotlib.colors.to_rgb(color(number))
-    while 1.05 / (_luminance(rgb) + 0.05) < 4.5:
-        rgb = tuple(0.95 * part for part in rgb)
-    return rgb
-
-
-def _luminance(rgb):
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # WCAG 2, relative luminance
-
-
 def draw(methods, axis, metric, target=None, style=None):
     """The figure of a metric against an axis.
 
@@ -102,56 +85,35 @@ def draw(methods, axis, metric, target=None, style=None):
         curves = {number: [_as_error(point) for point in points] for number, points in curves.items()}
         target = target and dataclasses.replace(target, value=1 - target.value)
     with matplotlib.rc_context(figure_settings(style)):
-        figure = Figure(layout="none")
-        axes = figure.add_axes((0, 0, 1, 1))
+        figure = Figure(figsize=(style.width / 72, style.height / 72), layout="constrained")
+        axes = figure.add_subplot()
         unit = _set_x(axes, axis, curves)
         for number, points in curves.items():
             _draw_curve(axes, number, points, unit)
         how = _set_y(axes, _scale(style, metric, curves), curves, target)
         name = style.labels.get(metric) or ("1 − " if is_error else "") + title(metric)
-        _lay_out(figure, axes, _Ends(curves, methods, unit, style), name + how, style)
+        axes.set_ylabel(textwrap.fill(name + how, max(12, int(style.height / (0.8 * style.size)))))
         if target is not None:
-            words = f"- - target {target.value:g}"
-            axes.annotate(words, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points",
-                          color=INK, fontsize=0.9 * style.size)  # fmt: skip
+            axes.set_title(f"- - target {target.value:g}", loc="left", color=INK, fontsize=0.9 * style.size, pad=3)
+        _add_legend(figure, axes, curves, {number: style.label(methods[number].label) for number in curves}, style)
+        figure.draw_without_rendering()  # lays it out
     return figure
 
 
-class _Ends:
-    """Where curves end, and what they are called there."""
-
-    def __init__(self, curves, methods, unit, style):
-        self.at = {number: (points[-1].x / unit, points[-1].mean) for number, points in curves.items()}
-        self.labels = {number: style.label(methods[number].label) for number in curves}
-        self.lines = {number: _wrap(label) for number, label in self.labels.items()}
-
-
-def _lay_out(figure, axes, ends, y_name, style):
-    """Give the axes their place: names at the curves' ends if they fit there, below otherwise."""
-    scale = style.size / 9.5
-    num_lines, bottom, top = sum(map(len, ends.lines.values())), BOTTOM * scale, TOP * scale
-    inner = style.height - bottom - top
-    size = style.size if num_lines <= 11 else 7.5 * scale
-    fits = num_lines * (size + LEADING) <= inner
-    right = 16 + _widest(figure, ends, size) if fits else 12
-    height = style.height + (0 if fits else _legend_below(figure, ends, style))
-    figure.set_size_inches(style.width / 72, height / 72)
-    y_lines = textwrap.wrap(y_name, max(12, int(inner / (0.55 * style.size))))
-    axes.set_ylabel("\n".join(y_lines), labelpad=3)
-    left = _room_for_numbers(axes, style.size) + len(y_lines) * 1.35 * style.size
-    width, bottom = max(style.width - left - right, 0.3 * style.width), height - style.height + bottom
-    axes.set_position((left / style.width, bottom / height, width / style.width, inner / height))
-    if fits:
-        _label_ends(axes, ends, size, (width, inner))
-
-
-def _widest(figure, ends, size):
-    """Width in points of the widest line of the names at the curves' ends, which are bold."""
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    font = FontProperties(size=size, weight="bold")
-    lines = (line for lines in ends.lines.values() for line in lines)
-    widths = (renderer.get_text_width_height_descent(line, font, ismath=False)[0] for line in lines)
-    return max(widths) * 72 / figure.dpi
+def _add_legend(figure, axes, curves, labels, style):
+    """Name the curves, in the order of their ends from above: on the right if the names fit there, below otherwise."""
+    order = sorted(curves, key=lambda number: -curves[number][-1].mean)
+    names = [textwrap.fill(labels[number], 16, break_long_words=False) for number in order]
+    options = {"fontsize": 0.9 * style.size, "frameon": False, "handlelength": 1.8, "labelcolor": INK, "borderpad": 0}
+    where = "outside right upper"
+    if sum(name.count("\n") + 1 for name in names) > style.height / (1.6 * style.size):
+        order = order if len(order) <= MOST_NAMES else [*order[: MOST_NAMES // 2], *order[-MOST_NAMES // 2 :]]
+        names = [textwrap.fill(labels[number], int(style.width / (0.57 * style.size))) for number in order]
+        where = "outside lower left"
+    legend = figure.legend([axes.lines[list(curves).index(number)] for number in order], names, loc=where, **options)
+    if where == "outside lower left":
+        height = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).height * 72 / figure.dpi
+        figure.set_figheight((style.height + height) / 72)
 
 
 def _as_error(point):
@@ -180,7 +142,7 @@ def figure_settings(style):
     fonts = {}
     if style.font:
         try:
-            findfont(FontProperties([style.font]), fallback_to_default=False)
+            findfont(FontProperties(family=[style.font]), fallback_to_default=False)
         except ValueError:
             raise UserError(f"--font {style.font}: not on this machine: expected a family like DejaVu Sans") from None
         fonts = {"font.family": [style.font, "sans-serif"]}
@@ -193,15 +155,12 @@ def save(figure, path, style=None):
     Raises:
         UserError: if it cannot be written, the format is another, or fedmpi did not write the file that is there.
     """
-    try:
-        with matplotlib.rc_context(figure_settings(style or Style())):
-            if path.suffix == ".svg":
-                with replacing(path, PROGRAM.encode()) as part:
-                    part.write_text(as_svg(figure), encoding="utf-8")
-            else:
-                save_figure(figure, path, PROGRAM, dpi=220)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be written: {error}") from None
+    with attempt("write", path, OSError, ValueError), matplotlib.rc_context(figure_settings(style or Style())):
+        if path.suffix == ".svg":
+            with replacing(path, PROGRAM.encode()) as part:
+                part.write_text(as_svg(figure), encoding="utf-8")
+        else:
+            save_figure(figure, path, PROGRAM, dpi=220)
 
 
 @functools.lru_cache(maxsize=1000)  # it is drawn into the page and into a file
@@ -226,15 +185,8 @@ def _set_x(axes, axis, curves):
     else:
         axes.set_xlim(0, max(ends) / factor)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10), integer=axis == "round" and factor == 1))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axes.xaxis.set_major_formatter("{x:,.6g}")
     return factor
-
-
-def _room_for_numbers(axes, size):
-    """Width in points of the numbers of the y axis, with a margin."""
-    low, high = axes.get_ylim()
-    ticks = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
-    return 12 + 0.62 * size * max(map(len, axes.yaxis.get_major_formatter().format_ticks(ticks)), default=0)
 
 
 def _draw_curve(axes, number, points, unit):
@@ -252,24 +204,22 @@ def line_style(number):
 
 
 def _set_y(axes, scale, curves, target):
-    """Limits from all curves and the target; returns what the axis's name says of it."""
-    points = [point for some in curves.values() for point in (_later(some) if scale == "zoom" else some)]
-    values = [value for point in points for value in (point.low, point.high)]
-    if target is not None:
+    """Scale and ticks of the y axis; returns what the axis's name says of it."""
+    if target is not None and (scale != "log" or target.value > 0):
         axes.axhline(target.value, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
-        values += [target.value] if scale != "log" or target.value > 0 else []
-    low, high, margin = min(values), max(values), 0.05
-    if scale == "log" and low > 0:
-        high = max(high, low * 1.05)
+    if scale == "log":
         axes.set_yscale("log")
-        axes.set_ylim(low / (high / low) ** margin, high * (high / low) ** margin)
-        _decimal_ticks(axes.yaxis, low, high)
+        _decimal_ticks(axes.yaxis, *axes.get_ylim())
         return ""
-    margin *= (high - low) or abs(high) or 20
-    axes.set_ylim(low - margin, high + margin)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    return " (zoomed in)" if scale == "zoom" else ""
+    axes.yaxis.set_major_formatter("{x:,.6g}")
+    if scale != "zoom":
+        return ""
+    values = [value for points in curves.values() for point in _later(points) for value in (point.low, point.high)]
+    values += [target.value] if target is not None else []
+    margin = 0.05 * (max(values) - min(values) or abs(max(values)) or 20)
+    axes.set_ylim(min(values) - margin, max(values) + margin)
+    return " (zoomed in)"
 
 
 def _later(points):
@@ -287,80 +237,3 @@ def _decimal_ticks(axis, low, high):
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}" if 1e-4 < value < 1e6 else f"{value:.0e}"))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
-
-
-def _label_ends(axes, ends, size, inner):
-    """Each curve's name at its end, in its colour; a thin line leads there from a curve that ends early.
-
-    Args:
-        ends: the `_Ends`. size: of the type. inner: (width, height) of the axes; all in points.
-    """
-    to_share = axes.transData + axes.transAxes.inverted()  # of the axes' width and height
-    reached = {number: to_share.transform(end) for number, end in ends.at.items()}
-    heights = {number: len(lines) * (size + LEADING) / inner[1] for number, lines in ends.lines.items()}
-    places = _spread_out({number: y for number, (_, y) in reached.items()}, heights, 0, 1)
-    for number, y in places.items():
-        x_end, y_end = reached[number]
-        style = {"color": color(number), "linewidth": 0.8, "clip_on": False, "transform": axes.transAxes}
-        if x_end < 0.99:
-            axes.plot([x_end, 1], [y_end, y_end], linestyle=(0, (1, 2)), **style)
-        if abs(y - y_end) > 0.01 and 0 <= y_end <= 1:
-            axes.plot([1 + 2 / inner[0], 1 + 8 / inner[0]], [y_end, y], alpha=0.7, **style)
-        axes.text(
-            1 + 10 / inner[0], y, "\n".join(ends.lines[number]), transform=axes.transAxes, va="center",
-            color=_text_color(number), fontsize=size, fontweight="bold", linespacing=1.15,
-        )  # fmt: skip
-
-
-def _legend_below(figure, ends, style):
-    """Put the names below the axes, if they are too many for the curves' ends; returns their height in points."""
-    order = sorted(ends.at, key=lambda number: -ends.at[number][1])  # as the curves end, from above
-    order = order if len(order) <= MOST_NAMES else [*order[: MOST_NAMES // 2], *order[-MOST_NAMES // 2 :]]
-    names = [textwrap.fill(ends.labels[number], int(style.width / (0.57 * style.size))) for number in order]
-    legend = figure.legend(
-        [Line2D([], [], **line_style(number)) for number in order], names, loc="lower left",
-        fontsize=0.84 * style.size, frameon=False, handlelength=2.6, labelspacing=0.35,
-        labelcolor=[_text_color(number) for number in order],
-    )  # fmt: skip
-    return legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).height * 72 / figure.dpi
-
-
-def _wrap(label, width=15):
-    """A label's parts as lines of at most about `width` letters, broken between words and after underscores."""
-    lines = []
-    for part in label.split(", "):
-        lines.append("")
-        for piece in re.findall(r"[^ _]*[ _]?", part):
-            if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
-                lines.append("")
-            lines[-1] += piece
-    return [line.rstrip() for line in lines]
-
-
-def _spread_out(wanted, heights, low, high):
-    """Heights at which labels do not overlap, as near as possible to the wanted ones, inside [low, high] if they fit.
-
-    Labels that would overlap become one block around the mean of their wanted heights.
-    """
-    blocks = []  # [members from below, centre, height]
-    for number in sorted(wanted, key=wanted.get):
-        blocks.append([[number], wanted[number], heights[number]])
-        _keep_inside(blocks[-1], low, high)
-        while len(blocks) > 1 and blocks[-1][1] - blocks[-1][2] / 2 < blocks[-2][1] + blocks[-2][2] / 2:
-            (upper, _, upper_height), (lower, _, lower_height) = blocks.pop(), blocks.pop()
-            members = lower + upper
-            centre = sum(wanted[member] for member in members) / len(members)
-            blocks.append([members, centre, lower_height + upper_height])
-            _keep_inside(blocks[-1], low, high)
-    places = {}
-    for members, centre, height in blocks:
-        bottom = centre - height / 2
-        for member in members:
-            places[member] = bottom + heights[member] / 2
-            bottom += heights[member]
-    return places
-
-
-def _keep_inside(block, low, high):
-    _, centre, height = block
-    block[1] = max(min(centre, high - height / 2), low + height / 2)

@@ -1,6 +1,7 @@
 """Tables of a comparison: final values, the cost of a target, the runs; as text, Markdown, CSV."""
 
 import csv
+import itertools
 import math
 import statistics
 
@@ -29,7 +30,8 @@ def final_table(problem):
         row += [_cost(final(method, axis), axis) for axis in AXES]
         rows.append(row + ([words] if any(details) else []))
     header += [label(axis) for axis in AXES] + (["settings"] if any(details) else [])
-    return Table(header, rows, frozenset(_best(methods, metrics, 2)))
+    best = {(clearly_best(methods, name), column) for column, name in enumerate(metrics, 2)}
+    return Table(header, rows, frozenset(cell for cell in best if cell[0] is not None))
 
 
 def differing_settings(problem):
@@ -125,17 +127,11 @@ def write_curves(path, problems):
         lines.writerow(["problem", "method", "metric", "against", "at", "mean", "lowest", "highest"])
         for problem in problems:
             for method in problem.methods:
-                for name in metrics_of([method]):
-                    for axis in AXES:
-                        for point in curve(method, axis, name):
-                            values = (point.x, point.mean, point.low, point.high)
-                            lines.writerow(
-                                [
-                                    *map(as_cell, (problem.label, method.label, name)),
-                                    axis,
-                                    *(f"{v:.9g}" for v in values),
-                                ]
-                            )
+                for name, axis in itertools.product(metrics_of([method]), AXES):
+                    words = [*map(as_cell, (problem.label, method.label, name)), axis]
+                    for point in curve(method, axis, name):
+                        values = (point.x, point.mean, point.low, point.high)
+                        lines.writerow([*words, *(f"{value:.9g}" for value in values)])
 
 
 def write_finals(path, problems):
@@ -164,14 +160,6 @@ def _cost(spread, axis, with_range=False):
         return "–"
     low, high = (min(spread.values), max(spread.values)) if with_range else (None, None)
     return format_quantity(field(axis).unit, spread.mean, low, high)
-
-
-def _best(methods, metrics, first_column):
-    """(row, column) of the means that are clearly the best of their metric."""
-    for column, name in enumerate(metrics, first_column):
-        best = clearly_best(methods, name)
-        if best is not None:
-            yield best, column
 
 
 def _printed(method, metric_name):

@@ -8,7 +8,7 @@ import yaml
 
 from fedmpi.config.grammar import read_file
 from fedmpi.config.run import Run, role
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_regular, check_replaceable, replacing
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
@@ -60,89 +60,37 @@ def main(arguments=None):
 def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.sweep", description=DESCRIPTION)
-    parser.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="SETTING=VALUE,VALUE",
-        help="values of a setting to try; may be repeated",
+    add, file = parser.add_argument, {"type": pathlib.Path, "metavar": "FILE"}
+    number, several = {"type": count, "metavar": "N"}, {"action": "append", "default": []}
+    text = "values of a setting to try; may be repeated"
+    add("--grid", metavar="SETTING=VALUE,VALUE", help=text, **several)
+    add("--plan", help="read settings and grid from a YAML or TOML file; the command line overrides it", **file)
+    text = "folder in which the run folders are created; default: sweep"
+    add("--out", type=pathlib.Path, default=pathlib.Path("sweep"), help=text)
+    add("--ranks", help="ranks of each run; default: 1, or in a job array what the job script asks for", **number)
+    text = "how many runs to start at the same time; default: 1, or in a job array no limit"
+    add("--at-a-time", help=text, **number)
+    text = 'command that starts the ranks, like "mpirun --oversubscribe -np {ranks}"'
+    add("--launch", metavar="WORDS", help=text)
+    text = (
+        "metric that decides which settings are best; default: one on held-out data, the loss only if there is no other"
     )
-    parser.add_argument(
-        "--plan",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="read settings and grid from a YAML or TOML file; the command line overrides it",
-    )
-    parser.add_argument(
-        "--out",
-        type=pathlib.Path,
-        default=pathlib.Path("sweep"),
-        help="folder in which the run folders are created; default: sweep",
-    )
-    parser.add_argument(
-        "--ranks",
-        type=count,
-        metavar="N",
-        help="ranks of each run; default: 1, or in a job array what the job script asks for",
-    )
-    parser.add_argument(
-        "--at-a-time",
-        type=count,
-        metavar="N",
-        help="how many runs to start at the same time; default: 1, or in a job array no limit",
-    )
-    parser.add_argument(
-        "--launch", metavar="WORDS", help='command that starts the ranks, like "mpirun --oversubscribe -np {ranks}"'
-    )
-    parser.add_argument(
-        "--metric",
-        help="metric that decides which settings are best; default: one on held-out data, the loss only if there is "
-        "no other",
-    )
-    parser.add_argument(
-        "--search",
-        choices=SAMPLERS,
-        help="let a sampler of Optuna draw the settings from --range and --grid, instead of trying all",
-    )
-    parser.add_argument(
-        "--range",
-        action="append",
-        default=[],
-        metavar="SETTING=LOW:HIGH[:log]",
-        help="with --search: smallest and largest value of a setting; may be repeated",
-    )
-    parser.add_argument(
-        "--trials", type=count, default=20, metavar="N", help="with --search: number of runs; default: 20"
-    )
-    parser.add_argument(
-        "--search-seed", type=int, default=0, metavar="N", help="with --search: seed of the sampler; default: 0"
-    )
-    parser.add_argument(
-        "--prune",
-        action="store_true",
-        help="with --search: end a run early if it is worse than the median of the others",
-    )
-    parser.add_argument(
-        "--emit-slurm",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="write a job script (an array with one task per run) and start nothing",
-    )
-    parser.add_argument(
-        "--template",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="job script on which --emit-slurm is based; default: slurm/sweep.sbatch",
-    )
-    parser.add_argument(
-        "--todo",
-        action="store_true",
-        help="only print the numbers of the runs that are still to do, for sbatch --array",
-    )
-    parser.add_argument(
-        "--words", type=int, metavar="N", help="only print the arguments of fedmpi.train for run number N"
-    )
-    parser.add_argument("--table", action="store_true", help="start nothing, only print the results so far")
+    add("--metric", help=text)
+    text = "let a sampler of Optuna draw the settings from --range and --grid, instead of trying all"
+    add("--search", choices=SAMPLERS, help=text)
+    text = "with --search: smallest and largest value of a setting; may be repeated"
+    add("--range", metavar="SETTING=LOW:HIGH[:log]", help=text, **several)
+    add("--trials", default=20, help="with --search: number of runs; default: 20", **number)
+    text = "with --search: seed of the sampler; default: 0"
+    add("--search-seed", type=int, default=0, metavar="N", help=text)
+    text = "with --search: end a run early if it is worse than the median of the others"
+    add("--prune", action="store_true", help=text)
+    add("--emit-slurm", help="write a job script (an array with one task per run) and start nothing", **file)
+    add("--template", help="job script on which --emit-slurm is based; default: slurm/sweep.sbatch", **file)
+    text = "only print the numbers of the runs that are still to do, for sbatch --array"
+    add("--todo", action="store_true", help=text)
+    add("--words", type=int, metavar="N", help="only print the arguments of fedmpi.train for run number N")
+    add("--table", action="store_true", help="start nothing, only print the results so far")
     return parser
 
 
@@ -235,9 +183,6 @@ def _check_runs(plan, runs, added):
 
     Args:
         plan: a `Plan`. runs: list of `Planned`. added: names of the settings that `_add_settings` added.
-
-    Raises:
-        UserError: if those of a run are wrong.
     """
     if not runs:
         return
@@ -259,15 +204,12 @@ def _claim_folder(plan):
     """Write the common settings into the sweep's folder, and check that the runs in it have the same.
 
     Settings of speed and place may differ.
-
-    Raises:
-        UserError: if the folder contains runs with other settings, or cannot be written.
     """
     note = plan.out / COMMON
     settings = _of_all_runs(plan.common)
     if check_regular(note) and not _is_note(note):
         raise UserError(f"{note}: fedmpi did not write it: move it, or choose another --out; nothing changed")
-    try:
+    with attempt("write", f"--out {plan.out}"):
         has_mark = check_sweep_folder(plan.out, lambda: _is_note(note))
         before = _of_all_runs(_read_note(note)) if note.is_file() else settings
         if before != settings and (not has_mark or any(map(is_run, plan.out.iterdir()))):
@@ -278,16 +220,10 @@ def _claim_folder(plan):
         if before != settings or not note.is_file():
             with replacing(note, NOTE.encode()) as part:
                 part.write_text(NOTE + yaml.safe_dump(settings), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out {plan.out}: cannot be written: {error.strerror}") from None
 
 
 def _read_note(path):
-    """The common settings in a sweep's folder.
-
-    Raises:
-        UserError: if the file is not what a sweep writes.
-    """
+    """The common settings in a sweep's folder."""
     settings = read_file(path)
     if not all(isinstance(word, str) for pair in settings.items() for word in pair):
         raise UserError(f"{path}: expected what a sweep wrote there, a text for each setting; choose another --out")
@@ -347,7 +283,7 @@ def _choose(plan, options):
         names = dict.fromkeys(name for run in ended.values() for name in run.metrics if may_choose(name))
         raise UserError(f"--metric {metric}: no run measured it: expected one of {', '.join(names)}")
     print(candidate_table(candidates, metric).text())
-    try:
+    with attempt("write", options.out):
         write_candidates(plan.out / TABLE, candidates, metric)
         files = {BEST: candidates[0]}
         by_algorithm = best_of_each_algorithm(candidates)
@@ -355,8 +291,6 @@ def _choose(plan, options):
             files |= {f"best-{name}.yaml": candidate for name, candidate in by_algorithm.items()}
         for name, candidate in files.items():
             write_best(plan.out / name, candidate, metric)
-    except OSError as error:
-        raise UserError(f"{options.out}: cannot be written: {error.strerror}") from None
     print(f"best: {candidates[0].label}")
     print(f"to train with it on all data: python -m fedmpi.train --config {options.out / BEST}")
 

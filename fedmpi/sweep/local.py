@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 
-from fedmpi.errors import Stopped, UserError
+from fedmpi.errors import Stopped, UserError, attempt
 from fedmpi.own_files import check_regular, read_mark
 from fedmpi.runs.folder import is_run, outcome
 
@@ -84,11 +84,8 @@ def check_log(plan, run):
     path, folder = _log_path(plan, run), plan.folder(run)
     if not check_regular(path, is_changed=True) or (is_run(folder) and not read_mark(folder)):  # an earlier version's
         return
-    try:
-        with open(path, "rb") as log:
-            is_own = log.read(len(BEGIN)) in (b"", BEGIN)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    with attempt("read", path), open(path, "rb") as log:
+        is_own = log.read(len(BEGIN)) in (b"", BEGIN)
     if not is_own:
         raise UserError(f"{path}: exists, and fedmpi did not write it: move it, or choose another --out")
 

@@ -82,11 +82,7 @@ def plan_of_search(out, file, varied, common):
 
 
 def _shared(content, common, varied, replaced):
-    """Setting -> text of all runs, without those in `replaced`.
-
-    Raises:
-        UserError: if one of them, or of the settings `varied`, is not for runs of a sweep.
-    """
+    """Setting -> text of all runs, without those in `replaced`."""
     assignments, flags = parse_command_line(common)
     shared = dict(assignments_of(content.get("settings", {}))) | flags | dict(assignments)
     shared = {key: text for key, text in shared.items() if key not in replaced}

@@ -6,7 +6,7 @@ import sys
 import time
 
 from fedmpi.config.grammar import spelling
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_regular
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import less_is_better
@@ -121,16 +121,10 @@ class Search:
         return len(states) - len(self._unfinished)
 
     def _read(self):
-        """The lines of the file as dicts; a last line that is not whole, because a sweep was killed, is ignored.
-
-        Raises:
-            UserError: if the file cannot be read, or another line is damaged.
-        """
+        """The lines of the file as dicts; a last line that is not whole, because a sweep was killed, is ignored."""
         check_regular(self._file, is_changed=True)
-        try:
+        with attempt("read", self._file):
             text = self._file.read_bytes() if self._file.is_file() else b""
-        except OSError as error:
-            raise UserError(f"{self._file}: cannot be read: {error.strerror}") from None
         *whole, rest = text.split(b"\n")
         lines = [_as_trial(line) for line in whole]
         if None in lines:
@@ -235,13 +229,11 @@ class Search:
 
     def _write(self, line):
         text = json.dumps(line) + "\n"
-        try:
+        with attempt("write", self._file):
             if self._torn:
                 self._mend()
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(text)
-        except OSError as error:
-            raise UserError(f"{self._file}: cannot be written: {error.strerror}") from None
 
     def _mend(self):
         """End the last line, or remove it if it is not whole."""

@@ -192,11 +192,7 @@ class LoadedOwnTask(LoadedTask):
         return list(self._train.values())
 
     def _measure_all(self, outputs, targets):
-        """Name -> value of each metric.
-
-        Raises:
-            UserError: one line with the metric's name, if it fails or is no number.
-        """
+        """Name -> value of each metric."""
         values = {}
         for name, metric in self._metrics.items():
             try:
@@ -296,14 +292,8 @@ class _Loader:
         number, task = self._sampler.number, self._task
         if number != self._next:
             batches = _Batches(task, self._dataset, self._sampler.sampler, self._seed, self._client)
-            loader = DataLoader(
-                batches,
-                batch_size=None,
-                sampler=_CountFrom(number),
-                num_workers=task.workers,
-                prefetch_factor=task.prefetch,
-            )
-            self._iterator = iter(loader)
+            options = {"num_workers": task.workers, "prefetch_factor": task.prefetch}
+            self._iterator = iter(DataLoader(batches, batch_size=None, sampler=range(number, 10**18), **options))
         self._next = number + 1
         return next(self._iterator)
 
@@ -320,29 +310,12 @@ class _Batches:
         return _fetch(self._task, self._dataset, self._sampler(number))
 
 
-class _CountFrom:
-    """A sampler without end: the numbers from `first` on."""
-
-    def __init__(self, first):
-        self._first = first
-
-    def __iter__(self):
-        number = self._first
-        while True:
-            yield number
-            number += 1
-
-
 def _fetch(task, dataset, indices):
     return task.collate([dataset[index] for index in indices.tolist()])
 
 
 def _checked(dataset, client):
-    """A client's Dataset.
-
-    Raises:
-        UserError: if it is not a Dataset with a length, or has no sample.
-    """
+    """A client's Dataset."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UserError(f"train({client}): is a {type(dataset).__name__}: expected a Dataset with a length")
     try:
@@ -376,17 +349,12 @@ def _padded(tensor, longest):
     """A tensor [n, ...] with `PADDING` behind its values, so that its further axes are as long as `longest`."""
     if list(tensor.shape[1:]) == longest or not len(tensor):
         return tensor
-    padded = tensor.new_full((len(tensor), *longest), PADDING)
-    padded[tuple(map(slice, tensor.shape))] = tensor
-    return padded
+    missing = [(0, most - size) for most, size in zip(longest, tensor.shape[1:])]
+    return torch.nn.functional.pad(tensor, sum(reversed(missing), ()), value=PADDING)
 
 
 def _measure(name, metric):
-    """function(outputs, targets) -> number, from what `Task.metrics` has.
-
-    Raises:
-        UserError: if it cannot be imported.
-    """
+    """function(outputs, targets) -> number, from what `Task.metrics` has."""
     metric, settings = metric if isinstance(metric, tuple) else (metric, {})
     if not isinstance(metric, str):
         return lambda outputs, targets: metric(outputs, targets, **settings)

@@ -125,11 +125,7 @@ def load_classifier(folder, context):
 
 
 def _network(given, model, source):
-    """The network that a run folder's settings name, one of fedmpi's: a folder may come from a stranger.
-
-    Raises:
-        UserError: one line that begins with `given`.
-    """
+    """The network that a run folder's settings name, one of fedmpi's: a folder may come from a stranger."""
     model = model or {"name": DEFAULT_MODELS.get(source.name, "mlp")}
     name = model.get("name") if isinstance(model, dict) else None
     if not isinstance(name, str) or "." in name:
@@ -218,15 +214,12 @@ class LoadedAttack(LoadedTask):
                 f"task.classifier = {self._settings.classifier}: recognises no image of class "
                 f"{self._settings.target_class}: there is nothing to attack"
             )
-        rows, parts = self._rows["train"][right], self._split(self._column[right])
+        rows = self._rows["train"][right]
+        parts = self._partition(self._column[right], self._context.num_clients, self._context.seed)
         self._parts = [self._train[right][part] for part in parts]
         self._clients = {client: self._samples(rows[parts[client]]) for client in self._context.clients}
         self._tests = self._samples(self._share(self._rows["test"])[self._right["test"]])
         self._rows = self._right = self._column = None
-
-    def _split(self, values):
-        """One index array per client, of images with these values of the partition's column."""
-        return self._partition(values, self._context.num_clients, self._context.seed)
 
     def data_files(self):
         return self._files

@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.comm.device import fits, memory_of
 from fedmpi.data.sampler import EpochSampler
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, one_line
 from fedmpi.settings import check
 
 
@@ -24,8 +24,7 @@ class RankContext:
         is_personal: whether each client is evaluated with a model of its own (`Run.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
         participation: share of the clients that take part in a round.
-        data_on: where the rows of data sets are: "device", or "host", from where each minibatch is copied, or "auto":
-            on the device if they fit there. num_local: ranks of this node, which may share the device.
+        num_local: ranks of this node, which may share the device.
     """
 
     num_clients: int
@@ -39,16 +38,12 @@ class RankContext:
     holdout: float = 0.0
     is_personal: bool = False
     participation: float = 1.0
-    data_on: str = "device"
     num_local: int = 1
 
     def device_of_data(self, nbytes):
-        """The device on which a data set of so many bytes is to lie."""
-        on_device = self.data_on == "device" or (
-            self.data_on == "auto"
-            and (self.device.type == "cpu" or fits(nbytes, memory_of(self.device), self.num_local))
-        )
-        return self.device if on_device else torch.device("cpu")
+        """The device on which a data set of so many bytes is to lie: the host, if it would fill a GPU's memory."""
+        has_room = self.device.type == "cpu" or fits(nbytes, memory_of(self.device), self.num_local)
+        return self.device if has_room else torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +139,9 @@ class LoadedTask:
         """
         try:
             module = model_class(**self.model_arguments(model_class, model_settings))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"model {model_class.__name__}: {' '.join(str(error).split())}") from error
         except Exception as error:  # noqa: BLE001  a user's class can raise anything
-            kind = type(error).__name__
-            raise UserError(f"model {model_class.__name__}: {kind}: {' '.join(str(error).split())}") from error
+            kind = "" if isinstance(error, TypeError | ValueError | RuntimeError) else f"{type(error).__name__}: "
+            raise UserError(f"model {model_class.__name__}: {kind}{one_line(error)}") from error
         if not isinstance(module, torch.nn.Module):
             raise UserError(f"model {model_class.__name__}: made a {type(module).__name__}: expected a torch.nn.Module")
         return module
@@ -192,10 +185,8 @@ class LoadedTask:
         except UserError:
             raise
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
-            raise UserError(
-                f"model {type(module).__name__} does not work on inputs of shape {list(self.shape)} "
-                f"with {self.num_classes} classes: {' '.join(str(error).split())}"
-            ) from error
+            inputs = f"inputs of shape {list(self.shape)} with {self.num_classes} classes"
+            raise UserError(f"model {type(module).__name__} does not work on {inputs}: {one_line(error)}") from error
 
     def ascent(self, flat):
         """The slice of the flat vector in which a min-max problem ascends; None: a minimisation."""

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 from torch.nn import functional
@@ -121,17 +122,7 @@ def _open_silos(task, context, partition):
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}
     rows = {client: source.read("train", everything[client]) for client, source in sources.items()}
     tests = [(source, np.arange(len(source.labels["test"]))) for source in sources.values()]
-    return sources, everything, _LocalRows(rows), tests, names
-
-
-class _LocalRows:
-    """The rows of clients whose files this rank has read itself; see `ClientRows`."""
-
-    def __init__(self, rows):
-        self._rows = rows
-
-    def collect(self, link):
-        return self._rows
+    return sources, everything, SimpleNamespace(collect=lambda link: rows), tests, names
 
 
 class LoadedClassification(LoadedTask):
@@ -177,18 +168,13 @@ class LoadedClassification(LoadedTask):
         self.num_classes = max(own.num_classes for own in sources.values())
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
-        self._tests = [self._read_test(own, at) for own, at in tests]
+        self._tests = [self._samples(own.read("test", at), own.labels["test"][at]) for own, at in tests]
         # For each of these test parts: number of its test set (0 if there is only one, else the client), how many test
         # sets there are, how many samples its set has, and which of them the part contains; `subset` draws by it.
         divisor = 1 if self._is_shared else context.num_clients
         owners = [0] if self._is_shared else context.clients
         self._test_parts = [(k, divisor, len(own.labels["test"]), at) for k, (own, at) in zip(owners, tests)]
         self._names = names
-
-    def _read_test(self, source, indices):
-        """The test samples of a source at sorted `indices`."""
-        labels = source.labels["test"][indices]
-        return Samples.from_arrays(source.read("test", indices), labels, *self._normalisation, self._context)
 
     def _check(self, source):
         if self._augmentation and len(source.shape) < 2:
@@ -345,11 +331,7 @@ def _facts(source, settings):
 
 
 def _check_equal(link, facts, data):
-    """Check that all clients' facts are the same. Collective on the link.
-
-    Raises:
-        UserError: on every rank, with the first client that differs from client 0.
-    """
+    """Check that all clients' facts are the same. Collective on the link."""
     of_clients = [json.loads(line) for line in allgather_lines(link, map(json.dumps, facts))]
     for client, others in enumerate(of_clients):
         for other, first in zip(others, of_clients[0]):
@@ -369,14 +351,9 @@ def _per_sample(loss, accuracy, totals):
 
 def _totals(module, samples):
     """[sum of losses, number of correct answers, number of samples] of `Samples`."""
-    return np.array([*_sums(module, samples), samples.num])
-
-
-def _sums(module, samples):
-    """(sum of losses, number of correct answers) over all samples."""
     loss, correct = 0.0, 0
     for inputs, labels in samples.all():
         scores = module(inputs)
         loss += functional.cross_entropy(scores, labels, reduction="sum").item()
         correct += (scores.argmax(1) == labels).sum().item()
-    return loss, correct
+    return np.array([loss, correct, samples.num])

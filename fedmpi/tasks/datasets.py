@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.data.source import SPLITS, check_labels
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, one_line
 from fedmpi.oracles.base import seed_all
 from fedmpi.streams import derive
 from fedmpi.tasks.base import Task
@@ -175,11 +175,7 @@ def _is_in_memory(dataset):
 
 
 def _length(dataset, name):
-    """Number of items of a Dataset.
-
-    Raises:
-        UserError: if it has none, or no length.
-    """
+    """Number of items of a Dataset."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length and items by number")
     try:
@@ -197,9 +193,6 @@ def _read(dataset, name, indices, draw=None, keeps=True):
     Args:
         draw: number from which the generators are seeded, item by item; None: they are not.
         keeps: whether all inputs are returned; otherwise only the first one is.
-
-    Raises:
-        UserError: one line, if an item is not an input and a class.
     """
     inputs, labels = [], []
     for index in indices.tolist():
@@ -221,4 +214,4 @@ def _read(dataset, name, indices, draw=None, keeps=True):
     try:
         return torch.stack(inputs), torch.tensor(labels)
     except RuntimeError as error:
-        raise UserError(f"{name}: expected inputs of one shape: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name}: expected inputs of one shape: {one_line(error)}") from None

@@ -144,7 +144,6 @@ def rank_context(run, link):
         holdout=run.holdout,
         is_personal=run.private is not None,
         participation=run.participation,
-        data_on=run.data_on,
         num_local=link.local_size,
     )
 

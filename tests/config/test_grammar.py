@@ -1,6 +1,7 @@
 """The one grammar of settings: keys, values, former names and layers are read in the same way from everywhere."""
 
 import pathlib
+import typing
 
 import pytest
 import yaml
@@ -9,7 +10,16 @@ from conftest import train
 from fedmpi import settings
 from fedmpi.config import run as run_settings
 from fedmpi.config.build import CHOICES, read_command_line
-from fedmpi.config.grammar import as_text, assignments_of, find_key, merge, parse_command_line, read_file, spelling
+from fedmpi.config.grammar import (
+    as_text,
+    assignments_of,
+    find_key,
+    merge,
+    parse_command_line,
+    read_file,
+    spelling,
+    typed,
+)
 from fedmpi.config.run import GROUPS, Run, role
 from fedmpi.errors import UserError
 from fedmpi.runs.comparison import problems
@@ -49,6 +59,46 @@ def test_an_argument_of_a_class_is_found_in_any_case_its_own_first():
 )
 def test_a_value_in_a_file_is_the_text_of_the_command_line(text, value):
     assert as_text(yaml.safe_load(text)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "value"),
+    [
+        ("7", int, 7),
+        ("1_000", int | None, 1000),
+        ("1e-3", float, 0.001),
+        ("7", float | None, 7.0),
+        ("no", bool, False),
+        ("null", str | None, None),
+        ("null", str, "null"),
+        ("[1, 2]", str, "[1, 2]"),
+        ("[1, 2.5]", list[float], [1.0, 2.5]),
+        ("[1, 2]", tuple[int, int], (1, 2)),
+        ("[]", tuple[int, ...] | None, ()),
+        ("{a: 1}", dict[str, float], {"a": 1.0}),
+        ("mean", typing.Literal["mean", "sum"], "mean"),
+        ("[1, 2]", int | list[int], [1, 2]),
+        ("1e-3", typing.Any, 0.001),
+        ("off", typing.Any, False),
+        ("word #2", typing.Any, "word #2"),
+    ],
+)
+def test_a_text_is_read_as_the_type_of_its_setting(text, hint, value):
+    read = typed(text, hint)
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("", int), ("", int | None), ("1.0", int), ("0x10", int), ("true", int), ("1", bool), ("word", float),
+        ("[1, a]", list[int]), ("[1]", tuple[int, int]), ("5", list), ("max", typing.Literal["mean"]),
+        ("[*x]", list), ("!!set {a}", dict), ("[" * 5000, list),
+    ],
+)  # fmt: skip
+def test_a_text_of_another_type_is_refused(text, hint):
+    with pytest.raises(ValueError):
+        typed(text, hint)
 
 
 def test_null_takes_a_setting_of_a_file_back(tmp_path):
@@ -135,7 +185,7 @@ def test_roles():
     assert by_role["speed"] == {
         "eval_every", "evaluate", "evaluate_samples",
         "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
-        "data_on", "deterministic",
+        "deterministic",
     }  # fmt: skip
     assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}
     assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [

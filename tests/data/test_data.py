@@ -121,10 +121,11 @@ def test_augmented_images_are_crops_and_mirror_images(shape, padding, flip):
 
 
 @pytest.mark.parametrize("augmentation", [None, Augmentation(2, True)])
-def test_samples_in_the_memory_of_the_host(augmentation):
+def test_samples_in_the_memory_of_the_host(augmentation, monkeypatch):
     """The device "meta" stands for a GPU: a minibatch is there, and the data are not."""
     rows, labels = np.zeros((10, 8, 8, 3), np.uint8), np.arange(10)
-    context = dataclasses.replace(place(), device=torch.device("meta"), data_on="host")
+    monkeypatch.setattr("fedmpi.tasks.base.memory_of", lambda device: (0, 0))
+    context = dataclasses.replace(place(), device=torch.device("meta"))
     samples = Samples.from_arrays(rows, labels, (0.5, 0.4, 0.3), (0.3, 0.3, 0.3), context)
     inputs, its_labels = samples.at(torch.arange(4), augmentation)
     assert (inputs.device.type, inputs.shape, inputs.dtype) == ("meta", (4, 3, 8, 8), context.dtype)
@@ -138,22 +139,21 @@ def test_a_task_knows_where_its_data_are(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
     loaded = Classification(data=str(write(tmp_path / "data.h5", images))).load(place(), Even())
     loaded.synchronise(SoloLink())
-    assert loaded.gathers and not loaded.is_on_host
+    assert not loaded.is_on_host
     loaded._context = dataclasses.replace(place(), device=torch.device("meta"))
-    assert loaded.is_on_host and not loaded.gathers
+    assert loaded.is_on_host
 
 
 def test_data_lie_on_the_device_if_they_fit(monkeypatch):
-    """With "auto" every data set has a place of its own; the device "meta" stands for a GPU."""
+    """Every data set has a place of its own; the device "meta" stands for a GPU."""
     monkeypatch.setattr("fedmpi.tasks.base.memory_of", lambda device: (1000, 1200))
     on = functools.partial(dataclasses.replace, place(), device=torch.device("meta"))
-    places = [(8, "auto", 2), (24, "auto", 2), (24, "auto", 1), (24, "device", 2), (8, "host", 1)]
     found = []
-    for num, data_on, num_local in places:  # 8 bytes of pixels and 8 of a label each: 128 or 384 bytes
+    for num, num_local in [(8, 2), (24, 2), (24, 1)]:  # 8 bytes of pixels and 8 of a label each: 128 or 384 bytes
         rows, labels = np.zeros((num, 2, 2, 2), np.uint8), np.zeros(num, np.int64)
-        context = on(data_on=data_on, num_local=num_local)
+        context = on(num_local=num_local)
         found.append(Samples.from_arrays(rows, labels, (0.5, 0.4), (0.3, 0.2), context).labels.device.type)
-    assert found == ["meta", "cpu", "meta", "meta", "cpu"]
+    assert found == ["meta", "cpu", "meta"]
     assert fits(10**12, None, 8) and fits(400, (1000, 1200), 1) and not fits(401, (1000, 1200), 1)
     assert fits(200, (1000, 1200), 2) and not fits(201, (1000, 1200), 2) and not fits(1, (600, 1200), 1)
 

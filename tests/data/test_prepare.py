@@ -21,7 +21,7 @@ from conftest import ROOT, disk_of, execute, train
 from fedmpi.comm.link import SoloLink
 from fedmpi.data import official
 from fedmpi.data.__main__ import main
-from fedmpi.data.official import File, Official
+from fedmpi.data.official import Official
 from fedmpi.data.partitions import Stride
 from fedmpi.data.source import HDF5Source, open_source
 from fedmpi.tasks.auc import DeepAUC
@@ -248,11 +248,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def server(tmp_path, monkeypatch):
     """A server with an MNIST-like data set, which is the official one while the test lasts."""
     server = Server()
-    files = []
+    files = {}
     for path in sorted(idx_files(tmp_path / "served").iterdir()):
         server.files[path.name] = path.read_bytes()
-        files.append(File(path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
-    monkeypatch.setitem(official.OFFICIAL, "mnist", Official("small", server.url, tuple(files)))
+        files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setitem(official.OFFICIAL, "mnist", Official("small", server.url, files))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -304,8 +304,8 @@ def test_a_redirect_without_https_is_refused(tmp_path, capsys, server):
 @pytest.mark.parametrize("name", official.OFFICIAL)
 def test_official_files_come_by_https_and_have_a_sha256(name):
     assert official.OFFICIAL[name].url.startswith("https://")
-    for file in official.OFFICIAL[name].files:
-        assert len(bytes.fromhex(file.sha256)) == 32
+    for sha256 in official.OFFICIAL[name].files.values():
+        assert len(bytes.fromhex(sha256)) == 32
 
 
 def test_a_mirror_without_the_file_and_no_network(tmp_path, capsys, server):

@@ -22,7 +22,7 @@ MINMAX = {"local_sgda", "momentum_local_sgda", "fmgda", "coda", "codasca"}
 TASKS = [
     "--task auc --algorithm coda", "--task quadratic", "--task saddle_quadratic --algorithm fmgda",
     "--model odd_modules.Dropping", "--model odd_modules.Lazy --batch_size 4", "--oracle two_point",
-    "--data_on host", "--reduction reproducible", "--clip_norm 0.1 --weight_decay 0.01",
+    "--reduction reproducible", "--clip_norm 0.1 --weight_decay 0.01",
     "--private *.bias --model mlp",
 ]  # fmt: skip
 
@@ -103,7 +103,7 @@ def test_ranks(device, tmp_path):
 
 
 @needs_gpu
-@pytest.mark.parametrize("words", ["", "--algorithm scaffold", "--model odd_modules.Dropping", "--data_on host"])
+@pytest.mark.parametrize("words", ["", "--algorithm scaffold", "--model odd_modules.Dropping"])
 def test_local_steps_do_not_wait_for_the_gpu(monkeypatch, words):
     federation, _ = run(words, "cuda")
     collect = Losses.collect

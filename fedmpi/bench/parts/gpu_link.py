@@ -5,7 +5,6 @@ Without GPUs the vectors are in the memory of the CPU, where copies and gloo sta
 
 import torch
 
-from fedmpi.bench.results import format_ms, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.comm.device import pick_device
 from fedmpi.comm.mpi import MPILink
@@ -35,9 +34,8 @@ def measure(bench):
             except UserError as error:
                 missing[name] = str(error)
         times = bench.time_cases(cases, bench.seconds / len(sizes))
-        for name, one in times.items():
-            bench.results.record(f"gpu_link/{device.type}/{nbytes}/{name}", one)
-            rows.append([format_bytes(nbytes), name, format_ms(one), format_ratio(one / times[COPY])])
+        shown = bench.results.against(f"gpu_link/{device.type}/{nbytes}", times, COPY)
+        rows += [[format_bytes(nbytes), *row] for row in shown]
         for link in links.values():
             link.close()
     bench.results.print("", f"gpu_link: float32 sums over {bench.link.size} ranks, vectors on the {device.type}")

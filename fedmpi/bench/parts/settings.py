@@ -1,6 +1,5 @@
 """What each speed setting gains: a round with the setting changed, against the default."""
 
-from fedmpi.bench.results import format_ms, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.errors import AgreedUserError
 from fedmpi.text import format_table
@@ -33,10 +32,7 @@ def measure(bench):
         *(Case(name, rounds.run) for name, rounds in opened.items()),
     ]
     times = bench.time_cases(cases)
-    rows = []
-    for name, one in times.items():
-        bench.results.record(f"settings/{workload}/{name}", one)
-        rows.append([name, format_ms(one), format_ratio(one / times[DEFAULT])])
+    rows = bench.results.against(f"settings/{workload}", times, DEFAULT)
     bench.results.print("", f"settings: a round of {algorithm} on {workload}")
     bench.results.print(*format_table(["", "round ms", f"/{DEFAULT}"], rows))
     bench.results.print(*(f"  {name}: not possible here, or not with --set" for name in impossible))

@@ -1,6 +1,5 @@
 """What upload stages cost, functions that process what a client sends: rounds without any, and with empty ones."""
 
-from fedmpi.bench.results import format_ms, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.federation.uploads import Upload
 from fedmpi.text import format_table
@@ -35,10 +34,7 @@ def measure(bench):
         if stage.needs_start:
             rounds.federation.store.keep_start()
     times = bench.time_cases([Case(name, rounds.run) for name, rounds in opened.items()])
-    rows = []
-    for name, one in times.items():
-        bench.results.record(f"uploads/{workload}/{name}", one)
-        rows.append([name, format_ms(one), format_ratio(one / times[NONE])])
+    rows = bench.results.against(f"uploads/{workload}", times, NONE)
     bench.results.print("", f"uploads: a round of {algorithm} on {workload}; the stages change nothing")
     bench.results.print(*format_table(["", "round ms", f"/{NONE}"], rows))
     for rounds in opened.values():

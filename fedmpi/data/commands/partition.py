@@ -21,16 +21,12 @@ partitions, and python -m fedmpi.train --partition NAME --help shows the setting
 
 
 def add_parser(commands):
-    parser = commands.add_parser(
-        "partition",
-        help="show how a data set is partitioned among clients, and write one file per client",
-        epilog=EPILOG,
-    )
+    text = "show how a data set is partitioned among clients, and write one file per client"
+    parser = commands.add_parser("partition", help=text, epilog=EPILOG)
     parser.set_defaults(run=run)
     parser.add_argument("data", help="data set, as --data of fedmpi.train; a text is cut into contiguous parts")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="plot samples per client and class, or of a text the words per client"
-    )
+    text = "plot samples per client and class, or of a text the words per client"
+    parser.add_argument("--plot", metavar="FILE", help=text)
     parser.add_argument("--write", metavar="PATTERN", help="write one file per client, like 'silo_{client}.h5'")
 
 
@@ -61,12 +57,7 @@ def run(options):
 
 
 def _silo_paths(pattern, num_clients):
-    """The paths of the files to write, one per client.
-
-    Raises:
-        UserError: if the pattern does not contain {client}, or gives two clients the same file, or a file exists that
-            fedmpi did not write.
-    """
+    """The paths of the files to write, one per client."""
     if not names_silos(pattern):
         raise UserError(f"--write {pattern}: expected {{client}} in the name, like silo_{{client}}.h5")
     names = [silo_name(pattern, client, f"--write {pattern}") for client in range(num_clients)]

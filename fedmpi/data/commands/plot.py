@@ -4,7 +4,7 @@ import textwrap
 
 import numpy as np
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import save_figure
 
 PROGRAM = "fedmpi.data"  # which the figures' files name
@@ -34,29 +34,16 @@ def draw_class_counts(path, counts, title, names=None):
     cell = 72 * min((width - 1.5) / num_clients, (height - 2.5) / num_classes, CELL)  # points
     clients, classes = np.nonzero(counts)
     areas = (LARGEST * cell) ** 2 * counts[clients, classes] / counts.max()
-    grid.scatter(clients, classes, areas, color=COLOUR, alpha=0.8, linewidth=0)
+    bubbles = grid.scatter(clients, classes, areas, color=COLOUR, alpha=0.8, linewidth=0)
     grid.set(xlim=(-0.7, num_clients - 0.3), ylim=(-0.7, num_classes - 0.3), xlabel="client", ylabel="class")
     _number_clients(grid, num_clients, names)
     grid.set_yticks(range(0, num_classes, -(-num_classes // MAX_CLASS_TICKS)))
     grid.grid(alpha=0.15)
     grid.set_axisbelow(True)
-    _explain_sizes(grid, LARGEST * cell, counts.max())
+    numbers = {"num": 3, "color": COLOUR, "alpha": 0.8, "fmt": "{x:,.0f}"}  # of samples, by the area
+    sizes = bubbles.legend_elements("sizes", func=lambda area: area * counts.max() / (LARGEST * cell) ** 2, **numbers)
+    grid.legend(*sizes, title="samples", loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelspacing=0.9)
     _save(figure, path)
-
-
-def _explain_sizes(grid, largest, most):
-    """A legend on the right with bubbles of three sizes; `largest` is the diameter, in points, for `most` samples."""
-    steps = dict.fromkeys(_round_number(most * share) for share in (0.1, 0.4, 1.0))
-    for number in steps:
-        side = (largest**2 * number / most) ** 0.5
-        grid.plot([], [], "o", color=COLOUR, alpha=0.8, markersize=side, markeredgewidth=0, label=f"{number:,}")
-    grid.legend(title="samples", loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelspacing=0.9)
-
-
-def _round_number(value):
-    """A whole number near a value, of one digit before its zeros, or the value itself if that is smaller."""
-    power = 10 ** max(0, len(str(int(value))) - 1)
-    return max(1, int(value) // power * power)
 
 
 def draw_sizes(path, sizes, unit, title):
@@ -108,7 +95,5 @@ def _number_clients(axes, num_clients, names=None):
 
 
 def _save(figure, path):
-    try:
+    with attempt("write", f"--plot {path}", OSError, ValueError):
         save_figure(figure, path, PROGRAM, dpi=130)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plot {path}: cannot be written: {error}") from None

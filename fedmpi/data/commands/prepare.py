@@ -1,5 +1,6 @@
 """``python -m fedmpi.data prepare``: make the HDF5 file of a data set."""
 
+import dataclasses
 import pathlib
 
 from fedmpi.data.commands import add_data_dir
@@ -15,12 +16,8 @@ def add_parser(commands):
     parser.set_defaults(run=run)
     parser.add_argument("name", help=f"{', '.join(OFFICIAL)}, or a name for your own data")
     add_data_dir(parser)
-    parser.add_argument(
-        "--from",
-        dest="origin",
-        metavar="PATH",
-        help="folder of the official files; or your own data: x.npz, x.csv, x.parquet, a folder of images or texts",
-    )
+    text = "folder of the official files; or your own data: x.npz, x.csv, x.parquet, a folder of images or texts"
+    parser.add_argument("--from", dest="origin", metavar="PATH", help=text)
     parser.add_argument("--mirror", metavar="URL", help="download the official files from this address instead")
     parser.add_argument("--force", action="store_true", help="replace the HDF5 file if fedmpi wrote it")
     share, seed = ReaderOptions.test_share, ReaderOptions.seed
@@ -46,21 +43,6 @@ def add_parser(commands):
 
 
 def run(options):
-    path = prepare(
-        options.name,
-        pathlib.Path(options.data_dir),
-        ReaderOptions(
-            options.test_share,
-            options.seed,
-            options.label,
-            options.size,
-            options.missing,
-            tuple(options.one_hot),
-            options.columns,
-            options.silo,
-        ),
-        origin=pathlib.Path(options.origin) if options.origin else None,
-        mirror=options.mirror,
-        force=options.force,
-    )
-    show_file(path)
+    reading = ReaderOptions(**{field.name: getattr(options, field.name) for field in dataclasses.fields(ReaderOptions)})
+    folder, origin = pathlib.Path(options.data_dir), options.origin and pathlib.Path(options.origin)
+    show_file(prepare(options.name, folder, reading, origin, options.mirror, options.force))

@@ -44,10 +44,7 @@ def _describe(file):
         chunks = f", chunks {list(data.chunks)}, {data.compression or 'uncompressed'}" if data.chunks else ""
         lines.append(f"  {name:<16} {data.dtype} {list(data.shape)}{chunks}")
         if name.endswith("/labels") and data.ndim == 1 and data.dtype.kind in "iu" and len(data):
-            lines.append(f"  {'':<16} per class: {_format_class_counts(np.bincount(data[:].astype(np.int64)))}")
+            counts = np.bincount(data[:].astype(np.int64))
+            more = f" ... ({len(counts)} classes)" if len(counts) > MAX_CLASSES else ""
+            lines.append(f"  {'':<16} per class: {' '.join(map(str, counts[:MAX_CLASSES]))}{more}")
     return lines
-
-
-def _format_class_counts(counts):
-    text = " ".join(map(str, counts[:MAX_CLASSES]))
-    return text if len(counts) <= MAX_CLASSES else f"{text} ... ({len(counts)} classes)"

@@ -4,9 +4,9 @@ import tarfile
 
 import numpy as np
 
-from fedmpi.data.formats.common import READ_ERRORS, first_file, read_bytes
+from fedmpi.data.formats.common import first_file, read_bytes
 from fedmpi.data.formats.pickled import unpickle_batch
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 
 RECORD_BYTES = 1 + 3 * 32 * 32  # a label, then the red, green and blue pixels
 # version -> (folder in its tar file, ending of its files)
@@ -50,12 +50,9 @@ def read(folder, options):
 
 def _read_tar(path, names):
     """Name -> bytes of files in a tar file, in whatever folder they are."""
-    try:
-        with tarfile.open(path) as tar:
-            members = {member.name.rsplit("/", 1)[-1]: member for member in tar.getmembers() if member.isfile()}
-            missing = [name for name in names if name not in members]
-            if missing:
-                raise UserError(f"{path}: contains no {missing[0]}")
-            return {name: tar.extractfile(members[name]).read() for name in names}
-    except READ_ERRORS as error:
-        raise UserError(f"{path}: cannot be read as tar: {error}") from None
+    with attempt("read as tar", path, Exception), tarfile.open(path) as tar:
+        members = {member.name.rsplit("/", 1)[-1]: member for member in tar.getmembers() if member.isfile()}
+        missing = [name for name in names if name not in members]
+        if missing:
+            raise UserError(f"{path}: contains no {missing[0]}")
+        return {name: tar.extractfile(members[name]).read() for name in names}

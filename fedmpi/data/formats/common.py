@@ -1,31 +1,12 @@
 """What several readers share: their options, and the reading of files that may be damaged."""
 
 import dataclasses
-import struct
-import tarfile
 import zipfile
-import zlib
 
 import numpy as np
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.streams import generator
-
-# What reading a damaged file or archive raises.
-READ_ERRORS = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    MemoryError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +69,8 @@ def open_archive(folder, archive, name):
         UserError: if the zip file is damaged.
     """
     if (folder / archive).is_file():
-        try:
+        with attempt("read as zip", folder / archive, Exception):
             return zipfile.Path(folder / archive) / name
-        except (zipfile.BadZipFile, OSError) as error:
-            raise UserError(f"{folder / archive}: cannot be read as zip: {error}") from None
     return folder / name if (folder / name).is_dir() else folder
 
 
@@ -101,7 +80,5 @@ def read_bytes(file):
     Raises:
         UserError: if it cannot be read.
     """
-    try:
+    with attempt("read", file, Exception):
         return file.read_bytes()
-    except READ_ERRORS as error:
-        raise UserError(f"{file}: cannot be read: {error}") from None

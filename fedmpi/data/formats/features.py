@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt, cannot
 from fedmpi.own_files import check_regular, replacing
 from fedmpi.text import short
 
@@ -72,10 +72,8 @@ class Columns:
         if not pathlib.Path(file).is_file():
             check_regular(pathlib.Path(file))
             return None
-        try:
+        with attempt("read as JSON", f"--columns {file}", OSError, ValueError, RecursionError):
             content = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"--columns {file}: cannot be read as JSON: {error}") from None
         return cls.of(content, f"--columns {file}")
 
     @classmethod
@@ -111,12 +109,9 @@ class Columns:
         Raises:
             UserError: if it cannot be written.
         """
-        try:
-            text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False)
-            with replacing(file, b'"missing": "') as part:
-                part.write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--columns {file}: cannot be written: {error.strerror}") from None
+        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False)
+        with attempt("write", f"--columns {file}"), replacing(file, b'"missing": "') as part:
+            part.write_text(f"{text}\n", encoding="utf-8")
 
     def check(self, options):
         """Check that options do not contradict the file of `--columns`.
@@ -224,7 +219,7 @@ def read_parquet(path):
     except ImportError:
         raise UserError(f'{path}: parquet needs pandas and pyarrow: pip install "fedmpi[parquet]"') from None
     except Exception as error:  # noqa: BLE001  pyarrow's errors are of many kinds
-        raise UserError(f"{path}: cannot be read as parquet: {' '.join(str(error).split())[:200]}") from None
+        raise cannot("read as parquet", path, error) from None
     texts = [
         ["" if missing else str(value) for value, missing in zip(frame[name], frame[name].isna())] for name in frame
     ]

@@ -5,8 +5,8 @@ import struct
 
 import numpy as np
 
-from fedmpi.data.formats.common import READ_ERRORS, first_file
-from fedmpi.errors import UserError
+from fedmpi.data.formats.common import first_file
+from fedmpi.errors import UserError, attempt
 
 TORCHVISION_FOLDERS = ("raw", "MNIST/raw", "FashionMNIST/raw")  # below the folder that torchvision was given
 
@@ -36,11 +36,9 @@ def read_idx_file(path):
     Raises:
         UserError: if the file is not IDX, not of bytes, or shorter than its header says.
     """
-    try:
+    with attempt("read as IDX", path, Exception):
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if content[:3] != b"\0\0\x08":
             raise UserError(f"{path}: begins with {content[:4].hex(' ')}: expected an IDX file of bytes, 00 00 08")
         shape = struct.unpack(f">{content[3]}I", content[4 : 4 + 4 * content[3]])
         return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
-    except (*READ_ERRORS, IndexError) as error:
-        raise UserError(f"{path}: cannot be read as IDX: {error}") from None

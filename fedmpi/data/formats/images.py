@@ -4,8 +4,8 @@ import io
 
 import numpy as np
 
-from fedmpi.data.formats.common import READ_ERRORS, choose_test_set
-from fedmpi.errors import UserError
+from fedmpi.data.formats.common import choose_test_set
+from fedmpi.errors import UserError, attempt
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -57,11 +57,9 @@ def _open_image(file, mode=None):
         from PIL import Image
     except ImportError:
         raise UserError("images need pillow: pip install 'fedmpi[images]'") from None
-    try:
+    with attempt("read as an image", file, Exception):
         image = Image.open(io.BytesIO(file.read_bytes()))
         return image.convert(mode) if mode else image
-    except (*READ_ERRORS, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{file}: cannot be read as an image: {error}") from None
 
 
 def _format_size(shape):

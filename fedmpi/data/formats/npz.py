@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedmpi.data.formats.common import READ_ERRORS, choose_test_set
-from fedmpi.errors import UserError
+from fedmpi.data.formats.common import choose_test_set
+from fedmpi.errors import UserError, attempt
 
 
 def read(path, options):
@@ -16,11 +16,8 @@ def read(path, options):
         images: integers and truth values as uint8, or as float32 if they are not all in 0..255; other values
         as they are. labels [n]. Attributes: num_classes and class_names if the labels are words or truth values.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except READ_ERRORS as error:
-        raise UserError(f"{path}: cannot be read as npz: {' '.join(str(error).split())}") from None
+    with attempt("read as npz", path, Exception), np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
     if {"x_train", "y_train", "x_test", "y_test"} <= set(arrays):
         samples = {split: arrays[f"x_{split}"] for split in ("train", "test")}
         labels = {split: arrays[f"y_{split}"].squeeze() for split in samples}

@@ -9,7 +9,7 @@ import numpy as np
 from fedmpi.data.formats.common import choose_test_set
 from fedmpi.data.formats.features import Columns, as_numbers, is_empty, read_parquet
 from fedmpi.data.source import COLUMNS
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
 
@@ -77,11 +77,11 @@ def read_lines(path):
     Raises:
         UserError: if the file cannot be read, or is empty.
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = list(csv.reader(file))
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read as CSV with a header: {error}") from None
+    with (
+        attempt("read as CSV with a header", path, OSError, ValueError, csv.Error),
+        open(path, newline="", encoding="utf-8-sig") as file,
+    ):
+        lines = list(csv.reader(file))
     while lines and not lines[-1]:
         lines.pop()
     if not lines:
@@ -112,11 +112,7 @@ def _classes(values):
 
 
 def _number_classes(path, label, values, classes):
-    """[n] labels from 0 of a column of class names.
-
-    Raises:
-        UserError: if a value is no class.
-    """
+    """[n] labels from 0 of a column of class names."""
     numbers = {name: number for number, name in enumerate(classes)}
     unknown = sorted({*values.tolist()} - {*classes})
     if unknown:
@@ -128,11 +124,7 @@ def _number_classes(path, label, values, classes):
 
 
 def _columns_of_words(path, table, columns):
-    """name -> [n] bytes of the columns by which a partition can split: those of words, also if they are features.
-
-    Raises:
-        UserError: if a column of numbers is unknown to the other silos, or a column has a reserved name.
-    """
+    """name -> [n] bytes of the columns by which a partition can split: those of words, also if they are features."""
     words = {}
     for name, values in table.items():
         if isinstance(columns.columns.get(name), dict):

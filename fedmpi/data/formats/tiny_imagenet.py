@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fedmpi.data.formats.common import READ_ERRORS, open_archive, read_bytes
+from fedmpi.data.formats.common import open_archive, read_bytes
 from fedmpi.data.formats.images import ImageFiles
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 
 SIDE = 64  # pixels
 
@@ -35,15 +35,11 @@ def read(folder, options):
 
 
 def _read_text(file):
-    try:
+    with attempt("read as UTF-8", file, UnicodeDecodeError):
         return read_bytes(file).decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: cannot be read as UTF-8: {error}") from None
 
 
 def _list_files(folder):
     """The files of a folder, which may lie in a zip file, sorted by name."""
-    try:
+    with attempt("read", folder, Exception):
         return sorted(folder.iterdir(), key=lambda file: file.name)
-    except READ_ERRORS as error:
-        raise UserError(f"{folder}: cannot be read: {error}") from None

@@ -6,7 +6,7 @@ import io
 import h5py
 import numpy as np
 
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import replacing
 from fedmpi.settings import check, setting
 from fedmpi.streams import generator
@@ -169,8 +169,5 @@ def write_partition(path, parts, data, unit="rows"):
         file.attrs["data"], file.attrs["unit"] = data, unit
         for client, part in enumerate(parts):
             file[f"client_{client}"] = part
-    try:
-        with replacing(path) as part:
-            part.write_bytes(content.getbuffer())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    with attempt("write", path), replacing(path) as part:
+        part.write_bytes(content.getbuffer())

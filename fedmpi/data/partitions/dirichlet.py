@@ -28,7 +28,7 @@ class Dirichlet(Partition):
         taken = np.zeros(len(stock), dtype=int)
         class_sizes = np.array([len(samples) for samples in stock])
         parts = []
-        for size in _even_sizes(len(labels), num_clients):
+        for size in map(len, np.array_split(labels, num_clients)):  # they differ by at most one
             mixture = rng.dirichlet(np.full(len(stock), self.concentration))
             counts = self._draw_counts(mixture, size, class_sizes - taken, rng)
             parts.append(np.concatenate([s[t : t + c] for s, t, c in zip(stock, taken, counts)]))
@@ -49,9 +49,3 @@ class Dirichlet(Partition):
                 weights = (left - counts).astype(float)
             counts = np.minimum(counts + rng.multinomial(missing, weights / weights.sum()), left)
         return counts
-
-
-def _even_sizes(num_samples, num_clients):
-    """[num_clients] sizes that differ by at most one, the larger ones first."""
-    small, num_large = divmod(num_samples, num_clients)
-    return [small + 1] * num_large + [small] * (num_clients - num_large)
