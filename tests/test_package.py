@@ -24,7 +24,7 @@ def tracked(*patterns):
 def wheel(tmp_path_factory):
     """A wheel, made from what git tracks."""
     sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
-    files = tracked("fedmpi", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+    files = tracked("fedmpi", "reproduction/*.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")
     if not files:
         pytest.skip("no git here: it lists what belongs into the wheel")
     for path in files:
@@ -64,6 +64,11 @@ def command(wheel, tmp_path_factory):
 def test_the_wheel_contains_every_file_of_the_package(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     assert [path for path in tracked("fedmpi") if path not in inside] == []
+
+
+def test_the_wheel_contains_nothing_else(wheel):
+    folders = {path.partition("/")[0] for path in zipfile.ZipFile(wheel).namelist()}
+    assert {folder.partition("-")[0] for folder in folders} == {"fedmpi"}
 
 
 def test_the_wheel_trains_sweeps_and_reports_outside_the_clone(command, tmp_path):
