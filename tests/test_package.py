@@ -106,7 +106,7 @@ def test_completion_offers_options_and_choices(command, tmp_path):
         name = words.split()[0].replace("-", "_")
         return command(tmp_path, "bash", "-c", script.format(words, f"_shtab_{name}")).split()
 
-    assert offered("fedmpi-train --algorithm fafed") == ["fafed", "fafedzo"]
+    assert offered("fedmpi-train --algorithm fafed") == ["fafed", "fafed_code", "fafedzo"]
     assert "--algorithm.step_size" in offered("fedmpi-train --algorithm.s")
     assert offered("fedmpi-train --weighting s") == ["samples"]
     assert "--target" in offered("fedmpi-report --t")

@@ -35,7 +35,7 @@ CASES = [
     *((name, "--task auc --algorithm.step_size 0.01" if name in MINMAX else "") for name in ALGORITHMS),
     ("mimeadam", "--algorithm.lite false"),
     ("local_amsgrad", "--algorithm.refresh after"),
-    ("fafed", "--algorithm.sync_order code"),
+    ("fafed_code", "--algorithm.first_step adaptive"),
     ("fafed", "--clip_norm 0.1 --weight_decay 0.01 --weighting samples --model mlp"),
     ("coda", "--task auc --algorithm.prox closed --algorithm.stage_output average --algorithm.stage_rounds 2"),
     ("codasca", "--task auc --task.ascent_scale 0.5 --clip_norm 0.1"),
