@@ -31,6 +31,7 @@ FIRST_COLUMNS = ("rounds", "values", *FACTS)
 ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 STATES = ("complete", "diverged")
+FORMER = ", first_step plain, sync_order paper, prev_grad_scale 1.0"  # ends the settings of FAFED in earlier files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,6 +326,7 @@ def read_results(folder, experiment, scale):
             raise damaged(runs_path, number, f"seed {row['seed']} of {row['method']} on {row['panel']} is there twice")
         if row["state"] not in STATES:
             raise damaged(runs_path, number, f"state: expected one of {', '.join(STATES)}, not {row['state']}")
+        row["settings"] = row["settings"].removesuffix(FORMER)
         settings = {"algorithm": row["method"], "seed": whole_number(runs_path, number, row, "seed")}
         _check_seconds(runs_path, number, row)
         is_complete = row["state"] == "complete"

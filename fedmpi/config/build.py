@@ -198,9 +198,11 @@ def _unknown(key, settings, classes, others):
     if classes[group] is None:
         raise UserError(f"unknown setting {key}: choose the {group} by name first (--{group} NAME){others}")
     if key in OF_FAFED and issubclass(classes["algorithm"], FAFED):
-        oracle = "" if classes["algorithm"].oracle is None else f" with --oracle {classes['algorithm'].oracle}"
-        has = f"FAFED has the paper's value, {OF_FAFED[key]}; for others, choose --algorithm fafed_code{oracle}"
-        raise UserError(f"unknown setting {key}: {has} (in a settings.yaml, change the algorithm's name){others}")
+        oracle = "" if classes["algorithm"].oracle is None else f" --oracle {classes['algorithm'].oracle}"
+        raise UserError(
+            f"unknown setting {key}: always the paper's now, {OF_FAFED[key]}; for another value, begin a new run with "
+            f"--algorithm fafed_code{oracle} (in a settings file, change the algorithm's name){others}"
+        )
     known_here = [one.partition(".")[2] for one in settings if one.startswith(f"{group}.")]
     has = f"{group} {command_name(classes[group])} has {', '.join(known_here) or 'no settings'}"
     raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}{others}")

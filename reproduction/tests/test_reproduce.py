@@ -31,10 +31,11 @@ from reproduction.results import (
     RUN_COLUMNS,
     Results,
     grid_path,
+    left_to_make,
     paths,
     read_results,
 )
-from reproduction.running import was_continued
+from reproduction.running import How, plan_runs, was_continued
 from reproduction.summary import Row, _count, _outcomes, _verdict, _with_ends, summary
 
 EXPERIMENTS = find_experiments(["all"])
@@ -573,3 +574,11 @@ def test_presets_or_the_small_scale_contain_what_tuning_chose(one, length):
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
 def test_the_summary_is_made_from_the_committed_numbers():
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == summary(RESULTS)
+
+
+def test_committed_runs_of_fafed_are_made_with_the_settings_that_it_has_now(tmp_path):
+    """Their file also has three settings that FAFED had then, with the paper's values."""
+    one = next(one for one in EXPERIMENTS if one.name == "fafed_theorem1")
+    planning = plan_runs({}, one.points("small"), [0], tmp_path, How(1, 1, 1, None, None, tmp_path, ""))
+    assert "FAFED" in {point.method for point, _ in planning.points.values()}
+    assert left_to_make(RESULTS, one, "small", planning).plan.runs == []
