@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import secrets
 import stat
 
@@ -173,11 +172,6 @@ def set_aside(path):
             else:
                 aside.unlink()
             raise
-
-
-def is_aside(path):
-    """Whether a path has a name that `set_aside` gives: what is there belongs to no current run."""
-    return re.search(r"\.old-\d+$", path.name) is not None
 
 
 def remove(folder, names, with_folder=False):

@@ -39,4 +39,4 @@ done
 # Two more than cores, because tests also wait: for ranks to notice a loss, for SLURM. nproc would count OMP_NUM_THREADS.
 processes=$(($(env -u OMP_NUM_THREADS nproc) + 2))
 say "all other tests, in $processes processes; where they need ranks they start mpirun themselves"
-part python -m pytest -n $processes --dist loadgroup tests --ignore tests/mpi "$@"
+part python -m pytest -n $processes --dist loadgroup tests reproduction/tests --ignore tests/mpi "$@"

@@ -30,8 +30,8 @@ def pytest_xdist_auto_num_workers():
 def pytest_collection_modifyitems(items):
     """Where tests run in several processes, those of a file share one, and those of SLURM, which share a cluster."""
     for item in items:
-        file = item.path.relative_to(ROOT / "tests") if item.path.is_relative_to(ROOT) else item.path
-        item.add_marker(pytest.mark.xdist_group("slurm" if file.parts[0] == "slurm" else str(file)))
+        is_slurm = item.path.is_relative_to(ROOT / "tests" / "slurm")
+        item.add_marker(pytest.mark.xdist_group("slurm" if is_slurm else str(item.path)))
 
 
 def launchers():

@@ -1,4 +1,5 @@
-"""The rooms of fedmpi/: none imports one above it, algorithms use vectors only, and programs load what they need."""
+"""The rooms of fedmpi/, and reproduction/ above them: none imports one above it, algorithms use vectors only, and
+programs load what they need."""
 
 import ast
 import functools
@@ -24,7 +25,8 @@ FLOORS = [
     ["training", "own_loop"],
     ["train", "predict", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
-    ["reproduce", "completion"],  # it sweeps and reports; it reads the options of all programs
+    ["completion"],  # it reads the options of all programs
+    ["reproduction"],  # beside the package: it uses all of it, and nothing uses it
 ]
 HEIGHT = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 DATA_PROGRAM = ("fedmpi.data.__main__", "fedmpi.data.commands")  # a program that stands in the room of what it is about
@@ -66,7 +68,12 @@ def module_name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-SOURCES = {module_name(path): path for path in sorted((ROOT / "fedmpi").rglob("*.py"))}
+SOURCES = {
+    module_name(path): path
+    for package in ("fedmpi", "reproduction")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if path.parent.name != "tests"
+}
 
 
 @functools.cache
@@ -89,7 +96,8 @@ def imports(name):
 
 
 def room(name):
-    return name.split(".")[1] if "." in name else ""
+    package, *inner = name.split(".")
+    return "".join(inner[:1]) if package == "fedmpi" else package
 
 
 def height(name):
@@ -212,7 +220,7 @@ def test_no_function_has_many_parameters():
 
 def unclear_words():
     """ "file:line: word: text" of every line with a word of `UNCLEAR`."""
-    places = [ROOT / name for name in ("fedmpi", "tests", "launch", "slurm", "docs", "examples")]
+    places = [ROOT / name for name in ("fedmpi", "reproduction", "tests", "launch", "slurm", "docs", "examples")]
     files = [ROOT / "README.md", *(path for place in places for path in place.rglob("*") if path.is_file())]
     for path in files:
         if path.suffix not in (".py", ".md", ".yaml", ".sh", ".sbatch", "") or path.name in QUOTING:

@@ -21,8 +21,8 @@ from fedmpi.data.__main__ import main as data
 from fedmpi.predict.__main__ import main as predict
 from fedmpi.program.single import run_single
 from fedmpi.report.__main__ import main as report
-from fedmpi.reproduce import __main__ as reproduce_program
 from fedmpi.sweep.__main__ import main as sweep
+from reproduction import __main__ as reproduce_program
 
 KINDS = ["file", "file", "read-only file", "folder", "link", "link", "hard link", "device", "pipe"]
 BESIDE = ["notes.txt", "best.yaml", ".fedmpi.1", "page", "old-1", "é ü", "-rf", ".hidden.png", "x.part", "seed=9"]

@@ -24,7 +24,7 @@ def tracked(*patterns):
 def wheel(tmp_path_factory):
     """A wheel, made from what git tracks."""
     sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
-    files = tracked("fedmpi", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+    files = tracked("fedmpi", "reproduction/*.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")
     if not files:
         pytest.skip("no git here: it lists what belongs into the wheel")
     for path in files:
@@ -66,6 +66,11 @@ def test_the_wheel_contains_every_file_of_the_package(wheel):
     assert [path for path in tracked("fedmpi") if path not in inside] == []
 
 
+def test_the_wheel_contains_nothing_else(wheel):
+    folders = {path.partition("/")[0] for path in zipfile.ZipFile(wheel).namelist()}
+    assert {folder.partition("-")[0] for folder in folders} == {"fedmpi"}
+
+
 def test_the_wheel_trains_sweeps_and_reports_outside_the_clone(command, tmp_path):
     assert "site-packages" in command(tmp_path, "python", "-c", "import fedmpi; print(fedmpi.__file__)")
     output = command(tmp_path, "mpirun", "-np", "2", "fedmpi-train", *SMALL)
@@ -101,7 +106,7 @@ def test_completion_offers_options_and_choices(command, tmp_path):
         name = words.split()[0].replace("-", "_")
         return command(tmp_path, "bash", "-c", script.format(words, f"_shtab_{name}")).split()
 
-    assert offered("fedmpi-train --algorithm fafed") == ["fafed", "fafedzo"]
+    assert offered("fedmpi-train --algorithm fafed") == ["fafed", "fafed_code", "fafedzo"]
     assert "--algorithm.step_size" in offered("fedmpi-train --algorithm.s")
     assert offered("fedmpi-train --weighting s") == ["samples"]
     assert "--target" in offered("fedmpi-report --t")

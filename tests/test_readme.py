@@ -14,7 +14,9 @@ from fedmpi.config.build import read_command_line
 from fedmpi.data.writer import write_file
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))}
+PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))} | {
+    "reproduction": ROOT / "reproduction" / "README.md"
+}
 BLOCK = re.compile(
     r"(?P<note><!-- not run: [^>]+-->\s*)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -166,7 +168,7 @@ def test_the_readme_is_short():
 
 
 def test_files_that_the_readme_names_are_there():
-    paths = set(re.findall(r"(?:launch|slurm|examples)/[\w./]*\w", README))
+    paths = set(re.findall(r"(?:launch|slurm|examples|reproduction)/[\w./]*\w", README))
     assert "slurm/train.sbatch" in paths
     assert [path for path in paths if not (ROOT / path).is_file()] == []
 

@@ -37,6 +37,6 @@ def test_the_other_tests_run_on(tmp_path):
         "def test_waits(): subprocess.run(['sleep', '1000'])\n"
         "def test_passes(): pass\n"
     )
-    ours = ["-c", ROOT / "tests" / "pytest.ini", "-o", "timeout=1"]
+    ours = ["-c", ROOT / "pytest.ini", "-o", "timeout=1"]
     ended = execute([sys.executable, "-m", "pytest", "-q", *ours, tmp_path], cwd=tmp_path)
     assert "2 failed, 1 passed" in ended.stdout

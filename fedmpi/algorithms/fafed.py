@@ -38,19 +38,6 @@ class FAFED(Algorithm):
         "v is a decaying mean of g² per coordinate (diagonal), or of ‖g‖² (global), or the sum of ‖g‖² (adagrad_norm)",
         among=("diagonal", "global", "adagrad_norm"),
     )
-    first_step: str = setting(
-        "plain",
-        "first move (line 3 of Algorithm 2): plain, as in the paper, or adaptive, divided by A_0",
-        among=("plain", "adaptive"),
-    )
-    sync_order: str = setting(
-        "paper",
-        "at an average: move afterwards, with the new A (paper), or before, with the old A (the authors' code)",
-        among=("paper", "code"),
-    )
-    prev_grad_scale: float = setting(
-        1.0, "factor of the gradient at x_{t-1}; 0.95 in the authors' script for images", least=0
-    )
 
     clock = "iteration"
     exchanged = ("x", "m", "v")
@@ -68,10 +55,7 @@ class FAFED(Algorithm):
     def server_start(self, server):
         """Lines 2-3: A_0 = √v̄_0 + ρ, x_1 = x_0 - η_0 m̄_0 (without A_0, as printed)."""
         self._refresh(server)
-        if self.first_step == "adaptive":
-            server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
-        else:
-            server.x.add_(server.m, alpha=-self.eta(server))
+        server.x.add_(server.m, alpha=-self.eta(server))
 
     def download(self, client, server):
         """After an absence x_prev is stale: reset it to x, so that the correction vanishes."""
@@ -81,25 +65,25 @@ class FAFED(Algorithm):
     def local_step(self, client, server, oracle):
         """Lines 5-7 and 14: estimate with two gradients on the same sample, then move."""
         g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
-        # m_i <- g + (1 - α)(m_i - g⁻)
-        client.m.sub_(g_prev, alpha=self.prev_grad_scale)
-        torch.add(g, client.m, alpha=1 - self._alpha(client), out=client.m)
+        self._estimate(client, g, g_prev)
+        if not client.is_last_step:
+            client.x.addcdiv_(client.m, server.A, value=-self.eta(client))
+
+    def _estimate(self, client, g, g_prev, scale=1):
+        """Lines 5-7: m_i <- g + (1 - α)(m_i - g⁻), then v_i, and x_{t-1,i} = x_{t,i}; `scale` is a factor of g⁻."""
+        client.m.sub_(g_prev, alpha=scale)
+        alpha = self.alpha(client, self.fresh_weight, self.fresh_weight_scale)
+        torch.add(g, client.m, alpha=1 - alpha, out=client.m)
         if self.adaptive_matrix == "adagrad_norm":
             client.v.add_(self._square(g))
         else:
             client.v.lerp_(self._square(g), 1 - self.second_moment_decay)  # v_i <- β v_i + (1 - β) g²
         client.x_prev.copy_(client.x)
-        if not client.is_last_step or self.sync_order == "code":
-            client.x.addcdiv_(client.m, server.A, value=-self.eta(client))
 
     def server_step(self, server):
         """Lines 10-12: v̄, then A, then x̄ - η m̄ / A."""
         self._refresh(server)
-        if self.sync_order == "paper":
-            server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
-
-    def _alpha(self, client):
-        return self.alpha(client, self.fresh_weight, self.fresh_weight_scale)
+        server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
 
     def _square(self, g):
         """g² per coordinate, overwriting g; or ‖g‖², a 0-d tensor."""
@@ -108,3 +92,51 @@ class FAFED(Algorithm):
     def _refresh(self, server):
         """A = √v̄ + ρ: the root of the average; ρ is added after the root."""
         torch.sqrt(server.v, out=server.A).add_(self.epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class FAFEDCode(FAFED):
+    """FAFED as the authors' code computes it: also the last local step before an average moves, with the old A.
+
+    Source: Wu, Huang, Hu, Huang, "Faster Adaptive Federated Learning", AAAI 2023, their code; each of the
+    three settings is one difference from Algorithm 2.
+    Paper to code: as in `FAFED`.
+    Special cases: sync_order "paper", first_step "plain" and prev_grad_scale 1 are FAFED; with β = 1 both
+    orders agree.
+    """
+
+    name = "fafed_code"
+
+    sync_order: str = setting(
+        "code",
+        "at an average: move before it, with the old A (code), or afterwards, with the new A (paper)",
+        among=("code", "paper"),
+    )
+    first_step: str = setting(
+        "plain",
+        "first move (line 3 of Algorithm 2): plain, as in the paper, or adaptive, divided by A_0",
+        among=("plain", "adaptive"),
+    )
+    prev_grad_scale: float = setting(
+        1.0, "factor of the gradient at x_{t-1}; 0.95 in the authors' script for images", least=0
+    )
+
+    def server_start(self, server):
+        """A_0 as in the paper, then the first move."""
+        if self.first_step == "plain":
+            return super().server_start(server)
+        self._refresh(server)
+        server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
+
+    def local_step(self, client, server, oracle):
+        """As in the paper, but for the scale of the older gradient and the last move."""
+        g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
+        self._estimate(client, g, g_prev, self.prev_grad_scale)
+        if self.sync_order == "code" or not client.is_last_step:
+            client.x.addcdiv_(client.m, server.A, value=-self.eta(client))
+
+    def server_step(self, server):
+        """v̄, then A; the clients have moved."""
+        if self.sync_order == "paper":
+            return super().server_step(server)
+        self._refresh(server)

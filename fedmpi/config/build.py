@@ -23,7 +23,8 @@ import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.config.foreign_names import our_name
+from fedmpi.algorithms.fafed import FAFED
+from fedmpi.config.foreign_names import OF_FAFED, our_name
 from fedmpi.config.grammar import (
     FLAGS,
     SHORT,
@@ -169,6 +170,8 @@ def _choose(group, name, chosen):
 
 def _texts(assignments, settings, classes):
     """Key -> text of the assignments that are not choices of a class."""
+    if issubclass(classes["algorithm"], FAFED):
+        assignments = [(key, text) for key, text in assignments if key in settings or OF_FAFED.get(key) != text]
     names = {key: find_key(key, settings) for key in dict.fromkeys(key for key, _ in assignments if key not in CHOICES)}
     unknown = [key for key, name in names.items() if name is None]
     if unknown:
@@ -189,6 +192,12 @@ def _unknown(key, settings, classes, others):
         raise UserError(f"unknown setting {key}{nearest(key, every)}; --help lists them{others}")
     if classes[group] is None:
         raise UserError(f"unknown setting {key}: choose the {group} by name first (--{group} NAME){others}")
+    if key in OF_FAFED and issubclass(classes["algorithm"], FAFED):
+        oracle = "" if classes["algorithm"].oracle is None else f" --oracle {classes['algorithm'].oracle}"
+        raise UserError(
+            f"unknown setting {key}: always the paper's now, {OF_FAFED[key]}; for another value, begin a new run with "
+            f"--algorithm fafed_code{oracle} (in a settings file, change the algorithm's name){others}"
+        )
     known_here = [one.partition(".")[2] for one in settings if one.startswith(f"{group}.")]
     has = f"{group} {command_name(classes[group])} has {', '.join(known_here) or 'no settings'}"
     raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}{others}")

@@ -31,6 +31,8 @@ _THEIRS = {  # ours -> theirs, in the spelling of `fedmpi.config.grammar`
     "name": "run_name experiment_name exp_name run_id",
     "eval_every": "frequency_of_the_test eval_freq eval_interval evaluate_every validation_interval",
 }
+# Settings that FAFED had -> the paper's value, which it always has now; FAFEDCode has them all.
+OF_FAFED = {"algorithm.first_step": "plain", "algorithm.sync_order": "paper", "algorithm.prev_grad_scale": "1.0"}
 OURS = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
 
 

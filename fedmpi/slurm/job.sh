@@ -87,19 +87,6 @@ fedmpi_bench() {
     finish $code
 }
 
-# fedmpi_reproduce ARGUMENTS: make the runs of papers' tables and figures on all ranks, one after the other; a run with
-# fewer clients than ranks uses fewer.
-fedmpi_reproduce() {
-    local launch code=0 mpirun='-np {ranks} ' srun='srun --ntasks={ranks} '
-    check_place
-    launch="$FEDMPI_LAUNCH "
-    launch=${launch/"-np $ranks "/$mpirun}
-    launch=${launch/"srun "/$srun}
-    wait_for USR1 python -m fedmpi.reproduce --ranks "$ranks" --at-a-time 1 --launch "$launch" \
-        --threads "${SLURM_CPUS_PER_TASK:-1}" "$@" || code=$?
-    finish $code
-}
-
 # check_place SETTINGS: find a way to start ranks, and check the place for a run with these settings; once in a job.
 check_place() {
     [ -z "${checked:-}" ] || return 0

@@ -174,8 +174,61 @@ def fafed(
     epsilon,
     fresh_weight=None,
     fresh_weight_scale=None,
+    adaptive_matrix="diagonal",
+):
+    beta, rho, q = second_moment_decay, epsilon, K[0]
+
+    def square(g):
+        if adaptive_matrix == "diagonal":
+            return g**2
+        return np.tile((g**2).sum(1, keepdims=True), (1, g.shape[1]))
+
+    g = f.first(x)
+    m, v = everywhere(g.mean(0), f), everywhere(square(g).mean(0), f)
+    A = np.sqrt(v[0]) + rho
+    x_prev = everywhere(x, f)
+    x_i = x_prev - at(step_size, 0) * m
+    yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
+    present = range(f.num)
+    for t in range(1, rounds * q + 1):
+        here = S((t - 1) // q)
+        if (t - 1) % q == 0:
+            for i in here:
+                if i not in present:
+                    x_prev[i] = x_i[i]
+            present = here
+        eta, a = at(step_size, t), alpha(t, fresh_weight, fresh_weight_scale, step_size)
+        xi = f.draw(here)
+        g, g_prev = f(here, x_i, xi), f(here, x_prev, xi)
+        m[here] = g + (1 - a) * (m[here] - g_prev)
+        if adaptive_matrix == "adagrad_norm":
+            v[here] = v[here] + square(g)
+        else:
+            v[here] = beta * v[here] + (1 - beta) * square(g)
+        x_prev[here] = x_i[here]
+        if t % q:
+            x_i[here] = x_i[here] - eta * m[here] / A
+        yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
+        if t % q == 0:
+            v, m, x_i = (everywhere(z[here].mean(0), f) for z in (v, m, x_i))
+            A = np.sqrt(v[0]) + rho
+            x_i = x_i - eta * m / A
+            yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
+
+
+def fafed_code(
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    second_moment_decay,
+    epsilon,
+    fresh_weight=None,
+    fresh_weight_scale=None,
     first_step="plain",
-    sync_order="paper",
+    sync_order="code",
     prev_grad_scale=1.0,
     adaptive_matrix="diagonal",
 ):

@@ -53,8 +53,8 @@ def copy(tmp_path_factory):
     copy = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "fedmpi", copy / "fedmpi", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests" / "algorithms", copy / "tests" / "algorithms")
-    for name in ("conftest.py", "pytest.ini"):
-        shutil.copy(ROOT / "tests" / name, copy / "tests" / name)
+    for name in ("pytest.ini", "tests/conftest.py"):
+        shutil.copy(ROOT / name, copy / name)
     (copy / "fedmpi" / "algorithms" / "heavy_ball.py").write_text(CLASS.lstrip(), encoding="utf-8")
     with open(copy / "tests" / "algorithms" / "reference.py", "a", encoding="utf-8") as file:
         file.write("\n" + TWIN)

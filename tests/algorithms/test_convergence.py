@@ -17,6 +17,7 @@ from fedmpi.algorithms import (
     SCAFFOLDM,
     SCAFFOLDMVR,
     STEM,
+    FAFEDCode,
     FedAdagrad,
     FedAdam,
     FedAMS,
@@ -72,7 +73,7 @@ FREE_OF_DRIFT = {
     # weight α of the client's own fresh gradient is what lets it drift, and exact gradients need none
     "stem": STEM(step_size=0.1, fresh_weight=0),
     "fafed": FAFED(step_size=0.1, fresh_weight=0, epsilon=0.5),
-    "fafed code": FAFED(step_size=0.1, fresh_weight=0, epsilon=0.5, sync_order="code"),
+    "fafed code": FAFEDCode(step_size=0.1, fresh_weight=0, epsilon=0.5),
 }
 
 

@@ -27,6 +27,7 @@ from fedmpi.algorithms import (
     STEM,
     Algorithm,
     DiLoCo,
+    FAFEDCode,
     FedAdagrad,
     FedAdam,
     FedAMS,
@@ -84,11 +85,17 @@ CASES = [
     *(
         (FAFED, {"step_size": 0.1, "fresh_weight": 0.3, "second_moment_decay": 0.6, "epsilon": 0.05, **option})
         for option in (
-            {"first_step": "adaptive"},
-            {"sync_order": "code"},
-            {"prev_grad_scale": 0.95},
             {"adaptive_matrix": "global"},
             {"adaptive_matrix": "adagrad_norm"},
+        )
+    ),
+    *(
+        (FAFEDCode, {"step_size": 0.1, "fresh_weight": 0.3, "second_moment_decay": 0.6, "epsilon": 0.05, **option})
+        for option in (
+            {},
+            {"sync_order": "paper", "first_step": "adaptive"},
+            {"sync_order": "paper", "prev_grad_scale": 0.95},
+            {"first_step": "adaptive", "prev_grad_scale": 0.95, "adaptive_matrix": "global"},
         )
     ),
     *(

@@ -17,6 +17,7 @@ from fedmpi.algorithms import (
     SCAFFOLDM,
     SCAFFOLDMVR,
     STEM,
+    FAFEDCode,
     FedAdagrad,
     FedAdam,
     FedAMS,
@@ -118,8 +119,16 @@ class UnitFAFED(FAFED):
         server.A.fill_(1)
 
 
+class UnitFAFEDCode(FAFEDCode):
+    """The same of the authors' code."""
+
+    _refresh = UnitFAFED._refresh
+
+
 @ANY_PARTICIPATION
-@pytest.mark.parametrize("first_step", ["plain", "adaptive"])
+@pytest.mark.parametrize(
+    ("cls", "more"), [(UnitFAFED, {}), (UnitFAFEDCode, {"sync_order": "paper", "first_step": "adaptive"})]
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -128,8 +137,8 @@ class UnitFAFED(FAFED):
         {"step_size": 0.2, "fresh_weight": 0.9, "schedule": "step", "schedule_every": 4, "schedule_period": 1},
     ],
 )
-def test_02_fafed_without_adaptation_is_stem(settings, first_step, participants):
-    ours = run(UnitFAFED(**settings, first_step=first_step), participants=participants)
+def test_02_fafed_without_adaptation_is_stem(settings, cls, more, participants):
+    ours = run(cls(**settings, **more), participants=participants)
     stem = run(STEM(**settings), participants=participants)
     assert_equal_up_to_rounding(every_moment(ours), every_moment(stem))
     assert_equal_up_to_rounding(every_moment(ours, "m"), every_moment(stem, "d"))
@@ -146,15 +155,15 @@ def test_03_without_memory_it_is_one_sgd_step_and_then_fedavg(algorithm):
 
 # 4 - 7 -----------------------------------------------------------------------------------------------
 
-ANY_FAFED = pytest.mark.parametrize("settings", [s for cls, s in CASES if cls is FAFED])
+ANY_FAFED = pytest.mark.parametrize(("cls", "settings"), [(c, s) for c, s in CASES if c in (FAFED, FAFEDCode)])
 
 
 @ANY_FAFED
 @pytest.mark.parametrize("num_clients", [2, 3, 5])
 @pytest.mark.parametrize("local_steps", [1, 4])
-def test_04_fafed_on_identical_clients_is_one_client(settings, num_clients, local_steps):
-    many = run(FAFED(**settings), shared_data, num_clients=num_clients, local_steps=local_steps)
-    one = run(FAFED(**settings), shared_data, num_clients=1, local_steps=local_steps)
+def test_04_fafed_on_identical_clients_is_one_client(cls, settings, num_clients, local_steps):
+    many = run(cls(**settings), shared_data, num_clients=num_clients, local_steps=local_steps)
+    one = run(cls(**settings), shared_data, num_clients=1, local_steps=local_steps)
     for row in ("x", "m", "v", "x_prev"):
         ours, single = every_moment(many, row), every_moment(one, row)
         assert_equal_up_to_rounding(ours, np.broadcast_to(single, ours.shape))
@@ -201,18 +210,18 @@ def test_06_full_batches_make_the_mean_momentum_the_mean_gradient(cls, local_ste
 
 def test_07_fafed_with_beta_1_keeps_its_matrix_and_both_orders_agree():
     settings = {"step_size": 0.1, "fresh_weight": 0.3, "second_moment_decay": 1.0, "epsilon": 0.05}
-    paper, code = run(FAFED(**settings)), run(FAFED(**settings, sync_order="code"))
+    paper, code = run(FAFED(**settings)), run(FAFEDCode(**settings))
     A = every_moment(paper, "A")
     assert_equal_up_to_rounding(A, np.broadcast_to(A[0], A.shape))
     assert_equal_up_to_rounding(rounds_of(paper), rounds_of(code))
     other = {**settings, "second_moment_decay": 0.5}
-    paper, code = run(FAFED(**other)), run(FAFED(**other, sync_order="code"))
+    paper, code = run(FAFED(**other)), run(FAFEDCode(**other))
     assert np.abs(rounds_of(paper) - rounds_of(code)).max() > 1e-4
 
 
 @ANY_FAFED
-def test_07_fafed_with_all_clients_in_every_block_is_full_participation(settings):
-    a, b = run(FAFED(**settings)), run(FAFED(**settings), participants=all_clients)
+def test_07_fafed_with_all_clients_in_every_block_is_full_participation(cls, settings):
+    a, b = run(cls(**settings)), run(cls(**settings), participants=all_clients)
     np.testing.assert_array_equal(every_moment(a), every_moment(b))
 
 

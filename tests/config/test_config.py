@@ -1,6 +1,7 @@
 """Settings from files and the command line."""
 
 import dataclasses
+import re
 
 import pytest
 import yaml
@@ -173,3 +174,19 @@ def test_a_partition_is_refused_by_a_task_that_has_nothing_to_split(task):
         with pytest.raises(UserError, match=rf"^partition\S* = \S+: task {task} has no data to partition"):
             read_command_line(["--task", task, *words])
     assert read_command_line(["--task", task, "--partition", "null"]).partition is None
+
+
+OF_FAFED = ["--algorithm.first_step=plain", "--algorithm.sync_order=paper", "--algorithm.prev_grad_scale=1.0"]
+
+
+@pytest.mark.parametrize("algorithm", ["fafed", "fafedzo"])
+def test_settings_that_fafed_had_are_read_with_the_papers_values_only(algorithm):
+    before = read_command_line(["--algorithm", algorithm])
+    assert read_command_line(["--algorithm", algorithm, *OF_FAFED]).resolved == before.resolved
+    oracle = " --oracle two_point" if algorithm == "fafedzo" else ""
+    message = f"always the paper's now, paper; for another value, begin a new run with --algorithm fafed_code{oracle} "
+    with pytest.raises(UserError, match=re.escape(f"unknown setting algorithm.sync_order: {message}")):
+        read_command_line(["--algorithm", algorithm, "--algorithm.sync_order=code"])
+    with pytest.raises(UserError, match="unknown setting algorithm.first_step: algorithm fedavg has "):
+        read_command_line(["--algorithm", "fedavg", *OF_FAFED])
+    assert read_command_line(["--algorithm", "fafed_code", *OF_FAFED]).algorithm.sync_order == "paper"

@@ -31,6 +31,7 @@ SPECIFIED = {
     "scaffold_m": (2, 2, (2,), 1, ("c_i",)),
     "stem": (2, 2, (2,), 2, ("x_prev",)),
     "fafed": (3, 3, (3,), 2, ("x_prev",)),
+    "fafed_code": (3, 3, (3,), 2, ("x_prev",)),
     "mimeadam": (2, 4, (1, 1), 2, ()),
     "local_amsgrad": (2, 2, (1, 1), 1, ("m", "v")),
     "fed_lamb": (2, 2, (2,), 1, ()),
@@ -47,7 +48,7 @@ SPECIFIED = {
     "codasca": (2, 2, (2,), 1, ("c_i",)),
     "fmgda": (2, 2, (2,), 2, ("x_prev",)),
 }
-AT_START = {"stem": 1, "fafed": 2, "fafedzo": 2, "fedavg_m_vr": 1, "scaffold_m": 1, "scaffold_m_vr": 1}
+AT_START = {"stem": 1, "fafed": 2, "fafed_code": 2, "fafedzo": 2, "fedavg_m_vr": 1, "scaffold_m": 1, "scaffold_m_vr": 1}
 AT_START |= {"mb_storm": 1, "ce_lsgd": 1, "local_amsgrad": 1}
 
 

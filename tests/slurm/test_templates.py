@@ -130,8 +130,9 @@ def test_reproduction(slurm, tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
     number = slurm.submit(
-        tmp_path, SLURM / "reproduce.sbatch", "table.yaml", "--seeds", 0, options=TWO_EACH, SLOW_WHILE=str(slow),
-        FEDMPI_RANK_LOGS=str(tmp_path / "logs"), FEDMPI_DOCTOR="0", FEDMPI_LAUNCH="mpirun -np 4",
+        tmp_path, ROOT / "reproduction" / "job.sbatch", "table.yaml", "--seeds", 0, "--results", "results",
+        options=TWO_EACH, SLOW_WHILE=str(slow), FEDMPI_RANK_LOGS=str(tmp_path / "logs"), FEDMPI_DOCTOR="0",
+        FEDMPI_LAUNCH="mpirun -np 4",
     )  # fmt: skip
     slurm.until(number, lambda: list(tmp_path.glob("reproduce/table/small/*/metrics.jsonl")))
     slurm.run("scancel", "--signal=USR1", "--batch", number, check=True)
@@ -149,9 +150,11 @@ def test_reproduction(slurm, tmp_path):
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {f"{number}-rank-{rank}.log" for rank in range(2)}
 
 
-@pytest.mark.parametrize("name", ["train", "sweep", "bench", "reproduce"])
-def test_templates_ask_for_a_warning_and_a_requeue_and_need_three_lines(name):
-    text = (SLURM / f"{name}.sbatch").read_text()
+@pytest.mark.parametrize(
+    "path", [*sorted(SLURM.glob("*.sbatch")), ROOT / "reproduction" / "job.sbatch"], ids=lambda path: path.name
+)
+def test_templates_ask_for_a_warning_and_a_requeue_and_need_three_lines(path):
+    text = path.read_text()
     assert re.search(r"^#SBATCH --signal=B:USR1@\d+ ", text, re.MULTILINE)
     assert re.search(r"^#SBATCH --requeue$", text, re.MULTILINE)
     head = re.search(r"^# ---- fill in.*\n((?:.*\n){3})# -----", text, re.MULTILINE)

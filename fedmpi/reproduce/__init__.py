@@ -1,1 +1,0 @@
-"""The papers' tables and figures, run and compared with what the papers print (``python -m fedmpi.reproduce``)."""

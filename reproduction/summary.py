@@ -1,0 +1,302 @@
+"""The page of all results: for each claim of each paper whether it was confirmed, and every table and figure."""
+
+import dataclasses
+
+from fedmpi.errors import UserError
+from fedmpi.own_files import replacing
+from fedmpi.text import as_markdown, format_seconds
+from reproduction.claims import (
+    CONFIRMED,
+    NOT_CONFIRMED,
+    NOT_TESTED,
+    ONCE_AHEAD,
+    ONCE_REACHED,
+    UNDECIDED,
+    outcomes,
+)
+from reproduction.experiment import SCALES, find_experiments, read_papers
+from reproduction.page import bold, plain_table, prose
+from reproduction.results import grid_path, read_results
+from reproduction.tuning import read_grid
+
+README = "README.md"
+SIGNATURE = b"# What the papers' experiments gave\n\nMade by `python -m "  # also in those of earlier versions
+HEAD = """\
+# What the papers' experiments gave
+
+Made by `python -m reproduction --pages`. All measured numbers in the tables come from the CSV files in this
+folder. The papers' numbers and the findings were written by hand.
+
+A claim says that a method is ahead of others. It is *confirmed* if the method is clearly ahead of each of them: its
+mean lead over the seeds is larger than the standard deviation of that lead. It is *not confirmed* if one of the others
+is clearly ahead in the same sense, or if the method diverged. Otherwise it is *not confirmed: undecided*: nobody is
+clearly ahead of the method, and it is not clearly ahead of all, or one of them was not run. A seed with which a method
+diverged is lost; if another method diverged with some seeds, the named one is clearly ahead if it wins all seeds.
+A claim is *not tested* if its methods were not run.
+
+A claim that two methods are level is confirmed if neither is clearly ahead and none diverged. A claim that a method
+leads by more in one place than in another is confirmed if it leads and the difference is larger than its own standard
+deviation, and not confirmed if the difference is as large in the other direction, or the method clearly behind. A claim
+that a method reaches a value is confirmed if every seed reaches it.
+
+One seed has no deviation and decides nothing; the outcome then says whether the method is ahead. *Seeds* are those that
+all methods of the claim have. The rule is a mild one: of two methods that do not differ, it would find the named one
+ahead in one of nine comparisons with three seeds and in one of five with two.
+
+Numbers are mean ± standard deviation over the seeds; a further seed often lies outside of that, and the pages say
+within which distance of the mean it is expected. After the name of what was measured, ↑ means that larger values are
+better, ↓ that smaller ones are.
+`small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
+`mlp` is the paper's attack on an MLP instead of a CNN, in some figures without the largest number of local steps.
+`full` has the paper's size.
+At the small scale some methods are still near guessing. The findings say where; those outcomes say little about the
+paper.
+"""
+VERDICTS = """\
+The verdict on each claim. Every comparison in a table or figure counts once, at the largest scale (`full`, then `mlp`,
+then `small`) at which it was made with several seeds. *In part* means that some are confirmed and others not;
+*not tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how many at
+each scale. A single seed at a larger scale does not overrule several seeds at a smaller one:
+"""
+TUNED = """\
+Chosen on held-out training data; each method had as many points. Where the best value is the smallest or largest one
+that was tried, a better one may lie beyond it. For most methods the paper's grid ends there, too; FAFED's goes on to
+0.1.
+"""
+UNTUNED = "No grid was run for these:\n"
+ESTIMATE = "The estimates at full are the number of gradients times the measured CPU time of one."
+
+
+def write_summary(folder):
+    """Write the summary of all results in a folder; returns its path.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    path = folder / README
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(path, SIGNATURE) as part:
+            part.write_text(summary(folder), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def summary(folder):
+    """The text of the summary."""
+    experiments = find_experiments(["all"])
+    found = {one.name: _outcomes(folder, one) for one in experiments}
+    lines = [HEAD, *_counts(experiments, found)]
+    for key, paper in read_papers().items():
+        of_paper = [one for one in experiments if one.paper == key]
+        lines += [f"## {as_markdown(paper['title'])}", ""]
+        for claim, sentence in paper["claims"].items():
+            rows = [row for one in of_paper for row in _claim_rows(one, found[one.name], claim)]
+            lines += [f"### {as_markdown(sentence)}", ""]
+            lines += [plain_table(["where", "outcome", "scale, seeds", "numbers"], rows)]
+        lines += _findings(folder, of_paper)
+    lines += ["## Every table and figure", ""]
+    rows = [
+        [
+            one.name,
+            one.title,
+            one.place,
+            state(folder, one, ""),
+            _spent(folder, [one], "small"),
+            cost(one),
+        ]
+        for one in experiments
+    ]
+    header = [
+        "name",
+        "what",
+        "in the paper",
+        "state",
+        "CPU time at small, all seeds",
+        "CPU time at full, one seed (estimate)",
+    ]
+    lines += [plain_table(header, rows)]
+    spent = _cpu_seconds(folder, experiments, "small")
+    words = f"{format_seconds(spent)} of CPU time, so at least {format_seconds(spent / 2)} on two cores"
+    lines += [f"All runs at small together: {words}. {ESTIMATE}", ""]
+    lines += _tuned(folder)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A claim's outcome on one panel at one scale; `scale` is "" if it was tested at none.
+
+    Attributes:
+        decides: whether the verdict counts it: at no larger scale were there several seeds.
+    """
+
+    key: str
+    panel: str
+    scale: str
+    seeds: int
+    state: str
+    words: str
+    decides: bool = False
+
+
+def _outcomes(folder, experiment):
+    """A list of `Row`s of an experiment: the scales at which a claim was tested on a panel, next to each other."""
+    made = {scale: results for scale in SCALES if (results := read_results(folder, experiment, scale))}
+    by_scale = {scale: list(outcomes(experiment, results)) for scale, results in made.items()}
+    rows = []
+    for number, untested in enumerate(outcomes(experiment, None)):
+        tested = {scale: its[number] for scale, its in by_scale.items() if its[number].state != NOT_TESTED}
+        largest = [scale for scale, its in tested.items() if its.seeds > 1][-1:]
+        for scale, its in tested.items():
+            rows.append(Row(its.key, its.panel, scale, its.seeds, its.state, its.words, scale in largest))
+        if not tested:
+            rows.append(Row(untested.key, untested.panel, "", 0, NOT_TESTED, untested.words))
+    return rows
+
+
+def _claim_rows(experiment, found, claim):
+    """The rows of one claim and experiment in the table.
+
+    Args:
+        found: `Row`s of the experiment. claim: key in papers.yaml.
+    """
+    rows = []
+    for one in [row for row in found if row.key == claim]:
+        name = f"[{experiment.name}]({one.scale}/{experiment.name}.md)" if one.scale else experiment.name
+        scale = f"{one.scale}, {_seeds(one.seeds)}" if one.scale else "–"
+        where = f"{name}, {as_markdown(one.panel)}"
+        rows.append([where, bold(one.state), scale, as_markdown(one.words) or "–"])
+    return rows
+
+
+def _counts(experiments, found):
+    """Lines with the verdict on every claim, and the number of outcomes at each scale."""
+    rows = []
+    for key, paper in read_papers().items():
+        for claim, sentence in paper["claims"].items():
+            its = [row for one in experiments if one.paper == key for row in found[one.name] if row.key == claim]
+            decisive = _count([row for row in its if row.decides])
+            counts = [_count([row for row in its if row.scale == scale]) for scale in SCALES]
+            untested = str(sum(row.state == NOT_TESTED for row in its))
+            rows.append([key, as_markdown(sentence), bold(_verdict(its)), decisive, *counts, untested])
+    header = ["paper", "claim", "verdict", "confirmed", *(f"at {scale}" for scale in SCALES), "not tested"]
+    return [VERDICTS, plain_table(header, rows)]
+
+
+def _verdict(rows):
+    """One of the states, or "in part": what the `Row`s of a claim that decide say together."""
+    states = {row.state for row in rows if row.decides}
+    if not states:
+        return NOT_TESTED
+    if CONFIRMED in states:
+        return CONFIRMED if len(states) == 1 else "in part"
+    return NOT_CONFIRMED if NOT_CONFIRMED in states else UNDECIDED
+
+
+def _count(rows):
+    """ "2 of 3, 1 undecided; one seed: ahead in 0 of 1"; "–" of no rows. One seed is counted apart."""
+    several, once = [row for row in rows if row.seeds > 1], [row for row in rows if row.seeds == 1]
+    undecided = sum(row.state == UNDECIDED for row in several)
+    words = [f"{sum(row.state == CONFIRMED for row in several)} of {len(several)}"] if several else []
+    words = [f"{words[0]}, {undecided} undecided"] if undecided else words
+    ahead = sum(row.state in (ONCE_AHEAD, ONCE_REACHED) for row in once)
+    words += [f"one seed: ahead in {ahead} of {len(once)}"] if once else []
+    return "; ".join(words) or "–"
+
+
+def _findings(folder, experiments):
+    """What was found out in those experiments that were run; a sentence that holds at several scales, once."""
+    lines = []
+    for one in experiments:
+        found = {}  # sentence -> the scales
+        for scale in SCALES:
+            for words in one.findings.get(scale, []) if read_results(folder, one, scale) else []:
+                found.setdefault(words, []).append(scale)
+        for words, scales in found.items():
+            links = ", ".join(f"[{scale}]({scale}/{one.name}.md)" for scale in scales)
+            lines.append(f"- {one.name}, {links}: {prose(words)}")
+    return ["What was found out:", "", *lines, ""] if lines else []
+
+
+def state(folder, experiment, lacking):
+    """What was run of an experiment, as text.
+
+    Args:
+        lacking: names of the data files that are missing, as text; or "".
+    """
+    made = []
+    for scale in SCALES:
+        results = read_results(folder, experiment, scale)
+        if results:
+            made.append(f"{scale} ({_seeds(len(results.seeds))})")
+    words = f"run: {', '.join(made)}" if made else "not run"
+    reason = experiment.not_run or (f"data not here: {lacking}" if lacking and not made else "")
+    return f"{words}: {reason}" if reason else words
+
+
+def _spent(folder, experiments, scale):
+    """CPU time of the runs of some experiments, as text."""
+    seconds = _cpu_seconds(folder, experiments, scale)
+    return format_seconds(seconds) if seconds else "–"
+
+
+def _cpu_seconds(folder, experiments, scale):
+    found = filter(None, (read_results(folder, one, scale) for one in experiments))
+    return sum(float(row["cpu_seconds"]) for results in found for row in results.runs if row["cpu_seconds"])
+
+
+def cost(experiment):
+    """CPU time of the full scale, as text."""
+    if experiment.cpu_hours is None:
+        return "–"
+    hours = experiment.cpu_hours
+    if hours < 1:
+        return format_seconds(3600 * hours)
+    return f"{hours:.1f} h" if hours < 10 else f"{hours:,.0f} h"
+
+
+def _tuned(folder):
+    """Lines about the settings that were tuned, and about the experiments without a grid; [] if none was tuned."""
+    rows, others = [], []
+    for one in (one for one in find_experiments(["all"]) if one.scales):
+        found = [path for scale in ("small", "full") if (path := grid_path(folder, one.name, scale)).is_file()]
+        others += [] if found else [[one.name, as_markdown(one.untuned or "no grid was run yet")]]
+        for path in found:
+            grid = read_grid(path)
+            chosen = [f"{row['method']}: {_with_ends(row, grid)}" for row in grid if row["chosen"]]
+            rows.append([f"[{path.stem}](tuning/{path.name})", str(len(grid)), as_markdown("; ".join(chosen))])
+    if not rows:
+        return []
+    table = plain_table(["experiment", "points", "chosen"], rows)
+    without = [UNTUNED, plain_table(["experiment", "where its step sizes come from"], others)] if others else []
+    return ["## Tuned settings", "", TUNED, table, *without]
+
+
+def _with_ends(chosen, grid):
+    """The settings of a chosen point, with a note at each value that is the smallest or largest one of its grid.
+
+    Args:
+        chosen: a row of `grid`, the rows of an experiment's grid.
+    """
+    words = []
+    of_method = [row["settings"].split(", ") for row in grid if row["method"] == chosen["method"]]
+    for number, setting in enumerate(chosen["settings"].split(", ")):
+        values = {_number(one[number]) for one in of_method if number < len(one)}
+        is_scale = None not in values and len(values) > 1  # a grid may also consist of words
+        ends = {min(values): " (smallest)", max(values): " (largest)"} if is_scale else {}
+        words.append(setting + ends.get(_number(setting), ""))
+    return ", ".join(words)
+
+
+def _number(setting):
+    """The value of a setting like "step_size 0.1", or None if it is no number."""
+    try:
+        return float(setting.rpartition(" ")[2])
+    except ValueError:
+        return None
+
+
+def _seeds(number):
+    return "1 seed" if number == 1 else f"{number} seeds"
