@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from fedmpi.comm.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
-from fedmpi.comm.rollcall import GRACE, RollCall
+from fedmpi.comm.rollcall import GRACE, TIMED_OUT, RollCall
 from fedmpi.errors import INTERRUPTED, Diverged, UserError
 
 
@@ -64,9 +64,10 @@ def _exit(leave, code=None, /):
 
 
 def _exit_at_once(leave, code):
-    """os._exit, but not with 0 while links are open: launchers take it for success, and leave the other ranks alone."""
-    if code == 0 and _opened and os.getpid() == _process:
-        _end(f"error on rank {_opened[-1].rank}: os._exit(0) was called{_after(*_opened[-1].progress)}", 1)
+    """os._exit, which also ends the other ranks while links are open: launchers take the code 0 for success."""
+    others = _waited_for()
+    if others and code != TIMED_OUT and not others[-1].roll_call.goes_on:  # fedmpi itself has not said why
+        _end(f"error on rank {others[-1].rank}: os._exit({code}) was called{_after(*others[-1].progress)}", code or 1)
     leave(code)
 
 
