@@ -2,12 +2,16 @@
 
 import atexit
 import builtins
+import contextlib
 import dataclasses
 import functools
 import os
 import sys
 import time
 from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
 
 from fedmpi.comm.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
@@ -26,6 +30,8 @@ class _Opened:
 
 
 _opened = []  # `_Opened`s
+_own_comms = []  # duplicates of the communicators on which a federation has been opened
+_sent = []  # requests of messages, which have their memory
 _exit_code = None  # with which sys.exit was called
 _process = None  # that has opened them; its forked children may end
 
@@ -38,8 +44,24 @@ def guard_exits(link):
     _opened.append(_Opened(link.rank, link.roll_call, link.progress, functools.partial(abort, link.comm)))
 
 
+def guard_rank(comm):
+    """From now on, when this rank ends, it sends its exit code (-1: unknown) to all others of a communicator."""
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    _own_comms.append(comm)
+
+
+def _say_gone(code):
+    """Tell ranks that begin another federation, now or later, that this one has ended."""
+    for comm in _own_comms if os.getpid() == _process and not MPI.Is_finalized() else ():
+        for rank in set(range(comm.size)) - {comm.rank}:
+            with contextlib.suppress(MPI.Exception):
+                _sent.append(comm.Isend(np.array([code], np.float64), rank))
+
+
 def forget(link):
     """Let this rank end from now on. Not collective."""
+    if link.lost:
+        _own_comms.clear()  # nothing can be sent to those ranks
     _opened[:] = [one for one in _opened if one.progress is not link.progress]
 
 
@@ -68,6 +90,7 @@ def _exit_at_once(leave, code):
     others = _waited_for()
     if others and code != TIMED_OUT and not others[-1].roll_call.goes_on:  # fedmpi itself has not said why
         _end(f"error on rank {others[-1].rank}: os._exit({code}) was called{_after(*others[-1].progress)}", code or 1)
+    _say_gone(code)
     leave(code)
 
 
@@ -92,6 +115,9 @@ def _end_together():
     code = -1 if _exit_code is None else _exit_code
     if not all(one.roll_call.say_leaving([*one.progress, code]) for one in others):
         return  # MPI is finalized
+    if not others:
+        _say_gone(code)
+        return
     until = time.monotonic() + GRACE
     heard = [(one, *one.roll_call.hear_leaving(until)) for one in others]
     alone = [(one, leaving) for one, leaving, are_all in heard if not are_all]
