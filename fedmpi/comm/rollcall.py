@@ -6,6 +6,7 @@ or slow. The job ends then, or goes on without that rank: a rank of its machine 
 """
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -49,8 +50,9 @@ class RollCall:
         self._leaving = {}  # rank -> what it has said of itself before it ends
         self._waiting = set()  # other ranks that have said HERE and not GONE
         self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
-        self._inside_since, self._closed = None, threading.Event()
-        threading.Thread(target=self._watch_mpi, name="timeout", daemon=True).start()
+        self._inside_since, self._call, self._patience = None, None, 0.0
+        _watched.append(self)
+        _start_watch()
 
     def wait(self, request, pause):
         """Wait until `request` is complete.
@@ -135,23 +137,21 @@ class RollCall:
 
     def close(self):
         """Free the communicator."""
-        self._closed.set()
+        _watched.remove(self)
         self._comm.Free()
 
-    def _watch_mpi(self):
-        """End the process if a call inside of `inside_mpi` takes too long; runs in a thread of its own."""
-        call, patience = None, 0.0
-        while not self._closed.wait(1):
-            since = self._inside_since
-            if since != call:
-                call, patience = since, self.limit + GRACE
-            if since is None or time.monotonic() - since <= patience:
-                continue
-            if not self.goes_on or patience > self.limit + GRACE:
-                self._report("one or more ranks")
-                os._exit(TIMED_OUT)
-            self._kill([rank for rank in self._others() if is_stopped(*self._processes[rank].tolist())])
-            patience *= 2  # another rank may have killed them before this one looked
+    def _look_inside_mpi(self):
+        """End the process if a call inside of `inside_mpi` takes too long; called every second."""
+        since = self._inside_since
+        if since != self._call:
+            self._call, self._patience = since, self.limit + GRACE
+        if since is None or time.monotonic() - since <= self._patience:
+            return
+        if not self.goes_on or self._patience > self.limit + GRACE:
+            self._report("one or more ranks")
+            os._exit(TIMED_OUT)
+        self._kill([rank for rank in self._others() if is_stopped(*self._processes[rank].tolist())])
+        self._patience *= 2  # another rank may have killed them before this one looked
 
     def _listen(self):
         """Receive what others have said; whether one of them no longer waits, though it is not lost."""
@@ -220,3 +220,19 @@ class RollCall:
             file=sys.stderr,
             flush=True,
         )
+
+
+_watched = []  # the roll calls that are not closed; that of a loop which is dropped without `finish` stays, too
+
+
+@functools.cache
+def _start_watch():
+    threading.Thread(target=_watch_mpi, name="timeout", daemon=True).start()
+
+
+def _watch_mpi():
+    """Look at the calls of all roll calls; runs in one thread of its own."""
+    while True:
+        time.sleep(1)
+        for roll_call in list(_watched):
+            roll_call._look_inside_mpi()

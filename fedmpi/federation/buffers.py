@@ -3,6 +3,7 @@
 import torch
 
 BITS = 48  # of flags in a float64 of the message about losses
+LARGE = 1e30  # from here on, the sum of some ranks' weighted values may be infinite in float32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> what compares its bits
 
 
@@ -13,7 +14,8 @@ class SentBuffers:
     flags in their message about losses. The others are constants, equal on all ranks, which nothing touches: a sum of
     n equal values, divided by n, is not always the value, and that of masks may be infinite.
 
-    Values are summed in the dtype of the rows, behind them; float64 buffers of a float32 model in a block of their own.
+    Values are summed in the dtype of the rows, behind them. In a float32 model, float64 buffers and masks of very large
+    numbers are summed in float64, in a block of their own.
 
     Args:
         initial: [num_buffers] values on which all ranks agree.
@@ -29,7 +31,9 @@ class SentBuffers:
 
     def __init__(self, initial, parts=(), in_order=False):
         self.parts, self._dtype, self._in_order = list(parts), initial.dtype, in_order
-        self._is_wide = [part.dtype.itemsize > initial.dtype.itemsize for part in self.parts]
+        self._is_wide = [
+            part.dtype.itemsize > initial.dtype.itemsize or _is_large(part.of(initial)) for part in self.parts
+        ]
         self.sizes = [sum(p.numel for p, wide in zip(self.parts, self._is_wide) if wide == kind) for kind in (0, 1)]
         self.sent, self._changed = set(), set()
         self.agree_on(initial)
@@ -66,7 +70,7 @@ class SentBuffers:
         runs = []
         for k in positions:
             part, kind, place = self.parts[k], self._is_wide[k], self._places[k]
-            if runs and part.dtype == runs[-1][0].dtype == self._dtype:
+            if runs and part.dtype == runs[-1][0].dtype == self._dtype and kind == runs[-1][1]:
                 last, _, before = runs[-1]
                 if last.offset + last.numel == part.offset and before.stop == place.start:
                     runs[-1] = last._replace(numel=last.numel + part.numel), kind, slice(before.start, place.stop)
@@ -138,3 +142,9 @@ class SentBuffers:
         for k in sorted(self._places, key=lambda k: self._places[k].start):
             orders[self._is_wide[k]] += range(before[k].start, before[k].stop)
         return [torch.tensor(order, dtype=torch.int64) for order in orders]
+
+
+def _is_large(values):
+    """Whether a buffer has finite values of `LARGE` and more, like the lowest number of its type in a mask."""
+    values = values.float()
+    return not values.is_meta and bool(((values.abs() >= LARGE) & values.isfinite()).any())

@@ -34,7 +34,7 @@ class RowStore:
         outgoing: of the same shape; what is summed over the ranks. The same memory with one client.
         buffers: [num_buffers] float buffers of the averaged model. work_buffers: those of the client whose turn it is.
         sent: the `SentBuffers`.
-        wide: where float64 buffers of a float32 model are summed.
+        wide: where buffers of a float32 model that need it are summed in float64.
     """
 
     def __init__(self, algorithm, dim, buffers, num_local, dtype, device="cpu", poison=False, aggregation=None):

@@ -75,10 +75,14 @@ def check_same_model(link, module, hint, is_hashed=lambda tensor: True):
         if kind == "parameter" and not tensor.requires_grad:
             words.append("frozen")
         if is_hashed(tensor):
-            few = tensor.numel() <= SHOWN
-            words.append(f"with values {tensor.tolist()}" if few else f"with hash {digest(tensor)}")
+            words.append(f"with {describe_values(tensor)}")
         entries[f"{kind} '{name}'"] = " ".join(words)
     check_equal(link, entries, f"model {type(module).__name__} {hint}")
+
+
+def describe_values(tensor):
+    """The values of a tensor as text, which are equal if the texts are."""
+    return f"values {tensor.tolist()}" if tensor.numel() <= SHOWN else f"hash {digest(tensor)}"
 
 
 def digest(tensor):

@@ -2,6 +2,7 @@
 
 import atexit
 import builtins
+import contextlib
 import dataclasses
 import functools
 import os
@@ -9,9 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
+from mpi4py import MPI
+
 from fedmpi.comm.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
-from fedmpi.comm.rollcall import GRACE, RollCall
+from fedmpi.comm.rollcall import GRACE, TIMED_OUT, RollCall
 from fedmpi.errors import INTERRUPTED, Diverged, UserError
 
 
@@ -26,6 +30,8 @@ class _Opened:
 
 
 _opened = []  # `_Opened`s
+_own_comms = []  # duplicates of the communicators on which a federation has been opened
+_sent = []  # requests of messages, which have their memory
 _exit_code = None  # with which sys.exit was called
 _process = None  # that has opened them; its forked children may end
 
@@ -38,8 +44,24 @@ def guard_exits(link):
     _opened.append(_Opened(link.rank, link.roll_call, link.progress, functools.partial(abort, link.comm)))
 
 
+def guard_rank(comm):
+    """From now on, when this rank ends, it sends its exit code (-1: unknown) to all others of a communicator."""
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    _own_comms.append(comm)
+
+
+def _say_gone(code):
+    """Tell ranks that begin another federation, now or later, that this one has ended."""
+    for comm in _own_comms if os.getpid() == _process and not MPI.Is_finalized() else ():
+        for rank in set(range(comm.size)) - {comm.rank}:
+            with contextlib.suppress(MPI.Exception):
+                _sent.append(comm.Isend(np.array([code], np.float64), rank))
+
+
 def forget(link):
     """Let this rank end from now on. Not collective."""
+    if link.lost:
+        _own_comms.clear()  # nothing can be sent to those ranks
     _opened[:] = [one for one in _opened if one.progress is not link.progress]
 
 
@@ -64,9 +86,11 @@ def _exit(leave, code=None, /):
 
 
 def _exit_at_once(leave, code):
-    """os._exit, but not with 0 while links are open: launchers take it for success, and leave the other ranks alone."""
-    if code == 0 and _opened and os.getpid() == _process:
-        _end(f"error on rank {_opened[-1].rank}: os._exit(0) was called{_after(*_opened[-1].progress)}", 1)
+    """os._exit, which also ends the other ranks while links are open: launchers take the code 0 for success."""
+    others = _waited_for()
+    if others and code != TIMED_OUT and not others[-1].roll_call.goes_on:  # fedmpi itself has not said why
+        _end(f"error on rank {others[-1].rank}: os._exit({code}) was called{_after(*others[-1].progress)}", code or 1)
+    _say_gone(code)
     leave(code)
 
 
@@ -91,6 +115,9 @@ def _end_together():
     code = -1 if _exit_code is None else _exit_code
     if not all(one.roll_call.say_leaving([*one.progress, code]) for one in others):
         return  # MPI is finalized
+    if not others:
+        _say_gone(code)
+        return
     until = time.monotonic() + GRACE
     heard = [(one, *one.roll_call.hear_leaving(until)) for one in others]
     alone = [(one, leaving) for one, leaving, are_all in heard if not are_all]

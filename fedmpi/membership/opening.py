@@ -1,22 +1,25 @@
 """`open_link`: the ranks meet, and none of them waits forever for one that is stuck or ends."""
 
+import functools
 import numbers
-import os
 import sys
 import threading
 import time
 
+import numpy as np
 import torch
+from mpi4py import MPI
 
 from fedmpi.comm.abort import abort
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.launch import OUTPUT_SECONDS, started_by
+from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT
 from fedmpi.errors import UserError
-from fedmpi.membership.exits import forget, guard_exits
+from fedmpi.membership.exits import forget, guard_exits, guard_rank
 
 TIMEOUT = 1800.0  # seconds, at every door
+PAUSE = 0.001  # seconds between two looks whether all ranks have come
 
 
 def open_link(comm=None, timeout=TIMEOUT):
@@ -30,14 +33,11 @@ def open_link(comm=None, timeout=TIMEOUT):
     """
     is_number = isinstance(timeout, numbers.Real) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
     given, timeout = timeout, timeout if is_number else TIMEOUT
-    late = threading.Timer(timeout + GRACE, _end_opening, [comm, timeout])  # there is no roll call yet
-    late.daemon = True
-    late.start()
-    try:
-        link = MPILink(comm)
-        link.watch(timeout)
-    finally:
-        late.cancel()
+    ranks = MPI.COMM_WORLD if comm is None else comm
+    if not MPI.Is_finalized() and isinstance(ranks, MPI.Intracomm) and ranks != MPI.COMM_NULL:
+        _meet(ranks, timeout)
+    link = MPILink(comm)
+    link.watch(timeout)
     guard_exits(link)
     agree(link, lambda: _check_timeout(given, is_number))
     return link
@@ -64,14 +64,36 @@ def check_alone():
         )
 
 
-def _end_opening(comm, timeout):
-    """End the job: some ranks have not come."""
-    time.sleep(OUTPUT_SECONDS * (started_by()[2] > 0))  # rank 0 ends this one meanwhile, if it is here
-    print(
-        f"fedmpi: error: not all ranks have begun a federation within {timeout:g} s: some have ended, are stuck, or do "
-        "not call fedmpi as often as the others",
-        file=sys.stderr,
-        flush=True,
-    )
-    threading.Timer(GRACE, os._exit, [TIMED_OUT]).start()  # if this rank is stuck within MPI
-    abort(comm, TIMED_OUT)
+@functools.cache
+def _key():
+    """Under which a communicator has one of fedmpi's own, on which ranks that end say so: see `guard_rank`."""
+    return MPI.Comm.Create_keyval()
+
+
+def _meet(comm, timeout):
+    """Wait for all ranks of a communicator; end the job if one has ended, or does not come. Collective on `comm`."""
+    if comm.size == 1:
+        return
+    own, status = comm.Get_attr(_key()), MPI.Status()
+    request, until = (own or comm).Ibarrier(), time.monotonic() + timeout + GRACE
+    while not request.Test():
+        time.sleep(PAUSE)
+        if own is not None and own.Iprobe(status=status):
+            own.Recv(code := np.empty(1), status.source)
+            how = f" with exit code {code[0]:.0f}" if code[0] >= 0 else ""
+            what = f"rank {status.source} ended{how}, while other ranks begin a federation"
+            _end_opening(comm, f"{what}: all ranks must begin equally many", int(code[0]) if code[0] > 0 else 1)
+        elif time.monotonic() > until:
+            what = f"not all ranks have begun a federation within {timeout:g} s"
+            hint = "some have ended, are stuck, or do not call fedmpi as often as the others"
+            _end_opening(comm, f"{what}: {hint}", TIMED_OUT)
+    if own is None:
+        comm.Set_attr(_key(), own := comm.Dup())
+        guard_rank(own)
+
+
+def _end_opening(comm, line, code):
+    time.sleep(min(2 * OUTPUT_SECONDS * comm.rank, GRACE))  # a lower rank ends this one meanwhile, if it is here
+    print(f"fedmpi: error: {line}", file=sys.stderr, flush=True)
+    time.sleep(OUTPUT_SECONDS)
+    abort(comm, code)

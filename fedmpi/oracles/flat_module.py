@@ -382,7 +382,7 @@ def _lay_out_buffers(module, dtype):
     places = [
         (f"{prefix}.{key}" if prefix else key, owner, key, buffer)
         for prefix, owner in module.named_modules()
-        for key, buffer in owner.named_buffers(recurse=False)
+        for key, buffer in owner.named_buffers(recurse=False, remove_duplicate=False)
         if buffer.is_floating_point()
     ]
     found, offsets, end = [], {}, 0

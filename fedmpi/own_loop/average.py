@@ -119,7 +119,7 @@ OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilo
 
 @dataclasses.dataclass(frozen=True)
 class _Local:
-    """The local steps of an algorithm, made by the user's own optimizer; the classes below add the server's step."""
+    """The local steps of an algorithm, made by the user's own optimizer; those in `OUTER` add the server's step."""
 
     names: tuple = ()  # of the optimizer's state that is exchanged
 
@@ -137,27 +137,11 @@ class _Local:
         oracle.collect()
 
 
-@dataclasses.dataclass(frozen=True)
-class _None(_Local, FedAvg):
-    pass
-
-
-@dataclasses.dataclass(frozen=True)
-class _Momentum(_Local, FedAvgServerMomentum):
-    pass
-
-
-@dataclasses.dataclass(frozen=True)
-class _Nesterov(_Local, DiLoCo):
-    pass
-
-
-@dataclasses.dataclass(frozen=True)
-class _Adam(_Local, FedAdam):
-    pass
-
-
-OUTER = {"none": _None, "momentum": _Momentum, "nesterov": _Nesterov, "adam": _Adam}
+_ON_SERVER = {"none": FedAvg, "momentum": FedAvgServerMomentum, "nesterov": DiLoCo, "adam": FedAdam}
+OUTER = {
+    name: dataclasses.make_dataclass(name, (), bases=(_Local, algorithm), frozen=True)
+    for name, algorithm in _ON_SERVER.items()
+}
 
 
 class OptimizerState(Oracle):
@@ -242,15 +226,10 @@ class OptimizerState(Oracle):
         losses, self.losses = self.losses, []
         return losses
 
-    def draw(self):
-        raise NotImplementedError("the user's own loop draws")
+    def draw(self, *_):
+        raise NotImplementedError("the user's own loop draws samples and computes gradients")
 
-    draw_first = whole = draw
-
-    def gradient(self, z, xi):
-        raise NotImplementedError("the user's own loop has the gradients")
-
-    gradient_pair = gradient
+    draw_first = whole = gradient = gradient_pair = draw
 
     def _state_of(self, parameter):
         return next((o.state[parameter] for o in self._optimizers if parameter in o.state), {})

@@ -2,12 +2,13 @@
 
 import copy
 import math
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 
 import torch
 
-from fedmpi.comm.agreement import agree, check_equal
+from fedmpi.comm.agreement import agree, check_equal, difference
 from fedmpi.comm.link import Traffic
 from fedmpi.errors import UserError
 from fedmpi.federation.client import named_in_errors
@@ -15,7 +16,7 @@ from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
-from fedmpi.membership.equality import check_same_model
+from fedmpi.membership.equality import check_same_model, describe_values
 from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
 from fedmpi.own_loop.checks import as_text, compared_values, private_names
@@ -50,7 +51,7 @@ class OwnLoop:
         weights = None if (weights == weights[0]).all() else weights.tolist()
         plan = Plan(link.size, local_steps, weights=weights)
         places, own = _begin_equal(flat, link, weight, *start)
-        self._frozen = compared_values(flat.module, "average", private_names(flat.module, *start))
+        self._own_names = private_names(flat.module, *start)
         variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, flat.buffer_parts)
         self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
         self._client = self.federation.clients[0]
@@ -161,14 +162,19 @@ class OwnLoop:
         self._keep_private()
         self.federation.end()
         self._accounts = self.accounts()
-        flat, x = self._flat, self._current()
+        flat, own, x = self._flat, self._own_names, self._current()
         flat.point_at(x.clone(), self._client.buffers.clone())
         for parameter in flat.parameters:
             parameter.data = parameter.data.clone()
         self.federation.private.clean()  # the model has them
         check_result(self.federation)
-        hint = "has frozen parameters that a rank has changed"
-        check_same_model(self._link, flat.module, hint, self._frozen.__contains__)
+        hint, frozen = "has frozen parameters that a rank has changed", compared_values(flat.module, "average", own)
+        check_same_model(self._link, flat.module, hint, frozen.__contains__)
+        whole = [(n, b) for n, b in flat.module.named_buffers() if not (n in own or b.is_floating_point())]
+        texts = {f"buffer '{name}'": describe_values(buffer).removeprefix("values ") for name, buffer in whole}
+        differs = difference(self._link, texts)
+        if differs and self._link.rank == 0:
+            print(f"fedmpi: {differs}: integer and complex buffers are not averaged", file=sys.stderr, flush=True)
         close_link(self._link)
 
     def state_dict(self):

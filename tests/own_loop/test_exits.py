@@ -27,7 +27,9 @@ ALONE = {
     "thread": (1, "error: rank 1 ended after 23 steps with exit code 0, while"),
     "interrupt": (1, "error: rank 1 ended after 23 steps, while"),
     "two": (1, "error: rank 1 ended after 23 steps, while"),
-    "os_exit": (1, r"error on rank 1: os._exit\(0\) was called after 23 steps"),
+    "os_exit0": (1, r"error on rank 1: os._exit\(0\) was called after 23 steps"),
+    "os_exit5": (5, r"error on rank 1: os._exit\(5\) was called after 23 steps"),
+    "between_at_once": (1, "error: rank 1 ended with exit code 0, while other ranks begin a federation"),
     "raise": (1, "error on rank 1: ValueError after 23 steps"),
     "stuck": (75, r"error: no sign of rank 1 on \S+ for 5 s during the local steps of round 5: "),
     "late": (75, "error: not all ranks have begun a federation within 5 s"),
@@ -42,13 +44,14 @@ def test_a_rank_that_ends_alone_ends_the_job_with_one_line(how):
     assert len(lines) == 1 and re.match(f"fedmpi: {line}", lines[0]), ended.stderr
 
 
-@pytest.mark.parametrize("how", ["return", "stop", "all_exit3"])
+@pytest.mark.parametrize("how", ["return", "stop", "all_exit3", "between"])
 def test_with_three_ranks_and_each_mpi(how, any_mpi):
     ended, lines = run(how, 3, any_mpi)
     expected = {
         "return": ((1,), "rank 1 ended"),
         "stop": ((75, 9), "no sign of rank 1"),
         "all_exit3": ((3,), "the last 3"),
+        "between": ((3,), "rank 1 ended with exit code 3, while other ranks begin a federation"),
     }
     assert ended.returncode in expected[how][0] and len(lines) == 1 and expected[how][1] in lines[0], ended.stderr
 

@@ -66,8 +66,8 @@ def end(how):
         sys.exit(3)
     if how in ("exit0", "thread"):
         sys.exit(0)
-    if how == "os_exit":
-        os._exit(0)
+    if how in ("os_exit0", "os_exit5"):
+        os._exit(int(how[-1]))
     if how == "stuck":
         time.sleep(1000)
     if how == "stop":
@@ -84,6 +84,11 @@ def main(how):
         kept = fedmpi.average(nn.Linear(2, 2), every=2, timeout=TIMEOUT)
         kept.step()
         loop(how, joins=True)
+    elif plain in ("between", "between_at_once"):  # a federation that has ended and one that the others begin
+        for number in range(2):
+            if number and RANK == 1:
+                (sys.exit if plain == "between" else os._exit)(3 if plain == "between" else 0)
+            fedmpi.average(nn.Linear(2, 2), every=2).finish()
     elif plain == "caught" or plain == "interrupt":
         wrapped(lambda: loop(how))
     elif plain == "thread":

@@ -3,8 +3,10 @@
 API is average or join. Prints "CHECK: ok" on rank 0; a check runs for a small and for a large model.
 """
 
+import contextlib
 import io
 import sys
+import threading
 
 import numpy as np
 import torch
@@ -456,6 +458,54 @@ def check_plain(api, width):
     assert loop.model.table.dtype == torch.float16 and (loop.model.table == 2).all()
     loop.fed.finish()
     assert is_equal_everywhere(loop.model.ema) and (loop.model.table == 2).all()
+
+
+def check_large(api, width):
+    """A mask that all ranks change keeps its lowest values: their sum is finite."""
+    model = Net(width)
+    for name, dtype in {"mask": torch.float32, "brain": torch.bfloat16}.items():
+        model.register_buffer(name, torch.full((9,), torch.finfo(dtype).min, dtype=dtype))
+    loop = Loop(model, api, weight=100 + 7 * RANK)
+    for number in range(3):
+        for mask in (model.mask, model.brain):
+            mask[number] = 4.0
+        loop.step(2)
+        for mask in (model.mask, model.brain):
+            assert mask.tolist() == [4.0] * (number + 1) + [torch.finfo(mask.dtype).min] * (8 - number), mask
+    loop.fed.finish()
+
+
+def check_two_names(api, width):
+    """A module may have one buffer under two names."""
+    model = Net(width)
+    model.norm.register_buffer("again", model.norm.running_mean)
+    loop = Loop(model, api)
+    loop.step(3)
+    for _ in range(2):
+        assert torch.equal(model.norm.again, model.norm.running_mean) and model.norm.again.any()
+        loop.fed.finish()
+
+
+def check_integers(api, width):
+    """Integer buffers that the ranks have changed in different ways are named at the end."""
+    for private in (None, "seen,last"):
+        model = Net(width)
+        model.register_buffer("seen", torch.tensor(0))
+        loop = Loop(model, api, private=private)
+        loop.step(2)
+        model.seen += RANK
+        with contextlib.redirect_stderr(io.StringIO()) as lines:
+            loop.fed.finish()
+        expected = "fedmpi: buffer 'seen' is 0 on rank 0, 1 on rank 1"
+        is_said = lines.getvalue().startswith(expected) and lines.getvalue().count("\n") == 1
+        assert is_said if RANK == 0 < SIZE - 1 and private is None else not lines.getvalue(), lines.getvalue()
+
+
+def check_dropped(api, width):
+    """Loops that are dropped without `finish` leave no threads."""
+    for _ in range(3):
+        Loop(Net(width), api).step(2)
+    assert sum(thread.name == "timeout" for thread in threading.enumerate()) <= 1, threading.enumerate()
 
 
 def check_exit(api, width):
