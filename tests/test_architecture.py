@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 
 # From the ground up: a room imports those in earlier lines only, and its own modules.
 FLOORS = [

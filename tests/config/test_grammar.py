@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 import yaml
-from conftest import train
+from helpers import train
 
 from fedmpi import settings
 from fedmpi.config import run as run_settings

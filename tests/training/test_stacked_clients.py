@@ -8,7 +8,7 @@ import numpy as np
 import odd_modules
 import pytest
 import torch
-from conftest import train
+from helpers import train
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm, FedAvg
