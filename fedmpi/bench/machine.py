@@ -9,9 +9,9 @@ import resource
 import sys
 
 import torch
-from mpi4py import MPI
 
 from fedmpi.comm.host import processor_name, usable_cores
+from fedmpi.comm.mpi_library import MPI
 
 
 def reset_peak_memory():
