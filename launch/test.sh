@@ -2,6 +2,7 @@
 # Install fedmpi with its test tools, check style and types, and run the whole test suite: the tests of tests/mpi on
 # 1 to 4 ranks, then all others in two processes more than there are cores.  Arguments are passed to pytest:
 #   ./launch/test.sh -k simulate
+#   ./launch/test.sh tests/report
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 set_up dev
@@ -31,12 +32,24 @@ ruff check .
 ruff format --check .
 mypy
 
-for ranks in 1 2 3 4; do
-    say "tests/mpi on $ranks ranks"
-    part timeout --kill-after=10 1800 mpirun -np $ranks python -m pytest --with-mpi -q tests/mpi "$@"
+# Files and folders among the arguments take the place of all tests; tests/mpi needs ranks around it.
+on_ranks=() others=() options=()
+for word in "$@"; do
+    case $word in
+        tests/mpi*) on_ranks+=("$word") ;;
+        tests/?* | reproduction/tests*) others+=("$word") ;;
+        *) options+=("$word") ;;
+    esac
+done
+[ ${#on_ranks[@]} -gt 0 ] || [ ${#others[@]} -gt 0 ] || { on_ranks=(tests/mpi) others=(tests reproduction/tests --ignore tests/mpi); }
+
+[ ${#on_ranks[@]} -eq 0 ] || for ranks in 1 2 3 4; do
+    say "${on_ranks[*]} on $ranks ranks"
+    part timeout --kill-after=10 1800 mpirun -np $ranks python -m pytest --with-mpi -q "${on_ranks[@]}" "${options[@]}"
 done
 
+[ ${#others[@]} -gt 0 ] || exit 0
 # Two more than cores, because tests also wait: for ranks to notice a loss, for SLURM. nproc would count OMP_NUM_THREADS.
 processes=$(($(env -u OMP_NUM_THREADS nproc) + 2))
-say "all other tests, in $processes processes; where they need ranks they start mpirun themselves"
-part python -m pytest -n $processes --dist loadgroup tests reproduction/tests --ignore tests/mpi "$@"
+say "the other tests, in $processes processes; where they need ranks they start mpirun themselves"
+part python -m pytest -n $processes --dist loadgroup "${others[@]}" "${options[@]}"

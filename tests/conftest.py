@@ -1,20 +1,13 @@
-"""What many tests use: starting ranks as a user would, and the real data sets if they are there."""
+"""Fixtures that many tests use: each MPI, each kind of device, the real data sets if they are there."""
 
-import contextlib
 import os
 import pathlib
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAMS = ROOT / "tests" / "programs"
-LIMIT = 600  # seconds for one program: the slowest of them needs a minute, on a busy machine eight times as long
+from helpers import PROGRAMS, ROOT, launchers
 
 
 def pytest_addoption(parser):
@@ -34,135 +27,12 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group("slurm" if is_slurm else str(item.path)))
 
 
-def launchers():
-    """MPI's name -> (words before the program, environment), of the MPIs that are here.
-
-    FEDMPI_TEST_OPENMPI names an environment with Open MPI beside the one that the tests run in.
-    """
-    found = {"default": (["mpirun"], {})}
-    openmpi = os.environ.get("FEDMPI_TEST_OPENMPI")
-    if openmpi:
-        library = {"MPI4PY_LIBMPI": f"{openmpi}/lib/libmpi.so.40", "MPI4PY_MPIABI": "openmpi"}
-        found["openmpi"] = ([f"{openmpi}/bin/mpirun", "--oversubscribe", "--bind-to", "none"], library)
-    return found
-
-
 @pytest.fixture(params=["default", "openmpi"])
 def any_mpi(request):
     """Each MPI in turn, as a name for `start`."""
     if request.param not in launchers():
         pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
     return request.param
-
-
-def execute(words, timeout=LIMIT, env=None, **options):
-    """Run a program to its end and return the completed process, its output as text.
-
-    After `timeout` seconds it is killed with all processes that it started, and the test fails with what they printed.
-
-    Args:
-        words: the command. env: variables besides those of this process. options: as `subprocess.Popen` takes them.
-    """
-    words = [str(word) for word in words]
-    job = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, **(env or {})}, start_new_session=True, **options,
-    )  # fmt: skip
-    try:
-        output, errors = job.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        kill_session(job)
-        output, errors = job.communicate()
-        command = " ".join(words)
-        pytest.fail(f"no end within {timeout} s: {command}\n{output}\n--- stderr:\n{errors}", pytrace=False)
-    except BaseException:
-        kill_session(job)
-        job.communicate()
-        raise
-    return subprocess.CompletedProcess(words, job.returncode, output, errors)
-
-
-def kill_session(job):
-    """Kill a process that was started with start_new_session, and its descendants: mpirun's ranks have other groups."""
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.getsid(int(folder.name)) == job.pid:
-                os.kill(int(folder.name), signal.SIGKILL)
-
-
-def launch_words(ranks, *words, mpi="default", options=()):
-    """(the command ``mpirun -np RANKS python WORDS``, the variables that it needs); `options` are the launcher's."""
-    launcher, variables = launchers()[mpi]
-    variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables}
-    path = os.pathsep.join([str(PROGRAMS), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}
-    return [str(word) for word in (*launcher, *options, "-np", ranks, sys.executable, *words)], variables
-
-
-def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
-    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
-    command, variables = launch_words(ranks, *words, mpi=mpi)
-    return execute(command, timeout, {**variables, **(env or {})})
-
-
-@contextlib.contextmanager
-def running(ranks, *words, mpi="default", env=None):
-    """The same job in the background, as a `subprocess.Popen`; what is left of it at the end is killed."""
-    command, variables = launch_words(ranks, *words, mpi=mpi)
-    job = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env={**os.environ, **variables, **(env or {})}, start_new_session=True, preexec_fn=hear_ctrl_c,
-    )  # fmt: skip
-    try:
-        yield job
-    finally:
-        kill_session(job)
-        job.communicate()
-
-
-def ranks_of(job):
-    """The processes of a `running` job that are its ranks, in no certain order."""
-    parents, names = {}, {}
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
-            names[int(folder.name)], parents[int(folder.name)] = name, int(rest.split()[1])
-
-    def is_below(process):
-        return process == job.pid or (process in parents and is_below(parents[process]))
-
-    return [process for process, name in names.items() if name.startswith("python") and is_below(process)]
-
-
-def train(ranks, out, *settings, **options):
-    """Run fedmpi.train on some ranks with its run folders under `out`."""
-    return start(ranks, "-m", "fedmpi.train", "--out", out, "--threads", 1, *settings, **options)
-
-
-def wait_for(condition, seconds=LIMIT):
-    """Return when `condition()` is true; fail after some seconds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
-
-
-def hear_ctrl_c():
-    """In a new process: not to ignore Ctrl-C, as the processes of jobs in the background do."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def disk_of(folder, size):
-    """A context in which a new folder is a disk of its own of `size`, like "40k"; skips without the right to mount."""
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
-    if subprocess.run(words, capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount a small disk")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -7,7 +7,7 @@ import re
 import sys
 
 import pytest
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 
 # From the ground up: a room imports those in earlier lines only, and its own modules.
 FLOORS = [
@@ -142,7 +142,10 @@ def test_algorithms_use_vectors_only(name):
 
 
 def test_only_comm_and_what_measures_or_checks_it_use_mpi():
+    library = "fedmpi.comm.mpi_library"
     users = {room(name) for name in SOURCES for module, _ in imports(name) if module.split(".")[0] == "mpi4py"}
+    assert users == {"comm"}
+    users = {room(name) for name in SOURCES for module, _ in imports(name) if module.startswith(library)}
     assert users <= {"comm", "bench", "doctor"}
 
 

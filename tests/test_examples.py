@@ -6,7 +6,7 @@ import shutil
 import sys
 
 import pytest
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 
 EXAMPLES = ROOT / "examples"
 SHOWS = {  # what an example prints

@@ -7,7 +7,7 @@ its diff is reviewed.
 import json
 
 import pytest
-from conftest import ROOT, start
+from helpers import ROOT, start
 
 GOLDEN = ROOT / "tests" / "golden" / "final_rows.json"
 HOW = "python -m pytest tests/test_golden.py --write-golden"

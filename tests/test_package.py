@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 import yaml
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 
 SMALL = ("--rounds", "2", "--clients", "2", "--threads", "1")
 

@@ -5,7 +5,7 @@ import sys
 import textwrap
 
 import pytest
-from conftest import PROGRAMS, ROOT, start
+from helpers import PROGRAMS, ROOT, start
 
 import fedmpi
 

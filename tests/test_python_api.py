@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import train_stub
-from conftest import PROGRAMS, ROOT, execute, start, train
+from helpers import PROGRAMS, ROOT, execute, start, train
 from mpi4py import MPI
 from safetensors.torch import load_file
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 
 from fedmpi.config.build import read_command_line
 from fedmpi.data.writer import write_file

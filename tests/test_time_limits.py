@@ -1,11 +1,11 @@
-"""A test that exceeds its time limit fails alone, shows what was printed, and leaves no process."""
+"""Tests are found in any folder; one that exceeds its time limit fails alone, and leaves no process."""
 
 import os
 import pathlib
 import sys
 
 import pytest
-from conftest import ROOT, execute, start, wait_for
+from helpers import ROOT, execute, start, wait_for
 
 SLEEPER = "import time; print('this far', flush=True); time.sleep(1000)"
 
@@ -40,3 +40,37 @@ def test_the_other_tests_run_on(tmp_path):
     ours = ["-c", ROOT / "pytest.ini", "-o", "timeout=1"]
     ended = execute([sys.executable, "-m", "pytest", "-q", *ours, tmp_path], cwd=tmp_path)
     assert "2 failed, 1 passed" in ended.stdout
+
+
+def test_folders_are_collected_together():
+    """tests/mpi has a conftest.py, too; a module that imports from `conftest` finds whichever came first."""
+    paths = [ROOT / "tests" / name for name in ("mpi", "report", "test_time_limits.py")]
+    ended = execute([sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu or not gpu", *paths], cwd=ROOT)
+    assert ended.returncode == 0, ended.stdout
+    importing = [
+        path for path in (ROOT / "tests").rglob("*.py") if "from conftest " in path.read_text(encoding="utf-8")
+    ]
+    assert not [path for path in importing if path != pathlib.Path(__file__)]
+
+
+def test_a_folder_takes_the_place_of_all_tests(tmp_path):
+    """launch/test.sh with programs that only print how they were called."""
+    for name in ("ruff", "mypy", "mpirun", "python", "timeout"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    script = (ROOT / "launch" / "test.sh").read_text(encoding="utf-8")
+    begin, end = script.index("part() {"), len(script)
+    calls = {}
+    for words in ("", "-k simulate", "tests/report", "tests/mpi/test_links.py -x"):
+        program = f"say() {{ :; }}\nset -euo pipefail\nset -- {words}\n{script[begin:end]}"
+        ended = execute(["bash", "-c", program], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+        assert ended.returncode == 0, ended.stderr
+        calls[words] = [line for line in ended.stdout.splitlines() if "pytest" in line]
+    assert len(calls[""]) == 5 and calls[""][-1].endswith("loadgroup tests --ignore tests/mpi")
+    assert all(line.endswith(" -k simulate") for line in calls["-k simulate"]) and len(calls["-k simulate"]) == 5
+    (only,) = calls["tests/report"]
+    assert only.endswith("loadgroup tests/report")
+    assert (
+        len(calls["tests/mpi/test_links.py -x"]) == 4
+        and "-q tests/mpi/test_links.py -x" in calls["tests/mpi/test_links.py -x"][0]
+    )

@@ -1,3 +1,3 @@
 """How fast communication rounds are on this machine: ``mpirun -np 2 python -m fedmpi.bench --help``."""
 
-import fedmpi.program.ranks  # noqa: F401  before anything else of MPI: it says so if there is none
+import fedmpi.program  # noqa: F401  before torch, whose threads read how to wait

@@ -9,9 +9,9 @@ import warnings
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch.nn import functional
 
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.streams import derive
 
 STEP_SIZE = 0.01

@@ -8,9 +8,9 @@ import platform
 import sys
 
 import torch
-from mpi4py import MPI
 
 from fedmpi.comm.host import processor_name, usable_cores
+from fedmpi.comm.mpi_library import MPI
 
 
 def reset_peak_memory():

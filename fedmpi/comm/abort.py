@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 
-from mpi4py import MPI
+from fedmpi.comm.mpi_library import MPI
 
 
 def abort(comm, code):

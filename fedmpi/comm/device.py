@@ -4,6 +4,8 @@ The code for GPUs has not run on a GPU. Its decisions are plain functions, which
 of makers other than NVIDIA and AMD ("xpu" and others, see `torch.accelerator`) are used if the user names them.
 """
 
+import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -14,6 +16,7 @@ import torch
 
 from fedmpi.errors import UserError
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 VISIBLE = {  # type of device -> the variables that limit which ones a process sees
     "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     "xpu": ("ZE_AFFINITY_MASK",),
@@ -49,7 +52,25 @@ def set_arithmetic(tf32, deterministic):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     if deterministic:
         torch.use_deterministic_algorithms(True)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product is computed
+        os.environ.setdefault(WORKSPACE, ":4096:8")  # read when the first matrix product is computed
+
+
+@contextlib.contextmanager
+def arithmetic_kept():
+    """A context at whose end matrix products and convolutions are as precise as they were."""
+    backends, before = torch.backends, []
+    with contextlib.suppress(RuntimeError):  # the program has used torch's newer names, which follow
+        before.append((torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()))
+    with contextlib.suppress(RuntimeError):
+        before.append((functools.partial(setattr, backends.cudnn, "allow_tf32"), backends.cudnn.allow_tf32))
+    for part in (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        if hasattr(part, "fp32_precision"):  # torch < 2.9 has none
+            before.append((functools.partial(setattr, part, "fp32_precision"), part.fp32_precision))
+    try:
+        yield
+    finally:
+        for put, value in before:
+            put(value)
 
 
 def memory_of(device):

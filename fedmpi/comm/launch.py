@@ -3,6 +3,7 @@
 import os
 import time
 
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.errors import UserError
 
 # Who started the process -> (variable with the number of processes started, variable with the number of this one). The
@@ -54,8 +55,6 @@ def started_by():
 
 def _remedy(launcher):
     """What the user can do, as text."""
-    from fedmpi.comm.topology import MPI  # not above: it initialises MPI
-
     vendor, _ = MPI.get_vendor()
     # srun --mpi=pmi2 sets PMI_SIZE as MPICH's launcher does, which also sets MPI_LOCALNRANKS.
     by_srun = launcher.startswith("srun") or (

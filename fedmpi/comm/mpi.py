@@ -9,13 +9,13 @@ import weakref
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
 import fedmpi.comm.transports
 from fedmpi.comm.abort import abort
 from fedmpi.comm.comparison import average_differs, combination_differs
 from fedmpi.comm.device import device_number
 from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_clients, divide
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.rollcall import RollCall
 from fedmpi.comm.slices import add_integers, allgather_vectors, exchange_slices
 from fedmpi.comm.survivors import Survivors

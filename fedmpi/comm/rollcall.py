@@ -13,10 +13,10 @@ import threading
 import time
 
 import numpy as np
-from mpi4py import MPI
 
 from fedmpi.comm.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.process import describe_process, is_stopped, kill_process
 
 GRACE = 3.0  # seconds in which all ranks that wait are heard

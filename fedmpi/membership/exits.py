@@ -32,6 +32,7 @@ class _Opened:
 _opened = []  # `_Opened`s
 _own_comms = []  # duplicates of the communicators on which a federation has been opened
 _sent = []  # requests of messages, which have their memory
+_replaced = []  # (module, name, our function, what was there) while links are open
 _exit_code = None  # with which sys.exit was called
 _process = None  # that has opened them; its forked children may end
 
@@ -62,20 +63,41 @@ def forget(link):
     """Let this rank end from now on. Not collective."""
     if link.lost:
         _own_comms.clear()  # nothing can be sent to those ranks
-    _opened[:] = [one for one in _opened if one.progress is not link.progress]
+    _opened[:] = [opened for opened in _opened if opened.progress is not link.progress]
+    if not _opened and os.getpid() == _process:
+        _uninstall()
 
 
-@functools.cache
 def _install():
     global _process
+    if _replaced:
+        return
     _process = os.getpid()
+    atexit.unregister(_end_together)
     atexit.register(_end_together)
-    sys.excepthook = functools.partial(_end_by_error, sys.excepthook)
-    sys.exit = functools.partial(_exit, sys.exit)
+    _replace(sys, "excepthook", _end_by_error)
+    _replace(sys, "exit", _exit)
     for name in ("exit", "quit"):  # are there unless Python was started with -S
         if hasattr(builtins, name):
-            setattr(builtins, name, functools.partial(_exit, getattr(builtins, name)))
-    os._exit = functools.partial(_exit_at_once, os._exit)
+            _replace(builtins, name, _exit)
+    _replace(os, "_exit", _exit_at_once)
+
+
+def _replace(module, name, function):
+    """Put `function`, whose first argument is what was there, in the place of a module's function."""
+    before = getattr(module, name)
+    ours = functools.partial(function, before)
+    setattr(module, name, ours)
+    _replaced.append((module, name, ours, before))
+
+
+def _uninstall():
+    if not _own_comms:  # if there are some, this rank still says at its end that it has ended
+        atexit.unregister(_end_together)
+    for module, name, ours, before in _replaced:
+        if getattr(module, name) is ours:  # if not, a later one calls it
+            setattr(module, name, before)
+    _replaced.clear()
 
 
 def _exit(leave, code=None, /):

@@ -325,6 +325,22 @@ def states_outside_torch():
     return key.tolist(), rest, random.getstate()
 
 
+@contextlib.contextmanager
+def generators_kept(devices=None):
+    """A context at whose end torch's, numpy's and Python's generators are as they were.
+
+    Args:
+        devices: the GPUs whose generators count; None: all.
+    """
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
+
+
 def noise_kept(device):
     """A context at whose end the generators that modules on `device` draw from are as they were."""
     on_gpu = device.type != "cpu"

@@ -3,12 +3,6 @@
 import os
 import sys
 
-# Threads of OpenMP spin while they wait for work. GNU's do so for milliseconds, which takes the cores from other ranks
-# and programs: on 2 busy cores a rank with 2 threads needed 5.6 s where 1.3 to 3.6 s were enough with this. It is read
-# when torch is loaded.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 
 def _say_interrupted(kind, error, trace):
     """For `sys.excepthook`: one line for all ranks about Ctrl-C while a program is being loaded."""
@@ -26,3 +20,8 @@ def _is_own_program():
 
 if _is_own_program():
     sys.excepthook = _say_interrupted
+    # Threads of OpenMP spin while they wait for work. GNU's do so for milliseconds, which takes the cores from other
+    # ranks and programs: on 2 busy cores a rank with 2 threads needed 5.6 s where 1.3 to 3.6 s were enough with this.
+    # It is read when torch is loaded.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -10,20 +10,12 @@ import traceback
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.orphan import end_with_launcher
+from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.membership.exits import forget
+from fedmpi.membership.opening import open_link
 from fedmpi.program.output import make_output_safe, write_past_launcher
 from fedmpi.text import LONGEST_MESSAGE, short
-
-try:
-    from fedmpi.comm.survivors import is_loss
-    from fedmpi.membership.exits import forget
-    from fedmpi.membership.opening import open_link
-except (ImportError, RuntimeError) as error:
-    if "libmpi" not in str(error):
-        raise
-    line = "mpi4py finds no MPI library: pip install mpich, or load your cluster's module of an MPI"
-    print(f"fedmpi: error: {line}", file=sys.stderr)
-    sys.exit(2)
 
 
 def run_program(program, arguments, check=check_launch):
@@ -68,7 +60,7 @@ def _make_link():
     """The link of all ranks; ends the job if one of them has died before."""
     try:
         return open_link()
-    except UserError as error:  # MPI is finalized
+    except UserError as error:  # MPI is finalized, or not there
         print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     except Exception as error:

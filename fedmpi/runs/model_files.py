@@ -28,6 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.data.samples import check_normalisation, input_shape
 from fedmpi.errors import UserError
+from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import CLIENT_MODEL, FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
@@ -119,6 +120,7 @@ def save_client_model(path, named_values):
     _write(path, safetensors.torch.save(_plain(named_values), metadata={"format": "pt"}))
 
 
+@generators_kept(devices=())  # building a model draws its initial values
 def load_model(folder, model=None, client=None):
     """The trained module of a run folder, in evaluation mode, on the CPU.
 

@@ -7,22 +7,22 @@ import inspect
 import json
 import os
 import pathlib
-import random
 import sys
 import typing
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, allgather_lines
+from fedmpi.comm.device import WORKSPACE, arithmetic_kept
 from fedmpi.comm.host import return_freed_memory, run_on, usable_cores
 from fedmpi.config.build import CHOICES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.equality import check_same_model
 from fedmpi.membership.opening import TIMEOUT, close_link, open_link
+from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.tasks.datasets import classification_of
@@ -99,22 +99,19 @@ def run(settings):
 
 @contextlib.contextmanager
 def _process_restored():
-    """A context that leaves cores, torch's threads, all generators and ways to compute, and malloc, as they were."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    cores, threads = usable_cores(), torch.get_num_threads()
-    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    """A context that leaves cores, torch's threads, generators and switches, variables, and malloc as they were."""
+    cores, threads, sets_workspace = usable_cores(), torch.get_num_threads(), WORKSPACE not in os.environ
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    with torch.random.fork_rng():
+    with generators_kept(), arithmetic_kept():
         try:
             yield
         finally:
             run_on(cores)
             torch.set_num_threads(threads)
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-            np.random.set_state(of_numpy)
-            random.setstate(of_python)
+            if sets_workspace:
+                os.environ.pop(WORKSPACE, None)
             return_freed_memory()
 
 

@@ -30,6 +30,11 @@ class Callbacks:
     on_evaluation: Callable | None = None
 
 
+def _is_true(value):
+    """Whether a callback's value is True, also numpy's or torch's; other values, like a loss, have no meaning."""
+    return str(getattr(value, "dtype", type(value).__name__)) in ("bool", "torch.bool") and bool(value)
+
+
 def selection_goal(goal, metrics):
     """(metric, sign) by which results are selected: the task's goal, on held-out data if there are any.
 
@@ -71,7 +76,7 @@ class EarlyStopping:
             callback = getattr(self._callbacks, name)
             if callback is None or (name == "on_evaluation" and not is_evaluated):
                 continue
-            if self._link.first_rank_where(callback(dict(record)) is True) is not None:
+            if self._link.first_rank_where(_is_true(callback(dict(record)))) is not None:
                 self.reason = self.reason or f"by {name}"
         return bool(self.reason)
 

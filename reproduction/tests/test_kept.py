@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import yaml
-from conftest import LIMIT, ROOT, wait_for
+from helpers import LIMIT, ROOT, wait_for
 from tiny import TINY, reproduce, rows
 
 from fedmpi.sweep.local import is_running

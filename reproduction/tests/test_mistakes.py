@@ -10,7 +10,7 @@ import sys
 import types
 
 import pytest
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 from test_report import make_run
 
 from fedmpi.config.grammar import read_file

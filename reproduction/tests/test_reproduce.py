@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 from tiny import TINY, reproduce, rows
 
 from fedmpi.config.build import read_command_line

@@ -3,7 +3,7 @@
 import csv
 import sys
 
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 
 TINY = {
     "title": "A quadratic",

@@ -4,7 +4,7 @@ import shutil
 import sys
 
 import pytest
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 
 CLASS = '''
 """Gradient steps with momentum, which is averaged, too."""
@@ -53,7 +53,7 @@ def copy(tmp_path_factory):
     copy = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "fedmpi", copy / "fedmpi", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests" / "algorithms", copy / "tests" / "algorithms")
-    for name in ("pytest.ini", "tests/conftest.py"):
+    for name in ("pytest.ini", "tests/conftest.py", "tests/helpers.py"):
         shutil.copy(ROOT / name, copy / name)
     (copy / "fedmpi" / "algorithms" / "heavy_ball.py").write_text(CLASS.lstrip(), encoding="utf-8")
     with open(copy / "tests" / "algorithms" / "reference.py", "a", encoding="utf-8") as file:

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, start
+from helpers import ROOT, start
 
 from fedmpi.bench import breakdown, cost_model, timing
 from fedmpi.bench.__main__ import read_arguments

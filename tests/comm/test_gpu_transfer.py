@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from conftest import start
+from helpers import start
 
 from fedmpi.comm.gpu_transfer import why_not
 

@@ -1,7 +1,7 @@
 """Messages of more bytes and elements than one call of MPI takes."""
 
 import pytest
-from conftest import PROGRAMS, start
+from helpers import PROGRAMS, start
 
 GIB = 1 << 30
 

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from conftest import ranks_of, running, train, wait_for
+from helpers import ranks_of, running, train, wait_for
 
 from fedmpi.comm import shared_memory
 from fedmpi.comm.shared_memory import SHARED_FOLDER, remove_remains

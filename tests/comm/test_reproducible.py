@@ -4,7 +4,7 @@ import hashlib
 
 import h5py
 import pytest
-from conftest import start, train
+from helpers import start, train
 
 FOUND = {}
 

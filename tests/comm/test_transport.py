@@ -6,7 +6,7 @@ import re
 import h5py
 import numpy as np
 import pytest
-from conftest import start, train
+from helpers import start, train
 
 SHARED = pathlib.Path("/dev/shm")
 # Nodes with unequal numbers of ranks are among them: some of their ranks sum no slice.

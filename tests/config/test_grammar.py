@@ -5,7 +5,7 @@ import typing
 
 import pytest
 import yaml
-from conftest import train
+from helpers import train
 
 from fedmpi import settings
 from fedmpi.config import run as run_settings

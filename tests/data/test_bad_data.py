@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import train
+from helpers import train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import start, train
+from helpers import start, train
 
 from fedmpi.comm.device import fits
 from fedmpi.comm.link import SoloLink

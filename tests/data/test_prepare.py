@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, disk_of, execute, train
+from helpers import ROOT, disk_of, execute, train
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.data import official

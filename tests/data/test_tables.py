@@ -5,7 +5,7 @@ import json
 import h5py
 import numpy as np
 import pytest
-from conftest import train
+from helpers import train
 
 from fedmpi.data.__main__ import main
 from fedmpi.data.formats import find_reader

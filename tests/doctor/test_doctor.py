@@ -11,7 +11,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from conftest import ROOT, disk_of, execute, launchers, start
+from helpers import ROOT, disk_of, execute, launchers, start
 
 from fedmpi.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
 from fedmpi.doctor.facts import RankFacts

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 import fedmpi.algorithms
 from fedmpi.algorithms import CODA, SCAFFOLD, SCAFFOLDM, Algorithm, FedAvg, LocalAMSGrad, MimeAdam

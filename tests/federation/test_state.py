@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from conftest import PROGRAMS
+from helpers import PROGRAMS
 
 import fedmpi.algorithms
 from fedmpi.algorithms import FAFED, FedAvg

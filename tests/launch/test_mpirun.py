@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PROGRAMS, ROOT, execute, kill_session, launchers, wait_for
+from helpers import PROGRAMS, ROOT, execute, kill_session, launchers, wait_for
 
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import SoloLink

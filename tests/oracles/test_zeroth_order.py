@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference_minmax as reference
 import torch
-from conftest import train
+from helpers import train
 from torch import nn
 from torch.nn import functional
 

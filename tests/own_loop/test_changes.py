@@ -1,7 +1,7 @@
 """Models that change in a loop of the user's own, and their buffers."""
 
 import pytest
-from conftest import PROGRAMS, start
+from helpers import PROGRAMS, start
 
 # See the functions of tests/programs/own_changes.py.
 CHECKS = (

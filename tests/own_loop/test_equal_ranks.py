@@ -5,7 +5,7 @@ import shutil
 import sys
 
 import pytest
-from conftest import PROGRAMS, ROOT, execute, launch_words, start
+from helpers import PROGRAMS, ROOT, execute, launch_words, start
 
 DIFFERENT = {
     "outer": "outer is none on ranks 0, 1, momentum on rank 2",

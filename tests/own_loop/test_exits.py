@@ -5,7 +5,7 @@ import time
 import uuid
 
 import pytest
-from conftest import PROGRAMS, start, wait_for
+from helpers import PROGRAMS, start, wait_for
 from test_time_limits import processes_with
 
 LIMIT = 90  # seconds of one job, which needs 5 to 20 on a machine of its own

@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from conftest import PROGRAMS, start
+from helpers import PROGRAMS, start
 
 CHECKS = (
     "autocast", "checkpoints", "hooks", "odd_parameters", "frozen_later", "random_numbers", "reading", "alone", "lazy",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import PROGRAMS, start
+from helpers import PROGRAMS, start
 from torch import nn
 
 import fedmpi

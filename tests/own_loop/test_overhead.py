@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import start
+from helpers import start
 
 
 @pytest.mark.slow

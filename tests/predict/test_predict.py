@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import execute, train
+from helpers import execute, train
 from safetensors.torch import load_file, save_file
 
 import fedmpi

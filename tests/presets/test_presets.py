@@ -7,7 +7,7 @@ import re
 
 import pytest
 import yaml
-from conftest import PROGRAMS, start, train
+from helpers import PROGRAMS, start, train
 from torch import nn
 
 from fedmpi.config.build import read_command_line

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, disk_of, execute, ranks_of, running, train, wait_for
+from helpers import ROOT, disk_of, execute, ranks_of, running, train, wait_for
 
 from fedmpi.runs.model_files import read_state
 

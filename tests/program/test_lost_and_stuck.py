@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import launch_words, train, wait_for
+from helpers import launch_words, train, wait_for
 
 from fedmpi.run_files import find_checkpoints, is_complete
 

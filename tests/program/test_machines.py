@@ -14,7 +14,7 @@ import tempfile
 
 import pytest
 import torch
-from conftest import ROOT, disk_of, execute, train, wait_for
+from helpers import ROOT, disk_of, execute, train, wait_for
 from tensorboard.backend.event_processing import event_accumulator
 
 import fedmpi

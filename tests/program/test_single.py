@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from helpers import ROOT
 
 from fedmpi.bench.__main__ import read_arguments
 from fedmpi.data.__main__ import main as data

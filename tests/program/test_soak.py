@@ -6,8 +6,8 @@ import signal
 import time
 
 import pytest
-from conftest import ranks_of, running, start, wait_for
 from dies import check_checkpoints, outcome
+from helpers import ranks_of, running, start, wait_for
 
 from fedmpi.run_files import is_complete
 

@@ -11,7 +11,7 @@ import time
 
 import h5py
 import pytest
-from conftest import execute, launch_words, launchers, start, wait_for
+from helpers import execute, launch_words, launchers, start, wait_for
 from test_lost_and_stuck import processes
 
 SETTINGS = ("--clients", 5, "--rounds", 6, "--threads", 1, "--eval-every", 2, "--reduction", "reproducible")

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 from test_report import FLOOR, Page, accuracy, make_run, report
 
 import fedmpi.report

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from conftest import execute
+from helpers import execute
 
 from fedmpi.runs.folder import find_runs
 

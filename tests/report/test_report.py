@@ -19,7 +19,7 @@ import xml.etree.ElementTree
 
 import pytest
 import yaml
-from conftest import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
+from helpers import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
 
 from fedmpi.errors import UserError
 from fedmpi.report.__main__ import _folder as files_folder

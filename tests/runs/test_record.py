@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import train
+from helpers import train
 
 import fedmpi.tasks
 from fedmpi.registry import known

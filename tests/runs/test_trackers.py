@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import train
+from helpers import train
 
 import fedmpi
 from fedmpi.runs.trackers.base import Tracker, make_trackers, titled

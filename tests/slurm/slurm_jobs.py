@@ -1,6 +1,6 @@
 """What the tests of jobs share."""
 
-from conftest import ROOT
+from helpers import ROOT
 
 SLURM = ROOT / "slurm"
 TINY = ("--rounds", 3, "--local-steps", 2, "--algorithm", "fedavg", "--threads", 1)

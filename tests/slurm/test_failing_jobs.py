@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from conftest import launchers
+from helpers import launchers
 from slurm_jobs import SLURM, TINY, options
 
 TWO = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)

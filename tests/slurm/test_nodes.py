@@ -6,7 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from conftest import PROGRAMS, ROOT
+from helpers import PROGRAMS, ROOT
 from slurm_jobs import closing, options
 
 TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)

@@ -6,7 +6,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from conftest import train
+from helpers import train
 from slurm_jobs import SLURM, TINY, options
 
 from fedmpi.runs.folder import find_runs

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 
 import pytest
-from conftest import ROOT, execute
+from helpers import ROOT, execute
 from slurm_jobs import SLURM, TINY, closing, options
 
 from fedmpi.runs.folder import find_runs

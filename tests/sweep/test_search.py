@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import yaml
-from conftest import execute
+from helpers import execute
 
 from fedmpi.errors import UserError
 

@@ -16,7 +16,7 @@ import sys
 import pytest
 import torch
 import yaml
-from conftest import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
+from helpers import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
 from test_report import make_run
 from torch.nn import functional
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import train
+from helpers import train
 from safetensors.torch import load_file
 
 import fedmpi.data.partitions

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import PROGRAMS, start, train
+from helpers import PROGRAMS, start, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file

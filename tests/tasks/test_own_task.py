@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import ROOT, train
+from helpers import ROOT, train
 from torch.utils.data import TensorDataset
 
 import fedmpi

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import train
+from helpers import train
 from safetensors.torch import load_file
 from slow import STEP_SECONDS
 from torch.nn import functional

@@ -15,8 +15,8 @@ import final_rows
 import h5py
 import pytest
 import torch
-from conftest import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
 from dies import check_checkpoints, outcome
+from helpers import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
 
 import fedmpi.algorithms
 import fedmpi.tasks

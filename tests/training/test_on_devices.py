@@ -6,7 +6,7 @@ The tests for a GPU have not run yet: they are skipped where there is none.
 import numpy as np
 import pytest
 import torch
-from conftest import start, train
+from helpers import start, train
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm

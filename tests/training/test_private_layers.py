@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import safetensors.torch
-from conftest import train
+from helpers import train
 
 import fedmpi
 from fedmpi.errors import UserError
@@ -39,7 +39,7 @@ def start(tmp_path):
 
 
 def _paths(folder):
-    from conftest import ROOT
+    from helpers import ROOT
 
     return f"{folder}:{ROOT}"
 

@@ -7,7 +7,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from conftest import ROOT, execute, train
+from helpers import ROOT, execute, train
 
 from fedmpi.data.partitions import Column, Dirichlet, Even
 from fedmpi.data.source import HDF5Source

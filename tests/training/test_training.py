@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import PROGRAMS, start, train
+from helpers import PROGRAMS, start, train
 from safetensors.torch import load_file
 
 import fedmpi.algorithms

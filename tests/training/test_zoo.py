@@ -8,7 +8,7 @@ import odd_modules
 import pytest
 import safetensors.torch
 import torch
-from conftest import train
+from helpers import train
 from torch.nn import functional
 
 from fedmpi.comm.link import SoloLink

@@ -9,7 +9,6 @@ import time
 import h5py
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch import nn
 from torch.nn import functional
 
@@ -17,6 +16,7 @@ from fedmpi.bench.results import format_ratio
 from fedmpi.bench.timing import Times
 from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.config.build import read_command_line
 from fedmpi.text import format_table
 from fedmpi.training import loop

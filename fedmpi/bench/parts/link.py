@@ -7,11 +7,11 @@ in memory.
 """
 
 import torch
-from mpi4py import MPI
 
 from fedmpi.bench.results import format_ms, format_rate, format_ratio
 from fedmpi.bench.timing import Case, time_cases
 from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.summation_order import Placement
 from fedmpi.text import format_bytes, format_table
 
