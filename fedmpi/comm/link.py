@@ -46,7 +46,6 @@ class Link(abc.ABC):
         num_nodes: that the ranks are on. oversubscribed: whether this node has more ranks than cores.
         traffic: the `Traffic` of this rank.
         summed_by: how the last block was summed, as text for the closing table.
-        reduction: "plain", or "reproducible": sums whose bits do not depend on which rank has which client.
         members: of the ranks that are left, the numbers with which they were started; lost: those of the others.
         lost_in: lost rank -> the phase in which it was lost.
         survives: whether `survive` was called. clients: the numbers of each started rank's clients, after `watch`.
@@ -55,7 +54,6 @@ class Link(abc.ABC):
         how_to_resume: function without arguments -> how the user can resume the run, or "", for the same message.
     """
 
-    reduction = "plain"
     phase = "the preparation"
     members, lost, clients, survives = (0,), (), (), False
     lost_in = types.MappingProxyType({})

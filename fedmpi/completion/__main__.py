@@ -52,6 +52,8 @@ def _parsers():
 
 def _training():
     """A parser of every setting of training: the run's, and those of all classes."""
+    import fedmpi.aggregation.stages
+    from fedmpi.aggregation.stages.base import Stage
     from fedmpi.config.build import CHOICES
     from fedmpi.config.grammar import FLAGS, SHORT
     from fedmpi.config.help import FLAG_HELP, declared_settings
@@ -63,6 +65,8 @@ def _training():
     for group, of_group in classes.items():
         for cls in of_group.values():
             settings |= declared_settings({group: cls})
+    for name, cls in known(fedmpi.aggregation.stages, Stage).items():
+        settings |= declared_settings({f"stages.{name}": cls})
     parser = argparse.ArgumentParser(add_help=False)
     for one in settings.values():
         words = re.search(r" \[([\w |]+)\]$", one.help)  # as the help of a setting ends that is one of some words
@@ -70,9 +74,10 @@ def _training():
         parser.add_argument(f"--{one.key}", help=_plain(one.help), choices=choices)
     for group, of_group in classes.items():
         parser.add_argument(f"--{group}", choices=list(of_group), help=f"which {group}")
+    parser.add_argument("--stages", help="names of stages, separated by commas")
     for key, long in SHORT.items():
         parser.add_argument(f"--{key}", help=f"short for --{long}")
-    choices = {"preset": preset_names(), "list": [f"{group}s" for group in (*CHOICES, "preset")]}
+    choices = {"preset": preset_names(), "list": [f"{group}s" for group in (*CHOICES, "preset", "stage")]}
     for flag, text in FLAG_HELP.items():
         more = {"choices": choices.get(flag)} if flag in FLAGS else {"action": "store_true"}
         parser.add_argument(f"--{flag}", help=_plain(text), **more)

@@ -17,11 +17,16 @@ import typing
 import yaml
 from torch import nn
 
+import fedmpi.aggregation
+import fedmpi.aggregation.stages
 import fedmpi.algorithms
 import fedmpi.data.partitions
 import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
+from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.sending import Sending
+from fedmpi.aggregation.stages.base import Stage
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.algorithms.fafed import FAFED
 from fedmpi.config.foreign_names import OF_FAFED, our_name
@@ -65,6 +70,7 @@ class Config:
         model_class, model_settings: a `torch.nn.Module` class and its keyword arguments; None and
             {} for the task's default model and for tasks without a model.
         partition: a `Partition`, or None if the task has none.
+        sending: a `Sending`, the aggregation and the stages.
         resolved: nested dict of all of it, as written to the run folder and by --print_config.
         notes: lines that the program prints on rank 0 before it starts.
         origin: folder of the settings file that the user gave, or None.
@@ -77,6 +83,7 @@ class Config:
     model_class: type | None
     model_settings: dict
     partition: Partition | None
+    sending: Sending
     resolved: dict
     notes: tuple[str, ...] = ()
     origin: pathlib.Path | None = None
@@ -96,7 +103,9 @@ CHOICES = {
     "oracle": Choice(fedmpi.oracles, OracleKind, "autograd"),
     "model": Choice(fedmpi.models, nn.Module, None),
     "partition": Choice(fedmpi.data.partitions, Partition, "even"),
+    "aggregation": Choice(fedmpi.aggregation, Aggregation, "mean"),
 }
+STAGES = "stages"  # the group of which several classes are chosen: --stages a,b, with settings like --stages.a.bound
 
 
 def read_command_line(arguments):
@@ -133,6 +142,8 @@ def resolve(layers, resumed, objects=None):
     for group in CHOICES:
         given = objects.get(group)
         classes[group] = _choose(group, last_text(assignments, group), classes) if given is None else type(given)
+    stages = [] if STAGES in objects else _choose_stages(last_text(assignments, STAGES))
+    classes |= {f"{STAGES}.{command_name(cls)}": cls for cls in stages}
     _check_objects(objects, assignments)
     _check_partition(classes["task"], assignments)
     names = {
@@ -147,7 +158,7 @@ def resolve(layers, resumed, objects=None):
         check_repeated([key for key, _ in layer], lambda key: find_key(names.get(key, key), settings) or key, where)
     values = _typed(settings, texts)
     paper = paper or (resumed or {}).get("paper") or {}
-    config = _build(classes, values | resumed_folder(resumed), paper, objects)
+    config = _build(classes, values | resumed_folder(resumed), paper, objects, stages)
     if "print_config" in flags:
         return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
     origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
@@ -168,11 +179,20 @@ def _choose(group, name, chosen):
     return None if name is None else find(group, name, choice.package, choice.base)
 
 
+def _choose_stages(text):
+    """The classes of ``--stages``: names separated by commas, or a list in a file."""
+    names = [] if text in (None, "null") else [name for name in re.split(r"[\s,\[\]\"']+", text) if name]
+    return [find("stage", name, fedmpi.aggregation.stages, Stage) for name in names]
+
+
 def _texts(assignments, settings, classes):
     """Key -> text of the assignments that are not choices of a class."""
     if issubclass(classes["algorithm"], FAFED):
         assignments = [(key, text) for key, text in assignments if key in settings or OF_FAFED.get(key) != text]
-    names = {key: find_key(key, settings) for key in dict.fromkeys(key for key, _ in assignments if key not in CHOICES)}
+    names = {
+        key: find_key(key, settings)
+        for key in dict.fromkeys(key for key, _ in assignments if key not in (*CHOICES, STAGES))
+    }
     unknown = [key for key, name in names.items() if name is None]
     if unknown:
         others = [short(key, 50) for key in unknown[1:4]]
@@ -186,9 +206,9 @@ def _unknown(key, settings, classes, others):
     key = short(key, 100)
     if hint := our_name(key):
         raise UserError(f"unknown setting {key}{hint} (more such names: docs/coming_from.md){others}")
-    group, _, name = key.partition(".")
-    if group not in CHOICES or not name:
-        every = [*settings, *CHOICES, *FLAGS, *SWITCHES, *SHORT]
+    group, _, name = key.rpartition(".") if key.startswith(f"{STAGES}.") else key.partition(".")
+    if group not in classes or not name:
+        every = [*settings, *CHOICES, STAGES, *FLAGS, *SWITCHES, *SHORT]
         raise UserError(f"unknown setting {key}{nearest(key, every)}; --help lists them{others}")
     if classes[group] is None:
         raise UserError(f"unknown setting {key}: choose the {group} by name first (--{group} NAME){others}")
@@ -198,7 +218,7 @@ def _unknown(key, settings, classes, others):
             f"unknown setting {key}: always the paper's now, {OF_FAFED[key]}; for another value, begin a new run with "
             f"--algorithm fafed_code{oracle} (in a settings file, change the algorithm's name){others}"
         )
-    known_here = [one.partition(".")[2] for one in settings if one.startswith(f"{group}.")]
+    known_here = [one.removeprefix(f"{group}.") for one in settings if one.startswith(f"{group}.")]
     has = f"{group} {command_name(classes[group])} has {', '.join(known_here) or 'no settings'}"
     raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}{others}")
 
@@ -240,14 +260,15 @@ def _check_objects(objects, assignments):
             raise UserError(f"{key}: {group} is given as an object: set this on the object")
 
 
-def _build(classes, values, paper, objects):
-    """The `Config` of typed values; see `resolve` for `objects`."""
+def _build(classes, values, paper, objects, stages):
+    """The `Config` of typed values; see `resolve` for `objects`. stages: classes."""
 
     def make(group):
         return objects[group] if group in objects else classes[group](**of(group))
 
     def of(group):
-        return {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{group}.")}
+        prefix = f"{group}."
+        return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
     run = Run(**{key: value for key, value in values.items() if "." not in key})
     if run.data_dir is None and os.environ.get("FEDMPI_DATA"):
@@ -255,9 +276,16 @@ def _build(classes, values, paper, objects):
     task = make("task")
     _check_task(task, run, classes)
     used = {group: cls for group, cls in classes.items() if cls is not None and _uses(task, group)}
+    staged = {group: used.pop(group) for group in list(used) if group.startswith(f"{STAGES}.")}
     resolved = dataclasses.asdict(run) | {"resume": None}  # a settings file repeats a run from its beginning
     resolved |= {group: {"name": _written_name(group, cls), **of(group)} for group, cls in used.items()}
     resolved |= {group: _written(group, one) for group, one in objects.items() if group in used}
+    given = objects.get(STAGES, ())
+    names = [_stage_name(cls) for cls in stages] or [type(stage).__name__ for stage in given]
+    resolved[STAGES] = {"name": ",".join(names) or None}
+    resolved[STAGES] |= {group.partition(".")[2]: of(group) for group in staged if of(group)}
+    resolved[STAGES] |= {command_name(type(stage)): _fields(stage) for stage in given if _fields(stage)}
+    stages = given or [staged[f"{STAGES}.{command_name(cls)}"](**of(f"{STAGES}.{command_name(cls)}")) for cls in stages]
     partition = make("partition") if "partition" in used else None
     if partition is not None and partition.redeal:
         _check_redealing(task, run, classes)
@@ -269,6 +297,7 @@ def _build(classes, values, paper, objects):
         model_class=_maker(objects["model"]) if "model" in objects else classes["model"],
         model_settings=of("model"),
         partition=partition,
+        sending=Sending(make("aggregation"), tuple(stages)),
         resolved=resolved | ({"paper": paper} if paper else {}),
     )
 
@@ -304,11 +333,21 @@ def _written(group, one):
     """An object as settings.yaml shows it: its class, and its fields where YAML can hold them."""
     if not isinstance(one, CHOICES[group].base):
         return {"name": getattr(one, "__qualname__", type(one).__name__)}
+    return {"name": _written_name(group, type(one)), **_fields(one)}
+
+
+def _fields(one):
+    """An object's fields as YAML can hold them."""
     fields = dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
     values = {field.name: getattr(one, field.name) for field in fields}
     simple = (str, int, float, bool, type(None))
-    values = {name: value if isinstance(value, simple) else type(value).__name__ for name, value in values.items()}
-    return {"name": _written_name(group, type(one)), **values}
+    return {name: value if isinstance(value, simple) else type(value).__name__ for name, value in values.items()}
+
+
+def _stage_name(cls):
+    """See `_written_name`."""
+    ours = known(fedmpi.aggregation.stages, Stage)
+    return command_name(cls) if ours.get(command_name(cls)) is cls else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _check_task(task, run, classes):

@@ -5,6 +5,8 @@ import dataclasses
 import inspect
 import typing
 
+import fedmpi.aggregation.stages
+from fedmpi.aggregation.stages.base import Stage
 from fedmpi.config.run import Run
 from fedmpi.errors import UserError
 from fedmpi.federation import costs
@@ -18,7 +20,7 @@ FLAG_HELP = {
     "preset": "NAME: settings of a paper's experiment (--list presets); --config and the command line override it",
     "config": "PATH: settings from a YAML or TOML file; the command line overrides it",
     "print_config": "print all settings of the run as a settings file, and exit",
-    "list": "WHAT: list the algorithms, tasks, oracles, models, partitions or presets, and exit",
+    "list": "WHAT: list the algorithms, tasks, oracles, models, partitions, aggregations, stages or presets, and exit",
     "traceback": "if there is an error, also print its traceback",
     "help": "print this text for the chosen algorithm, task, oracle, model and partition, and exit",
 }
@@ -57,6 +59,8 @@ def help_text(classes, settings):
     for group, cls in classes.items():
         chosen = command_name(cls) if cls else "the task's own"
         titles[group] = f"{group}: {chosen} (--{group} NAME chooses another; --list {group}s)"
+        if group.startswith("stages."):
+            titles[group] = f"{group} (--stages NAME,NAME chooses stages; --list stages)"
     for group, title in titles.items():
         section = parser.add_argument_group(title)
         for one in settings.values():
@@ -81,7 +85,7 @@ def list_text(what, choices):
     Raises:
         UserError: if there is nothing of that name.
     """
-    groups = {f"{group}s": group for group in (*choices, "preset")}
+    groups = {f"{group}s": group for group in (*choices, "preset", "stage")}
     group = groups.get(what if what.endswith("s") else f"{what}s")
     if group is None:
         raise UserError(f"--list {what}: expected one of {', '.join(groups)}{nearest(what, groups)}")
@@ -89,7 +93,8 @@ def list_text(what, choices):
         return costs.table()
     if group == "preset":
         return table([(name, summary(name)) for name in preset_names()], indent="")
-    classes = known(choices[group].package, choices[group].base)
+    package, base = (fedmpi.aggregation.stages, Stage) if group == "stage" else choices[group][:2]
+    classes = known(package, base)
     return table([(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in classes.items()], indent="")
 
 

@@ -5,7 +5,7 @@ import json
 import pathlib
 
 from fedmpi.config.grammar import assignments_of, last_text, read_file, rename, split_paper
-from fedmpi.config.run import Run
+from fedmpi.config.run import Run, former_keys
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder
 from fedmpi.run_files import (
@@ -17,7 +17,6 @@ from fedmpi.run_files import (
     had_checkpoints,
     is_complete,
 )
-from fedmpi.settings import former_names
 
 AUTO = "auto"
 # Settings of former versions that changed how fast a run was, and no result but in its last digits.
@@ -94,7 +93,7 @@ def assignments_above(resumed, layers):
     """The assignments of a command line's `Layers`, which override the settings of the resumed run, if there is one."""
     if resumed is None:
         return layers.assignments
-    assignments, _ = rename(assignments_of(resumed["settings"]), former_names(Run))
+    assignments, _ = rename(assignments_of(resumed["settings"]), former_keys())
     return layers.above([(key, text) for key, text in assignments if key not in (*NOT_TAKEN, *REMOVED)])
 
 

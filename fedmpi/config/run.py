@@ -17,6 +17,8 @@ GROUPS = {
     "oracle": "learning",
     "model": "problem",
     "partition": "problem",
+    "aggregation": "learning",
+    "stages": "learning",
 }
 
 
@@ -151,13 +153,6 @@ class Run:
         among=("auto", "allreduce", "shared", "staged", "nccl", "cuda_aware"),
         role="speed",
     )
-    reduction: str = setting(
-        "plain",
-        "plain, or reproducible: the bits of a sum do not depend on the number of ranks, on which rank has which "
-        "client, or on nodes, transport and MPI",
-        among=("plain", "reproducible"),
-        role="speed",
-    )
     timeout: float = setting(
         1800.0,
         "seconds that ranks wait for a rank that does not answer; then they print its number and end the job",
@@ -215,6 +210,12 @@ def read_condition(text):
     except (TypeError, ValueError):
         pass
     raise UserError(f"stop = {text}: expected a metric, >= or <=, and a number, like accuracy>=0.9")
+
+
+@functools.cache
+def former_keys():
+    """Former key -> key of the run's settings and of the groups; "reduction" was a setting of its own."""
+    return {**settings.former_names(Run), "reduction": "aggregation"}
 
 
 @functools.cache

@@ -52,7 +52,8 @@ class OwnLoop:
         plan = Plan(link.size, local_steps, weights=weights)
         places, own = _begin_equal(flat, link, weight, *start)
         self._own_names = private_names(flat.module, *start)
-        variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, flat.buffer_parts)
+        parameters = (flat.buffer_parts, flat.names, flat.shapes)
+        variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, *parameters)
         self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
         self._client = self.federation.clients[0]
         self.federation.request = self._step_size_bits

@@ -8,11 +8,10 @@ import pathlib
 import re
 
 from fedmpi.config.grammar import flatten, read_file, split_paper
-from fedmpi.config.run import Run
+from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
 from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, SETTINGS, is_complete
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
-from fedmpi.settings import former_names
 from fedmpi.text import short
 
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
@@ -123,7 +122,7 @@ def run_folders(path):
 def _read_settings(path):
     """(flat settings under their current names, what a preset says about the paper's result)."""
     content, paper = split_paper(read_file(path), path)
-    names = former_names(Run)
+    names = former_keys()
     settings = {short(names.get(key, key), LONGEST_NAME): value for key, value in flatten(content).items()}
     _check_settings(path, settings)
     return {key: _plain(value) for key, value in settings.items()}, paper

@@ -7,14 +7,13 @@ import sys
 import yaml
 
 from fedmpi.config.grammar import read_file
-from fedmpi.config.run import Run, role
+from fedmpi.config.run import former_keys, role
 from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_regular, check_replaceable, replacing
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.runs.folder import is_run, outcome, read_run
 from fedmpi.runs.record import HELD_OUT
-from fedmpi.settings import former_names
 from fedmpi.sweep.choice import (
     best_of_each_algorithm,
     candidate_table,
@@ -241,7 +240,7 @@ def _is_note(path):
 
 def _of_all_runs(settings):
     """The settings, under their current names, that the runs of one sweep must share."""
-    names = former_names(Run)
+    names = former_keys()
     return {names.get(key, key): text for key, text in settings.items() if role(key) not in ("speed", "place")}
 
 

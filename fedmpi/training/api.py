@@ -14,10 +14,11 @@ from collections.abc import Mapping
 import torch
 from torch.nn.parameter import is_lazy
 
+from fedmpi.aggregation.stages.base import Stage
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.comm.device import WORKSPACE, arithmetic_kept
 from fedmpi.comm.host import return_freed_memory, run_on, usable_cores
-from fedmpi.config.build import CHOICES
+from fedmpi.config.build import CHOICES, STAGES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.equality import check_same_model
@@ -161,11 +162,24 @@ def _read(settings, functions):
                 "partition out"
             )
     for name, value in settings.items():
-        if name in CHOICES and value is not None and not isinstance(value, str | dict):
+        if name == STAGES and isinstance(value, list | tuple) and not all(isinstance(one, str) for one in value):
+            objects[name] = [_stage(one) for one in value]
+        elif name in CHOICES and value is not None and not isinstance(value, str | dict):
             objects[name] = _object(name, value)
         elif value is not None:
             values[name] = value
     return [f"--{key}={_as_text(key, value)}" for key, value in flatten(values).items()], objects
+
+
+def _stage(value):
+    """A stage that is given as an object or as a class."""
+    if inspect.isclass(value) and issubclass(value, Stage):
+        return value()
+    if isinstance(value, Stage):
+        return value
+    raise UserError(
+        f"stages: one is a {type(value).__name__}: expected names, or objects of fedmpi.aggregation.stages.Stage"
+    )
 
 
 def _object(group, value):

@@ -95,7 +95,7 @@ def prepare(config, link):
     keep_freed_memory()
     torch.set_num_threads(run.threads or share_of_cores(link))
     set_arithmetic(run.tf32, run.deterministic)
-    link.transport, link.reduction = run.transport, run.reduction
+    link.transport = run.transport
     if run.on_loss == "continue":
         agree(link, lambda: _check_survival(run))
         link.transport = "allreduce"  # the others' shared memory would be waited for
@@ -123,9 +123,10 @@ def prepare(config, link):
         try_metrics(flat, task, link)
     oracles = _oracles(config, task, flat, samplers)
     private = agree(link, lambda: private_parts(run, task, flat))
-    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, flat.buffer_parts)
-    observe = SlowSteps(link, context.device)
-    federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, observe=observe))
+    parameters = (flat.buffer_parts, flat.names, flat.shapes)
+    variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
+    parts = (config.sending, SlowSteps(link, context.device))
+    federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 
 
