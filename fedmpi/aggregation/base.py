@@ -84,7 +84,7 @@ class Aggregation(Part):
     ...         def middle(slices):
     ...             return torch.stack(slices).quantile(0.5, dim=0)
     ...
-    ...         return self.repeat(lambda: self.link.exchange_slices(self.vectors(), middle, out))
+    ...         return self.reduce_slices(middle, out)
     >>> fedavg = fedmpi.algorithms.FedAvg(step_size=0.5)
     >>> def gradient(client, x, sample):
     ...     return x - (0.0, 1.0, 100.0)[client]
@@ -157,6 +157,23 @@ class Aggregation(Part):
     def vectors(self) -> list[torch.Tensor]:
         """What this rank's clients have sent, in the order of their numbers."""
         return [self.kept[client] for client in sorted(self.kept)]
+
+    def reduce_slices(
+        self, reduce: Callable[[list[torch.Tensor]], torch.Tensor], out: torch.Tensor
+    ) -> dict[int, float]:
+        """Let every rank reduce one slice of what `add` has kept of all participants; for `average`.
+
+        Where one client works alone (CE-LSGD draws one), its rows are taken as they are.
+
+        Args:
+            reduce: see `Link.exchange_slices`; it gets the slices in the order of the ranks and of their clients.
+            out: see `average`.
+        """
+
+        def of_several(slices: list[torch.Tensor]) -> torch.Tensor:
+            return reduce(slices) if len(slices) > 1 else slices[0]
+
+        return self.repeat(lambda: self.link.exchange_slices(self.vectors(), of_several, out))
 
     def repeat(self, action: Callable[[], Any]) -> dict[int, float]:
         """Do a collective action, again whenever ranks are lost meanwhile, among the ranks that are left.

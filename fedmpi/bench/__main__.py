@@ -49,7 +49,7 @@ def make_parser():
     )  # fmt: skip
     add(
         "--workload",
-        help=f"workload of the parts round, settings, scaling, directions and uploads: {', '.join(WORKLOADS)}",
+        help=f"workload of the parts round, settings, scaling, directions and stages: {', '.join(WORKLOADS)}",
     )
     add(
         "--set", default="", metavar="ARGUMENTS",

@@ -89,6 +89,6 @@ class Benchmark:
         """Time `Case`s against each other: dict of name -> `Times`. Collective."""
         return time_cases(self.link, cases, seconds or self.seconds, min_cycles=3 if self.quick else 7)
 
-    def open_rounds(self, workload, *arguments):
+    def open_rounds(self, workload, *arguments, stages=()):
         """The `Rounds` of a workload, with further fedmpi.train arguments; close them after use. Collective."""
-        return Rounds(self.link, [*arguments_of(workload, self.quick), *self.overrides, *arguments])
+        return Rounds(self.link, [*arguments_of(workload, self.quick), *self.overrides, *arguments], stages)

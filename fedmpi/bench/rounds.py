@@ -1,5 +1,6 @@
 """Rounds of the real federation, their floor and their memory."""
 
+import dataclasses
 import functools
 
 import torch
@@ -18,7 +19,7 @@ class Rounds:
 
     Args:
         link: of the program; the rounds get their own over the same ranks.
-        arguments: of fedmpi.train.
+        arguments: of fedmpi.train. stages: objects, which take the place of those in the arguments.
 
     Attributes:
         job: the `Job`; federation: its `Federation`; config: its `Config`.
@@ -28,10 +29,13 @@ class Rounds:
         memory: bytes by which the federation raised the peak memory, on the rank that needs most.
     """
 
-    def __init__(self, link, arguments):
+    def __init__(self, link, arguments, stages=()):
         reset_peak_memory()
         memory_before = peak_memory()
         self.config = agree(link, lambda: read_command_line(list(arguments)))
+        if stages:
+            sending = dataclasses.replace(self.config.sending, stages=stages)
+            self.config = dataclasses.replace(self.config, sending=sending)
         self.link = MPILink(link.comm)
         self.job = prepare(self.config, self.link)
         self.federation = self.job.federation

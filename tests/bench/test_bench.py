@@ -314,11 +314,11 @@ def test_gpu_link(tmp_path):
     assert names <= json.loads((tmp_path / "gpu_link.json").read_text())["measures"].keys()
 
 
-def test_uploads(tmp_path):
-    done = bench(1, "uploads", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
+def test_stages(tmp_path):
+    done = bench(1, "stages", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
     assert done.returncode == 0, done.stderr
     measures = json.loads((tmp_path / "u.json").read_text())["measures"]
-    assert set(measures) == {f"uploads/fashion/{name}" for name in ("no stage", "a stage", "with the start")}
+    assert set(measures) == {f"stages/fashion/{name}" for name in ("no stage", "a stage", "with the start")}
     assert all(measure["median"] > 0 for measure in measures.values())
 
 

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from fedmpi.aggregation import Layout, Moment
+from fedmpi.aggregation.mean import Mean
+from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.algorithms import FAFED, FedAvg, LocalAMSGrad, NaiveAdaptiveFedAvg
 from fedmpi.comm.link import SoloLink
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.rows import RowStore
-from fedmpi.federation.sums import make_sums
 from fedmpi.oracles.flat_module import BufferPart
 
 
@@ -37,21 +39,34 @@ def test_one_client_per_rank_copies_nothing():
     assert store.outgoing.data_ptr() == client["x"].data_ptr()
 
 
-def averaged(sums, values, participants):
-    """x after an exchange in which each participant sends its value; the sum of all of them."""
-    store = RowStore(FedAvg(), dim=1, buffers=None, num_local=len(values), dtype=torch.float32, sums=sums)
-    store.begin_exchange(("x",), True, participants)
+def summed(aggregation, values, participants):
+    """The sum that x is the mean of after an exchange in which each participant sends its value."""
+    divided_by = []
+
+    class Summing(SoloLink):
+        def average(self, block, divisor, out):
+            divided_by.append(divisor)
+            out.copy_(block)
+
+        def combine(self, vectors, partials, divisor, out):
+            super().combine(vectors, partials, 1, out)
+            divided_by.append(divisor)
+
+    aggregation.open(Summing(), Layout(("x",), 1, 1, torch.float32, torch.device("cpu")), range(len(values)))
+    store = RowStore(FedAvg(), 1, None, len(values), torch.float32, aggregation=aggregation)
+    store.begin_exchange(("x",), True)
+    aggregation.begin(Moment(0, 0, ("x",), store.region), dict.fromkeys(participants, 1))
     for client in participants:
         store.begin_turn(client)
         store.client_rows(client)["x"].fill_(values[client])
-        store.end_turn(client, 1)
-    store.average(1)
+        store.end_turn(client, client)
+    assert store.average() == dict.fromkeys(participants, 1) and divided_by == [len(participants)]
     return store.averaged_rows()["x"].item()
 
 
 @pytest.mark.parametrize("num_turns", range(1, 9))
-@pytest.mark.parametrize("reduction", ["plain", "reproducible"])
-def test_sums_over_a_ranks_clients_are_pairwise(num_turns, reduction):
+@pytest.mark.parametrize("aggregation", [Mean, Reproducible])
+def test_sums_over_a_ranks_clients_are_pairwise(num_turns, aggregation):
     values = torch.rand(num_turns) * 10.0 ** torch.randint(-6, 6, (num_turns,))
 
     def tree(terms):
@@ -60,17 +75,13 @@ def test_sums_over_a_ranks_clients_are_pairwise(num_turns, reduction):
         left = 1 << ((len(terms) - 1).bit_length() - 1)
         return tree(terms[:left]) + tree(terms[left:])
 
-    link = SoloLink()
-    link.reduction = reduction
-    assert averaged(make_sums(link, range(num_turns)), values, range(num_turns)) == tree(list(values)).item()
+    assert summed(aggregation(), values, range(num_turns)) == tree(list(values)).item()
 
 
 def test_absent_clients_are_left_out_of_the_tree():
     values = torch.rand(8) * 10.0 ** torch.randint(-6, 6, (8,))
-    link = SoloLink()
-    link.reduction = "reproducible"
     expected = values[1] + (values[4] + (values[6] + values[7]))
-    assert averaged(make_sums(link, range(8)), values, (1, 4, 6, 7)) == expected.item()
+    assert summed(Reproducible(), values, (1, 4, 6, 7)) == expected.item()
 
 
 @pytest.mark.parametrize("num_local", [1, 2])
@@ -78,7 +89,8 @@ def test_without_participants_the_sum_is_zero(num_local):
     store = RowStore(FedAvg(), dim=3, buffers=None, num_local=num_local, dtype=torch.float32)
     store.client_rows(0)["x"].fill_(7)
     store.begin_exchange(("x",), True)
-    store.average(1)
+    store.aggregation.begin(Moment(0, 0, ("x",), store.region), {num_local: 1})  # of another rank
+    store.average()
     assert torch.equal(store.averaged_rows()["x"], torch.zeros(3))
 
 

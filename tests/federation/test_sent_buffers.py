@@ -1,8 +1,13 @@
 """Float buffers: those that clients change are averaged, the others are neither changed nor sent."""
 
+import dataclasses
+
 import pytest
 import torch
 
+from fedmpi.aggregation import Aggregation, Sending
+from fedmpi.aggregation.mean import Mean
+from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
 from fedmpi.comm.link import SoloLink
 from fedmpi.federation import Plan, Variables
@@ -23,6 +28,17 @@ def parts():
     return found
 
 
+@dataclasses.dataclass(kw_only=True)
+class Whole(Aggregation):
+    """The mean by somebody who knows nothing of buffers."""
+
+    def average(self, out):
+        def mean(slices):
+            return sum(w * s for (_, w), s in zip(sorted(self.weights.items()), slices)) / sum(self.weights.values())
+
+        return self.reduce_slices(mean, out)
+
+
 class Changing(FunctionOracle):
     """Every client moves "mean" in every gradient; client 2 begins to change "late" after some gradients."""
 
@@ -38,17 +54,16 @@ class Changing(FunctionOracle):
 
 def run(algorithm, reduction, rounds=4, state=None, participants=None):
     link = SoloLink()
-    link.reduction = reduction
     plan = Plan(3, 2, participants, weights=[1.0, 2.0, 5.0])
     variables = Variables(torch.ones(4, dtype=torch.float64), START, buffer_parts=parts())
-    federation = Federation(algorithm, link, dict.fromkeys(range(3), Changing), plan, variables)
+    federation = Federation(algorithm, link, dict.fromkeys(range(3), Changing), plan, variables, Sending(reduction()))
     federation.start() if state is None else federation.restore(state)
     for _ in range(rounds):
         federation.run_round()
     return federation
 
 
-@pytest.mark.parametrize("reduction", ["plain", "reproducible"])
+@pytest.mark.parametrize("reduction", [Mean, Reproducible, Whole])
 @pytest.mark.parametrize("algorithm", [FedAvg(), FAFED(), MimeAdam()])
 def test_what_a_client_changes_is_averaged_and_nothing_else(algorithm, reduction):
     federation = run(algorithm, reduction)
@@ -59,20 +74,21 @@ def test_what_a_client_changes_is_averaged_and_nothing_else(algorithm, reduction
     assert buffers[2] > 1 and (buffers[2] - 1) % (3 * 5 / 8) == pytest.approx(0)
     if type(algorithm) is FedAvg:
         assert buffers[6] == pytest.approx(5 + 4 * 2 * (0 * 1 + 1 * 2 + 2 * 5) / 8)
+    if type(algorithm) is FedAvg and reduction is not Whole:
         assert federation.link.traffic.nbytes == 8 * (4 * 4 + 4 * 1 + 2 * 1)  # x, mean, and late in the last two rounds
 
 
 @pytest.mark.parametrize("participants", [None, lambda index: [index % 2, 2]])
 def test_a_restored_federation_goes_on_with_the_same_bits(participants):
-    whole = run(FedAvg(), "plain", 5, participants=participants)
-    first = run(FedAvg(), "plain", 2, participants=participants)
-    second = run(FedAvg(), "plain", 3, first.state(), participants)
+    whole = run(FedAvg(), Mean, 5, participants=participants)
+    first = run(FedAvg(), Mean, 2, participants=participants)
+    second = run(FedAvg(), Mean, 3, first.state(), participants)
     assert torch.equal(second.store.buffers.view(torch.int64), whole.store.buffers.view(torch.int64))
     assert second.link.traffic.nbytes == whole.link.traffic.nbytes
 
 
 def test_a_state_from_before_sends_all():
-    state = run(FedAvg(), "plain", 1).state()
+    state = run(FedAvg(), Mean, 1).state()
     del state["federation/sent_buffers"]
-    federation = run(FedAvg(), "plain", 0, state)
+    federation = run(FedAvg(), Mean, 0, state)
     assert federation.store.sent.sent == {0, 1, 2, 3}

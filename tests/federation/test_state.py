@@ -10,12 +10,13 @@ import torch
 from helpers import PROGRAMS
 
 import fedmpi.algorithms
+from fedmpi.aggregation import Sending
+from fedmpi.aggregation.stages import Stage
 from fedmpi.algorithms import FAFED, FedAvg
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.nested import flatten, unflatten
-from fedmpi.federation.uploads import Upload
 from fedmpi.oracles import FunctionOracle
 from fedmpi.training.build import prepare
 from fedmpi.training.loop import train
@@ -29,14 +30,14 @@ def gradient(client, x, sample):
     return (1 + client) * (x - client + 0.1 * torch.sin(3 * sample + i)) + 0.2 * torch.sin(x)
 
 
-def make_federation(algorithm, num_clients=3, uploads=(), device="cpu"):
+def make_federation(algorithm, num_clients=3, stages=(), device="cpu"):
     """All clients in one process; from round 1 on, one of them is absent."""
     plan = Plan(num_clients, 3, lambda r: [c for c in range(num_clients) if r == 0 or c != r % 3] or [0], seed=1)
     start = torch.linspace(-1, 1, DIM, dtype=torch.float64, device=device)
     is_min_max = type(algorithm).__module__.endswith("minmax")
     variables = Variables(start, segments=[slice(0, 2), slice(2, DIM)], ascent=slice(4, 5) if is_min_max else None)
     oracles = dict.fromkeys(range(num_clients), functools.partial(FunctionOracle, gradient))
-    return Federation(algorithm, SoloLink(), oracles, plan, variables, uploads=uploads)
+    return Federation(algorithm, SoloLink(), oracles, plan, variables, sending=Sending(stages=stages))
 
 
 def copied(state):
@@ -79,26 +80,26 @@ def test_every_algorithm_goes_on_with_the_same_bits(name, num_clients):
     check_stops(lambda: make_federation(getattr(fedmpi.algorithms, name)(), num_clients))
 
 
-def test_the_selected_iterate_and_the_rows_of_uploads_are_state():
-    class Feedback(Upload):
+def test_the_selected_iterate_and_the_rows_of_stages_are_state():
+    class Feedback(Stage):
         kept_rows = ("error",)
 
-        def apply(self, client, rows, start, kept):
-            for name, row in rows.items():
-                row.add_(kept["error"][name])
+        def apply(self, sent):
+            for name, row in sent.rows.items():
+                row.add_(sent.kept["error"][name])
                 rounded = torch.round(row, decimals=2)
-                kept["error"][name].copy_(row - rounded)
+                sent.kept["error"][name].copy_(row - rounded)
                 row.copy_(rounded)
 
     def select(federation):
         if federation.round_index == 2:
             federation.select(0.5)
 
-    check_stops(lambda: make_federation(FAFED(), uploads=[Feedback()]), between=select)
-    federation = make_federation(FAFED(), uploads=[Feedback()])
+    check_stops(lambda: make_federation(FAFED(), stages=[Feedback()]), between=select)
+    federation = make_federation(FAFED(), stages=[Feedback()])
     federation.start()
     federation.run_round()
-    assert federation.clients[0].kept["Feedback.error"]["m"].any()
+    assert federation.clients[0].kept["feedback.error"]["m"].any()
 
 
 def test_state_is_names_and_what_a_file_can_hold():

@@ -13,9 +13,9 @@ from transports import check
 import fedmpi.comm.mpi
 import fedmpi.comm.ordered_sum
 import fedmpi.comm.topology
+from fedmpi.aggregation import Layout, Moment
+from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.comm.mpi import MPILink
-from fedmpi.comm.summation_order import Placement
-from fedmpi.federation.sums import TreeSums
 
 PERIOD = 1021  # elements; sums of such small whole numbers are exact
 CHUNK = PERIOD << 14  # elements that are filled and checked at once, to save memory
@@ -47,14 +47,15 @@ def check_sums(transport, numel):
     del block
     link.close()
     link = MPILink(transport=transport)
-    sums = TreeSums([link.rank], Placement([[rank] for rank in range(link.size)]), link)
-    sums.allocate(numel, torch.float32, "cpu")
-    sums.begin(slice(0, numel), range(link.size))
-    fill(sums.outgoing, link.rank)
-    sums.add(0, sums.outgoing)
-    sums.average(1, sums.outgoing, range(link.size))
-    check(is_sum(sums.outgoing, link.size), f"{transport}: the sum in the order of the clients")
-    del sums
+    aggregation = Reproducible()
+    aggregation.open(link, Layout(("x",), numel, numel, torch.float32, torch.device("cpu")), [link.rank])
+    aggregation.begin(Moment(0, 0, ("x",), slice(0, numel)), dict.fromkeys(range(link.size), 1))
+    fill(aggregation.block, link.rank)
+    aggregation.add(link.rank, aggregation.block)
+    aggregation.average(aggregation.block)
+    aggregation.block.mul_(link.size)
+    check(is_sum(aggregation.block, link.size), f"{transport}: the sum in the order of the clients")
+    del aggregation
     link.close()
 
 

@@ -99,7 +99,7 @@ CASES = {
     "train participation": lambda: train(participation=of(0.5, 1.0)),
     "train clip": lambda: train(clip_norm=of(0.5, 1.0)),
     "train holdout": lambda: train(holdout=of(0.2, 0.0)),
-    "train reduction": lambda: train(reduction=of("plain", "reproducible")),
+    "train aggregation": lambda: train(aggregation=of("mean", "reproducible")),
     "train model": lambda: train(model=nn.Linear(12, of(2, 3))),
 }
 MAY_DIFFER = {

@@ -12,6 +12,9 @@ import torch
 from mpi4py import MPI
 
 from fedmpi import algorithms
+from fedmpi.aggregation import Sending
+from fedmpi.aggregation.mean import Mean
+from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.comm.mpi import MPILink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.participation import draw_participants
@@ -38,7 +41,6 @@ def gradient(client, x, sample):
 def run(name, comm, clients, colour, transport, reduction="reproducible"):
     """The hash of a federation's rows and losses, the same on every rank of `comm`."""
     link = MPILink(comm, transport=transport, colour=colour)
-    link.reduction = reduction
     num_clients = int(link.allgather([len(clients)]).sum())
     plan = Plan(
         num_clients,
@@ -51,7 +53,8 @@ def run(name, comm, clients, colour, transport, reduction="reproducible"):
     start = Variables(
         torch.linspace(-1, 1, DIM, dtype=torch.float64), torch.ones(3, dtype=torch.float64), ascent=ascent
     )
-    federation = Federation(getattr(algorithms, name)(), link, oracles, plan, start)
+    sending = Sending({"plain": Mean, "reproducible": Reproducible}[reduction]())
+    federation = Federation(getattr(algorithms, name)(), link, oracles, plan, start, sending)
     federation.start()
     losses = np.array([federation.run_round() for _ in range(ROUNDS)])
     found = hashlib.sha256(losses.tobytes())

@@ -14,7 +14,7 @@ from fedmpi.bench.parts import (
     round,
     scaling,
     settings,
-    uploads,
+    stages,
     workloads,
 )
 
@@ -29,5 +29,5 @@ PARTS = {
     "directions": directions,
     "jobs": jobs,
     "checkpoint": checkpoint,
-    "uploads": uploads,
+    "stages": stages,
 }

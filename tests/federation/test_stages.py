@@ -1,45 +1,49 @@
-"""Upload stages see a client's rows before they are summed, and may change them."""
+"""Stages see a client's rows before they are summed, and may change them."""
 
 import functools
 
 import pytest
 import torch
 
+from fedmpi.aggregation import Sending
+from fedmpi.aggregation.stages import SecretStream, Stage
+from fedmpi.aggregation.stages.norm_bound import NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
 from fedmpi.comm.link import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
-from fedmpi.federation.uploads import Upload
 from fedmpi.oracles import FunctionOracle
 
 DIM = 4
 
 
-def make_federation(algorithm, num_clients, uploads, weights=None):
+def make_federation(algorithm, num_clients, stages, weights=None):
     """Clients with f_i = ½ (x - i)² in one process, after the start."""
     oracle = functools.partial(FunctionOracle, lambda client, x, sample: x - client)
     variables = Variables(torch.full((DIM,), 4.0, dtype=torch.float64))
-    plan = Plan(num_clients, 2, weights=weights)
-    federation = Federation(algorithm, SoloLink(), dict.fromkeys(range(num_clients), oracle), plan, variables, uploads)
+    plan, sending = Plan(num_clients, 2, weights=weights), Sending(stages=stages)
+    federation = Federation(algorithm, SoloLink(), dict.fromkeys(range(num_clients), oracle), plan, variables, sending)
     federation.start()
     return federation
 
 
-class Spy(Upload):
+class Spy(Stage):
     """Writes down what it sees."""
 
     needs_start = True
     kept_rows = ("seen",)
 
     def __init__(self):
-        self.calls = []
+        super().__init__()
+        self.calls = []  # which copies of it share
 
-    def apply(self, client, rows, start, kept):
-        own = {name: row.clone() for name, row in rows.items()}
-        before = {name: row.clone() for name, row in start.items()}
-        count = {name: row.clone() for name, row in kept["seen"].items() if name in rows}
-        self.calls.append((client.index, client.round_index, own, before, count))
-        for name in rows:
-            kept["seen"][name].add_(1)
+    def apply(self, sent):
+        own = {name: row.clone() for name, row in sent.rows.items()}
+        before = {name: row.clone() for name, row in sent.start.items()}
+        count = {name: row.clone() for name, row in sent.kept["seen"].items() if name in sent.rows}
+        self.calls.append((sent.client, sent.moment.round_index, own, before, count))
+        assert sent.moment.rows == tuple(own)
+        for name in sent.rows:
+            sent.kept["seen"][name].add_(1)
 
 
 @pytest.mark.parametrize("num_clients", [1, 3])
@@ -50,7 +54,8 @@ def test_a_stage_sees_the_rows_their_start_and_its_own(num_clients):
     for round_index in range(2):
         x = federation.server.x.clone()
         federation.run_round()
-        calls, spy.calls = spy.calls, []
+        calls = spy.calls.copy()
+        spy.calls.clear()
         assert [(client, now) for client, now, *_ in calls] == [(c, round_index) for c in range(num_clients)]
         for client, _, rows, start, count in calls:
             assert torch.equal(start["x"], x)
@@ -74,15 +79,15 @@ def test_a_stage_sees_every_exchange_with_its_own_rows(num_clients):
 
 @pytest.mark.parametrize("num_clients", [1, 3])
 def test_stages_change_the_rows_in_order_and_before_the_weights(num_clients):
-    class Double(Upload):
-        def apply(self, client, rows, start, kept):
-            assert start is None  # no upload asked for it
-            assert kept == {}
-            rows["x"].mul_(2)
+    class Double(Stage):
+        def apply(self, sent):
+            assert sent.start is None  # no stage asked for it
+            assert sent.kept == {}
+            sent.rows["x"].mul_(2)
 
-    class AddOne(Upload):
-        def apply(self, client, rows, start, kept):
-            rows["x"].add_(1)
+    class AddOne(Stage):
+        def apply(self, sent):
+            sent.rows["x"].add_(1)
 
     weights = [3.0, 1.0, 2.0][:num_clients]
     federation = make_federation(FedAvg(step_size=0.5), num_clients, [Double(), AddOne()], weights)
@@ -93,7 +98,7 @@ def test_stages_change_the_rows_in_order_and_before_the_weights(num_clients):
 
 
 def test_a_stage_that_changes_nothing_changes_no_bit():
-    plain, watched = (make_federation(FAFED(), 3, uploads) for uploads in ([], [Spy()]))
+    plain, watched = (make_federation(FAFED(), 3, stages) for stages in ([], [Spy()]))
     for federation in (plain, watched):
         for _ in range(3):
             federation.run_round()
@@ -116,3 +121,32 @@ def test_absent_clients_pass_no_stage():
     object.__setattr__(federation.plan, "participants", lambda round_index: [2])
     federation.run_round()
     assert [client for client, *_ in spy.calls] == [2]
+
+
+def test_two_stages_of_one_class_keep_their_own_rows():
+    federation = make_federation(FedAvg(), 2, [Spy(), Spy()])
+    assert list(federation.stages) == ["spy", "spy-2"]
+    assert list(federation.clients[1].kept) == ["spy.seen", "spy-2.seen"]
+    federation.run_round()
+    assert [kept["x"].unique().item() for kept in federation.clients[1].kept.values()] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+def test_norm_bound(num_clients):
+    """The moves are client - 4 in each coordinate, times 3/4: their norms are 1.5 * (4 - client)."""
+    federation = make_federation(FedAvg(step_size=0.5), num_clients, [NormBound(bound=4.0)])
+    federation.run_round()
+    moves = [min(4.0, 1.5 * (4 - client)) / 2 for client in range(num_clients)]  # in each of 4 coordinates
+    assert torch.allclose(federation.server.x, torch.full((DIM,), 4 - sum(moves) / num_clients, dtype=torch.float64))
+
+
+def test_secret_streams_do_not_repeat_and_are_normal():
+    torch.manual_seed(0)
+    first = SecretStream().normal(20000)
+    torch.manual_seed(0)
+    second = SecretStream().normal(20000)
+    assert not (first == second).any()
+    for values in (first, second):
+        assert abs(values.mean()) < 0.05 and abs(values.std() - 1) < 0.05 and abs(values.pow(4).mean() - 3) < 0.4
+    uniform = SecretStream().uniform(20000)
+    assert uniform.min() >= 0 and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.02

@@ -1,16 +1,16 @@
-"""What upload stages cost, functions that process what a client sends: rounds without any, and with empty ones."""
+"""What stages cost, which process what a client sends: rounds without any, and with some that change nothing."""
 
+from fedmpi.aggregation.stages import Stage
 from fedmpi.bench.timing import Case
-from fedmpi.federation.uploads import Upload
 from fedmpi.text import format_table
 
 NONE = "no stage"
 
 
-class Nothing(Upload):
+class Nothing(Stage):
     """A stage that changes nothing."""
 
-    def apply(self, client, rows, start, kept):
+    def apply(self, sent):
         pass
 
 
@@ -29,13 +29,10 @@ def measure(bench):
     algorithm = bench.algorithms[0]
     opened = {NONE: bench.open_rounds(workload, "--algorithm", algorithm)}
     for name, stage in {"a stage": Nothing(), "with the start": NothingFromStart()}.items():
-        rounds = opened[name] = bench.open_rounds(workload, "--algorithm", algorithm)
-        rounds.federation.uploads = (stage,)
-        if stage.needs_start:
-            rounds.federation.store.keep_start()
+        opened[name] = bench.open_rounds(workload, "--algorithm", algorithm, stages=[stage])
     times = bench.time_cases([Case(name, rounds.run) for name, rounds in opened.items()])
-    rows = bench.results.against(f"uploads/{workload}", times, NONE)
-    bench.results.print("", f"uploads: a round of {algorithm} on {workload}; the stages change nothing")
+    rows = bench.results.against(f"stages/{workload}", times, NONE)
+    bench.results.print("", f"stages: a round of {algorithm} on {workload}; the stages change nothing")
     bench.results.print(*format_table(["", "round ms", f"/{NONE}"], rows))
     for rounds in opened.values():
         rounds.close()
