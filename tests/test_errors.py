@@ -8,6 +8,7 @@ from fedmpi.errors import UserError, attempt, cannot, one_line
 def test_an_error_is_one_line():
     assert one_line(FileNotFoundError(2, "No such file or directory", "a.h5")) == "No such file or directory"
     assert one_line(ValueError("first\n  second\x1b")) == "first second"
+    assert (one_line(KeyError("x")), one_line(MemoryError())) == ("KeyError: 'x'", "MemoryError")
     assert len(one_line(ValueError("x" * 9999))) < 400
 
 
