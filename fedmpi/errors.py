@@ -24,7 +24,8 @@ class UserError(Exception):
 
 def one_line(error: BaseException) -> str:
     """What an error says, in one line; of an error of the operating system only the reason, without number and path."""
-    return str(short(getattr(error, "strerror", None) or error))
+    text = str(short(getattr(error, "strerror", None) or error))
+    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def cannot(verb: str, path: object, error: BaseException) -> UserError:

@@ -42,24 +42,14 @@ def make_parser():
     add("parts", nargs="*", metavar="PART", help="what to measure, see below; default: all parts")
     add("--quick", action="store_true", help="smaller sizes and fewer repetitions: under a minute on 2 cores")
     add("--seconds", type=_positive, help="duration of each comparison in seconds; default: 10, or 1 with --quick")
-    add(
-        "--algorithms", default="fedavg,fafed", metavar="NAMES",
-        help="algorithms of the part round; the part settings uses the last of them, and the part scaling the first; "
-        "default: fedavg,fafed",
-    )  # fmt: skip
-    add(
-        "--workload",
-        help=f"workload of the parts round, settings, scaling, directions and stages: {', '.join(WORKLOADS)}",
-    )
-    add(
-        "--set", default="", metavar="ARGUMENTS",
-        help='arguments of fedmpi.train that override the workload\'s, like "--batch_size 10"',
-    )  # fmt: skip
-    add(
-        "--project", metavar="SPEC",
-        help='predict the time of a round on other hardware, like "N=1024,bw=25GB/s,lat=2us"; may also contain q= and '
-        "parameters=",
-    )  # fmt: skip
+    text = "algorithms of the part round; the part settings uses the last of them, and the part scaling the first; "
+    add("--algorithms", default="fedavg,fafed", metavar="NAMES", help=f"{text}default: fedavg,fafed")
+    text = "workload of the parts round, settings, scaling, directions and stages"
+    add("--workload", help=f"{text}: {', '.join(WORKLOADS)}")
+    text = 'arguments of fedmpi.train that override the workload\'s, like "--batch_size 10"'
+    add("--set", default="", metavar="ARGUMENTS", help=text)
+    text = 'predict the time of a round on other hardware, like "N=1024,bw=25GB/s,lat=2us"; may also contain q= and'
+    add("--project", metavar="SPEC", help=f"{text} parameters=")
     add("--json", metavar="FILE", help="write all measurements to FILE")
     add("--compare", metavar="FILE", help="print the ratios of the measurements to those in an earlier --json FILE")
     add("--traceback", action="store_true", help="show the traceback of an error")

@@ -22,14 +22,14 @@ class Loop:
 
     Args:
         module: a new `torch.nn.Module`. data: a list of (inputs, labels), one per client of this rank.
-        num_clients: N over all ranks. local_steps: q. batch_size: b.
+        num_clients: N over all ranks. local_steps: q. batch_size: b. step_size: of the optimizer.
     """
 
-    def __init__(self, module, data, num_clients, local_steps, batch_size):
+    def __init__(self, module, data, num_clients, local_steps, batch_size, step_size=STEP_SIZE):
         self.module, self.data, self.num_clients = module, data, num_clients
         self._local_steps, self._batch_size = local_steps, batch_size
         self.parameters = list(module.parameters())
-        self.optimizer = torch.optim.SGD(self.parameters, lr=STEP_SIZE)
+        self.optimizer = torch.optim.SGD(self.parameters, lr=step_size)
         self._orders = [torch.randperm(len(labels)) for _, labels in data]
         self._positions = [0] * len(data)
 

@@ -71,7 +71,7 @@ def _training():
     for one in settings.values():
         words = re.search(r" \[([\w |]+)\]$", one.help)  # as the help of a setting ends that is one of some words
         choices = words[1].split(" | ") if words else ["true", "false"] if one.type is bool else None
-        parser.add_argument(f"--{one.key}", help=_plain(one.help), choices=choices)
+        parser.add_argument(f"--{one.key}", help=one.help.replace("%", "%%"), choices=choices)
     for group, of_group in classes.items():
         parser.add_argument(f"--{group}", choices=list(of_group), help=f"which {group}")
     parser.add_argument("--stages", help="names of stages, separated by commas")
@@ -80,12 +80,8 @@ def _training():
     choices = {"preset": preset_names(), "list": [f"{group}s" for group in (*CHOICES, "preset", "stage")]}
     for flag, text in FLAG_HELP.items():
         more = {"choices": choices.get(flag)} if flag in FLAGS else {"action": "store_true"}
-        parser.add_argument(f"--{flag}", help=_plain(text), **more)
+        parser.add_argument(f"--{flag}", help=text, **more)
     return parser
-
-
-def _plain(text):
-    return text.replace("%", "%%")
 
 
 if __name__ == "__main__":

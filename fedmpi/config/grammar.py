@@ -216,11 +216,13 @@ def _converted(value, kind):
     if origin is tuple and isinstance(value, list):
         each = [inner[0]] * len(value) if inner[1:] == (...,) else inner or [typing.Any] * len(value)
         return tuple(_converted(one, its) for one, its in zip(value, each, strict=True))
-    if type(value) is not origin:
+    # A list is also the value of a Sequence or an Iterable, a dict that of a Mapping.
+    is_container = isinstance(value, list | dict) and isinstance(origin, type) and isinstance(value, origin)
+    if type(value) is not origin and not is_container:
         raise ValueError
-    if origin is list and inner:
+    if isinstance(value, list) and inner:
         return [_converted(one, inner[0]) for one in value]
-    if origin is dict and inner:
+    if isinstance(value, dict) and len(inner) == 2:
         return {_converted(key, inner[0]): _converted(one, inner[1]) for key, one in value.items()}
     return value
 

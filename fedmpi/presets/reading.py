@@ -9,7 +9,7 @@ import stat
 
 import yaml
 
-from fedmpi.errors import UserError, cannot
+from fedmpi.errors import UserError, attempt
 from fedmpi.text import short
 
 LARGEST_FILE = 1 << 20  # bytes; a settings file has a few thousand
@@ -70,7 +70,7 @@ def read_settings_file(path, where):
     Raises:
         UserError: one line, if it is no regular file, cannot be read, or contains something else.
     """
-    try:
+    with attempt("read", where, Exception):  # both parsers raise errors of many kinds
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{where}: cannot be read: expected a regular file")
@@ -78,24 +78,22 @@ def read_settings_file(path, where):
             raise UserError(f"{where}: cannot be read: has {status.st_size:,} bytes: expected at most {LARGEST_FILE:,}")
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
-            import tomllib
-
-            content = tomllib.loads(text)
+            content = _read_toml(text, where)
         else:
             _check_events(text)
             content = yaml.load(text, _Loader)  # noqa: S506  a safe loader that accepts less
         if not isinstance(content, dict):
             raise UserError(f"{where}: expected settings like 'rounds: 100', one per line")
         _check(content)
-    except UserError:
-        raise
+    return content
+
+
+def _read_toml(text, where):
+    try:
+        import tomllib
     except ImportError:
         raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
-    except RecursionError:
-        raise UserError(f"{where}: cannot be read: nested too deeply") from None
-    except Exception as error:  # noqa: BLE001  both parsers raise errors of many kinds for other files
-        raise cannot("read", where, error) from None
-    return content
+    return tomllib.loads(text)
 
 
 class _ValueLoader(_Loader):

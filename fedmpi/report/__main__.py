@@ -70,20 +70,14 @@ def _run(arguments):
 def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.report", description=DESCRIPTION)
-    parser.add_argument(
-        "runs", nargs="+", type=pathlib.Path, metavar="RUN", help="run folders, or folders that contain run folders"
-    )
+    text = "run folders, or folders that contain run folders"
+    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help=text)
     parser.add_argument("--out", type=pathlib.Path, help="the page to write; default: report.html")
-    parser.add_argument(
-        "--target", action="append", default=[], metavar="METRIC=VALUE",
-        help="also show what each method needed to reach this value, like accuracy=0.85; may be repeated",
-    )  # fmt: skip
+    text = "also show what each method needed to reach this value, like accuracy=0.85; may be repeated"
+    parser.add_argument("--target", action="append", default=[], metavar="METRIC=VALUE", help=text)
     add_options(parser)
-    parser.add_argument(
-        "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS",
-        help="follow running jobs until they end; read their folders every SECONDS (default: 2); with --out, also "
-        "update the page",
-    )  # fmt: skip
+    text = "follow running jobs until they end; read their folders every SECONDS (default: 2); with --out, also update "
+    parser.add_argument("--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS", help=f"{text}the page")
     return parser
 
 

@@ -62,13 +62,17 @@ def is_running(plan, run):
     """Whether a job, maybe of a sweep that was killed, is still making a run; see `start_job`."""
     check_regular(_log_path(plan, run))
     with contextlib.suppress(FileNotFoundError), open(_log_path(plan, run), "rb") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks
-            pass
+        return not _lock(log)
     return False
+
+
+def _lock(log):
+    """Lock an open file; whether no other process holds its lock, as far as the file system knows locks."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def _log_path(plan, run):
@@ -101,13 +105,8 @@ def start_job(plan, run, ranks, launcher):
     """
     check_log(plan, run)
     log = open(_log_path(plan, run), "a", encoding="utf-8")  # noqa: SIM115 (a `_ForeignJob` keeps it)
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _ForeignJob(run, log)
-    except OSError:  # a file system without locks
-        pass
-    if outcome(plan.folder(run)) in ("complete", "diverged"):  # the job of a killed sweep ended since this one began
+    # The second: the job of a killed sweep ended since this one began.
+    if not _lock(log) or outcome(plan.folder(run)) in ("complete", "diverged"):
         return _ForeignJob(run, log)
     with log:
         log.truncate(0)
@@ -136,12 +135,8 @@ class _ForeignJob(_Log):
     def poll(self):
         """0 when the job has ended, however it did; None until then."""
         if not self._file.closed:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _lock(self._file):
                 return None
-            except OSError:  # a file system without locks
-                pass
             self._file.close()
         return 0
 

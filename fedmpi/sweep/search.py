@@ -1,13 +1,12 @@
 """Random and TPE search with Optuna: each trial is a run of a sweep, and can be ended early (pruned)."""
 
 import json
-import os
 import sys
 import time
 
 from fedmpi.config.grammar import spelling
 from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import check_regular
+from fedmpi.own_files import check_regular, replacing
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import less_is_better
 from fedmpi.sweep.choice import usual_metric
@@ -90,7 +89,7 @@ class Search:
         self._study = optuna.create_study(direction="maximize", sampler=self._sampler(seed=seed), pruner=pruner)
         self._file = plan.out / TRIALS
         self._unfinished = []  # (`Planned`, parameters) of trials that were begun and have not ended
-        self._torn = False  # whether the file ends with a part of a line
+        self._lines = []  # of the file, as dicts
 
     def recall(self):
         """Give the study what is in the sweep's folder; runs that did not end are made again first.
@@ -137,7 +136,6 @@ class Search:
             raise UserError(f"{self._file}: fedmpi did not write it: move it, or choose another --out")
         elif rest:
             print(f"fedmpi: {self._file}: the last line is not whole, and is ignored", file=sys.stderr)
-        self._torn = bool(rest)
         begun = set()
         for number, line in enumerate(lines, 1):
             begun |= {line["name"]} if "parameters" in line else set()
@@ -145,6 +143,7 @@ class Search:
                 raise UserError(
                     f"{self._file}: line {number}: trial {line['name']} was not begun: choose another --out"
                 )
+        self._lines = lines
         return lines
 
     def run(self, number, ranks, at_a_time, launcher, ended):
@@ -228,23 +227,10 @@ class Search:
         return -value if less_is_better(self._metric) else value
 
     def _write(self, line):
-        text = json.dumps(line) + "\n"
-        with attempt("write", self._file):
-            if self._torn:
-                self._mend()
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(text)
-
-    def _mend(self):
-        """End the last line, or remove it if it is not whole."""
-        text = self._file.read_bytes()
-        begin = text.rfind(b"\n") + 1
-        if _as_trial(text[begin:]) is None:
-            os.truncate(self._file, begin)
-        else:
-            with self._file.open("ab") as file:
-                file.write(b"\n")
-        self._torn = False
+        self._lines.append(line)
+        text = "".join(f"{json.dumps(one)}\n" for one in self._lines)
+        with attempt("write", self._file), replacing(self._file, BEGIN) as part:
+            part.write_text(text, encoding="utf-8")
 
 
 def _as_trial(line):

@@ -110,7 +110,8 @@ class LoadedLanguage(LoadedTask):
         train, test = ([numbers_of(words, dictionary) for words in texts] for texts in (train, test))
         self.num_classes = len(dictionary)
         if names_silos(self._settings.data):
-            parts, self._test = self._own_texts(link, train), self._own_tests(link, test)
+            self._check_own(link, train, test)
+            parts, self._test = (dict(zip(context.clients, map(self._to_device, texts))) for texts in (train, test))
         else:
             self._num_words = int(link.allgather([len(train[0])]).sum())
             starts = link.allgather([context.clients.start, context.clients.stop]).astype(int)
@@ -123,21 +124,14 @@ class LoadedLanguage(LoadedTask):
         if context.holdout and not link.allgather([sum(len(stream) > 1 for stream in self._held.values())]).sum():
             raise UserError(f"holdout = {context.holdout}: holds out no words: all clients have too few")
 
-    def _own_texts(self, link, texts):
-        """This rank's parts of the training text if every client has a text of its own. Collective."""
-        lengths = link.allgatherv([len(text) for text in texts])
+    def _check_own(self, link, train, test):
+        """Check the texts of clients that have texts of their own; a test text may be empty. Collective."""
+        given, lengths = f"task.data = {self._settings.data}", link.allgatherv([len(text) for text in train])
         if lengths.min() < 2:
             client = int(lengths.argmin())
-            raise UserError(
-                f"task.data = {self._settings.data}: client {client} has {int(lengths[client])} words: too few"
-            )
-        return {client: self._to_device(text) for client, text in zip(self._context.clients, texts)}
-
-    def _own_tests(self, link, texts):
-        """This rank's test texts if every client has one of its own, which may be empty. Collective."""
-        if not link.allgather([sum(len(text) > 1 for text in texts)]).sum():
-            raise UserError(f"task.data = {self._settings.data}: no client has a test text of at least 2 words")
-        return {client: self._to_device(text) for client, text in zip(self._context.clients, texts)}
+            raise UserError(f"{given}: client {client} has {int(lengths[client])} words: too few")
+        if not link.allgather([sum(len(text) > 1 for text in test)]).sum():
+            raise UserError(f"{given}: no client has a test text of at least 2 words")
 
     def _to_device(self, stream):
         return torch.from_numpy(stream).to(self._context.device)

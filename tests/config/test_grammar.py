@@ -2,6 +2,7 @@
 
 import pathlib
 import typing
+from collections.abc import Mapping, Sequence
 
 import pytest
 import yaml
@@ -76,6 +77,8 @@ def test_a_value_in_a_file_is_the_text_of_the_command_line(text, value):
         ("[1, 2]", tuple[int, int], (1, 2)),
         ("[]", tuple[int, ...] | None, ()),
         ("{a: 1}", dict[str, float], {"a": 1.0}),
+        ("[1, 2]", Sequence[int], [1, 2]),
+        ("{a: 1}", Mapping[str, int], {"a": 1}),
         ("mean", typing.Literal["mean", "sum"], "mean"),
         ("[1, 2]", int | list[int], [1, 2]),
         ("1e-3", typing.Any, 0.001),
@@ -93,6 +96,7 @@ def test_a_text_is_read_as_the_type_of_its_setting(text, hint, value):
     [
         ("", int), ("", int | None), ("1.0", int), ("0x10", int), ("true", int), ("1", bool), ("word", float),
         ("[1, a]", list[int]), ("[1]", tuple[int, int]), ("5", list), ("max", typing.Literal["mean"]),
+        ("[1]", typing.Callable), ("5", Sequence[int]), ("[1]", typing.TypeVar("T")), ("[1]", typing.Literal["a"]),
         ("[*x]", list), ("!!set {a}", dict), ("[" * 5000, list),
     ],
 )  # fmt: skip

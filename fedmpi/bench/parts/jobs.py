@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedmpi.bench.baselines import Loop, flat_loop
 from fedmpi.bench.results import format_ratio
 from fedmpi.bench.timing import Times
 from fedmpi.comm.agreement import agree, share
@@ -107,23 +108,9 @@ def hand_written(comm, path, rounds):
         nn.Conv2d(1, 5, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(5, 10, 3), nn.Tanh(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(250, 100), nn.Tanh(), nn.Linear(100, 10),
     )  # fmt: skip
-    flat = torch.cat([p.data.reshape(-1) for p in net.parameters()])
-    for parameter, piece in zip(net.parameters(), flat.split([p.numel() for p in net.parameters()])):
-        parameter.data = piece.view_as(parameter)
-    optimizer = torch.optim.SGD(net.parameters(), lr=STEP_SIZE)
-    inputs, targets = parts["train"]
-    order, begin = torch.randperm(len(targets)), 0
+    run_round = flat_loop(comm, Loop(net, [parts["train"]], size, LOCAL_STEPS, BATCH_SIZE, STEP_SIZE))
     for number in range(1, rounds + 1):
-        for _ in range(LOCAL_STEPS):
-            if begin + BATCH_SIZE > len(targets):
-                order, begin = torch.randperm(len(targets)), 0
-            batch = order[begin : begin + BATCH_SIZE]
-            begin += BATCH_SIZE
-            optimizer.zero_grad()
-            functional.cross_entropy(net(inputs[batch]), targets[batch]).backward()
-            optimizer.step()
-        comm.Allreduce(MPI.IN_PLACE, flat.numpy())
-        flat /= size
+        run_round()
         if number % max(1, rounds // EVALUATIONS) == 0:
             sums = np.zeros(2)
             with torch.no_grad():

@@ -13,16 +13,6 @@ from fedmpi.data.partitions.similarity import Similarity
 from fedmpi.data.partitions.uneven import Uneven
 
 __all__ = [
-    "IID",
-    "Classes",
-    "Column",
-    "Dirichlet",
-    "Even",
-    "Halves",
-    "Partition",
-    "Shared",
-    "Similarity",
-    "Stride",
-    "Uneven",
+    "IID", "Classes", "Column", "Dirichlet", "Even", "Halves", "Partition", "Shared", "Similarity", "Stride", "Uneven",
     "write_partition",
-]
+]  # fmt: skip
