@@ -44,12 +44,12 @@ class Run:
     """
 
     model: torch.nn.Module
-    metrics: list
-    final: dict
+    metrics: list[dict[str, float]]
+    final: dict[str, float]
     folder: pathlib.Path
-    settings: dict
+    settings: dict[str, typing.Any]
 
-    def frame(self):
+    def frame(self) -> typing.Any:
         """The records as a `pandas.DataFrame` with a row per round.
 
         Raises:
@@ -62,7 +62,7 @@ class Run:
         return pandas.DataFrame(self.metrics)
 
 
-def run(settings):
+def run(settings: dict[str, typing.Any]) -> Run:
     """See `fedmpi.train`; `settings` are its keyword arguments. Collective on the ranks of `comm`."""
     settings = dict(settings)
     comm = settings.pop("comm", None)
