@@ -14,7 +14,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from fedmpi.config.run import Run as RunSettings
+from fedmpi.text import Log
 from fedmpi.training.signals import remember_signals
+
+log = Log("fedmpi.train")
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +142,7 @@ def _run(arguments: list[str], link: Any) -> None:
             show(config)
         return
     for note in config.notes if link.rank == 0 else ():
-        print(f"fedmpi: {note}", file=sys.stderr, flush=True)
+        log.warning(note)
     train(config, link, began=time.perf_counter() - seconds_since_start())
 
 

@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import pathlib
-import sys
 import typing
 from collections.abc import Mapping
 
@@ -26,9 +25,12 @@ from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.tasks.datasets import classification_of
+from fedmpi.text import Log
 from fedmpi.training import loop
 from fedmpi.training.build import read_config
 from fedmpi.training.early_stopping import Callbacks
+
+log = Log(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,7 @@ def run(settings: dict[str, typing.Any]) -> Run:
                     "help, list and print_config are options of python -m fedmpi.train: leave them out"
                 )
             for note in config.notes if link.rank == 0 else ():
-                print(f"fedmpi: {note}", file=sys.stderr, flush=True)
+                log.warning(note)
             outcome = loop.train(config, link, Callbacks(**functions))
             model = outcome.make_model()
         return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)

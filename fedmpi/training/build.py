@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import sys
 
 import numpy as np
 import torch
@@ -28,10 +27,13 @@ from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.text import Log
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, try_metrics, try_training
 from fedmpi.training.slow_steps import SlowSteps
 from fedmpi.training.stacking import make_stack
+
+log = Log(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,7 @@ def prepare(config, link):
     if config.task.has_model:
         note = agree(link, lambda: try_training(config, flat, task, samplers))
         if note and link.rank == 0:
-            print(f"fedmpi: {note}", file=sys.stderr, flush=True)
+            log.warning(note)
         try_metrics(flat, task, link)
     oracles = _oracles(config, task, flat, samplers)
     private = agree(link, lambda: private_parts(run, task, flat))
@@ -130,7 +132,7 @@ def prepare(config, link):
     if run.stack > 1:
         federation.stack, why_not = agree(link, lambda: make_stack(config, config.algorithm, task, flat, samplers))
         if why_not and link.rank == 0:
-            print(f"fedmpi: stack = {run.stack}: clients take turns, because {why_not}", file=sys.stderr, flush=True)
+            log.warning(f"stack = {run.stack}: clients take turns, because {why_not}")
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
 
 
