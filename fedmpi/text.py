@@ -1,6 +1,7 @@
 """Tables and quantities for people."""
 
 import dataclasses
+import logging
 import math
 import re
 
@@ -14,6 +15,16 @@ UNITS = {
     "gradients": ((0, 1, ""), (1e4, 1e3, "thousands"), (2e6, 1e6, "millions"), (2e9, 1e9, "billions")),
     "seconds": ((0, 1, "s"), (120, 60, "min"), (7200, 3600, "h")),
 }  # fmt: skip
+
+
+class Log(logging.LoggerAdapter):
+    """The logger of a module; where a program has set up no logging, its warnings begin with "fedmpi: "."""
+
+    def __init__(self, name):
+        super().__init__(logging.getLogger(name), {})
+
+    def process(self, message, options):
+        return (message if self.logger.hasHandlers() else f"fedmpi: {message}"), options
 
 
 def unit_for(kind, largest):

@@ -1,66 +1,94 @@
 """Train a model over silos: ``mpirun -np 4 python -m fedmpi.train``; ``--help`` lists the settings.
 
-A program calls `fedmpi.train(...)`, or `main` with the arguments of a command line, on every rank:
-
->>> import fedmpi
->>> fedmpi.train.main(["--clients", "4", "--rounds", "3", "--name", "example"])  # doctest: +ELLIPSIS
-round 1/3: train_loss ...
-round 3/3: train_loss ...
-  algorithm        fafed
-  clients          4 on 1 ranks
-...
->>> run = fedmpi.train(algorithm="fedavg", clients=4, rounds=3)  # doctest: +ELLIPSIS
-round 1/3: train_loss ...
->>> len(run.metrics), run.model.training, run.folder.name
-(3, False, 'fedavg-digits-001')
+The module is the function `fedmpi.train`, which has the function `main` as an attribute.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import inspect
 import sys
 import time
-import types
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
-from fedmpi.config.run import Run
+from fedmpi.config.run import Run as RunSettings
+from fedmpi.text import Log
 from fedmpi.training.signals import remember_signals
 
+log = Log("fedmpi.train")
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, or print what was asked for (--help, --list, --print_config). Collective.
+if TYPE_CHECKING:
+    import torch
 
-    Args:
-        arguments: the words of the command line; None: those of this process.
+    from fedmpi.algorithms.base import Algorithm
+    from fedmpi.training.api import Run
 
-    Wrong input ends the process with one line and exit code 2; see `fedmpi.program.ranks.run_program`.
-    """
-    if arguments is None:
-        remember_signals()  # the next import loads torch and begins MPI, which takes seconds
-    from fedmpi.program.ranks import run_program
-
-    run_program(_run, sys.argv[1:] if arguments is None else list(arguments))
-
-
-def _run(arguments, link):
-    """The program: train, or print what a flag asked for. Collective on the link."""
-    from fedmpi.comm.host import seconds_since_start
-    from fedmpi.program.ranks import show
-    from fedmpi.training.build import read_config
-    from fedmpi.training.loop import train
-
-    config = read_config(arguments, link)
-    if isinstance(config, str):
-        if link.rank == 0:
-            show(config)
-        return
-    for note in config.notes if link.rank == 0 else ():
-        print(f"fedmpi: {note}", file=sys.stderr, flush=True)
-    train(config, link, began=time.perf_counter() - seconds_since_start())
+Choice = str | Mapping[str, Any]
+Place = str | PathLike[str]
+Callback = Callable[[dict[str, float]], object]
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 
-def train(**settings: Any) -> Any:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(RunSettings):
+    """The keyword arguments of `train`, for editors and type checkers: those below, and every setting of a run."""
+
+    algorithm: Choice | Algorithm | type[Algorithm] = "fafed"
+    task: Choice | Any = None
+    data: Place | Sequence[Any] | Callable[[int], Any] | None = None
+    test_data: Any = None
+    cache: bool = False
+    model: Choice | torch.nn.Module | Callable[..., torch.nn.Module] | None = None
+    partition: Choice | Any = None
+    oracle: Choice | Any = None
+    preset: str | None = None
+    config: Place | None = None
+    on_round: Callback | None = None
+    on_evaluation: Callback | None = None
+    comm: Any = None
+    # Paths are texts in a run's settings, and may also be pathlib's here.
+    data_dir: Place | None = None  # type: ignore[assignment]
+    out: Place = "runs"  # type: ignore[assignment]
+    resume: Place | None = None  # type: ignore[assignment]
+    init: Place | None = None  # type: ignore[assignment]
+    checkpoint_clients: Place | None = None  # type: ignore[assignment]
+
+
+class _Train(Protocol[P, R]):
+    main: Callable[[Sequence[str] | None], None]
+
+    def __call__(self, *args: P.args, **settings: P.kwargs) -> R: ...
+
+
+def _takes(arguments: Callable[P, Any]) -> Callable[[Callable[..., R]], _Train[P, R]]:
+    """Give a function the signature of `arguments`."""
+
+    def decorate(function: Callable[..., R]) -> _Train[P, R]:
+        parameters = inspect.signature(arguments).parameters.values()
+        function.__signature__ = inspect.signature(function).replace(parameters=list(parameters))  # type: ignore
+        return cast("_Train[P, R]", function)
+
+    return decorate
+
+
+@_takes(Arguments)
+def train(**settings: Any) -> Run:
     """Train as on the command line, from a program. Collective on all ranks, or on those of `comm`.
+
+    >>> import fedmpi
+    >>> run = fedmpi.train(algorithm="fedavg", clients=4, rounds=3)  # doctest: +ELLIPSIS
+    round 1/3: train_loss ...
+    >>> len(run.metrics), run.model.training, run.folder.name
+    (3, False, 'fedavg-digits-001')
+    >>> fedmpi.train.main(["--clients", "4", "--rounds", "3", "--name", "example"])  # doctest: +ELLIPSIS
+    round 1/3: train_loss ...
+    round 3/3: train_loss ...
+      algorithm        fafed
+      clients          4 on 1 ranks
+    ...
 
     Args:
         settings: those of the command line by their names (`python -m fedmpi.train --help`), of algorithm, task,
@@ -86,25 +114,40 @@ def train(**settings: Any) -> Any:
     return run(settings)
 
 
-def _signature() -> inspect.Signature:
-    """Of `train`, for editors: its own arguments, and every setting of a run."""
-    own = ("task", "data", "test_data", "model", "partition", "oracle", "preset", "config")
-    defaults = {"algorithm": "fafed", **dict.fromkeys((*own, "on_round", "on_evaluation", "comm"))}
-    defaults |= {field.name: field.default for field in dataclasses.fields(Run)}
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, keyword, default=default) for name, default in defaults.items()]
-    return inspect.Signature([*parameters, inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD)])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, or print what was asked for (--help, --list, --print_config). Collective.
+
+    Args:
+        arguments: the words of the command line; None: those of this process.
+
+    Wrong input ends the process with one line and exit code 2; see `fedmpi.program.ranks.run_program`.
+    """
+    if arguments is None:
+        remember_signals()  # the next import loads torch, and then MPI begins, which takes seconds
+    from fedmpi.program.ranks import run_program
+
+    run_program(_run, sys.argv[1:] if arguments is None else list(arguments))
 
 
-class _CallableModule(types.ModuleType):
-    """`fedmpi.train` is this module, for `import fedmpi.train`, and the function `train` in it."""
+def _run(arguments: list[str], link: Any) -> None:
+    """The program: train, or print what a flag asked for. Collective on the link."""
+    from fedmpi.comm.host import seconds_since_start
+    from fedmpi.program.ranks import show
+    from fedmpi.training.build import read_config
+    from fedmpi.training.loop import train
 
-    def __call__(self, **settings: Any) -> Any:
-        return train(**settings)
+    config = read_config(arguments, link)
+    if isinstance(config, str):
+        if link.rank == 0:
+            show(config)
+        return
+    for note in config.notes if link.rank == 0 else ():
+        log.warning(note)
+    train(config, link, began=time.perf_counter() - seconds_since_start())
 
 
 if __name__ == "__main__":
     main()
 else:
-    __signature__ = train.__signature__ = _signature()  # type: ignore[attr-defined]
-    sys.modules[__name__].__class__ = _CallableModule
+    vars(train).update(main=main, train=train)
+    sys.modules[__name__] = cast(Any, train)  # Python takes this one for the module, also as `fedmpi.train`

@@ -62,6 +62,7 @@ def test_a_program_is_checked_against_our_types(tmp_path):
     """As for a user who installed fedmpi: with `py.typed` a type checker reads our annotations."""
     program = """
         import dataclasses
+        import pathlib
         import fedmpi
         from fedmpi.algorithms import FAFED
 
@@ -76,6 +77,9 @@ def test_a_program_is_checked_against_our_types(tmp_path):
         fedmpi.simulate(Mine(), x0=[1.0], rounds="3")
         fedmpi.train(algorithm=Mine(), rounds=3, on_round=lambda record: record["round"] > 2).model
         fedmpi.train(rounds="3")
+        fedmpi.train(out=pathlib.Path("runs"), data=[[]], seed=1).folder.name
+        fedmpi.train(round=3)
+        fedmpi.train(3)
     """
     (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")  # it takes most of the time
@@ -84,8 +88,11 @@ def test_a_program_is_checked_against_our_types(tmp_path):
         words, cwd=tmp_path, capture_output=True, text=True, timeout=240, env={"PYTHONPATH": str(ROOT)}
     )
     errors = [line for line in ended.stdout.splitlines() if "error:" in line]
-    wrong = ['program.py:14: error: Argument "rounds"', 'program.py:16: error: Argument "rounds"']
-    assert len(errors) == 2 and all(map(str.startswith, errors, wrong)), ended.stdout + ended.stderr
+    wrong = [
+        'program.py:15: error: Argument "rounds"', 'program.py:17: error: Argument "rounds"',
+        'program.py:19: error: Unexpected keyword argument "round"', "program.py:20: error: Too many positional",
+    ]  # fmt: skip
+    assert len(errors) == len(wrong) and all(map(str.startswith, errors, wrong)), ended.stdout + ended.stderr
 
 
 def test_py_typed_is_installed(tmp_path):

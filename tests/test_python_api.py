@@ -1,6 +1,7 @@
 """fedmpi from a Python program: training, and the trained model with what a program needs to use it."""
 
 import csv
+import dataclasses
 import inspect
 import json
 import re
@@ -11,13 +12,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
-import train_stub
 from helpers import PROGRAMS, ROOT, execute, start, train
 from mpi4py import MPI
 from safetensors.torch import load_file
 
 import fedmpi
 from fedmpi.algorithms import FedAvg
+from fedmpi.config.run import GROUPS
+from fedmpi.config.run import Run as RunSettings
 from fedmpi.data.source import DigitsSource
 from fedmpi.runs.model_files import prepare_inputs
 
@@ -312,13 +314,30 @@ def test_after_mpi_is_finalized_a_line_says_so():
     assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1
 
 
-def test_types_and_signature_are_those_of_the_settings(request):
-    """``pytest --write-golden`` writes fedmpi/train.pyi anew."""
-    path = ROOT / "fedmpi" / "train.pyi"
-    if request.config.getoption("--write-golden"):
-        path.write_text(train_stub.text(), encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == train_stub.text()
-    assert {"rounds", "algorithm", "on_round", "batch_size"} <= set(inspect.signature(fedmpi.train).parameters)
+def test_the_signature_is_that_of_the_settings():
+    signature = inspect.signature(fedmpi.train)
+    settings = {field.name: field.default for field in dataclasses.fields(RunSettings)}
+    assert {name: signature.parameters[name].default for name in settings} == settings
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
+    own = {"on_round", "on_evaluation", "preset", "config", "data", "test_data", "cache", "comm", *GROUPS}
+    assert set(signature.parameters) == own | set(settings)
+
+
+WAYS = (
+    "import fedmpi; train = fedmpi.train; import fedmpi.train; assert fedmpi.train is train",
+    "import fedmpi.train; train = fedmpi.train; from fedmpi.train import train as same; assert same is train",
+    "from fedmpi import train; import fedmpi.train as same; assert same is train",
+    "from fedmpi.train import train, main; import fedmpi; assert fedmpi.train is train; assert train.main is main",
+    "import importlib, fedmpi; train = importlib.import_module('fedmpi.train'); assert fedmpi.train is train",
+    "import fedmpi.training.build, pickle; from fedmpi import train; assert pickle.loads(pickle.dumps(train)) is train",
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_train_is_one_function_however_it_is_imported(way):
+    program = f"{way}; import inspect; print(inspect.isfunction(train), callable(train.main), train.__name__)"
+    ended = execute([sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT)})
+    assert ended.stdout == "True True train\n", ended.stderr
 
 
 def predictions(folder, file, *options):

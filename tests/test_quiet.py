@@ -183,6 +183,28 @@ def test_an_own_loop_leaves_everything_as_it_was_when_it_ends(loop):
     assert not [what for what, value in before.items() if value != after[what]]
 
 
+LOGGED = """
+import logging, fedmpi
+settings = dict(algorithm="fedavg", clients=2, threads=1, rounds=1, local_steps=1, result="best")
+fedmpi.train(**settings)
+logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+fedmpi.train(**settings)
+logging.getLogger("fedmpi.training").setLevel("ERROR")
+fedmpi.train(**settings)
+logging.getLogger("fedmpi.training").setLevel("WARNING")
+fedmpi.train.main(["--result", "best", "--rounds", "1", "--clients", "2", "--local-steps", "1"])
+"""
+
+
+def test_warnings_are_logged(tmp_path):
+    """Where nothing is set up they are lines on standard error, as a program prints them."""
+    ended = execute([sys.executable, "-c", LOGGED], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    plain, configured, printed = ended.stderr.splitlines()
+    assert plain.startswith("fedmpi: the best model is chosen by accuracy on the test set, so")
+    assert configured == plain.replace("fedmpi:", "WARNING fedmpi.training.loop:") and printed == plain
+    assert ended.stdout.count("round 1/1: train_loss") == 4
+
+
 @pytest.mark.parametrize("true", [True, np.True_, np.array(True), torch.tensor(True)])
 def test_a_callback_ends_a_run_by_any_kind_of_true(true):
     assert len(fedmpi.train(**USUAL, on_round=lambda record: true).metrics) == 1

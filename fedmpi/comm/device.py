@@ -9,12 +9,14 @@ import functools
 import hashlib
 import os
 import platform
-import sys
 
 import numpy as np
 import torch
 
 from fedmpi.errors import UserError
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 VISIBLE = {  # type of device -> the variables that limit which ones a process sees
@@ -178,11 +180,9 @@ def warn_if_shared(link, device):
     sharing = ranks_that_share(link.allgather([device_number(device)])[:, 0], link.rank)
     if len(sharing) > 1 and sharing[0] == link.rank:
         ranks = ", ".join(map(str, sharing))
-        print(
-            f"fedmpi: {len(sharing)} ranks share {device} on {platform.node()} (ranks {ranks}), and take turns there: "
-            "start one rank per GPU, and use --clients N for more clients",
-            file=sys.stderr,
-            flush=True,
+        log.warning(
+            f"{len(sharing)} ranks share {device} on {platform.node()} (ranks {ranks}), and take turns there: "
+            "start one rank per GPU, and use --clients N for more clients"
         )
 
 

@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import platform
-import sys
 import weakref
 
 import numpy as np
@@ -24,6 +23,9 @@ from fedmpi.comm.transports.base import Facts, Transport, Unavailable, choose
 from fedmpi.comm.transports.shared import SharedMemory
 from fedmpi.errors import AgreedUserError, UserError
 from fedmpi.registry import known
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 HOST_BYTES = 64  # of a machine's name in messages
 
@@ -95,7 +97,7 @@ class MPILink(Link):
                 if self.transport != "auto":
                     raise UserError(f"transport = {transport.name}: {error}; use --transport auto") from None
                 if error.args != ("on another node",) and self.local_rank == 0:
-                    print(f"fedmpi: transport {transport.name} is not used: {error}", file=sys.stderr, flush=True)
+                    log.warning(f"transport {transport.name} is not used: {error}")
         raise UserError(f"transport = {self.transport}: expected auto or the name of a transport")
 
     def _facts(self, nbytes, device):
@@ -278,11 +280,10 @@ class MPILink(Link):
         if self.roll_call is not None:
             self.roll_call.lost.update(lost)
         for rank in lost if self.rank == 0 else ():
-            print(
-                f"fedmpi: {self._describe(rank)} was lost during {self.phase}; {self.size} of "
-                f"{self.size + len(self.lost)} ranks continue",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            log.warning(
+                f"{self._describe(rank)} was lost during {self.phase}; {self.size} of "
+                f"{self.size + len(self.lost)} ranks continue"
+            )
 
     def wait_for_survivors(self):
         """Wait until all ranks that are left are here; some may have gone on from here already. Collective."""

@@ -22,7 +22,7 @@ GROUPS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything but the choice of algorithm, task, oracle, model and partition."""
 

@@ -5,7 +5,6 @@ import gzip
 import importlib.util
 import pathlib
 import re
-import sys
 
 import h5py
 import numpy as np
@@ -13,7 +12,9 @@ import numpy as np
 from fedmpi.comm.agreement import agree
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
-from fedmpi.text import short
+from fedmpi.text import Log, short
+
+log = Log(__name__)
 
 # name -> (mean, std) of pixel/255 per channel, as in the public FAFED code; Tiny-ImageNet: the usual values; digits:
 # measured on the training set.
@@ -130,7 +131,7 @@ def check_labels(link, name, sources, num_classes):
 
     agree(link, check)
     for line in oddities(name, trained, tested, num_classes) if link.rank == 0 else ():
-        print(f"fedmpi: {line}", file=sys.stderr, flush=True)
+        log.warning(line)
 
 
 def _missing(present, num_classes):

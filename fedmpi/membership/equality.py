@@ -5,7 +5,6 @@ import hashlib
 import importlib.metadata
 import pathlib
 import platform
-import sys
 
 import numpy as np
 import torch
@@ -14,6 +13,9 @@ from torch.nn.parameter import is_lazy
 import fedmpi
 from fedmpi.comm.agreement import check_equal, difference
 from fedmpi.comm.mpi import mpi_name
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 
 def check_software(link):
@@ -26,7 +28,7 @@ def check_software(link):
     check_equal(link, {"fedmpi": found.pop("fedmpi")}, "install the same fedmpi everywhere")
     others = difference(link, found)
     if others and link.rank == 0:
-        print(f"fedmpi: the ranks differ: {others}; numbers may round differently", file=sys.stderr, flush=True)
+        log.warning(f"the ranks differ: {others}; numbers may round differently")
 
 
 def versions():

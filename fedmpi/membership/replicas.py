@@ -1,12 +1,14 @@
 """A check that the state which all ranks replicate is equal on all of them. Collective on the federation's link."""
 
 import collections
-import sys
 
 import torch
 
 from fedmpi.errors import AgreedUserError, ReplicasDiffer
 from fedmpi.membership.equality import digest
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 ROUNDING = 1e-5  # largest relative difference that an MPI's sums in different orders may leave
 HASH_DIGITS = 12  # hexadecimal, as many as a float64 holds exactly
@@ -46,7 +48,7 @@ def check_result(federation):
         hint = "the ranks have different models; that of rank 0 is the one that was saved"
         raise AgreedUserError(f"{line}: {hint}" if link.rank == 0 else "")
     if link.rank == 0:
-        print(f"fedmpi: {line}", file=sys.stderr, flush=True)
+        log.warning(line)
 
 
 def _first_difference(federation):

@@ -1,6 +1,7 @@
 """Output that cannot end a program: neither by a character that cannot be encoded, nor because nobody reads it."""
 
 import contextlib
+import logging
 import os
 import pathlib
 import re
@@ -13,6 +14,23 @@ from fedmpi.comm.process import ancestors
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
 # Options of launchers that label the output or write it elsewhere: it must pass through them.
 OUTPUT_OPTIONS = re.compile(r"-+(l|prepend\S*|outfile\S*|errfile\S*|output\S*|tag\S*|timestamp\S*|xml)")
+
+
+class _ToStandardError(logging.Handler):
+    """Prints what the package logs on what is standard error at that time."""
+
+    def emit(self, record):
+        print(f"fedmpi: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+_PRINTING = _ToStandardError()
+
+
+def print_log():
+    """From now on, print what the package logs on standard error, as programs do, and nowhere else."""
+    logger = logging.getLogger("fedmpi")
+    logger.addHandler(_PRINTING)
+    logger.propagate = False
 
 
 def make_output_safe():

@@ -14,7 +14,7 @@ from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.exits import forget
 from fedmpi.membership.opening import open_link
-from fedmpi.program.output import make_output_safe, write_past_launcher
+from fedmpi.program.output import make_output_safe, print_log, write_past_launcher
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
@@ -32,6 +32,7 @@ def run_program(program, arguments, check=check_launch):
         check: called with the link before the program; it raises a `UserError` if the ranks did not find each other.
     """
     make_output_safe()
+    print_log()
     end_with_launcher()
     atexit.register(gc.freeze)  # then Python ends without a search for garbage in all of torch: 0.3 s of each rank
     link = _make_link()

@@ -8,6 +8,7 @@ import os
 import sys
 
 from fedmpi.errors import INTERRUPTED, STOPPED, Stopped, UserError
+from fedmpi.program.output import print_log
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
@@ -18,6 +19,7 @@ def run_single(program, arguments):
     and 75. A closed standard output (``| head``) ends it silently with 1. An OSError that no check expected (too long a
     name, a full disk) ends it like a `UserError`.
     """
+    print_log()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")  # characters that the locale does not have

@@ -24,7 +24,9 @@ from fedmpi.report.tables import (
 )
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs, is_run, run_folders
-from fedmpi.text import as_markdown
+from fedmpi.text import Log, as_markdown
+
+log = Log("fedmpi.report")
 
 DESCRIPTION = """\
 Plot loss and metrics of runs against communication rounds, bytes, gradient evaluations and wall time.
@@ -60,7 +62,7 @@ def _run(arguments):
     scaled = look.style.scale if options.scale else ()
     _check_metrics(runs, "--metric", [*look.metrics, *scaled])
     for line in complaints:
-        print(f"fedmpi: left out: {line}", file=sys.stderr)
+        log.warning(f"left out: {line}")
     comparison = problems(runs)
     write(options.out, comparison, complaints, targets, look)
     print(*(f"{heading}\n{table.text()}\n" for heading, table in _tables(comparison, targets)), sep="\n")

@@ -12,7 +12,6 @@ import os
 import platform
 import secrets
 import stat
-import sys
 import threading
 import time
 import weakref
@@ -20,7 +19,9 @@ import weakref
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import LOCK
-from fedmpi.text import short
+from fedmpi.text import Log, short
+
+log = Log(__name__)
 
 REFRESH = 5.0  # seconds between two writes of the owner's name
 LIFETIME = 40.0  # seconds after which an owner on another node that does not write any more has ended
@@ -91,10 +92,9 @@ class RunLock:
                 return False
             if not said and now - began > 2:
                 wait = OUTLIVES if lives else LIFETIME
-                print(
-                    f"fedmpi: waiting up to {wait:.0f} s to see whether {_describe(owner)} still writes to "
-                    f"{self.folder}", file=sys.stderr, flush=True,
-                )  # fmt: skip
+                log.warning(
+                    f"waiting up to {wait:.0f} s to see whether {_describe(owner)} still writes to {self.folder}"
+                )
                 said = True
             time.sleep(0.1)
 

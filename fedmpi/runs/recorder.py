@@ -20,7 +20,9 @@ from fedmpi.runs.checkpoint import adopt
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.trackers.base import titled
-from fedmpi.text import format_seconds
+from fedmpi.text import Log, format_seconds
+
+log = Log(__name__)
 
 LONGEST_LINE = 1 << 20  # bytes of a record
 LONG_WAIT = 60  # seconds; progress lines say the time left beyond it
@@ -254,7 +256,7 @@ class Recorder:
 
 def say(text):
     """Print a line of information on standard error."""
-    print(f"fedmpi: {text}", file=sys.stderr, flush=True)
+    log.warning(text)
 
 
 def _round_of(line):

@@ -30,7 +30,9 @@ from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import Planned, make_plan, plan_of_search
 from fedmpi.sweep.search import SAMPLERS, Search, make_space
 from fedmpi.sweep.slurm import SIGNATURE, job_array
-from fedmpi.text import format_ranges, format_seconds
+from fedmpi.text import Log, format_ranges, format_seconds
+
+log = Log("fedmpi.sweep")
 
 NOTE = "# Written by fedmpi.sweep: the settings of all its runs.\n"
 COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
@@ -196,7 +198,7 @@ def _check_runs(plan, runs, added):
             advice = "; to choose by another metric: --holdout 0 --metric train_loss" if ours else ""
             raise UserError(f"run {run.name}: {error}{advice}") from None
     for note in notes:
-        print(f"fedmpi: {note}", file=sys.stderr)
+        log.warning(note)
 
 
 def _claim_folder(plan):

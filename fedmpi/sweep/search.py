@@ -1,7 +1,6 @@
 """Random and TPE search with Optuna: each trial is a run of a sweep, and can be ended early (pruned)."""
 
 import json
-import sys
 import time
 
 from fedmpi.config.grammar import spelling
@@ -12,6 +11,9 @@ from fedmpi.runs.record import less_is_better
 from fedmpi.sweep.choice import usual_metric
 from fedmpi.sweep.local import start_job
 from fedmpi.sweep.plan import Planned, axis, names_of
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 TRIALS = "trials.jsonl"  # in the sweep's folder: a line for each trial that was begun, or was pruned
 BEGIN = b'{"name": "'  # of each line
@@ -135,7 +137,7 @@ class Search:
         elif rest and not lines and not rest.startswith(BEGIN[: len(rest)]):
             raise UserError(f"{self._file}: fedmpi did not write it: move it, or choose another --out")
         elif rest:
-            print(f"fedmpi: {self._file}: the last line is not whole, and is ignored", file=sys.stderr)
+            log.warning(f"{self._file}: the last line is not whole, and is ignored")
         begun = set()
         for number, line in enumerate(lines, 1):
             begun |= {line["name"]} if "parameters" in line else set()

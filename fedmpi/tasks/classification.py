@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import json
 import pathlib
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,7 +33,9 @@ from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.base import LoadedTask, Metrics, Task
 from fedmpi.tasks.dealt import Dealt
-from fedmpi.text import short
+from fedmpi.text import Log, short
+
+log = Log(__name__)
 
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
@@ -89,7 +90,7 @@ def _open_shared(task, context, partition):
     """One source that all ranks read: (client -> source, parts of all clients, their rows, test rows, names)."""
     whole = open_source(task.data, context.data_dir)
     for line in whole.oddities() if context.rank == 0 else ():
-        print(f"fedmpi: {line}", file=sys.stderr, flush=True)
+        log.warning(line)
     source = task.version(whole, context.seed)
     parts = partition.split_source(source, context.num_clients, context.seed)
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
@@ -116,7 +117,7 @@ def _open_silos(task, context, partition):
     further = silo_name(task.data, context.num_clients, "task.data")
     if context.rank == 0 and pathlib.Path(further).is_file():
         clients = f"{context.num_clients} client{'s' if context.num_clients > 1 else ''}"
-        print(f"fedmpi: {further} is not used: the run has {clients} (--clients or mpirun -np)", file=sys.stderr)
+        log.warning(f"{further} is not used: the run has {clients} (--clients or mpirun -np)")
     names = [", ".join(as_strings(file.attributes.get(SILO_NAME, ""))) for file in files.values()]
     sources = {client: task.version(file, context.seed) for client, file in files.items()}
     everything = {client: np.arange(len(source.labels["train"])) for client, source in sources.items()}

@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import pathlib
-import sys
 import typing
 from collections.abc import Mapping
 
@@ -27,9 +26,12 @@ from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.tasks.datasets import classification_of
+from fedmpi.text import Log
 from fedmpi.training import loop
 from fedmpi.training.build import read_config
 from fedmpi.training.early_stopping import Callbacks
+
+log = Log(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +47,12 @@ class Run:
     """
 
     model: torch.nn.Module
-    metrics: list
-    final: dict
+    metrics: list[dict[str, float]]
+    final: dict[str, float]
     folder: pathlib.Path
-    settings: dict
+    settings: dict[str, typing.Any]
 
-    def frame(self):
+    def frame(self) -> typing.Any:
         """The records as a `pandas.DataFrame` with a row per round.
 
         Raises:
@@ -63,7 +65,7 @@ class Run:
         return pandas.DataFrame(self.metrics)
 
 
-def run(settings):
+def run(settings: dict[str, typing.Any]) -> Run:
     """See `fedmpi.train`; `settings` are its keyword arguments. Collective on the ranks of `comm`."""
     settings = dict(settings)
     comm = settings.pop("comm", None)
@@ -81,7 +83,7 @@ def run(settings):
                     "help, list and print_config are options of python -m fedmpi.train: leave them out"
                 )
             for note in config.notes if link.rank == 0 else ():
-                print(f"fedmpi: {note}", file=sys.stderr, flush=True)
+                log.warning(note)
             outcome = loop.train(config, link, Callbacks(**functions))
             model = outcome.make_model()
         return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import sys
 
 import numpy as np
 import torch
@@ -28,9 +27,12 @@ from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.text import Log
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, try_metrics, try_training
 from fedmpi.training.slow_steps import SlowSteps
+
+log = Log(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +121,7 @@ def prepare(config, link):
     if config.task.has_model:
         note = agree(link, lambda: try_training(config, flat, task, samplers))
         if note and link.rank == 0:
-            print(f"fedmpi: {note}", file=sys.stderr, flush=True)
+            log.warning(note)
         try_metrics(flat, task, link)
     oracles = _oracles(config, task, flat, samplers)
     private = agree(link, lambda: private_parts(run, task, flat))

@@ -5,7 +5,6 @@ copied between two rounds and a thread writes the copy while training goes on. W
 round messages that all have written, rank 0 completes the checkpoint by its manifest.
 """
 
-import sys
 import time
 
 import torch
@@ -27,8 +26,11 @@ from fedmpi.runs.checkpoint import (
     unique_name,
     write_manifest,
 )
+from fedmpi.text import Log
 from fedmpi.training.checkpoint_writer import FAILED, WRITING, CheckpointWriter, available_memory, copied
 from fedmpi.training.resuming import resume
+
+log = Log(__name__)
 
 DUE = 8  # a bit of `Federation.requests`, as those of `fedmpi.training.checkpoint_writer`
 SMALL = 64 << 20  # bytes that are copied in any case
@@ -168,10 +170,7 @@ class Checkpoints:
         link, written, self._pending = self._job.link, self._pending, None
         if written.problem:
             kept = f"the last one is that of round {self.done}" if self._rounds else "there is no other one yet"
-            print(
-                f"fedmpi: the checkpoint of round {written.number} could not be written: {written.problem}; {kept}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            log.warning(f"the checkpoint of round {written.number} could not be written: {written.problem}; {kept}")
         checksums = {} if failed else self._allgather_checksums(written)
         failed = failed or link.members != written.members  # a file of a lost rank may be missing
         problem = self._write_manifest(written, checksums) if link.rank == 0 and not failed else None
@@ -215,11 +214,7 @@ class Checkpoints:
                 write_mark(self._folder, "run", self._identity, checkpoints=True)
         except OSError as error:
             problem = f"{error.filename or folder}: cannot be written: {error.strerror}"
-            print(
-                f"fedmpi: the checkpoint of round {written.number} could not be written: {problem}",
-                file=sys.stderr,
-                flush=True,
-            )
+            log.warning(f"the checkpoint of round {written.number} could not be written: {problem}")
             return problem
         return None
 

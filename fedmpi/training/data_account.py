@@ -1,10 +1,12 @@
 """Which data a run is trained on: recorded in its folder, and compared with those of the run that it repeats."""
 
 import json
-import sys
 
 from fedmpi.comm.agreement import agree, allgather_lines, share
 from fedmpi.runs.data_files import difference, file_digest, read_data_files, salted, write_data_files
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 
 def account_for_data(job, recorder):
@@ -18,6 +20,6 @@ def account_for_data(job, recorder):
     for folder, (salt, before) in earlier.items():
         digests = [of_file[salt] for of_file in files]
         if what := difference(before, digests):
-            print(f"fedmpi: the data differ from those of {folder}: {what}", file=sys.stderr, flush=True)
+            log.warning(f"the data differ from those of {folder}: {what}")
         if folder == recorder.folder:
             recorder.write(lambda folder, salt=salt, digests=digests: write_data_files(folder, salt, digests))

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import pathlib
 import re
-import sys
 import time
 from collections.abc import Callable
 
@@ -24,6 +23,7 @@ from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder
 from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import make_trackers
+from fedmpi.text import Log
 from fedmpi.training.build import prepare
 from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.data_account import account_for_data
@@ -40,6 +40,8 @@ from fedmpi.training.result import (
     trained_module,
 )
 from fedmpi.training.signals import StopSignals, stopping_signal
+
+log = Log(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +250,7 @@ def _warn_of_choice(job):
     if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
         what = "the best model is chosen" if run.result == "best" else "the run ends early"
         hint = "so the test results will be too optimistic; --holdout 0.1 uses held-out training data instead"
-        print(f"fedmpi: {what} by {job.task.goal[0]} on the test set, {hint}", file=sys.stderr, flush=True)
+        log.warning(f"{what} by {job.task.goal[0]} on the test set, {hint}")
 
 
 def _run_rounds(job, records, checkpoints, progress, rule, evaluation):

@@ -4,7 +4,6 @@ import math
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 
 import torch
@@ -16,9 +15,11 @@ from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.runs.model_files import complete, load_values, read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import less_is_better
 from fedmpi.streams import generator
-from fedmpi.text import format_bytes, spread_in_words, table
+from fedmpi.text import Log, format_bytes, spread_in_words, table
 from fedmpi.training.early_stopping import selection_goal
 from fedmpi.training.model import describe_model, model_class
+
+log = Log(__name__)
 
 
 class ResultRule:
@@ -92,7 +93,7 @@ def save(job, recorder):
     try:
         job.task.write_result(flat.module, recorder.folder)
     except OSError as error:
-        print(f"fedmpi: {error.filename}: cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        log.warning(f"{error.filename}: cannot be written: {error.strerror}")
     try:
         save_model(recorder.folder, values, rows, description)
     except UserError as error:

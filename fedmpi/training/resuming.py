@@ -1,7 +1,6 @@
 """How a run goes on from its newest checkpoint that is not damaged. `resume` is collective over all ranks."""
 
 import platform
-import sys
 
 import torch
 
@@ -19,7 +18,9 @@ from fedmpi.runs.checkpoint import (
     versions,
 )
 from fedmpi.runs.state_file import Damaged, read_state
-from fedmpi.text import short
+from fedmpi.text import Log, short
+
+log = Log(__name__)
 
 MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, besides those of speed and place
 EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # of speed, unless evaluations decide what the result is
@@ -77,7 +78,7 @@ def _restore(job, folder, state):
 
 
 def _say(text):
-    print(f"fedmpi: {text}", file=sys.stderr, flush=True)
+    log.warning(text)
 
 
 def _since(written):

@@ -2,11 +2,13 @@
 
 import math
 import platform
-import sys
 
 import torch
 
 from fedmpi.comm.host import core_quota, seconds_without_core
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 LONG = 5.0  # seconds of local steps that are compared with their CPU time
 SMALLEST_SHARE = 0.5  # of CPU time in them; less is said
@@ -36,11 +38,10 @@ class SlowSteps:
         took, computed = now[0] - self._before[0], now[1] - self._before[1]
         if computed < SMALLEST_SHARE * took:
             waited = None if None in (now[2], self._before[2]) else now[2] - self._before[2]
-            print(
-                f"fedmpi: rank {self._rank} on {platform.node()}: local steps of {computed:.1f} s CPU time took "
-                f"{took:.1f} s: {_why(took - computed, waited)}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            log.warning(
+                f"rank {self._rank} on {platform.node()}: local steps of {computed:.1f} s CPU time took "
+                f"{took:.1f} s: {_why(took - computed, waited)}"
+            )
             self._is_done = True
         self._before = now
 
