@@ -7,15 +7,13 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-PAUSE = 0.001  # seconds between two looks whether all ranks have come
-
 _own_comms = []  # our own duplicates of the communicators on which ranks have met
 _sent = []  # requests of messages, which hold their memory
 
 
 @functools.cache
 def _key():
-    """Under which a communicator has its duplicate."""
+    """The key of an attribute of communicators: their duplicate."""
     return MPI.Comm.Create_keyval()
 
 
@@ -37,7 +35,7 @@ def meet(comm, seconds):
     own, status, until = comm.Get_attr(_key()), MPI.Status(), time.monotonic() + seconds
     request = (own or comm).Ibarrier()
     while not request.Test():
-        time.sleep(PAUSE)
+        time.sleep(0.001)  # the other ranks may need this core
         if own is not None and own.Iprobe(status=status):
             own.Recv(code := np.empty(1), status.source)
             return status.source, int(code[0])
