@@ -44,6 +44,8 @@ class Arguments(RunSettings):
     model: Choice | torch.nn.Module | Callable[..., torch.nn.Module] | None = None
     partition: Choice | Any = None
     oracle: Choice | Any = None
+    aggregation: Choice | Any = None
+    stages: str | Sequence[Any] | Mapping[str, Any] | None = None
     preset: str | None = None
     config: Place | None = None
     on_round: Callback | None = None

@@ -51,8 +51,7 @@ class RollCall:
         self._waiting = set()  # other ranks that have said HERE and not GONE
         self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
         self._inside_since, self._call, self._patience = None, None, 0.0
-        _watched.append(self)
-        _start_watch()
+        _watched().append(self)
 
     def wait(self, request, pause):
         """Wait until `request` is complete.
@@ -137,7 +136,7 @@ class RollCall:
 
     def close(self):
         """Free the communicator."""
-        _watched.remove(self)
+        _watched().remove(self)
         self._comm.Free()
 
     def _look_inside_mpi(self):
@@ -222,17 +221,16 @@ class RollCall:
         )
 
 
-_watched = []  # the roll calls that are not closed; that of a loop which is dropped without `finish` stays, too
-
-
 @functools.cache
-def _start_watch():
-    threading.Thread(target=_watch_mpi, name="timeout", daemon=True).start()
+def _watched():
+    """The roll calls that are not closed, of which a thread looks at the calls of MPI every second."""
+    roll_calls = []
 
+    def look():
+        while True:
+            time.sleep(1)
+            for roll_call in list(roll_calls):
+                roll_call._look_inside_mpi()
 
-def _watch_mpi():
-    """Look at the calls of all roll calls; runs in one thread of its own."""
-    while True:
-        time.sleep(1)
-        for roll_call in list(_watched):
-            roll_call._look_inside_mpi()
+    threading.Thread(target=look, name="timeout", daemon=True).start()
+    return roll_calls

@@ -2,19 +2,15 @@
 
 import atexit
 import builtins
-import contextlib
 import dataclasses
 import functools
 import os
 import sys
 import time
-from collections.abc import Callable
-
-import numpy as np
-from mpi4py import MPI
 
 from fedmpi.comm.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
+from fedmpi.comm.meeting import say_gone
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT, RollCall
 from fedmpi.errors import INTERRUPTED, Diverged, UserError
 
@@ -26,12 +22,10 @@ class _Opened:
     rank: int
     roll_call: RollCall | None  # None: there are no other ranks
     progress: list  # see `Link`
-    abort: Callable
+    comm: object  # its communicator
 
 
 _opened = []  # `_Opened`s
-_own_comms = []  # duplicates of the communicators on which a federation has been opened
-_sent = []  # requests of messages, which have their memory
 _replaced = []  # (module, name, our function, what was there) while links are open
 _exit_code = None  # with which sys.exit was called
 _process = None  # that has opened them; its forked children may end
@@ -42,27 +36,11 @@ def guard_exits(link):
     global _exit_code
     _exit_code = None
     _install()
-    _opened.append(_Opened(link.rank, link.roll_call, link.progress, functools.partial(abort, link.comm)))
-
-
-def guard_rank(comm):
-    """From now on, when this rank ends, it sends its exit code (-1: unknown) to all others of a communicator."""
-    comm.Set_errhandler(MPI.ERRORS_RETURN)
-    _own_comms.append(comm)
-
-
-def _say_gone(code):
-    """Tell ranks that begin another federation, now or later, that this one has ended."""
-    for comm in _own_comms if os.getpid() == _process and not MPI.Is_finalized() else ():
-        for rank in set(range(comm.size)) - {comm.rank}:
-            with contextlib.suppress(MPI.Exception):
-                _sent.append(comm.Isend(np.array([code], np.float64), rank))
+    _opened.append(_Opened(link.rank, link.roll_call, link.progress, link.comm))
 
 
 def forget(link):
     """Let this rank end from now on. Not collective."""
-    if link.lost:
-        _own_comms.clear()  # nothing can be sent to those ranks
     _opened[:] = [opened for opened in _opened if opened.progress is not link.progress]
     if not _opened and os.getpid() == _process:
         _uninstall()
@@ -74,7 +52,7 @@ def _install():
         return
     _process = os.getpid()
     atexit.unregister(_end_together)
-    atexit.register(_end_together)
+    atexit.register(_end_together)  # for good: this rank tells those that begin another federation that it has ended
     _replace(sys, "excepthook", _end_by_error)
     _replace(sys, "exit", _exit)
     for name in ("exit", "quit"):  # are there unless Python was started with -S
@@ -92,8 +70,6 @@ def _replace(module, name, function):
 
 
 def _uninstall():
-    if not _own_comms:  # if there are some, this rank still says at its end that it has ended
-        atexit.unregister(_end_together)
     for module, name, ours, before in _replaced:
         if getattr(module, name) is ours:  # if not, a later one calls it
             setattr(module, name, before)
@@ -112,7 +88,6 @@ def _exit_at_once(leave, code):
     others = _waited_for()
     if others and code != TIMED_OUT and not others[-1].roll_call.goes_on:  # fedmpi itself has not said why
         _end(f"error on rank {others[-1].rank}: os._exit({code}) was called{_after(*others[-1].progress)}", code or 1)
-    _say_gone(code)
     leave(code)
 
 
@@ -137,9 +112,8 @@ def _end_together():
     code = -1 if _exit_code is None else _exit_code
     if not all(one.roll_call.say_leaving([*one.progress, code]) for one in others):
         return  # MPI is finalized
-    if not others:
-        _say_gone(code)
-        return
+    if not others and os.getpid() == _process:
+        say_gone(code)
     until = time.monotonic() + GRACE
     heard = [(one, *one.roll_call.hear_leaving(until)) for one in others]
     alone = [(one, leaving) for one, leaving, are_all in heard if not are_all]
@@ -176,7 +150,7 @@ def _end(line, code):
     if line:
         _print(line)
     time.sleep(OUTPUT_SECONDS)
-    _opened[-1].abort(code)
+    abort(_opened[-1].comm, code)
 
 
 def _print(line):

@@ -1,25 +1,22 @@
 """`open_link`: the ranks meet, and none of them waits forever for one that is stuck or ends."""
 
-import functools
 import numbers
 import sys
 import threading
 import time
 
-import numpy as np
 import torch
-from mpi4py import MPI
 
 from fedmpi.comm.abort import abort
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.launch import OUTPUT_SECONDS
+from fedmpi.comm.launch import OUTPUT_SECONDS, started_by
+from fedmpi.comm.meeting import meet
 from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT
 from fedmpi.errors import UserError
-from fedmpi.membership.exits import forget, guard_exits, guard_rank
+from fedmpi.membership.exits import forget, guard_exits
 
 TIMEOUT = 1800.0  # seconds, at every door
-PAUSE = 0.001  # seconds between two looks whether all ranks have come
 
 
 def open_link(comm=None, timeout=TIMEOUT):
@@ -33,9 +30,9 @@ def open_link(comm=None, timeout=TIMEOUT):
     """
     is_number = isinstance(timeout, numbers.Real) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
     given, timeout = timeout, timeout if is_number else TIMEOUT
-    ranks = MPI.COMM_WORLD if comm is None else comm
-    if not MPI.Is_finalized() and isinstance(ranks, MPI.Intracomm) and ranks != MPI.COMM_NULL:
-        _meet(ranks, timeout)
+    missing = meet(comm, timeout + GRACE)
+    if missing is not None:
+        _end_opening(comm, timeout, *missing)
     link = MPILink(comm)
     link.watch(timeout)
     guard_exits(link)
@@ -64,36 +61,15 @@ def check_alone():
         )
 
 
-@functools.cache
-def _key():
-    """Under which a communicator has one of fedmpi's own, on which ranks that end say so: see `guard_rank`."""
-    return MPI.Comm.Create_keyval()
-
-
-def _meet(comm, timeout):
-    """Wait for all ranks of a communicator; end the job if one has ended, or does not come. Collective on `comm`."""
-    if comm.size == 1:
-        return
-    own, status = comm.Get_attr(_key()), MPI.Status()
-    request, until = (own or comm).Ibarrier(), time.monotonic() + timeout + GRACE
-    while not request.Test():
-        time.sleep(PAUSE)
-        if own is not None and own.Iprobe(status=status):
-            own.Recv(code := np.empty(1), status.source)
-            how = f" with exit code {code[0]:.0f}" if code[0] >= 0 else ""
-            what = f"rank {status.source} ended{how}, while other ranks begin a federation"
-            _end_opening(comm, f"{what}: all ranks must begin equally many", int(code[0]) if code[0] > 0 else 1)
-        elif time.monotonic() > until:
-            what = f"not all ranks have begun a federation within {timeout:g} s"
-            hint = "some have ended, are stuck, or do not call fedmpi as often as the others"
-            _end_opening(comm, f"{what}: {hint}", TIMED_OUT)
-    if own is None:
-        comm.Set_attr(_key(), own := comm.Dup())
-        guard_rank(own)
-
-
-def _end_opening(comm, line, code):
-    time.sleep(min(2 * OUTPUT_SECONDS * comm.rank, GRACE))  # a lower rank ends this one meanwhile, if it is here
-    print(f"fedmpi: error: {line}", file=sys.stderr, flush=True)
-    time.sleep(OUTPUT_SECONDS)
-    abort(comm, code)
+def _end_opening(comm, timeout, rank, code):
+    """End the job: a rank has ended with a code, or (None) some ranks have not come in time."""
+    what = f"not all ranks have begun a federation within {timeout:g} s"
+    hint = "some have ended, are stuck, or do not call fedmpi as often as the others"
+    if rank is not None:
+        what = f"rank {rank} ended{f' with exit code {code}' * (code >= 0)}, while other ranks begin a federation"
+        hint, code = "all ranks must begin equally many", max(code, 1)
+    time.sleep(min(2 * OUTPUT_SECONDS * started_by()[2], GRACE))  # a lower rank ends this one meanwhile, if it is here
+    print(f"fedmpi: error: {what}: {hint}", file=sys.stderr, flush=True)
+    time.sleep(OUTPUT_SECONDS / 5)  # after os._exit(0) on a rank, MPICH's launcher soon ends all with exit code 0
+    abort(comm, code or TIMED_OUT)
+    time.sleep(GRACE)  # MPICH's returns before it takes effect

@@ -170,9 +170,10 @@ class FlatModule:
         """The loss `loss_of(module)` at the current parameters, without a graph; its gradient goes into `out`."""
         views = self._known_views(out)
         self._wanted = {position: views[position] for position in self._large_layers}
+        trained = [p for p in self.parameters if p.requires_grad]  # the module may have frozen others since
         try:
             loss = loss_of(self.module)
-            gradients = torch.autograd.grad(loss, self._trained(), allow_unused=True)
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         finally:
             self._wanted = {}
         if any(g is None or g.is_sparse for g in gradients) or len(gradients) < len(views):
@@ -180,12 +181,6 @@ class FlatModule:
         self._fill(views, gradients)
         self.adopt()
         return loss.detach()
-
-    def _trained(self):
-        """The parameters, without those that the module has frozen since."""
-        if all(p.requires_grad for p in self.parameters):
-            return self.parameters
-        return [p for p in self.parameters if p.requires_grad]
 
     def _dense(self, views, gradients):
         """(views, gradients) of all parameters: sparse gradients as dense ones, 0 where there is none."""

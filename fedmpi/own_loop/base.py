@@ -185,7 +185,8 @@ class OwnLoop:
         """
         self._flat.adopt()
         self.federation.private.keep(self._client)
-        state = {name: _copied(value) for name, value in self.federation.state().items()}
+        state = self.federation.state()
+        state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
         state["loop/agreed_buffers"] = self.federation.store.sent.agreed.clone()
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
         return state | scratch | {f"loop/{name}": value for name, value in self._owner().items()}
@@ -394,10 +395,6 @@ def _take_rank_0s(link, tensor):
     if host.numel():
         link.broadcast(host.reshape(-1).view(torch.uint8).numpy())
         tensor.detach().copy_(host)
-
-
-def _copied(value):
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _length(loader):

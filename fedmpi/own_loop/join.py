@@ -78,16 +78,13 @@ def _make_algorithm(algorithm, settings):
     """An `Algorithm` from a name, class or instance and its settings."""
     if isinstance(algorithm, str):
         algorithm = find("algorithm", algorithm, fedmpi.algorithms, Algorithm)
-    if isinstance(algorithm, Algorithm):
-        return dataclasses.replace(algorithm, **_checked(type(algorithm), settings)) if settings else algorithm
-    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+    cls = algorithm if isinstance(algorithm, type) else type(algorithm)
+    if not issubclass(cls, Algorithm):
         raise UserError(f"algorithm is a {type(algorithm).__name__}: expected a name like 'fafed', or an Algorithm")
-    return algorithm(**_checked(algorithm, settings))
-
-
-def _checked(cls, settings):
-    names = [field.name for field in dataclasses.fields(cls)]
-    return known_settings(f"algorithm {command_name(cls)}", names, settings)
+    known_settings(f"algorithm {command_name(cls)}", [field.name for field in dataclasses.fields(cls)], settings)
+    if cls is algorithm:
+        return cls(**settings)
+    return dataclasses.replace(algorithm, **settings) if settings else algorithm
 
 
 class Joined(OwnLoop):

@@ -29,7 +29,6 @@ ALONE = {
     "two": (1, "error: rank 1 ended after 23 steps, while"),
     "os_exit0": (1, r"error on rank 1: os._exit\(0\) was called after 23 steps"),
     "os_exit5": (5, r"error on rank 1: os._exit\(5\) was called after 23 steps"),
-    "between_at_once": (1, "error: rank 1 ended with exit code 0, while other ranks begin a federation"),
     "raise": (1, "error on rank 1: ValueError after 23 steps"),
     "stuck": (75, r"error: no sign of rank 1 on \S+ for 5 s during the local steps of round 5: "),
     "late": (75, "error: not all ranks have begun a federation within 5 s"),

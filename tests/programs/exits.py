@@ -84,10 +84,10 @@ def main(how):
         kept = fedmpi.average(nn.Linear(2, 2), every=2, timeout=TIMEOUT)
         kept.step()
         loop(how, joins=True)
-    elif plain in ("between", "between_at_once"):  # a federation that has ended and one that the others begin
+    elif plain == "between":  # a federation that has ended and one that the others begin
         for number in range(2):
             if number and RANK == 1:
-                (sys.exit if plain == "between" else os._exit)(3 if plain == "between" else 0)
+                sys.exit(3)
             fedmpi.average(nn.Linear(2, 2), every=2).finish()
     elif plain == "caught" or plain == "interrupt":
         wrapped(lambda: loop(how))
