@@ -45,6 +45,10 @@ class FAFED(Algorithm):
     server_rows = ("A",)
     client_rows = ("x_prev",)
 
+    @property
+    def stackable(self):
+        return self.adaptive_matrix == "diagonal"
+
     def start(self, client, server, oracle):
         """Lines 1-2: m_i = ∇f_i(x_0; B_0), v_i = its square; both are averaged next."""
         g = oracle.gradient(client.x, oracle.draw_first())
@@ -106,6 +110,7 @@ class FAFEDCode(FAFED):
     """
 
     name = "fafed_code"
+    stackable = FAFED.stackable
 
     sync_order: str = setting(
         "code",
