@@ -3,12 +3,16 @@
 import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import fedmpi.aggregation
+import fedmpi.aggregation.stages
 from fedmpi.aggregation.base import Aggregation, Layout
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.comm.link import Link
-from fedmpi.registry import command_name
+from fedmpi.errors import UserError
+from fedmpi.registry import command_name, find
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +21,10 @@ class Sending:
 
     aggregation: Aggregation = dataclasses.field(default_factory=Mean)
     stages: Sequence[Stage] = ()
+
+    def as_texts(self) -> dict[str, str]:
+        """Name -> text, which differ if ranks were given something else."""
+        return {"aggregation": str(self.aggregation), "stages": str(list(self.stages))}
 
     def opened(self, link: Link, layout: Layout, clients: Iterable[int]) -> tuple[Aggregation, dict[str, Stage]]:
         """(the aggregation, name -> stage), opened copies for one federation. Collective on the link.
@@ -31,3 +39,32 @@ class Sending:
             stages[f"{name}-{before + 1}" if before else name] = stage
             stage.open(link, layout)
         return aggregation, stages
+
+
+def chosen(aggregation: Any, stages: Any) -> Sending:
+    """The `Sending` of what a program gives.
+
+    Args:
+        aggregation: a name, a dotted path, an `Aggregation` or such a class.
+        stages: a list of the same for `Stage`s, or names separated by commas.
+
+    Raises:
+        UserError: one line: what was given, what is allowed.
+    """
+    if isinstance(stages, str):
+        stages = [name.strip() for name in stages.split(",") if name.strip()]
+    if not isinstance(stages, list | tuple):
+        raise UserError(
+            f"stages is a {type(stages).__name__}: expected a list of names or objects, like ['norm_bound']"
+        )
+    whole = _made("aggregation", aggregation, fedmpi.aggregation, Aggregation)
+    return Sending(whole, tuple(_made("stage", stage, fedmpi.aggregation.stages, Stage) for stage in stages))
+
+
+def _made(kind: str, given: Any, package: Any, base: type) -> Any:
+    found = find(kind, given, package, base) if isinstance(given, str) else given
+    if isinstance(found, type) and issubclass(found, base):
+        return found()
+    if not isinstance(found, base):
+        raise UserError(f"{kind} is a {type(found).__name__}: expected a name, or an object of {base.__name__}")
+    return found

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fedmpi.aggregation.sending import chosen
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.algorithms.fedopt import FedAdam
 from fedmpi.algorithms.server_momentum import DiLoCo, FedAvgServerMomentum
@@ -15,7 +16,7 @@ from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop
+from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.settings import nearest
 
@@ -34,6 +35,8 @@ def average(
     timeout=TIMEOUT,
     buffers="equal",
     private=None,
+    aggregation="mean",
+    stages=(),
     **settings,
 ):
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
@@ -68,6 +71,8 @@ def average(
         buffers: "equal": it is an error if buffers differ between the ranks; "rank0", "average": begin with those of
             rank 0, or with the mean of the float ones.
         private: names of parameters, buffers or modules that each rank keeps for itself, as in ``--private``.
+        aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
+            `Aggregation`. stages: what a rank's rows pass before it: a list of the same for `Stage`s.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay (adam).
 
     Returns:
@@ -81,14 +86,15 @@ def average(
     optimizers = agree(link, lambda: _listed(optimizer))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings))
     module = getattr(model, "_orig_mod", model)
-    arguments = {"every": every, "outer": outer, "exchange": algorithm.names}
+    sending = agree(link, lambda: chosen(aggregation, stages))
+    arguments = {"every": every, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
     check_same(link, module, algorithm, arguments, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
 
     def make_oracle(client):
         return OptimizerState(client, flat, optimizers, algorithm.names)
 
-    return Averaged(module, algorithm, make_oracle, link, flat, every, weight, (buffers, private))
+    return Averaged(module, algorithm, make_oracle, link, flat, every, weight, Choices(buffers, private, sending))
 
 
 def _listed(optimizer):

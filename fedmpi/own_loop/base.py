@@ -1,6 +1,7 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
 import copy
+import dataclasses
 import math
 import sys
 import zlib
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from fedmpi.aggregation.sending import Sending
 from fedmpi.comm.agreement import agree, check_equal, difference
 from fedmpi.comm.link import Traffic
 from fedmpi.errors import UserError
@@ -25,6 +27,15 @@ from fedmpi.registry import command_name, plain
 DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.request`
 
 
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """The arguments buffers, private, aggregation and stages of `fedmpi.average`; the last two as a `Sending`."""
+
+    buffers: str
+    private: str | None
+    sending: Sending
+
+
 class OwnLoop:
     """This rank as one client of a federation whose local steps the user's own loop makes.
 
@@ -34,7 +45,7 @@ class OwnLoop:
         model: the `torch.nn.Module`. algorithm: an `Algorithm`. make_oracle: function(`Client`) -> oracle.
         link: a `Link` over the ranks. flat: the model as a `FlatModule`.
         local_steps: q. weight: > 0, of this rank in every average.
-        start: the arguments (buffers, private) of `fedmpi.average`.
+        choices: a `Choices`.
 
     Attributes:
         federation: the `Federation`.
@@ -42,7 +53,7 @@ class OwnLoop:
         round_loss: mean loss of the last round over all clients; nan if unknown.
     """
 
-    def __init__(self, model, algorithm, make_oracle, link, flat, local_steps, weight, start):
+    def __init__(self, model, algorithm, make_oracle, link, flat, local_steps, weight, choices):
         self._link, self._flat = link, flat
         agree(link, check_alone)
         weights = link.allgather([weight])[:, 0]
@@ -50,11 +61,13 @@ class OwnLoop:
             raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
         weights = None if (weights == weights[0]).all() else weights.tolist()
         plan = Plan(link.size, local_steps, weights=weights)
-        places, own = _begin_equal(flat, link, weight, *start)
-        self._own_names = private_names(flat.module, *start)
+        buffers, private = choices.buffers, choices.private
+        places, own = _begin_equal(flat, link, weight, buffers, private)
+        self._own_names = private_names(flat.module, buffers, private)
         parameters = (flat.buffer_parts, flat.names, flat.shapes)
         variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, *parameters)
-        self.federation = agree(link, lambda: Federation(algorithm, link, {link.rank: make_oracle}, plan, variables))
+        oracles, sending = {link.rank: make_oracle}, choices.sending
+        self.federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables, sending))
         self._client = self.federation.clients[0]
         self.federation.request = self._step_size_bits
         self.federation.private.give(self._client, *own)

@@ -3,13 +3,14 @@
 import dataclasses
 
 import fedmpi.algorithms
+from fedmpi.aggregation.sending import chosen
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_loop.base import OwnLoop
+from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.registry import command_name, find
 
@@ -26,6 +27,8 @@ def join(
     weight_decay=0.0,
     buffers="equal",
     private=None,
+    aggregation="mean",
+    stages=(),
     **settings,
 ):
     """Let this rank be a client of a federation that trains `model` by an algorithm. Collective on `comm`.
@@ -50,7 +53,7 @@ def join(
         weight: > 0, of this rank in every average (its number of samples, say).
         timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
-        buffers, private: see `average`.
+        buffers, private, aggregation, stages: see `average`.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -64,14 +67,16 @@ def join(
     agree(link, lambda: check_arguments(model, weight=weight, **given))
     algorithm = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = getattr(model, "_orig_mod", model)
-    check_same(link, module, algorithm, {"algorithm": command_name(type(algorithm)), **given}, buffers, private)
+    sending = agree(link, lambda: chosen(aggregation, stages))
+    given |= {"algorithm": command_name(type(algorithm)), **sending.as_texts()}
+    check_same(link, module, algorithm, given, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
     rows = flat.x.new_zeros(2, flat.dim)
 
     def make_oracle(client):
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight, (buffers, private))
+    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight, Choices(buffers, private, sending))
 
 
 def _make_algorithm(algorithm, settings):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.parameter import is_lazy
 
-from fedmpi.aggregation.stages.base import Stage
+from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.comm.device import WORKSPACE, arithmetic_kept
 from fedmpi.comm.host import return_freed_memory, run_on, usable_cores
@@ -165,23 +165,12 @@ def _read(settings, functions):
             )
     for name, value in settings.items():
         if name == STAGES and isinstance(value, list | tuple) and not all(isinstance(one, str) for one in value):
-            objects[name] = [_stage(one) for one in value]
+            objects[name] = list(chosen("mean", value).stages)
         elif name in CHOICES and value is not None and not isinstance(value, str | dict):
             objects[name] = _object(name, value)
         elif value is not None:
             values[name] = value
     return [f"--{key}={_as_text(key, value)}" for key, value in flatten(values).items()], objects
-
-
-def _stage(value):
-    """A stage that is given as an object or as a class."""
-    if inspect.isclass(value) and issubclass(value, Stage):
-        return value()
-    if isinstance(value, Stage):
-        return value
-    raise UserError(
-        f"stages: one is a {type(value).__name__}: expected names, or objects of fedmpi.aggregation.stages.Stage"
-    )
 
 
 def _object(group, value):
