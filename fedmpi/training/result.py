@@ -216,9 +216,17 @@ def closing_table(job, record, metrics, result, facts):
             ("total", f"{seconds:.2f} s"),
             ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
             *facts.items(),
+            *_facts_of_sums(job.federation),
             ("result", result),
         ]
     )
+
+
+def _facts_of_sums(federation):
+    """(name, text) of what the aggregation and the stages say about themselves."""
+    for part, one in {"aggregation": federation.aggregation, **federation.stages}.items():
+        for name, number in one.facts().items():
+            yield f"{part} {name.replace('_', ' ')}", f"{number:.6g}"
 
 
 def _client_lines(job, metrics):
