@@ -17,7 +17,7 @@ def _key():
     return MPI.Comm.Create_keyval()
 
 
-def meet(comm, seconds):
+def wait_for_all(comm, seconds):
     """Wait for all ranks of a communicator. Collective on `comm`.
 
     Ranks that have met before also hear of one that has ended since.

@@ -10,7 +10,7 @@ import torch
 from fedmpi.comm.abort import abort
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, started_by
-from fedmpi.comm.meeting import meet
+from fedmpi.comm.meeting import wait_for_all
 from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT
 from fedmpi.errors import UserError
@@ -30,7 +30,7 @@ def open_link(comm=None, timeout=TIMEOUT):
     """
     is_number = isinstance(timeout, numbers.Real) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
     given, timeout = timeout, timeout if is_number else TIMEOUT
-    missing = meet(comm, timeout + GRACE)
+    missing = wait_for_all(comm, timeout + GRACE)
     if missing is not None:
         _end_opening(comm, timeout, *missing)
     link = MPILink(comm)
