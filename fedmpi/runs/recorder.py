@@ -12,11 +12,11 @@ import sys
 import yaml
 from tqdm import tqdm
 
+from fedmpi.checkpoints.files import adopt
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
 from fedmpi.run_files import DIVERGED, MODEL, RECORDS, SETTINGS, find_checkpoints, had_checkpoints, is_complete
-from fedmpi.runs.checkpoint import adopt
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.runs.trackers.base import titled

@@ -11,12 +11,12 @@ import torch
 from fedmpi.bench.results import format_ms, format_rate, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.bench.workloads import WORKLOADS
+from fedmpi.checkpoints.files import PIECE, write_state
+from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import share
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.recorder import Recorder
-from fedmpi.runs.state_file import PIECE, write_state
 from fedmpi.text import format_bytes, format_table
-from fedmpi.training.checkpoints import Checkpoints
 
 MOST_ROUNDS = 100  # in a turn
 TARGET = 0.7  # of the disk's sequential speed
@@ -32,7 +32,7 @@ def measure(bench):
     recorder = Recorder(RunLock(folder), 1) if rank == 0 else None
     identity = share(rounds.link, lambda: recorder.identity)
     try:
-        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.job, folder, recorder, identity))
+        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.job, folder, identity, lambda: recorder))
         _measure_speed(bench, workload, rounds, folder)
     finally:
         if recorder is not None:
@@ -98,7 +98,7 @@ def _measure_speed(bench, workload, rounds, folder):
 
     def as_state():
         if is_first:
-            write_state(folder / "state.h5", state)
+            write_state(folder / "state.safetensors", state)
 
     times = bench.time_cases([Case("plain file", plain), Case("state file", as_state)])
     ratio = times["plain file"] / times["state file"]
