@@ -40,7 +40,7 @@ def child(out, name, settings, prepare=lambda: None):
         os.dup2(text.fileno(), 1)
         os.dup2(text.fileno(), 2)
         prepare()
-        words = ["--out", str(out), "--name", name, "--threads", "1", "--tune-malloc", "false", *settings]
+        words = ["--out", str(out), "--name", name, "--threads", "1", *settings]
         train(read_command_line(words), SoloLink())
         os._exit(0)
     os._exit(1)

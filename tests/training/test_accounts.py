@@ -279,7 +279,7 @@ def test_times_contain_what_each_part_took(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Evaluation, "__call__", slowly)
     words = f"--algorithm fedavg --model slow.Slow --clients 2 --local-steps 2 --rounds 3 --threads 1 --out {tmp_path}"
     began = time.perf_counter()
-    config = read_command_line([*words.split(), "--tune-malloc", "false", "--eval-every", "1"])
+    config = read_command_line([*words.split(), "--eval-every", "1"])
     records = train_here(config, SlowLink(), began=began).records
     took = time.perf_counter() - began
     parts = ("local_seconds", "communication_seconds", "evaluation_seconds")

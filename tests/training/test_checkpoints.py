@@ -50,7 +50,7 @@ TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype
 
 def go(out, words):
     """Train in this process; returns the run folder."""
-    words = f"--threads 1 --tune-malloc false {words}".split()
+    words = f"--threads 1 {words}".split()
     words = words if "--resume" in words else [*words, "--out", str(out)]
     return train_here(read_command_line(words), SoloLink()).folder
 

@@ -23,7 +23,7 @@ from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
 from fedmpi.training.loop import train as train_here
 
-SHORT = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --threads 1 --tune-malloc false"
+SHORT = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --threads 1"
 SEEDS = [pytest.param(range(40), id="short"), pytest.param(range(40, 1500), id="long", marks=pytest.mark.slow)]
 NAMES = [
     "thesis.txt", "settings.yaml", "metrics.jsonl", "model.safetensors", "model.pt", "kept.h5", "diverged.txt", "notes",
