@@ -31,9 +31,9 @@ from fedmpi.run_files import CHECKPOINTS, MANIFEST
 from fedmpi.text import short
 
 FORMAT = 2  # of the manifest and the files; of format 1 are HDF5 files
-# Names of a checkpoint's files; those with a random name were being written when a process was killed.
-FILES = re.compile(r"manifest\.json(\.part)?|(server|client-\d{4,})\.(safetensors|h5)|\.[0-9a-f]{16}\.\w+")
-TYPES = {"format": int, "versions": dict, "round": int, "layout": list, "records": int, "settings": dict}
+# Names of a checkpoint's files; the last is of a manifest that was being written when a process was killed.
+FILES = re.compile(r"manifest\.json(\.part)?|(server|client-\d{4,})\.(safetensors|h5)|\.[0-9a-f]{16}\.json")
+TYPES = {"versions": dict, "round": int, "layout": list, "records": int, "settings": dict}
 PIECE = 8 << 20  # bytes that are written at once, while their checksum is computed
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
           torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
@@ -49,22 +49,18 @@ def checkpoint_folder(run_folder, round_index):
     return pathlib.Path(run_folder) / CHECKPOINTS / f"{round_index:06d}"
 
 
-def client_file(client):
-    """The name of a client's file."""
-    return f"client-{client:04d}.safetensors"
-
-
-def client_folder(pattern, run_folder, round_index, client, rank, run_name=""):
-    """The folder of a client's file.
+def client_file(pattern, run_folder, round_index, client, rank, run_name):
+    """The path of a client's file.
 
     Args:
-        pattern: a path that may contain {client} and {rank}, or None for the run folder.
+        pattern: a folder's path that may contain {client} and {rank}, or None for the run folder.
         run_name: see `unique_name`: several runs may share such a folder; "" in runs of earlier versions.
     """
+    name = f"client-{client:04d}.safetensors"
     if pattern is None:
-        return checkpoint_folder(run_folder, round_index)
-    folder = str(pattern).replace("{client}", str(client)).replace("{rank}", str(rank))
-    return pathlib.Path(folder) / run_name / f"{round_index:06d}"
+        return checkpoint_folder(run_folder, round_index) / name
+    folder = pathlib.Path(str(pattern).replace("{client}", str(client)).replace("{rank}", str(rank)))
+    return folder / run_name / f"{round_index:06d}" / name
 
 
 def unique_name(run_folder, identity):
@@ -89,7 +85,7 @@ def versions():
 
 
 def write_state(path, state):
-    """Write a state and flush it to the disk (fsync); an existing file is replaced.
+    """Write a state and flush it to the disk (fsync), in place of what was written there before.
 
     In one pass from front to back: the disk's room is reserved first, and the checksum is computed on the way, which
     safetensors' own function for writing does not do.
@@ -113,9 +109,10 @@ def write_state(path, state):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     size, checksum = 8 + len(text) + size, 0
-    with replacing(path) as part, concurrent.futures.ThreadPoolExecutor(1) as pool, open(part, "xb") as file:
+    remove(path.parent, [path.name])  # what a killed process left, or another name of a file in a backup
+    with open(path, "xb") as file, concurrent.futures.ThreadPoolExecutor(1) as pool:
         _reserve(file.fileno(), size)
-        for piece in _pieces(len(text).to_bytes(8, "little") + text, tensors.values()):
+        for piece in pieces(len(text).to_bytes(8, "little") + text, tensors.values()):
             computed = pool.submit(zlib.crc32, piece, checksum)
             file.write(piece)
             checksum = computed.result()
@@ -124,7 +121,8 @@ def write_state(path, state):
     return size, checksum
 
 
-def _pieces(header, tensors):
+def pieces(header, tensors):
+    """The bytes of a header and of tensors, at most `PIECE` at a time."""
     yield header
     for tensor in tensors:
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -142,7 +140,7 @@ def _reserve(file, nbytes):
 
 
 def read_state(path, nbytes, checksum):
-    """Read what `write_state`, here or in an earlier version, wrote.
+    """Read what `write_state` wrote, or an earlier version in an HDF5 file beside the path.
 
     Args:
         path: a `pathlib.Path`. nbytes, checksum: what `write_state` returned.
@@ -153,10 +151,13 @@ def read_state(path, nbytes, checksum):
     Raises:
         Damaged: if the file is missing or differs from what was written.
     """
+    path = existing(path)
     check_file(path, nbytes, checksum)
     try:
         if path.suffix == ".h5":
-            return _read_hdf5(path)
+            with readable(path) as file:
+                tensors = {name: torch.as_tensor(item[()]) for name, item in data_sets(file)}
+                return tensors | {name: value.item() for name, value in file.attrs.items()}
         with safetensors.safe_open(path, "pt") as file:
             numbers = json.loads(file.metadata()["numbers"])
             if not all(isinstance(one, int | float) for value in numbers.values() for one in _as_list(value)):
@@ -166,15 +167,13 @@ def read_state(path, nbytes, checksum):
         raise Damaged(f"{path}: cannot be read: {short(error)}") from None
 
 
+def existing(path):
+    """The path of a state file, or that of the HDF5 file that an earlier version wrote in its place."""
+    return former if not path.exists() and (former := path.with_suffix(".h5")).exists() else path
+
+
 def _as_list(value):
     return value if isinstance(value, list) else [value]
-
-
-def _read_hdf5(path):
-    """A state that an earlier version wrote."""
-    with readable(path) as file:
-        tensors = {name: torch.as_tensor(item[()]) for name, item in data_sets(file)}
-        return tensors | {name: value.item() for name, value in file.attrs.items()}
 
 
 def check_file(path, nbytes, checksum):
@@ -229,26 +228,27 @@ def read_manifest(folder):
     try:
         text = path.read_bytes()
         content = json.loads(text)
-        is_signed = isinstance(content, dict) and _signed({k: v for k, v in content.items() if k != "crc32"}) == text
+        del content["crc32"]
+        is_signed = _signed(content) == text
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_signed = False
     if not is_signed:
         raise Damaged(f"{path}: its bytes are not those that were written")
-    wrong = [key for key, kind in TYPES.items() if type(content.get(key)) is not kind]
-    if not wrong and content["format"] > FORMAT:
-        raise Damaged(f"{path}: fedmpi {content['versions'].get('fedmpi')} wrote it; continue with that version")
     try:
-        if not wrong and content["format"] < FORMAT:
+        if content["format"] > FORMAT:
+            raise Damaged(f"{path}: fedmpi {content['versions']['fedmpi']} wrote it; continue with that version")
+        if content["format"] < FORMAT:
             _take_format_1(content)
-        _check_numbers(content["server"], 2)
-        for client, file in content["clients"].items():
-            _check_numbers([int(client), *([0] * 3 if file is None else file)], 4)
+        clients = [[int(client), *(file or [0] * 3)] for client, file in content["clients"].items()]
+        is_right = all(type(content[key]) is kind for key, kind in TYPES.items())
+        is_right = is_right and all([*map(type, numbers)] == [int] * 4 for numbers in clients)
+        is_right = is_right and [*map(type, content["server"])] == [int] * 2
     except (KeyError, ValueError, TypeError, AttributeError):
-        wrong.append("the list of files")
-    if wrong:
-        raise Damaged(f"{path}: {', '.join(wrong)} is missing, or not what is written there")
+        is_right = False
+    if not is_right:
+        raise Damaged(f"{path}: another program wrote it: values are missing, or of other types")
     return content
 
 
@@ -260,20 +260,10 @@ def _take_format_1(content):
     content["server"] = files["server.h5"]
 
 
-def _check_numbers(values, length):
-    if [type(value) for value in values] != [int] * length:
-        raise ValueError
-
-
 def _signed(content):
     """A manifest as bytes that end in their own checksum."""
     checksum = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     return (json.dumps({**content, "crc32": f"{checksum:08x}"}, indent=1, sort_keys=True) + "\n").encode()
-
-
-def existing(path):
-    """The path of a state file, or that of the HDF5 file that an earlier version wrote in its place."""
-    return former if not path.exists() and (former := path.with_suffix(".h5")).exists() else path
 
 
 def remove_checkpoints(run_folder, keep, needed=()):
@@ -282,7 +272,7 @@ def remove_checkpoints(run_folder, keep, needed=()):
     Args:
         needed: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
     """
-    stems = {(written, client_file(client).partition(".")[0]) for client, written in needed}
+    stems = {(written, f"client-{client:04d}") for client, written in needed}
     with contextlib.suppress(OSError):  # what cannot be removed now is tried again after the next checkpoint
         for folder in (pathlib.Path(run_folder) / CHECKPOINTS).iterdir():
             if not folder.name.isdecimal() or int(folder.name) in keep:
@@ -294,12 +284,10 @@ def remove_checkpoints(run_folder, keep, needed=()):
             remove(folder, sorted(unneeded, key=lambda name: name != MANIFEST), with_folder=True)
 
 
-def remove_client_file(folder, client):
-    """Remove a client's file, and its folder if nothing else is in it."""
-    stem = client_file(client).partition(".")[0]
+def remove_state(path):
+    """Remove a state file, and its folder if nothing else is in it."""
     with contextlib.suppress(OSError):
-        ours = [name for name in filter(FILES.fullmatch, os.listdir(folder)) if name.partition(".")[0] in (stem, "")]
-        remove(folder, ours, with_folder=True)
+        remove(path.parent, [path.name, path.with_suffix(".h5").name], with_folder=True)
 
 
 def sync_folder(folder):

@@ -9,7 +9,6 @@ from fedmpi.checkpoints.files import (
     Damaged,
     checkpoint_folder,
     client_file,
-    client_folder,
     describe_layout,
     existing,
     read_manifest,
@@ -91,27 +90,24 @@ def _read_files(job, folder, manifest, run_name):
     Raises:
         Damaged: if a file is missing, or differs from what was written.
     """
-    state, patterns = {}, _patterns(job, manifest)
+    state = {}
     for client in job.context.clients:
-        file = manifest["clients"][str(client)]
-        if file is None:
+        if (file := manifest["clients"][str(client)]) is None:
             continue  # lost before the first checkpoint: it begins without a state
-        written, *sizes = file
         # Where the file would be written now, or was written then, or by an earlier version.
-        places = [
-            existing(client_folder(pattern, folder, written, client, job.link.rank, inner) / client_file(client))
-            for pattern in patterns
+        paths = [
+            existing(client_file(pattern, folder, file[0], client, job.link.rank, inner))
+            for pattern in _patterns(job, manifest)
             for inner in (run_name, manifest.get("run_name", ""), "")
         ]
-        state |= read_state(next((path for path in places if path.exists()), places[-1]), *sizes)
+        state |= read_state(next((path for path in paths if path.exists()), paths[-1]), *file[1:])
     if job.link.rank == 0:
-        path = existing(checkpoint_folder(folder, manifest["round"]) / SERVER_STATE)
-        state |= read_state(path, *manifest["server"])
+        state |= read_state(checkpoint_folder(folder, manifest["round"]) / SERVER_STATE, *manifest["server"])
     return state
 
 
 def _patterns(job, manifest):
-    """Where clients' files are written now, and where they were written then, see `client_folder`."""
+    """Where clients' files are written now, and where they were written then, see `client_file`."""
     return job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients")
 
 

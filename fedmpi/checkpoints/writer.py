@@ -15,12 +15,11 @@ import torch
 from fedmpi.checkpoints.files import (
     checkpoint_folder,
     client_file,
-    client_folder,
     describe_layout,
     make_checkpoint_folder,
     make_folders,
     remove_checkpoints,
-    remove_client_file,
+    remove_state,
     sync_folder,
     unique_name,
     write_manifest,
@@ -92,8 +91,8 @@ class Checkpoints:
         federation, link = self._job.federation, self._job.link
         self._began, number, state, files = time.monotonic(), federation.round_index, federation.state(), {}
         for client in self._job.context.clients:
-            path = self._client_folder(number, client) / client_file(client)
-            files[path] = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
+            own_state = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
+            files[self._client_file(number, client)] = own_state
         if link.rank == 0:
             shared = {name: value for name, value in state.items() if not name.startswith("clients/")}
             shared |= {f"loop/{name}": value for name, value in own().items()}
@@ -135,13 +134,13 @@ class Checkpoints:
     def _make_client_folders(self):
         for client in self._job.context.clients if self._job.config.run.checkpoint_clients else ():
             try:
-                make_folders(self._client_folder(0, client).parent)
+                make_folders(self._client_file(0, client).parent.parent)
             except OSError as error:
                 raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
-    def _client_folder(self, round_index, client):
+    def _client_file(self, round_index, client):
         pattern, rank = self._job.config.run.checkpoint_clients, self._job.link.rank
-        return client_folder(pattern, self.folder, round_index, client, rank, self._run_name)
+        return client_file(pattern, self.folder, round_index, client, rank, self._run_name)
 
     def _end(self, failed):
         """List the files that all ranks have written in a manifest, or remove them if one could not be written."""
@@ -156,7 +155,7 @@ class Checkpoints:
             self._complete[written.number] = clients
         else:
             for client in self._job.context.clients:
-                remove_client_file(self._client_folder(written.number, client), client)
+                remove_state(self._client_file(written.number, client))
         self._prune()
 
     def _report(self, written):
@@ -167,7 +166,8 @@ class Checkpoints:
 
     def _allgather_clients(self, written):
         """See `_complete`: of the checkpoint that is written now."""
-        mine = [(client, *written.sizes[client_file(client)]) for client in self._job.context.clients]
+        paths = {client: self._client_file(written.number, client) for client in self._job.context.clients}
+        mine = [(client, *written.sizes[path.name]) for client, path in paths.items()]
         everyone = self._job.link.allgatherv([number for one in mine for number in one]).reshape(-1, 3).astype(int)
         present = {client: [written.number, *sizes] for client, *sizes in everyone.tolist()}
         return {**dict.fromkeys(range(self._job.context.num_clients)), **self._complete.get(self.done, {}), **present}
@@ -205,7 +205,7 @@ class Checkpoints:
         needed = self._files()
         for client, number in before - needed:
             if client in self._job.context.clients:
-                remove_client_file(self._client_folder(number, client), client)
+                remove_state(self._client_file(number, client))
         if self._job.link.rank == 0:
             remove_checkpoints(self.folder, kept, needed)
         self._job.link.barrier()  # a rank that began the next checkpoint earlier would lose its files to rank 0

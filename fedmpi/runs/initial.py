@@ -3,13 +3,13 @@
 import pathlib
 import stat
 
+import safetensors.torch
 import torch
 
 from fedmpi.checkpoints.files import (
     Damaged,
     checkpoint_folder,
     describe_layout,
-    existing,
     read_manifest,
     read_state,
 )
@@ -59,11 +59,7 @@ def _read(file):
     if not stat.S_ISREG(file.stat().st_mode):  # reading a FIFO or a device might never end
         raise UserError("is not a regular file")
     if file.suffix == ".safetensors":
-        try:
-            from safetensors.torch import load_file
-        except ImportError:
-            raise UserError(f"init = {file}: needs the package safetensors (pip install safetensors)") from None
-        return load_file(file)
+        return safetensors.torch.load_file(file)
     if file.suffix in (".h5", ".hdf5"):
         with readable(file) as content:
             return {name: torch.as_tensor(item[()]) for name, item in data_sets(content["model"])}
@@ -75,7 +71,7 @@ def _of_checkpoint(folder, flat):
     manifest = read_manifest(folder)
     if manifest["layout"] != describe_layout(flat):
         raise Damaged("it is of a model with other parameters, or with another order in memory (channels_last)")
-    state = read_state(existing(folder / SERVER_STATE), *manifest["server"])
+    state = read_state(folder / SERVER_STATE, *manifest["server"])
     values = flat.named_values(state["server/x"].to(flat.x), state["server/buffers"].to(flat.x))
     values = {name: value.clone() for name, value in values.items() if value.is_floating_point()}
     flat.point_at(flat.x, flat.buffers)

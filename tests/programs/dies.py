@@ -62,7 +62,7 @@ def check_checkpoints(folder):
         manifest = read_manifest(checkpoint_folder(folder, number))
         check_file(checkpoint_folder(folder, number) / SERVER_STATE, *manifest["server"])
         for client, (written, *sizes) in manifest["clients"].items():
-            check_file(checkpoint_folder(folder, written) / client_file(int(client)), *sizes)
+            check_file(client_file(None, folder, written, int(client), 0, ""), *sizes)
 
 
 def unbroken(out, settings):

@@ -169,7 +169,7 @@ def test_metrics_are_those_of_the_saved_model(run):
 
 def test_the_model_of_a_round_drawn_beforehand_is_the_one_that_is_saved(tmp_path):
     words = "--algorithm fedavg --clients 2 --local-steps 2 --rounds 6 --eval-every 1 --result uniform --seed 5"
-    config = read_command_line([*words.split(), "--threads", "1", "--out", str(tmp_path), "--tune-malloc", "false"])
+    config = read_command_line([*words.split(), "--threads", "1", "--out", str(tmp_path)])
     ended = train_here(config, SoloLink())
     number = int(generator(5, "output").integers(1, 7))
     assert number < 6

@@ -17,6 +17,7 @@ from fedmpi.checkpoints.files import write_state
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
+from fedmpi.own_files import make_folder
 from fedmpi.run_files import find_checkpoints, is_complete
 from fedmpi.runs import lock
 from fedmpi.runs.folder import read_records
@@ -269,7 +270,8 @@ def test_a_run_folder_with_links_pipes_or_devices_is_not_resumed(states, tmp_pat
 
 
 def test_a_backup_by_hard_links_keeps_its_checkpoint(tmp_path):
-    path, backup = tmp_path / "client-0001.safetensors", tmp_path / "backup.safetensors"
+    path, backup = tmp_path / "it" / "client-0001.safetensors", tmp_path / "backup.safetensors"
+    make_folder(tmp_path / "it", "checkpoint")
     write_state(path, {"x": torch.zeros(3)})
     os.link(path, backup)
     before = backup.read_bytes()

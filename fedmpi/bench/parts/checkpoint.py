@@ -1,6 +1,5 @@
 """What a checkpoint costs in rounds, if a thread writes it or training waits; its speed against a plain file's."""
 
-import contextlib
 import os
 import pathlib
 import shutil
@@ -11,9 +10,10 @@ import torch
 from fedmpi.bench.results import format_ms, format_rate, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.bench.workloads import WORKLOADS
-from fedmpi.checkpoints.files import PIECE, write_state
+from fedmpi.checkpoints.files import pieces, write_state
 from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import share
+from fedmpi.own_files import write_mark
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.recorder import Recorder
 from fedmpi.text import format_bytes, format_table
@@ -29,6 +29,8 @@ def measure(bench):
     rounds = bench.open_rounds(workload, "--algorithm", bench.algorithms[-1])
     rank = rounds.link.rank
     folder = pathlib.Path(share(rounds.link, lambda: tempfile.mkdtemp(prefix="bench-checkpoint-", dir=".")))
+    if rank == 0:
+        write_mark(folder, "run")  # what is in it is fedmpi's
     recorder = Recorder(RunLock(folder), 1) if rank == 0 else None
     identity = share(rounds.link, lambda: recorder.identity)
     try:
@@ -120,11 +122,8 @@ def _measure_speed(bench, workload, rounds, folder):
 
 def _write_plain(path, tensors):
     """Write the tensors' bytes one after the other, in the pieces of a state file, and flush them to the disk."""
-    with contextlib.ExitStack() as stack:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        stack.callback(os.close, file)
-        for tensor in tensors:
-            data = memoryview(tensor.detach().cpu().contiguous().reshape(-1).numpy()).cast("B")
-            for begin in range(0, len(data), PIECE):
-                os.write(file, data[begin : begin + PIECE])
-        os.fsync(file)
+    with open(path, "wb") as file:
+        for piece in pieces(b"", tensors):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
