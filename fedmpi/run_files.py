@@ -23,7 +23,7 @@ ROC = "roc.csv"  # of a run that maximises AUC: the result's ROC curve on the te
 ATTACK_FIGURE = "attack.png"  # images before and after a black-box attack
 CHECKPOINTS = "checkpoints"  # a folder for each checkpoint, named after its round: 000120
 MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoint is complete
-SERVER_STATE = "server.h5"  # beside it: the state that all ranks share
+SERVER_STATE = "server.safetensors"  # beside it: the state that all ranks share
 BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
 FILES = (
     *(

@@ -80,7 +80,8 @@ def _num_clients(folder):
     """How many clients a run has, by its newest checkpoint that can be read; None if there is none."""
     for number in find_checkpoints(folder):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return int(json.loads((folder / CHECKPOINTS / f"{number:06d}" / MANIFEST).read_bytes())["clients"])
+            manifest = json.loads((folder / CHECKPOINTS / f"{number:06d}" / MANIFEST).read_bytes())
+            return int(manifest["settings"]["clients"])
     return None
 
 

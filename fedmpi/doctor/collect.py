@@ -14,10 +14,11 @@ import torch
 from fedmpi.comm.agreement import allgather_lines
 from fedmpi.comm.device import memory_of
 from fedmpi.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
-from fedmpi.doctor.facts import RankFacts, node_memory
+from fedmpi.doctor.facts import RankFacts
 from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.rows import RowStore
+from fedmpi.machine.memory import available_memory
 from fedmpi.oracles.flat_module import BufferPart
 from fedmpi.text import format_bytes
 from fedmpi.training.build import rank_context
@@ -103,7 +104,10 @@ def _check_rows(link, ranks, config, context, sizes, errors):
     store = RowStore(config.algorithm, dim, sent, len(context.clients), context.dtype, device="meta")
     rows = store.nbytes + 3 * dim * context.dtype.itemsize  # and the model, its vector, a gradient
     on_gpu = context.device.type != "cpu"
-    left = (memory_of(context.device) or [None])[0] if on_gpu else node_memory()
+    if on_gpu:
+        left = (memory_of(context.device) or [None])[0]
+    elif (left := available_memory(link.local_size)) is not None:
+        left *= link.local_size
     found = link.allgather([rows, float("nan") if left is None else left])
     needed, lefts = found[:, 0].tolist(), found[:, 1].tolist()
     alone = [dataclasses.replace(facts, leader=facts.rank) for facts in ranks] if on_gpu else ranks

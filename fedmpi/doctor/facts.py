@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pathlib
 import platform
 import time
 
@@ -75,35 +74,3 @@ def describe_rank(link, device):
         time=time.time(),
         near_cores=near,
     )
-
-
-def node_memory():
-    """Bytes of memory that programs may still take on this node; None if the system does not say."""
-    try:
-        lines = dict(line.split(":", 1) for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
-        available = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-    return min([available, *_left_in_groups()])
-
-
-def _left_in_groups():
-    """Bytes that are left below the limits of this process's control groups, in which SLURM and containers hold it."""
-    try:
-        lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        version_2 = number == "0"
-        if not version_2 and "memory" not in controllers.split(","):
-            continue
-        top = pathlib.Path("/sys/fs/cgroup" if version_2 else "/sys/fs/cgroup/memory")
-        names = ("memory.max", "memory.current") if version_2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            try:
-                limit, used = ((folder / name).read_text().strip() for name in names)
-                yield int(limit) - int(used)
-            except (OSError, ValueError):  # no such group, or no limit ("max")
-                continue

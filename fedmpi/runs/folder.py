@@ -11,7 +11,7 @@ from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
 from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, SETTINGS, is_complete
-from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
+from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, from_line
 from fedmpi.text import short
 
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
@@ -158,7 +158,7 @@ def read_records(path):
     by_round, clients = {}, {}
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = from_line(line)
         except (ValueError, RecursionError):
             record = None
         if not _is_record(record):

@@ -3,14 +3,20 @@
 import pathlib
 import stat
 
+import safetensors.torch
 import torch
 
+from fedmpi.checkpoints.files import (
+    Damaged,
+    checkpoint_folder,
+    describe_layout,
+    read_manifest,
+    read_state,
+)
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
-from fedmpi.runs.checkpoint import checkpoint_folder, describe_layout, read_manifest
-from fedmpi.runs.state_file import Damaged, read_state
 
 WANTED = "expected model.pt, model.safetensors or model.h5 of a run, its folder, or one of its checkpoints"
 
@@ -34,7 +40,7 @@ def read_initial(path, flat):
             rounds = find_checkpoints(file)
             whole = file / MODEL_AND_ROWS
             file = whole if check_regular(whole) or not rounds else checkpoint_folder(file, rounds[0])
-        if file.name == SERVER_STATE:
+        if file.stem == pathlib.Path(SERVER_STATE).stem:
             file = file.parent
         values = _of_checkpoint(file, flat) if file.is_dir() else _read(file)
     except Damaged as damage:
@@ -53,11 +59,7 @@ def _read(file):
     if not stat.S_ISREG(file.stat().st_mode):  # reading a FIFO or a device might never end
         raise UserError("is not a regular file")
     if file.suffix == ".safetensors":
-        try:
-            from safetensors.torch import load_file
-        except ImportError:
-            raise UserError(f"init = {file}: needs the package safetensors (pip install safetensors)") from None
-        return load_file(file)
+        return safetensors.torch.load_file(file)
     if file.suffix in (".h5", ".hdf5"):
         with readable(file) as content:
             return {name: torch.as_tensor(item[()]) for name, item in data_sets(content["model"])}
@@ -69,7 +71,7 @@ def _of_checkpoint(folder, flat):
     manifest = read_manifest(folder)
     if manifest["layout"] != describe_layout(flat):
         raise Damaged("it is of a model with other parameters, or with another order in memory (channels_last)")
-    state = read_state(folder / SERVER_STATE, *manifest["files"][SERVER_STATE])
+    state = read_state(folder / SERVER_STATE, *manifest["server"])
     values = flat.named_values(state["server/x"].to(flat.x), state["server/buffers"].to(flat.x))
     values = {name: value.clone() for name, value in values.items() if value.is_floating_point()}
     flat.point_at(flat.x, flat.buffers)

@@ -2,9 +2,13 @@
 
 A record is one line of metrics.jsonl: a dict of numbers. Amounts are counted from the beginning of
 the run; metrics are measured after the round, "loss" in every round and the others when the model is evaluated.
+JSON has neither nan nor infinities: nan is written as null, and an infinity as the largest number of its sign.
 """
 
 import dataclasses
+import json
+import math
+import sys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +67,33 @@ METRICS = _table(
 CLIENTS_KEY = "clients"  # in a record: metric -> a list with each client's value, nan if it has none
 HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
 LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm")  # in names of other metrics
+
+
+def to_line(record):
+    """A record as a line of metrics.jsonl, in bytes."""
+    return json.dumps(_mapped(record, _as_json), allow_nan=False).encode() + b"\n"
+
+
+def from_line(line):
+    """What `to_line` was given, with nan for null; also of lines of earlier versions, which contain NaN.
+
+    Raises:
+        ValueError, RecursionError: if it is not JSON.
+    """
+    return _mapped(json.loads(line), lambda value: math.nan if value is None else value)
+
+
+def _as_json(value):
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else math.copysign(sys.float_info.max, value)
+
+
+def _mapped(value, change):
+    """A value of JSON with `change` of all that is no dict or list."""
+    if isinstance(value, dict):
+        return {name: _mapped(inner, change) for name, inner in value.items()}
+    return [_mapped(inner, change) for inner in value] if isinstance(value, list) else change(value)
 
 
 def field(name):

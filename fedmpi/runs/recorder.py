@@ -12,19 +12,19 @@ import sys
 import yaml
 from tqdm import tqdm
 
+from fedmpi.checkpoints.files import adopt
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
 from fedmpi.run_files import DIVERGED, MODEL, RECORDS, SETTINGS, find_checkpoints, had_checkpoints, is_complete
-from fedmpi.runs.checkpoint import adopt
 from fedmpi.runs.lock import RunLock
-from fedmpi.runs.record import CLIENTS_KEY
+from fedmpi.runs.record import CLIENTS_KEY, from_line, to_line
 from fedmpi.runs.trackers.base import titled
 from fedmpi.text import Log, format_seconds
 
 log = Log(__name__)
 
-LONGEST_LINE = 1 << 20  # bytes of a record
+PIECE = 1 << 16  # bytes that are read at first to find the last record
 LONG_WAIT = 60  # seconds; progress lines say the time left beyond it
 
 
@@ -155,10 +155,11 @@ class Recorder:
 
     def _last_line(self, position):
         """The record that ends at a position; {} if none does."""
-        begin = max(0, position - LONGEST_LINE)
-        self._lines.seek(begin)
-        lines = self._lines.read(position - begin).splitlines(keepends=True)
-        return json.loads(lines[-1]) if lines and _round_of(lines[-1]) else {}
+        begin, lines = position, []
+        while begin > 0 and len(lines) < 2:  # until the last line is a whole one
+            begin = max(0, position - max(PIECE, 2 * (position - begin)))
+            lines = self._read(begin, position).splitlines(keepends=True)
+        return from_line(lines[-1]) if lines and _round_of(lines[-1]) else {}
 
     def round(self, record, metrics):
         """Write one round.
@@ -175,7 +176,7 @@ class Recorder:
             self.check_lock()
         clients = getattr(metrics, "clients", {})
         self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
-        self._append(json.dumps(self.last).encode() + b"\n")
+        self._append(to_line(self.last))
         for tracker in self._begun:
             tracker.round(record["round"], titled(self.last))
         text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
@@ -232,7 +233,7 @@ class Recorder:
         for action in self._writers:
             self._try(action)
         for tracker in self._begun:
-            tracker.folder_is_made_again(self.folder, self._settings, [*map(json.loads, records.splitlines())])
+            tracker.folder_is_made_again(self.folder, self._settings, [*map(from_line, records.splitlines())])
 
     def diverged(self, why):
         """Write into the run folder that the run ended without a result, and why: one line."""

@@ -10,22 +10,21 @@ from collections.abc import Callable
 
 import torch
 
+from fedmpi.checkpoints.files import Damaged, checkpoint_folder, read_manifest
+from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.replicas import check_replicas, check_result
 from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
-from fedmpi.runs.checkpoint import checkpoint_folder, read_manifest
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder
-from fedmpi.runs.state_file import Damaged
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.text import Log
 from fedmpi.training.build import prepare
-from fedmpi.training.checkpoints import Checkpoints
 from fedmpi.training.data_account import account_for_data
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.evaluation import Evaluation
@@ -84,12 +83,14 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
             _survive(job)
         recorder, folder, identity = _open(job)
         try:
-            checkpoints = Checkpoints(job, folder, recorder, identity)
+            records = Records(job, folder, recorder)
+            check = (lambda: check_replicas(job.federation)) if config.run.check_replicas else (lambda: None)
+            checkpoints = Checkpoints(job, folder, identity, records.recorder, check)
             link.how_to_resume = lambda: (
                 f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
             )
             job.federation.request = lambda: signals.bits | checkpoints.request()
-            return _run(job, recorder, checkpoints, callbacks, began)
+            return _run(job, recorder, records, checkpoints, callbacks, began)
         finally:
             if recorder is not None:
                 recorder.close()
@@ -171,7 +172,7 @@ class _Progress:
         self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
 
 
-def _run(job, recorder, checkpoints, callbacks, began):
+def _run(job, recorder, records, checkpoints, callbacks, began):
     """The whole run, from its start or a checkpoint to its `Outcome`. Collective."""
     run, link = job.config.run, job.link
     progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks))
@@ -183,7 +184,6 @@ def _run(job, recorder, checkpoints, callbacks, began):
             return _outcome(job, checkpoints.folder, complete_in)
     agree(link, lambda: recorder and recorder.begin(job.config.resolved, position, job.federation.round_index))
     _survive(job)  # a resumed run only now: another rank 0 would append to records that go beyond the checkpoint
-    checkpoints.records = records = Records(job, checkpoints.folder, recorder)
     account_for_data(job, records.recorder())
     _warn_of_choice(job)
     if recorder and job.task.reading:

@@ -125,7 +125,11 @@ def test_the_survivors_checkpoints_bring_lost_silos_back(tmp_path, openmpi):
     absent = ["3@0:2", "4@0:2", "1@2:4", "2@2:4"]
     assert found(tmp_path / "lost")[:2] == planned(tmp_path, absent, "--algorithm", "scaffold")
     left = sorted(path.name for path in (folder / "checkpoints" / "000002").iterdir())
-    assert left == [".fedmpi", "client-0001.h5", "client-0002.h5"]  # the checkpoint after round 4 needs them
+    assert left == [
+        ".fedmpi",
+        "client-0001.safetensors",
+        "client-0002.safetensors",
+    ]  # the checkpoint after round 4 needs them
 
 
 def test_a_loss_before_the_run_begins_is_worth_another_attempt(tmp_path, openmpi):

@@ -2,10 +2,10 @@
 
 import time
 
+from fedmpi.checkpoints import writer
 from fedmpi.train import main
-from fedmpi.training import checkpoints
 
-usual = checkpoints.remove_checkpoints
+usual = writer.remove_checkpoints
 
 
 def slowly(*arguments):
@@ -14,7 +14,7 @@ def slowly(*arguments):
     usual(*arguments)
 
 
-checkpoints.remove_checkpoints = slowly
+writer.remove_checkpoints = slowly
 
 if __name__ == "__main__":
     main()

@@ -169,7 +169,7 @@ def test_metrics_are_those_of_the_saved_model(run):
 
 def test_the_model_of_a_round_drawn_beforehand_is_the_one_that_is_saved(tmp_path):
     words = "--algorithm fedavg --clients 2 --local-steps 2 --rounds 6 --eval-every 1 --result uniform --seed 5"
-    config = read_command_line([*words.split(), "--threads", "1", "--out", str(tmp_path), "--tune-malloc", "false"])
+    config = read_command_line([*words.split(), "--threads", "1", "--out", str(tmp_path)])
     ended = train_here(config, SoloLink())
     number = int(generator(5, "output").integers(1, 7))
     assert number < 6
@@ -279,7 +279,7 @@ def test_times_contain_what_each_part_took(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Evaluation, "__call__", slowly)
     words = f"--algorithm fedavg --model slow.Slow --clients 2 --local-steps 2 --rounds 3 --threads 1 --out {tmp_path}"
     began = time.perf_counter()
-    config = read_command_line([*words.split(), "--tune-malloc", "false", "--eval-every", "1"])
+    config = read_command_line([*words.split(), "--eval-every", "1"])
     records = train_here(config, SlowLink(), began=began).records
     took = time.perf_counter() - began
     parts = ("local_seconds", "communication_seconds", "evaluation_seconds")

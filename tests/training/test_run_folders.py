@@ -13,21 +13,23 @@ import pytest
 import torch
 from trees import image, plant, snapshot
 
+from fedmpi.checkpoints.files import write_state
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
+from fedmpi.own_files import make_folder
 from fedmpi.run_files import find_checkpoints, is_complete
 from fedmpi.runs import lock
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
-from fedmpi.runs.state_file import write_state
 from fedmpi.training.loop import train as train_here
 
-SHORT = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --threads 1 --tune-malloc false"
+SHORT = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --threads 1"
 SEEDS = [pytest.param(range(40), id="short"), pytest.param(range(40, 1500), id="long", marks=pytest.mark.slow)]
 NAMES = [
     "thesis.txt", "settings.yaml", "metrics.jsonl", "model.safetensors", "model.pt", "kept.h5", "diverged.txt", "notes",
-    "checkpoints", "000003", "000099", "server.h5", "client-0000.h5", "manifest.json", "it.old-1", ".fedmpi", ".lock",
+    "checkpoints", "000003", "000099", "server.safetensors", "client-0000.safetensors", "manifest.json",
+    "it.old-1", ".fedmpi", ".lock",
     "settings.yaml.part", "models", "tensorboard", "é ü", "a" * 200, "-rf", "old-1", ".hidden", "manifest.json.part",
 ]  # fmt: skip
 
@@ -75,7 +77,7 @@ def states(tmp_path_factory):
 # What a run writes or removes in its own folders; files of these names are its own there.
 OWN = {
     "settings.yaml": ("model.safetensors", "diverged.txt", "settings.yaml.part"),
-    "../../checkpoints": ("manifest.json", "manifest.json.part", "server.h5", "client-0000.h5"),
+    "../../checkpoints": ("manifest.json", "manifest.json.part", "server.safetensors", "client-0000.safetensors"),
 }
 
 
@@ -238,7 +240,8 @@ def test_two_jobs_of_one_name(tmp_path, number, capfd):
 FILES = (
     ".fedmpi", ".lock", "settings.yaml", "metrics.jsonl", "model.safetensors", "model.h5", "model.h5.part",
     "model.json", "clients.json", "data.json", "partition.h5", "diverged.txt", "kept.h5", "roc.csv", "attack.png",
-    "models", "models/client_0.safetensors", "checkpoints/000004/server.h5", "checkpoints/000004/client-0001.h5",
+    "models", "models/client_0.safetensors", "checkpoints/000004/server.safetensors",
+    "checkpoints/000004/client-0001.safetensors",
     "checkpoints/000004/manifest.json",
 )  # fmt: skip
 
@@ -267,7 +270,8 @@ def test_a_run_folder_with_links_pipes_or_devices_is_not_resumed(states, tmp_pat
 
 
 def test_a_backup_by_hard_links_keeps_its_checkpoint(tmp_path):
-    path, backup = tmp_path / "client-0001.h5", tmp_path / "backup.h5"
+    path, backup = tmp_path / "it" / "client-0001.safetensors", tmp_path / "backup.safetensors"
+    make_folder(tmp_path / "it", "checkpoint")
     write_state(path, {"x": torch.zeros(3)})
     os.link(path, backup)
     before = backup.read_bytes()

@@ -20,7 +20,7 @@ MOST = 120  # seconds of local steps until the line must be there
 def train_until_it_is_said(capfd, monkeypatch, *words):
     """Run rounds until something is printed on standard error; returns it."""
     monkeypatch.setattr(slow_steps, "LONG", 0.3)
-    settings = "--algorithm fedavg --clients 2 --local-steps 4 --threads 1 --model slow.Slow --tune-malloc false"
+    settings = "--algorithm fedavg --clients 2 --local-steps 4 --threads 1 --model slow.Slow"
     federation = prepare(read_command_line([*settings.split(), *words]), SoloLink()).federation
     federation.start()
     said = ""

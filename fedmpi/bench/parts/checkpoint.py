@@ -1,6 +1,5 @@
 """What a checkpoint costs in rounds, if a thread writes it or training waits; its speed against a plain file's."""
 
-import contextlib
 import os
 import pathlib
 import shutil
@@ -11,12 +10,13 @@ import torch
 from fedmpi.bench.results import format_ms, format_rate, format_ratio
 from fedmpi.bench.timing import Case
 from fedmpi.bench.workloads import WORKLOADS
+from fedmpi.checkpoints.files import pieces, write_state
+from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import share
+from fedmpi.own_files import write_mark
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.recorder import Recorder
-from fedmpi.runs.state_file import PIECE, write_state
 from fedmpi.text import format_bytes, format_table
-from fedmpi.training.checkpoints import Checkpoints
 
 MOST_ROUNDS = 100  # in a turn
 TARGET = 0.7  # of the disk's sequential speed
@@ -29,10 +29,12 @@ def measure(bench):
     rounds = bench.open_rounds(workload, "--algorithm", bench.algorithms[-1])
     rank = rounds.link.rank
     folder = pathlib.Path(share(rounds.link, lambda: tempfile.mkdtemp(prefix="bench-checkpoint-", dir=".")))
+    if rank == 0:
+        write_mark(folder, "run")  # what is in it is fedmpi's
     recorder = Recorder(RunLock(folder), 1) if rank == 0 else None
     identity = share(rounds.link, lambda: recorder.identity)
     try:
-        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.job, folder, recorder, identity))
+        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.job, folder, identity, lambda: recorder))
         _measure_speed(bench, workload, rounds, folder)
     finally:
         if recorder is not None:
@@ -98,7 +100,7 @@ def _measure_speed(bench, workload, rounds, folder):
 
     def as_state():
         if is_first:
-            write_state(folder / "state.h5", state)
+            write_state(folder / "state.safetensors", state)
 
     times = bench.time_cases([Case("plain file", plain), Case("state file", as_state)])
     ratio = times["plain file"] / times["state file"]
@@ -120,11 +122,8 @@ def _measure_speed(bench, workload, rounds, folder):
 
 def _write_plain(path, tensors):
     """Write the tensors' bytes one after the other, in the pieces of a state file, and flush them to the disk."""
-    with contextlib.ExitStack() as stack:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        stack.callback(os.close, file)
-        for tensor in tensors:
-            data = memoryview(tensor.detach().cpu().contiguous().reshape(-1).numpy()).cast("B")
-            for begin in range(0, len(data), PIECE):
-                os.write(file, data[begin : begin + PIECE])
-        os.fsync(file)
+    with open(path, "wb") as file:
+        for piece in pieces(b"", tensors):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())

@@ -4,20 +4,21 @@ import platform
 
 import torch
 
+from fedmpi.checkpoints.files import (
+    Damaged,
+    checkpoint_folder,
+    client_file,
+    describe_layout,
+    existing,
+    read_manifest,
+    read_state,
+    versions,
+)
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
 from fedmpi.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
-from fedmpi.runs.checkpoint import (
-    checkpoint_folder,
-    client_file,
-    client_folder,
-    describe_layout,
-    read_manifest,
-    versions,
-)
-from fedmpi.runs.state_file import Damaged, read_state
 from fedmpi.text import Log, short
 
 log = Log(__name__)
@@ -33,7 +34,7 @@ def resume(job, folder, run_name):
         job: the `Job`. folder: path of the run folder. run_name: see `unique_name`.
 
     Returns:
-        (the state of the training loop, name -> number; the manifest; the manifests up to it, the newest first).
+        (the state of the training loop, name -> number; the manifests up to that checkpoint, the newest first).
 
     Raises:
         AgreedUserError: on every rank, if there is none, or its settings differ in what is learned.
@@ -43,47 +44,30 @@ def resume(job, folder, run_name):
     if manifests:
         agree(link, lambda: _check_settings(job, folder, manifests[0]))
         agree(link, lambda: _check_sees_checkpoints(job, folder, manifests[0]))
-    for manifest in manifests:
+    while manifests:
         state, problem = {}, None
         try:
-            state = _read_files(job, folder, manifest, run_name)
+            state = _read_files(job, folder, manifests[0], run_name)
         except Damaged as damage:
-            problem = str(damage)
+            problem = f"checkpoint of round {manifests[0]['round']} is damaged: {damage}"
         failing = link.first_rank_where(problem is not None)
         if failing is None:
             break
         if failing == link.rank:
-            _say(f"checkpoint of round {manifest['round']} is damaged: {problem}")
-    else:
-        agree(link, lambda: _refuse(folder))
+            _say(problem)
+        del manifests[0]
+    agree(link, lambda: manifests or _refuse(folder))
     shared = _share_state(link, state)
     agree(link, lambda: _restore(job, folder, {**shared, **state}))
-    for client, written in manifest.get("lost", {}).items() if link.rank == 0 else ():
-        _say(f"client {client} was lost and takes part again, {_since(written)}")
-    loop = {name.removeprefix("loop/"): value for name, value in shared.items() if name.startswith("loop/")}
-    return loop, manifest, [one for one in manifests if one["round"] <= manifest["round"]]
-
-
-def _restore(job, folder, state):
-    """Let the federation go on from a state. Not collective.
-
-    Raises:
-        UserError: if it is that of another run.
-    """
-    try:
-        job.federation.restore(state)
-    except (KeyError, RuntimeError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        what = f"{type(error).__name__}: {short(error)}"
-        raise UserError(f"resume = {folder}: the state in its checkpoint is not that of this run: {what}") from None
+    for client, file in manifests[0]["clients"].items() if link.rank == 0 else ():
+        if file is None or file[0] != manifests[0]["round"]:
+            since = "without a state" if file is None else f"with its state after round {file[0]}"
+            _say(f"client {client} was lost and takes part again, {since}")
+    return {name.removeprefix("loop/"): shared[name] for name in shared if name.startswith("loop/")}, manifests
 
 
 def _say(text):
     log.warning(text)
-
-
-def _since(written):
-    """With which state a client that was lost takes part again, as text."""
-    return "without a state" if written is None else f"with its state after round {written}"
 
 
 def _refuse(folder):
@@ -107,24 +91,38 @@ def _read_files(job, folder, manifest, run_name):
     Raises:
         Damaged: if a file is missing, or differs from what was written.
     """
-    files, state = manifest["files"], {}
+    state = {}
     for client in job.context.clients:
-        name, written = client_file(client), manifest.get("lost", {}).get(str(client), manifest["round"])
-        if written is None:
+        if (file := manifest["clients"][str(client)]) is None:
             continue  # lost before the first checkpoint: it begins without a state
-        if name not in files:
-            raise Damaged(f"there is no state of client {client}: the run had {manifest['clients']} clients")
-        patterns = (job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients"))
         # Where the file would be written now, or was written then, or by an earlier version.
-        places = [
-            client_folder(pattern, folder, written, client, job.link.rank, inner) / name
-            for pattern in patterns
+        paths = [
+            existing(client_file(pattern, folder, file[0], client, job.link.rank, inner))
+            for pattern in _patterns(job, manifest)
             for inner in (run_name, manifest.get("run_name", ""), "")
         ]
-        state |= read_state(next((path for path in places if path.exists()), places[-1]), *files[name])
+        state |= read_state(next((path for path in paths if path.exists()), paths[-1]), *file[1:])
     if job.link.rank == 0:
-        state |= read_state(checkpoint_folder(folder, manifest["round"]) / SERVER_STATE, *files[SERVER_STATE])
+        state |= read_state(checkpoint_folder(folder, manifest["round"]) / SERVER_STATE, *manifest["server"])
     return state
+
+
+def _patterns(job, manifest):
+    """Where clients' files are written now, and where they were written then, see `client_file`."""
+    return job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients")
+
+
+def _restore(job, folder, state):
+    """Let the federation go on from a state. Not collective.
+
+    Raises:
+        UserError: if it is that of another run.
+    """
+    try:
+        job.federation.restore(state)
+    except (KeyError, RuntimeError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        what = f"{type(error).__name__}: {short(error)}"
+        raise UserError(f"resume = {folder}: the state in its checkpoint is not that of this run: {what}") from None
 
 
 def _check_settings(job, folder, manifest):
@@ -140,8 +138,8 @@ def _check_settings(job, folder, manifest):
         for key, value in then.items()
         if key in now and now[key] != value and _must_agree(key, job.config.run) and key.partition(".")[0] != "paper"
     ]
-    if manifest["clients"] != job.context.num_clients:
-        changes.append(f"clients was {manifest['clients']}, now {job.context.num_clients}")
+    if len(manifest["clients"]) != job.context.num_clients:
+        changes.append(f"clients was {len(manifest['clients'])}, now {job.context.num_clients}")
     if not changes and manifest["layout"] != describe_layout(job.flat):
         changes.append("the model's parameters, or their order in memory (channels_last)")
     if changes:
@@ -154,23 +152,10 @@ def _check_settings(job, folder, manifest):
             f"resume = {folder}: rounds = {job.num_rounds}, but the run has already completed {manifest['round']} "
             "rounds: expected at least as many"
         )
-    other = [f"{name} {old}" for name, old in manifest["versions"].items() if versions().get(name) != old]
+    found = versions()
+    other = [f"{name} {old}" for name, old in manifest["versions"].items() if found.get(name, old) != old]
     if other and job.link.rank == 0:
         _say(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
-
-
-def _check_sees_checkpoints(job, folder, manifest):
-    """Check that the run folder, in which rank 0 has found checkpoints, is not another folder here. Not collective.
-
-    Raises:
-        UserError: if this rank sees none, and needs them.
-    """
-    patterns = (job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients"))
-    if job.context.clients and patterns == (None, None) and not (folder / CHECKPOINTS).is_dir():
-        raise UserError(
-            f"resume = {folder}: rank 0 has its checkpoints, but {platform.node()} has not: use a folder that all "
-            "nodes share, or --checkpoint_clients FOLDER"
-        )
 
 
 def _must_agree(key, run):
@@ -180,24 +165,33 @@ def _must_agree(key, run):
     return role(key) not in ("speed", "place") and key not in MAY_DIFFER
 
 
+def _check_sees_checkpoints(job, folder, manifest):
+    """Check that the run folder, in which rank 0 has found checkpoints, is not another folder here. Not collective.
+
+    Raises:
+        UserError: if this rank sees none, and needs them.
+    """
+    if job.context.clients and _patterns(job, manifest) == (None, None) and not (folder / CHECKPOINTS).is_dir():
+        raise UserError(
+            f"resume = {folder}: rank 0 has its checkpoints, but {platform.node()} has not: use a folder that all "
+            "nodes share, or --checkpoint_clients FOLDER"
+        )
+
+
 def _share_state(link, state):
     """Rank 0's part of a state that all ranks share, on all ranks."""
     mine = {name: value for name, value in state.items() if not name.startswith("clients/")}
-    described = share(link, lambda: [_describe(name, value) for name, value in mine.items()])
-    shared = {}
-    for name, kind, value in described:
-        if kind is None:
-            shared[name] = value
-            continue
-        tensor = mine[name] if link.rank == 0 else torch.empty(value, dtype=getattr(torch, kind))
+    tensors = {name: value for name, value in mine.items() if isinstance(value, torch.Tensor)}
+    numbers, described = share(
+        link,
+        lambda: [
+            {name: value for name, value in mine.items() if name not in tensors},
+            [(name, str(value.dtype).removeprefix("torch."), value.shape) for name, value in tensors.items()],
+        ],
+    )
+    for name, dtype, shape in described:
+        tensor = tensors[name] if link.rank == 0 else torch.empty(shape, dtype=getattr(torch, dtype))
         if tensor.numel():
-            link.broadcast(tensor.contiguous().numpy())
-        shared[name] = tensor
-    return shared
-
-
-def _describe(name, value):
-    """(name, dtype, shape) of a tensor, (name, None, value) of a number."""
-    if isinstance(value, torch.Tensor):
-        return [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
-    return [name, None, value]
+            link.broadcast(tensor.reshape(-1).view(torch.uint8).numpy())
+        numbers[name] = tensor
+    return numbers

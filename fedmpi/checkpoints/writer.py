@@ -1,0 +1,264 @@
+"""When a run writes checkpoints. All functions are collective unless they say otherwise.
+
+Each rank writes the state of its own clients, rank 0 also the state that all share. If memory allows, the state is
+copied between two rounds and a thread writes the copy while training goes on. When the ranks have reported in their
+round messages that all have written, rank 0 completes the checkpoint by its manifest.
+"""
+
+import mmap
+import threading
+import time
+
+import torch
+
+from fedmpi.checkpoints.files import (
+    checkpoint_folder,
+    client_file,
+    describe_layout,
+    make_checkpoint_folder,
+    make_folders,
+    remove_checkpoints,
+    remove_state,
+    sync_folder,
+    unique_name,
+    write_manifest,
+    write_state,
+)
+from fedmpi.checkpoints.resume import resume
+from fedmpi.comm.agreement import agree
+from fedmpi.errors import UserError
+from fedmpi.machine.memory import available_memory
+from fedmpi.own_files import write_mark
+from fedmpi.run_files import SERVER_STATE, had_checkpoints
+from fedmpi.text import Log
+
+log = Log(__name__)
+
+DUE, WRITING, FAILED = 8, 16, 32  # bits of `Federation.requests`, above those of `fedmpi.training.signals`
+SHARE_OF_MEMORY = 0.5  # of what is available to the job on the node, for the copies of all its ranks
+UNKNOWN = 64 << 20  # bytes that are copied where the system does not say what is available
+LARGE_TENSOR = 1 << 20  # bytes; copies go into memory of their own, which returns to the system
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        job: the `Job`. folder: path of the run folder. identity: of the run, see `Recorder`.
+        recorder: function without arguments: the `Recorder` on the rank that is 0 now, None elsewhere.
+        check: called before each checkpoint; it raises an error on all ranks if the state is not a good one.
+
+    Raises:
+        AgreedUserError: on every rank, if the folder of the clients' state cannot be made.
+    """
+
+    def __init__(self, job, folder, identity, recorder, check=lambda: None):
+        self.folder, self._job, self._recorder, self._check = folder, job, recorder, check
+        self._identity, self._run_name = identity, unique_name(folder, identity)
+        # Round after which there is a complete checkpoint -> client -> (round after which its file was written, size,
+        # checksum): of a lost client an earlier one, or None.
+        self._complete = {}
+        self._thread, self._began = None, time.monotonic()
+        agree(job.link, self._make_client_folders)
+
+    @property
+    def done(self):
+        """Number of rounds after which the newest checkpoint was made; None if there is none."""
+        return max(self._complete, default=None)
+
+    def request(self):
+        """This rank's bits of `Federation.requests`; rank 0's clock decides when one is due. Not collective."""
+        if self._thread is not None:
+            return WRITING if self._thread.is_alive() else FAILED if self._thread.problem else 0
+        minutes = self._job.config.run.checkpoint_minutes
+        is_due = minutes > 0 and time.monotonic() - self._began >= 60 * minutes
+        return DUE if is_due and self._job.link.rank == 0 else 0
+
+    def after_round(self, own):
+        """Complete what is written, and begin a checkpoint if one is due.
+
+        Args:
+            own: function without arguments that returns the state of the training loop itself: name -> number.
+        """
+        federation, every = self._job.federation, self._job.config.run.checkpoint_every
+        if self._thread is not None and not federation.requests & WRITING:
+            self._end(federation.requests & FAILED)
+        if federation.requests & DUE or (every and federation.round_index % every == 0):
+            self.finish()
+            self.begin(own)
+
+    def begin(self, own):
+        """Begin to write the current state; without memory for a copy, write all of it before returning."""
+        self._check()
+        federation, link = self._job.federation, self._job.link
+        self._began, number, state, files = time.monotonic(), federation.round_index, federation.state(), {}
+        for client in self._job.context.clients:
+            own_state = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
+            files[self._client_file(number, client)] = own_state
+        if link.rank == 0:
+            shared = {name: value for name, value in state.items() if not name.startswith("clients/")}
+            shared |= {f"loop/{name}": value for name, value in own().items()}
+            files[checkpoint_folder(self.folder, number) / SERVER_STATE] = shared
+        position = self._recorder().position() if self._recorder() else None
+        copies = _copied(files, link.local_size)
+        self._thread = _Writer(number, copies or files, position, link.members, self._identity)
+        self._thread.start()
+        if copies is None:
+            self._thread.join()
+
+    def write_now(self, own):
+        """Write a checkpoint of the current state, unless there is one, and wait for it; whether there is one then."""
+        self.finish()
+        members = None
+        while self.done != self._job.federation.round_index and members != self._job.link.members:
+            members = self._job.link.members  # again, if a rank is lost meanwhile
+            self.begin(own)
+            self.finish()
+        return self.done == self._job.federation.round_index
+
+    def finish(self):
+        """Wait for what is being written, and complete it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._end(self._job.link.allgather([bool(self._thread.problem)]).any())
+
+    def restore(self):
+        """Go on from the newest checkpoint that is not damaged; see `resume`.
+
+        Returns:
+            (the state of the training loop, name -> number; the manifest).
+        """
+        loop, manifests = resume(self._job, self.folder, self._run_name)
+        for manifest in manifests:
+            self._complete[manifest["round"]] = {int(client): file for client, file in manifest["clients"].items()}
+        return loop, manifests[0]
+
+    def _make_client_folders(self):
+        for client in self._job.context.clients if self._job.config.run.checkpoint_clients else ():
+            try:
+                make_folders(self._client_file(0, client).parent.parent)
+            except OSError as error:
+                raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
+
+    def _client_file(self, round_index, client):
+        pattern, rank = self._job.config.run.checkpoint_clients, self._job.link.rank
+        return client_file(pattern, self.folder, round_index, client, rank, self._run_name)
+
+    def _end(self, failed):
+        """List the files that all ranks have written in a manifest, or remove them if one could not be written."""
+        link, written, self._thread = self._job.link, self._thread, None
+        self._report(written)
+        clients = None if failed else self._allgather_clients(written)
+        failed = failed or link.members != written.members  # a file of a lost rank may be missing
+        if not failed and link.rank == 0:
+            written.problem = self._write_manifest(written, clients)
+            self._report(written)
+        if not failed and link.first_rank_where(bool(written.problem)) is None and link.members == written.members:
+            self._complete[written.number] = clients
+        else:
+            for client in self._job.context.clients:
+                remove_state(self._client_file(written.number, client))
+        self._prune()
+
+    def _report(self, written):
+        if written.problem:
+            kept = "there is no other one yet" if self.done is None else f"the last one is that of round {self.done}"
+            what = f"the checkpoint of round {written.number} could not be written: {written.problem}; {kept}"
+            log.warning(what)
+
+    def _allgather_clients(self, written):
+        """See `_complete`: of the checkpoint that is written now."""
+        paths = {client: self._client_file(written.number, client) for client in self._job.context.clients}
+        mine = [(client, *written.sizes[path.name]) for client, path in paths.items()]
+        everyone = self._job.link.allgatherv([number for one in mine for number in one]).reshape(-1, 3).astype(int)
+        present = {client: [written.number, *sizes] for client, *sizes in everyone.tolist()}
+        return {**dict.fromkeys(range(self._job.context.num_clients)), **self._complete.get(self.done, {}), **present}
+
+    def _write_manifest(self, written, clients):
+        """Complete the checkpoint on rank 0; returns what went wrong, or None. Not collective."""
+        job, folder = self._job, checkpoint_folder(self.folder, written.number)
+        content = {
+            "round": written.number,
+            "rounds": job.num_rounds,
+            "ranks": job.link.size,
+            "layout": describe_layout(job.flat),
+            "records": written.position,
+            "server": written.sizes[SERVER_STATE],
+            "clients": {str(client): file for client, file in clients.items()},
+            "settings": {**job.config.resolved, "clients": job.context.num_clients},
+            "run_name": self._run_name,
+        }
+        try:
+            self._recorder().check_lock()
+            self._recorder().sync()
+            sync_folder(self.folder.absolute().parent)
+            write_manifest(folder, content)
+            if not had_checkpoints(self.folder):
+                write_mark(self.folder, "run", self._identity, checkpoints=True)
+        except OSError as error:
+            return f"{error.filename or folder}: cannot be written: {error.strerror}"
+        return None
+
+    def _prune(self):
+        """Remove what does not belong to the newest checkpoints."""
+        before = self._files()
+        kept = sorted(self._complete)[-self._job.config.run.checkpoint_keep :]
+        self._complete = {number: self._complete[number] for number in kept}
+        needed = self._files()
+        for client, number in before - needed:
+            if client in self._job.context.clients:
+                remove_state(self._client_file(number, client))
+        if self._job.link.rank == 0:
+            remove_checkpoints(self.folder, kept, needed)
+        self._job.link.barrier()  # a rank that began the next checkpoint earlier would lose its files to rank 0
+
+    def _files(self):
+        """The (client, round after which it was written) of all files of complete checkpoints."""
+        return {(client, file[0]) for files in self._complete.values() for client, file in files.items() if file}
+
+
+class _Writer(threading.Thread):
+    """Writes the files of one checkpoint.
+
+    Attributes:
+        number: of rounds. position: where the records end. members: the ranks that write.
+        sizes: name -> (bytes, checksum) of the files written so far. problem: what went wrong, in one line, or None.
+    """
+
+    def __init__(self, number, files, position, members, identity):
+        super().__init__(name="checkpoint", daemon=True)
+        self.number, self.position, self.members = number, position, members
+        self._files, self._identity, self.sizes, self.problem = files, identity, {}, None
+
+    def run(self):
+        path = None
+        try:
+            for path, state in self._files.items():
+                make_checkpoint_folder(path.parent, self._identity)
+                self.sizes[path.name] = write_state(path, state)
+            for folder in {path.parent for path in self._files}:
+                sync_folder(folder)
+        except OSError as error:
+            self.problem = f"{path}: {error.strerror or error}"
+        except BaseException as error:  # noqa: BLE001  a thread's error is lost otherwise
+            self.problem = f"{path}: {type(error).__name__}: {error}"
+        self._files = {}  # their memory is free from now on
+
+
+def _copied(files, num_ranks):
+    """Files with copies of their tensors; None without memory for that on this machine, which the ranks share."""
+    tensors = [value for state in files.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    available = available_memory(num_ranks)
+    if sum(value.nbytes for value in tensors) > (UNKNOWN if available is None else SHARE_OF_MEMORY * available):
+        return None
+    return {path: {name: _copy(value) for name, value in state.items()} for path, state in files.items()}
+
+
+def _copy(value):
+    """A copy in the memory of the CPU; a large one in memory that malloc does not keep."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.nbytes < LARGE_TENSOR:
+        return value.detach().cpu().clone()
+    memory = torch.frombuffer(mmap.mmap(-1, value.nbytes), dtype=value.dtype)
+    return memory.view(value.shape).copy_(value.detach())

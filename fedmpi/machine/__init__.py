@@ -1,0 +1,1 @@
+"""What this process can use of its machine; without MPI."""

@@ -1,0 +1,58 @@
+"""How much memory this process may still take: what the machine has left, and the limits of its job."""
+
+import contextlib
+import os
+import pathlib
+import resource
+
+
+def available_memory(num_ranks=1, root=pathlib.Path("/")):
+    """Bytes that each rank of this job on this machine may still take without swapping; None if nothing says it.
+
+    The smallest of: the machine's available memory, what is left in this process's control groups (containers, SLURM),
+    the memory that SLURM gave the job, each divided among the ranks; and the process's own limit (ulimit -v).
+
+    Args:
+        num_ranks: the job's ranks on this machine. root: folder of /proc and /sys (for tests).
+    """
+    left = [number // num_ranks for number in (*_left_on_machine(root), *_left_in_groups(root))]
+    with contextlib.suppress(OSError):
+        size, resident, *_ = map(int, (root / "proc/self/statm").read_text(encoding="ascii").split())
+        left += [limit // num_ranks - resident * resource.getpagesize() for limit in _given_by_slurm()]
+        own_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        left += [own_limit - size * resource.getpagesize()] * (own_limit != resource.RLIM_INFINITY)
+    return max(0, min(left)) if left else None
+
+
+def _left_on_machine(root):
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+        yield from (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _left_in_groups(root):
+    """Bytes that are left below each limit of this process's control groups, of version 2 or 1."""
+    lines = []
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    for number, controllers, path in (line.split(":", 2) for line in lines):
+        if number == "0":
+            top, limit, used, cache = "", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, limit, used, cache = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        group = root / "sys/fs/cgroup" / top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):  # no such group, or no limit ("max")
+                left = int((folder / limit).read_text()) - int((folder / used).read_text())
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield left + int(stat.get(cache, 0))  # pages of files are given up when memory is needed
+
+
+def _given_by_slurm():
+    """Bytes that SLURM gave this job on this machine; nothing outside of SLURM, or for all of the machine's memory."""
+    with contextlib.suppress(KeyError, ValueError):
+        yield from filter(None, [int(os.environ["SLURM_MEM_PER_NODE"]) << 20])
+    with contextlib.suppress(KeyError, ValueError):
+        yield int(os.environ["SLURM_MEM_PER_CPU"]) * int(os.environ["SLURM_CPUS_ON_NODE"]) << 20
