@@ -2,11 +2,13 @@
 
 import dataclasses
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import chosen
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.algorithms.fedopt import FedAdam
@@ -20,25 +22,28 @@ from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.settings import nearest
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
 
 
 def average(
-    model,
-    optimizer=None,
-    every=10,
-    exchange=(),
-    outer="none",
-    comm=None,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    every: int = 10,
+    exchange: str | Iterable[str] = (),
+    outer: Literal["none", "momentum", "nesterov", "adam"] = "none",
+    comm: "MPI.Intracomm | None" = None,
     *,
-    weight=1.0,
-    timeout=TIMEOUT,
-    buffers="equal",
-    private=None,
-    aggregation="mean",
-    stages=(),
-    **settings,
-):
+    weight: float = 1.0,
+    timeout: float = TIMEOUT,
+    buffers: Literal["equal", "rank0", "average"] = "equal",
+    private: str | None = None,
+    aggregation: str | Aggregation | type[Aggregation] = "mean",
+    stages: str | Sequence[Any] = (),
+    **settings: Any,
+) -> "Averaged":
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
 
     The loop and its optimizer stay the caller's; ``fed.step()`` comes after ``optimizer.step()``:
@@ -91,13 +96,13 @@ def average(
     check_same(link, module, algorithm, arguments, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
 
-    def make_oracle(client):
+    def make_oracle(client: Any) -> "OptimizerState":
         return OptimizerState(client, flat, optimizers, algorithm.names)
 
     return Averaged(module, algorithm, make_oracle, link, flat, every, weight, Choices(buffers, private, sending))
 
 
-def _listed(optimizer):
+def _listed(optimizer: Any) -> list[Any]:
     """The optimizers as a list; raises UserError if they are none."""
     if optimizer is None or hasattr(optimizer, "param_groups"):
         return [] if optimizer is None else [optimizer]
@@ -108,7 +113,7 @@ def _listed(optimizer):
     raise UserError(f"optimizer is a {type(optimizer).__name__}: expected a torch.optim.Optimizer, or several")
 
 
-def _make_algorithm(outer, exchange, optimizers, settings):
+def _make_algorithm(outer: Any, exchange: Any, optimizers: list[Any], settings: dict[str, Any]) -> Any:
     if not isinstance(outer, str) or outer not in OUTER:
         raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(str(outer), OUTER)}")
     names = (exchange,) if isinstance(exchange, str) else tuple(exchange) if isinstance(exchange, Iterable) else None
@@ -127,24 +132,24 @@ OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilo
 class _Local:
     """The local steps of an algorithm, made by the user's own optimizer; those in `OUTER` add the server's step."""
 
-    names: tuple = ()  # of the optimizer's state that is exchanged
+    names: tuple[str, ...] = ()  # of the optimizer's state that is exchanged
 
     @property
-    def exchanged(self):
+    def exchanged(self) -> tuple[str, ...]:
         return ("x", *self.names)
 
-    client_rows = ()
+    client_rows: ClassVar[tuple[str, ...]] = ()
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Any, server: Any, oracle: Any) -> None:
         """The optimizer has made it."""
 
-    def upload(self, client, server, oracle):
+    def upload(self, client: Any, server: Any, oracle: Any) -> None:
         """Copy into the rows what the optimizer has put elsewhere."""
         oracle.collect()
 
 
 _ON_SERVER = {"none": FedAvg, "momentum": FedAvgServerMomentum, "nesterov": DiLoCo, "adam": FedAdam}
-OUTER = {
+OUTER: dict[str, Any] = {
     name: dataclasses.make_dataclass(name, (), bases=(_Local, algorithm), frozen=True)
     for name, algorithm in _ON_SERVER.items()
 }
@@ -158,30 +163,30 @@ class OptimizerState(Oracle):
         optimizers: list of `torch.optim.Optimizer`. names: of their state tensors.
     """
 
-    def __init__(self, client, flat, optimizers, names):
+    def __init__(self, client: Any, flat: Any, optimizers: list[Any], names: tuple[str, ...]) -> None:
         super().__init__(client)
         client.counters = flat.counters
         self._flat, self._optimizers, self._names = flat, optimizers, names
-        self.losses = []
+        self.losses: list[torch.Tensor] = []
         self.watch()
 
-    def adopt(self):
+    def adopt(self) -> None:
         self._flat.check()
         self._flat.adopt()
         self.client.counters = self._flat.counters
 
-    def watch(self):
+    def watch(self) -> None:
         """From now on, notice which optimizers step on the parameters, so that one made anew takes a former's place."""
         mine = {id(parameter) for parameter in self._flat.parameters}
-        stepped = self._stepped = weakref.WeakSet()
+        stepped = self._stepped = weakref.WeakSet[Any]()
 
-        def note(optimizer, *_):
+        def note(optimizer: Any, *_: Any) -> None:
             if optimizer not in stepped and any(id(p) in mine for g in optimizer.param_groups for p in g["params"]):
                 stepped.add(optimizer)
 
         self._watch = register_optimizer_step_post_hook(note) if self._names else None
 
-    def adopt_optimizers(self):
+    def adopt_optimizers(self) -> None:
         """If none of the optimizers has made a step since the last average, but others have, use the state of these."""
         if not self._stepped:  # nothing is exchanged, or there was no step
             return
@@ -192,7 +197,7 @@ class OptimizerState(Oracle):
                 self._optimizers = stepped
         self._stepped.clear()
 
-    def collect(self):
+    def collect(self) -> None:
         """Make the named state tensors views of the rows, with their values; those that are views already stay.
 
         Raises:
@@ -218,7 +223,7 @@ class OptimizerState(Oracle):
                     f"exchange: the optimizer has no state {name!r}; it has {', '.join(known) or 'none yet'}"
                 )
 
-    def release(self):
+    def release(self) -> None:
         """Give the optimizers' state memory of its own."""
         if self._watch is not None:
             self._watch.remove()
@@ -228,19 +233,19 @@ class OptimizerState(Oracle):
                 if name in state:
                     state[name] = state[name].clone()
 
-    def take_losses(self):
+    def take_losses(self) -> list[torch.Tensor]:
         losses, self.losses = self.losses, []
         return losses
 
-    def draw(self, *_):
+    def draw(self, *_: Any) -> Any:
         raise NotImplementedError("the user's own loop draws samples and computes gradients")
 
     draw_first = whole = gradient = gradient_pair = draw
 
-    def _state_of(self, parameter):
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         return next((o.state[parameter] for o in self._optimizers if parameter in o.state), {})
 
-    def _check(self, name, value, parameter):
+    def _check(self, name: str, value: Any, parameter: torch.Tensor) -> None:
         is_like = isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dtype == parameter.dtype
         if not is_like:
             what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
@@ -253,11 +258,11 @@ class OptimizerState(Oracle):
 class Averaged(OwnLoop):
     """What `fedmpi.average` returns; see `OwnLoop` for `batches`, `finish`, `accounts`, `state_dict`."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._start()
 
-    def step(self, loss=None):
+    def step(self, loss: Any = None) -> None:
         """Say that the optimizer has made a step; after every `every` of them, the average.
 
         Args:
@@ -271,6 +276,6 @@ class Averaged(OwnLoop):
             self._client.oracle.losses.append(torch.as_tensor(loss).detach().reshape(()).double())
         self._advance()
 
-    def finish(self):
+    def finish(self) -> None:
         super().finish()
         self._client.oracle.release()

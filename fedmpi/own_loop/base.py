@@ -3,13 +3,14 @@
 import copy
 import dataclasses
 import math
-import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, overload
 
 import torch
 
 from fedmpi.aggregation.sending import Sending
+from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
 from fedmpi.comm.link import Traffic
 from fedmpi.errors import UserError
@@ -23,7 +24,11 @@ from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_lin
 from fedmpi.membership.replicas import check_result
 from fedmpi.own_loop.checks import as_text, compared_values, private_names
 from fedmpi.registry import command_name, plain
+from fedmpi.text import Log
 
+log = Log(__name__)
+
+Batch = TypeVar("Batch")
 DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.request`
 
 
@@ -53,7 +58,17 @@ class OwnLoop:
         round_loss: mean loss of the last round over all clients; nan if unknown.
     """
 
-    def __init__(self, model, algorithm, make_oracle, link, flat, local_steps, weight, choices):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        algorithm: Algorithm,
+        make_oracle: Callable[[Any], Any],
+        link: Any,
+        flat: Any,
+        local_steps: int,
+        weight: float,
+        choices: Choices,
+    ) -> None:
         self._link, self._flat = link, flat
         agree(link, check_alone)
         weights = link.allgather([weight])[:, 0]
@@ -64,8 +79,8 @@ class OwnLoop:
         buffers, private = choices.buffers, choices.private
         places, own = _begin_equal(flat, link, weight, buffers, private)
         self._own_names = private_names(flat.module, buffers, private)
-        parameters = (flat.buffer_parts, flat.names, flat.shapes)
-        variables = Variables(flat.x, flat.buffers, flat.segments, None, *places, *parameters)
+        parameters: Any = (*places, flat.buffer_parts, flat.names, flat.shapes)
+        variables = Variables(flat.x, flat.buffers, flat.segments, None, *parameters)
         oracles, sending = {link.rank: make_oracle}, choices.sending
         self.federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables, sending))
         self._client = self.federation.clients[0]
@@ -74,11 +89,13 @@ class OwnLoop:
         link.traffic = Traffic()
         flat.point_at(self._current(), self._client.buffers)
         # Of the current round: whether it has begun, its local steps so far, the other exchanges, the losses of all.
-        self._in_round, self._done, self._later, self._losses = False, 0, [], []
-        self._accounts = None  # what `accounts` returns after `finish`
+        self._in_round, self._done = False, 0
+        self._later: list[Any] = []
+        self._losses: list[Any] = []
+        self._accounts: dict[str, float] | None = None  # what `accounts` returns after `finish`
         self.averaged, self.round_loss = True, float("nan")
 
-    def accounts(self):
+    def accounts(self) -> dict[str, float]:
         """Rounds, gradients, bytes and seconds so far, under the names of a run's records. Not collective.
 
         "local_seconds" is all the time between two averages, the user's own code included.
@@ -95,7 +112,7 @@ class OwnLoop:
             "communication_seconds": federation.seconds["communication"],
         }
 
-    def batches(self, loader):
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """As many batches on every rank as the rank with the most has: shorter loaders start again.
 
         Without it, ranks whose data are of different sizes would make different numbers of steps, and wait for
@@ -122,11 +139,17 @@ class OwnLoop:
             if left - number < length:
                 raise UserError(f"batches: the loader gave {left - number} batches in a pass: its length is {length}")
 
-    def any(self, flag):
+    def any(self, flag: object) -> bool:
         """Whether `flag` is true on any rank; the same on all, so that loops can end together."""
         return bool(self._ask([bool(flag)])[:, 0].any())
 
-    def mean(self, value, weight=None):
+    @overload
+    def mean(self, value: float, weight: float | None = None) -> float: ...
+
+    @overload
+    def mean(self, value: torch.Tensor, weight: float | None = None) -> torch.Tensor: ...
+
+    def mean(self, value: Any, weight: float | None = None) -> Any:
         """Weighted mean of a metric over the ranks, the same on all.
 
         Args:
@@ -152,7 +175,7 @@ class OwnLoop:
             return mean.reshape(tensor.shape).tolist()
         return mean.reshape(tensor.shape).to(tensor.device, tensor.dtype if tensor.is_floating_point() else mean.dtype)
 
-    def _ask(self, values):
+    def _ask(self, values: list[float]) -> Any:
         """[ranks, n] the [n] numbers of all ranks, also after `finish`."""
         link, watch = self._link, self._link.roll_call
         if self._accounts is None:
@@ -166,7 +189,7 @@ class OwnLoop:
             if link is not self._link:
                 close_link(link)
 
-    def finish(self):
+    def finish(self) -> None:
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
         if self._accounts is not None:
             return
@@ -188,10 +211,10 @@ class OwnLoop:
         texts = {f"buffer '{name}'": describe_values(buffer).removeprefix("values ") for name, buffer in whole}
         differs = difference(self._link, texts)
         if differs and self._link.rank == 0:
-            print(f"fedmpi: {differs}: integer and complex buffers are not averaged", file=sys.stderr, flush=True)
+            log.warning(f"{differs}: integer and complex buffers are not averaged")
         close_link(self._link)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """This rank's state as name -> tensor, number or list of numbers, also within a round. Not collective.
 
         `torch.save` can write it; each rank writes its own.
@@ -204,7 +227,7 @@ class OwnLoop:
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
         return state | scratch | {f"loop/{name}": value for name, value in self._owner().items()}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called on the same rank. Not collective.
 
         Raises:
@@ -229,7 +252,7 @@ class OwnLoop:
             self._begin_round(self._done)
         self._flat.point_at(self._current(), self._client.buffers)
 
-    def _owner(self):
+    def _owner(self) -> dict[str, Any]:
         """What a state belongs to, and the local step after which it was taken."""
         algorithm = plain(command_name(type(self.federation.algorithm)))
         q = self.federation.plan.local_steps
@@ -241,13 +264,13 @@ class OwnLoop:
             "step": self._done,
         }
 
-    def _step_size_bits(self):
+    def _step_size_bits(self) -> int:
         """A digest of the step size beside its complement: if ranks differ, the OR of all has a bit in both."""
         every = (1 << DIGEST_BITS) - 1
         found = zlib.crc32(as_text(getattr(self.federation.algorithm, "step_size", None)).encode()) & every
         return found | (found ^ every) << DIGEST_BITS
 
-    def set_model(self, state):
+    def set_model(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from other values of the model: those of rank 0 on all ranks, but private ones; between two rounds.
 
         An outer optimizer does not take the difference for a move; its moments stay, as all rows that are no models.
@@ -282,7 +305,7 @@ class OwnLoop:
             private.give_back(self._client)
         flat.point_at(self._current(), self._client.buffers)
 
-    def _check_state(self, state):
+    def _check_state(self, state: object) -> None:
         if not self.averaged:
             raise UserError("set_model: a round has begun: call it after a step with fed.averaged")
         if not isinstance(state, Mapping):
@@ -294,7 +317,7 @@ class OwnLoop:
                 what = "tensor" if shape is None else f"tensor of shape {list(shape)}"
                 raise UserError(f"set_model: '{name}' is a {type(value).__name__}: the model has no such {what}")
 
-    def _adopt(self, ends=False):
+    def _adopt(self, ends: bool = False) -> None:
         """Take what the loop has assigned to the model's tensors since the last step, see `FlatModule.adopt`."""
         try:
             if ends:
@@ -303,18 +326,18 @@ class OwnLoop:
         except UserError as error:
             self.federation.refuse(error)
 
-    def _start(self):
+    def _start(self) -> None:
         """The initial estimates; private values are in the rows before and after it."""
         self._keep_private()
         self.federation.start()
         self.federation.private.give_back(self._client)
 
-    def _keep_private(self):
+    def _keep_private(self) -> None:
         """Between two rounds the private values are in the rows, so that the loop has this rank's own model."""
         if not self._in_round:
             self.federation.private.keep(self._client)
 
-    def _advance(self, ends=False):
+    def _advance(self, ends: bool = False) -> None:
         """Make the next local step, and what follows it up to the step after it; or end the round before it."""
         self._check_open()
         federation, client = self.federation, self._client
@@ -332,11 +355,11 @@ class OwnLoop:
                 self._end_round()
         self._link.progress[:] = self._link.progress[0] + 1, self._done
 
-    def _check_open(self):
+    def _check_open(self) -> None:
         if self._accounts is not None:
             raise UserError("the federation has ended: finish() was called")
 
-    def _begin_round(self, first_step):
+    def _begin_round(self, first_step: int) -> None:
         """Everything of a round before its local step number `first_step`."""
         check_alone()
         if not first_step:
@@ -354,7 +377,7 @@ class OwnLoop:
             federation.begin_turn(self._client, first_step)
         self._in_round = True
 
-    def _end_round(self):
+    def _end_round(self) -> None:
         """The average after the local steps, and what follows it."""
         federation, (_, steps), *later = self.federation, *self._later
         self._losses.append((steps, federation.end_exchange()[0]))
@@ -369,12 +392,12 @@ class OwnLoop:
                 "expected the same schedule on all ranks"
             )
 
-    def _current(self):
+    def _current(self) -> torch.Tensor:
         """[dim] the model that this rank has now."""
         return self._client.rows.get("x", self.federation.server.x)
 
 
-def _begin_equal(flat, link, weight, buffers, private):
+def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str | None) -> tuple[Any, Any]:
     """Give all ranks the parameters of rank 0, and equal buffers. Collective on the link.
 
     Args:
@@ -402,7 +425,7 @@ def _begin_equal(flat, link, weight, buffers, private):
     return places, own
 
 
-def _take_rank_0s(link, tensor):
+def _take_rank_0s(link: Any, tensor: torch.Tensor) -> None:
     """Give a tensor the bits that it has on rank 0. Collective on the link."""
     host = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     if host.numel():
@@ -410,7 +433,7 @@ def _take_rank_0s(link, tensor):
         tensor.detach().copy_(host)
 
 
-def _length(loader):
+def _length(loader: Any) -> int:
     """How many batches a loader has in a pass.
 
     Raises:

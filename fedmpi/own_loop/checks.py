@@ -2,6 +2,8 @@
 
 import dataclasses
 import numbers
+from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -17,7 +19,9 @@ from fedmpi.text import short
 BUFFERS = ("equal", "rank0", "average")
 
 
-def check_same(link, module, algorithm, arguments, buffers, private):
+def check_same(
+    link: Any, module: torch.nn.Module, algorithm: Any, arguments: dict[str, Any], buffers: str, private: str | None
+) -> None:
     """Check that all ranks run the same fedmpi, with the same model, but for trained values, and the same settings.
 
     Collective on the link.
@@ -40,14 +44,14 @@ def check_same(link, module, algorithm, arguments, buffers, private):
     check_same_model(link, module, hint, compared.__contains__)
 
 
-def compared_values(module, buffers, own):
+def compared_values(module: torch.nn.Module, buffers: str, own: Collection[str]) -> set[torch.Tensor]:
     """The tensors whose values must be equal on all ranks: frozen parameters, and buffers if that is asked for."""
     tensors = {name: parameter for name, parameter in module.named_parameters() if not parameter.requires_grad}
     tensors |= module.named_buffers() if buffers == "equal" else {}
     return {tensor for name, tensor in tensors.items() if name not in own}
 
 
-def private_names(module, buffers, private):
+def private_names(module: torch.nn.Module, buffers: str, private: str | None) -> Collection[str]:
     """The names that `private` selects; raises UserError for a wrong argument. Not collective."""
     if buffers not in BUFFERS:
         raise UserError(f"buffers = {buffers!r}: expected one of {', '.join(BUFFERS)}{nearest(buffers, BUFFERS)}")
@@ -56,20 +60,21 @@ def private_names(module, buffers, private):
     return matching(module, private, "private") if private else ()
 
 
-def as_text(value):
+def as_text(value: Any) -> str:
     """A setting's value so that equal ones have equal texts; of an object its class."""
     if isinstance(value, numbers.Real):
         return f"{float(value)!r}"
     return str(value) if isinstance(value, str | tuple | list | dict | None) else type(value).__qualname__
 
 
-def check_arguments(model, **values):
+def check_arguments(model: Any, **values: Any) -> None:
     """Raise UserError unless a model can be laid out and each number is allowed; not collective."""
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     for name, value in values.items():
         is_whole, may_be_0 = name in ("local_steps", "every"), name == "weight_decay"
-        is_number = isinstance(value, numbers.Integral if is_whole else numbers.Real) and 0 <= value <= LARGEST
+        kind: Any = numbers.Integral if is_whole else numbers.Real
+        is_number = isinstance(value, kind) and 0 <= value <= LARGEST
         if not (is_number and (value or may_be_0)) and not (name == "clip_norm" and value is None):
             found = short(repr(value) if isinstance(value, str) else value)
             allowed = f"{'whole ' * is_whole}number {'>=' if may_be_0 else '>'} 0"
@@ -83,7 +88,7 @@ def check_arguments(model, **values):
             raise UserError(f"model {type(model).__name__}: '{name}' is sparse, quantized or without memory (meta)")
 
 
-def known_settings(owner, names, settings):
+def known_settings(owner: str, names: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings, if `owner` has all of them.
 
     Args:

@@ -1,8 +1,13 @@
 """`join`: an algorithm of the papers in the user's own training loop."""
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 import fedmpi.algorithms
+from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import chosen
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree
@@ -14,23 +19,28 @@ from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.registry import command_name, find
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Closure = Callable[[], torch.Tensor]
+
 
 def join(
-    model,
-    algorithm="fafed",
-    local_steps=10,
-    comm=None,
+    model: torch.nn.Module,
+    algorithm: str | Algorithm | type[Algorithm] = "fafed",
+    local_steps: int = 10,
+    comm: "MPI.Intracomm | None" = None,
     *,
-    weight=1.0,
-    timeout=TIMEOUT,
-    clip_norm=None,
-    weight_decay=0.0,
-    buffers="equal",
-    private=None,
-    aggregation="mean",
-    stages=(),
-    **settings,
-):
+    weight: float = 1.0,
+    timeout: float = TIMEOUT,
+    clip_norm: float | None = None,
+    weight_decay: float = 0.0,
+    buffers: Literal["equal", "rank0", "average"] = "equal",
+    private: str | None = None,
+    aggregation: str | Aggregation | type[Aggregation] = "mean",
+    stages: str | Sequence[Any] = (),
+    **settings: Any,
+) -> "Joined":
     """Let this rank be a client of a federation that trains `model` by an algorithm. Collective on `comm`.
 
     The loop stays the caller's; the algorithm takes the place of the optimizer:
@@ -65,37 +75,39 @@ def join(
     link = open_link(comm, timeout)
     given = {"local_steps": local_steps, "clip_norm": clip_norm, "weight_decay": weight_decay}
     agree(link, lambda: check_arguments(model, weight=weight, **given))
-    algorithm = agree(link, lambda: _make_algorithm(algorithm, settings))
+    made = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = getattr(model, "_orig_mod", model)
     sending = agree(link, lambda: chosen(aggregation, stages))
-    given |= {"algorithm": command_name(type(algorithm)), **sending.as_texts()}
-    check_same(link, module, algorithm, given, buffers, private)
+    texts = {**given, "algorithm": command_name(type(made)), **sending.as_texts()}
+    check_same(link, module, made, texts, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
     rows = flat.x.new_zeros(2, flat.dim)
 
-    def make_oracle(client):
+    def make_oracle(client: Any) -> ClosureOracle:
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    return Joined(model, algorithm, make_oracle, link, flat, local_steps, weight, Choices(buffers, private, sending))
+    return Joined(model, made, make_oracle, link, flat, local_steps, weight, Choices(buffers, private, sending))
 
 
-def _make_algorithm(algorithm, settings):
+def _make_algorithm(algorithm: Any, settings: dict[str, Any]) -> Algorithm:
     """An `Algorithm` from a name, class or instance and its settings."""
     if isinstance(algorithm, str):
         algorithm = find("algorithm", algorithm, fedmpi.algorithms, Algorithm)
-    cls = algorithm if isinstance(algorithm, type) else type(algorithm)
+    cls: Any = algorithm if isinstance(algorithm, type) else type(algorithm)
     if not issubclass(cls, Algorithm):
         raise UserError(f"algorithm is a {type(algorithm).__name__}: expected a name like 'fafed', or an Algorithm")
     known_settings(f"algorithm {command_name(cls)}", [field.name for field in dataclasses.fields(cls)], settings)
-    if cls is algorithm:
-        return cls(**settings)
-    return dataclasses.replace(algorithm, **settings) if settings else algorithm
+    if cls is not algorithm and not settings:
+        made: Algorithm = algorithm
+    else:
+        made = cls(**settings) if cls is algorithm else dataclasses.replace(algorithm, **settings)
+    return made
 
 
 class Joined(OwnLoop):
     """What `fedmpi.join` returns; see `OwnLoop` for `batches`, `finish`, `accounts`, `state_dict`."""
 
-    def start(self, closure):
+    def start(self, closure: Closure) -> None:
         """Begin with the gradient of an initial batch of its own, if the algorithm takes one (FAFED, STEM, ...).
 
         Without this call the first step's batch is also the initial one.
@@ -109,7 +121,7 @@ class Joined(OwnLoop):
         self._has_started = True
         self._flat.point_at(self._current())
 
-    def step(self, closure):
+    def step(self, closure: Closure) -> torch.Tensor:
         """One local step; after every `local_steps` of them, the average.
 
         Args:
@@ -135,27 +147,27 @@ class Joined(OwnLoop):
 
     _has_started = False
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._has_started = True
 
     @property
-    def whole(self):
+    def whole(self) -> Closure | None:
         """A closure that returns the mean loss over all of this client's data, or None.
 
         Assign it before the first step of an algorithm that takes its gradient in every round (MimeAdam).
         """
-        return self._client.oracle.whole_closure
+        return self._client.oracle.whole_closure  # type: ignore[no-any-return]
 
     @whole.setter
-    def whole(self, closure):
+    def whole(self, closure: Closure | None) -> None:
         self._client.oracle.whole_closure = closure
 
     @property
-    def step_size(self):
+    def step_size(self) -> float:
         """Step size of the local steps, which must be the same on all ranks; a schedule may set it."""
-        return self.federation.algorithm.step_size
+        return self.federation.algorithm.step_size  # type: ignore[no-any-return]
 
     @step_size.setter
-    def step_size(self, value):
+    def step_size(self, value: float) -> None:
         self.federation.algorithm = dataclasses.replace(self.federation.algorithm, step_size=value)
