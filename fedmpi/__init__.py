@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedmpi.own_loop.join import join
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
-    from fedmpi.tasks._own import Task
+    from fedmpi.tasks.custom import Task
     from fedmpi.train import train
 
 __version__ = "0.1.0"
@@ -43,7 +43,7 @@ _DEFINED_IN = {
     "Algorithm": "fedmpi.algorithms.base",
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
-    "Task": "fedmpi.tasks._own",
+    "Task": "fedmpi.tasks.custom",
     "UserError": "fedmpi.errors",
     "average": "fedmpi.own_loop.average",
     "join": "fedmpi.own_loop.join",

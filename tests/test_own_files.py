@@ -351,7 +351,7 @@ REASONS = {
     "bench.parts.jobs._write_images: File": TEMPORARY,
     "bench.parts.jobs.measure: mkdtemp": TEMPORARY,
     "bench.parts.jobs.measure: rmtree": TEMPORARY,
-    "bench.results.Results.write: open": PART,
+    "bench.results.BenchResults.write: open": PART,
     "comm.shared_memory.remove_remains: unlink": "memory in /dev/shm of this user that no process has open",
     "comm.window._map_together: open": "memory in /dev/shm, until all ranks of the machine have mapped it",
     "comm.window._map_together: unlink": "its own file in /dev/shm, once all ranks of the machine have mapped it",

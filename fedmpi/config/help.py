@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import typing
 
-from fedmpi.config.run import Run
+from fedmpi.config.run import RunSettings
 from fedmpi.errors import UserError
 from fedmpi.federation import costs
 from fedmpi.presets import preset_names, summary
@@ -40,7 +40,7 @@ def declared_settings(classes):
     Args:
         classes: group -> class, or None if none is chosen.
     """
-    settings = [Declared(*one) for one in _settings_of(Run)]
+    settings = [Declared(*one) for one in _settings_of(RunSettings)]
     for group, cls in classes.items():
         settings += [Declared(f"{group}.{name}", *rest) for name, *rest in (_settings_of(cls) if cls else ())]
     return {one.key: one for one in settings}
@@ -105,7 +105,7 @@ def settings_reference(choices):
     ]
     parts += [
         "## The run",
-        _markdown("", Run),
+        _markdown("", RunSettings),
         "Flags of the command line: " + ", ".join(f"`--{f}`" for f in FLAG_HELP) + ".",
     ]
     for group, choice in choices.items():

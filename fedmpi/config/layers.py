@@ -13,7 +13,7 @@ from fedmpi.config.grammar import (
     rename,
     split_paper,
 )
-from fedmpi.config.run import Run
+from fedmpi.config.run import RunSettings
 from fedmpi.presets import preset_path
 from fedmpi.run_files import RECORDS
 from fedmpi.settings import former_names
@@ -59,7 +59,7 @@ def read_layers(arguments):
     assignments, flags = parse_command_line(arguments)
     files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
     files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
-    layers, paper, taken, former = [], {}, [], former_names(Run)
+    layers, paper, taken, former = [], {}, [], former_names(RunSettings)
     for flag, path in files:
         settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
         if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():

@@ -5,7 +5,7 @@ import json
 import pathlib
 
 from fedmpi.config.grammar import assignments_of, last_text, read_file, rename, split_paper
-from fedmpi.config.run import Run
+from fedmpi.config.run import RunSettings
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder
 from fedmpi.run_files import (
@@ -50,7 +50,7 @@ def _read(text, assignments):
     if text.lower() == AUTO:
         if name in (None, "null"):
             raise UserError("resume = auto: expected --name, which says which run to continue")
-        folder = pathlib.Path(out or Run.out) / name
+        folder = pathlib.Path(out or RunSettings.out) / name
         if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
             if had_checkpoints(folder):
                 seen = "checkpoints were written there, and none can be seen now"
@@ -94,7 +94,7 @@ def assignments_above(resumed, layers):
     """The assignments of a command line's `Layers`, which override the settings of the resumed run, if there is one."""
     if resumed is None:
         return layers.assignments
-    assignments, _ = rename(assignments_of(resumed["settings"]), former_names(Run))
+    assignments, _ = rename(assignments_of(resumed["settings"]), former_names(RunSettings))
     return layers.above([(key, text) for key, text in assignments if key not in (*NOT_TAKEN, *REMOVED)])
 
 

@@ -21,7 +21,7 @@ GROUPS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSettings:
     """Everything but the choice of algorithm, task, oracle, model and partition."""
 
     rounds: int = setting(100, "communication rounds", least=1)
@@ -234,7 +234,7 @@ def read_condition(text):
 @functools.cache
 def roles():
     """Name -> role of every setting of a run and of every group (see `fedmpi.settings.ROLES`)."""
-    return {**settings.roles(Run), **GROUPS}
+    return {**settings.roles(RunSettings), **GROUPS}
 
 
 def role(key):

@@ -8,7 +8,7 @@ import pathlib
 import re
 
 from fedmpi.config.grammar import flatten, read_file, split_paper
-from fedmpi.config.run import Run
+from fedmpi.config.run import RunSettings
 from fedmpi.errors import UserError
 from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, SETTINGS, is_complete
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
@@ -123,7 +123,7 @@ def run_folders(path):
 def _read_settings(path):
     """(flat settings under their current names, what a preset says about the paper's result)."""
     content, paper = split_paper(read_file(path), path)
-    names = former_names(Run)
+    names = former_names(RunSettings)
     settings = {short(names.get(key, key), LONGEST_NAME): value for key, value in flatten(content).items()}
     _check_settings(path, settings)
     return {key: _plain(value) for key, value in settings.items()}, paper

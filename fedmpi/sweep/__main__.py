@@ -7,7 +7,7 @@ import sys
 import yaml
 
 from fedmpi.config.grammar import read_file
-from fedmpi.config.run import Run, role
+from fedmpi.config.run import RunSettings, role
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular, check_replaceable, replacing
 from fedmpi.program.parser import Parser, count
@@ -307,7 +307,7 @@ def _is_note(path):
 
 def _of_all_runs(settings):
     """The settings, under their current names, that the runs of one sweep must share."""
-    names = former_names(Run)
+    names = former_names(RunSettings)
     return {names.get(key, key): text for key, text in settings.items() if role(key) not in ("speed", "place")}
 
 
