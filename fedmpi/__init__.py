@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedmpi.own_loop.join import join
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
-    from fedmpi.tasks._own import Task
+    from fedmpi.tasks.custom import Task
     from fedmpi.train import train
 
 __version__ = "0.1.0"
@@ -46,7 +46,7 @@ _DEFINED_IN = {
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
     "Sending": "fedmpi.aggregation.sending",
-    "Task": "fedmpi.tasks._own",
+    "Task": "fedmpi.tasks.custom",
     "UserError": "fedmpi.errors",
     "average": "fedmpi.own_loop.average",
     "join": "fedmpi.own_loop.join",

@@ -45,10 +45,10 @@ def known(package: types.ModuleType, base: type) -> dict[str, Any]:
     found = {}
     for info in pkgutil.iter_modules(package.__path__):
         if info.name.startswith("_"):
-            continue  # a program (__main__), or base classes for users (tasks/_own)
+            continue  # a program (__main__)
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         for cls in vars(module).values():
-            is_ours = inspect.isclass(cls) and cls.__module__ == module.__name__
+            is_ours = inspect.isclass(cls) and cls.__module__ == module.__name__ and "is_base" not in vars(cls)
             if is_ours and issubclass(cls, base) and cls is not base and not cls.__name__.startswith("_"):
                 found[command_name(cls)] = cls
     for name, entry in _plug_ins(package.__name__).items():

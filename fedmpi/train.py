@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
-from fedmpi.config.run import Run as RunSettings
+from fedmpi.config.run import RunSettings
 from fedmpi.text import Log
 from fedmpi.training.signals import remember_signals
 

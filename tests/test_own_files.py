@@ -349,7 +349,7 @@ REASONS = {
     "bench.parts.jobs._write_images: File": TEMPORARY,
     "bench.parts.jobs.measure: mkdtemp": TEMPORARY,
     "bench.parts.jobs.measure: rmtree": TEMPORARY,
-    "bench.results.Results.write: write_text": PART,
+    "bench.results.BenchResults.write: write_text": PART,
     "checkpoints.files.write_manifest: open": PART,
     "checkpoints.files.write_state: open": "a new file: it fails if there is one",
     "comm.shared_memory.remove_remains: unlink": "memory in /dev/shm of this user that no process has open",

@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 
 import fedmpi
 from fedmpi.algorithms import FedAvg
-from fedmpi.config.run import GROUPS
-from fedmpi.config.run import Run as RunSettings
+from fedmpi.config.run import GROUPS, RunSettings
 from fedmpi.data.source import DigitsSource
 from fedmpi.runs.model_files import prepare_inputs
 

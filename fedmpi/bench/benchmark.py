@@ -5,7 +5,7 @@ import torch
 from fedmpi.bench import cost_model
 from fedmpi.bench.machine import describe_machine
 from fedmpi.bench.parts import PARTS
-from fedmpi.bench.results import Results, read_results
+from fedmpi.bench.results import BenchResults, read_results
 from fedmpi.bench.rounds import Rounds
 from fedmpi.bench.timing import time_cases
 from fedmpi.bench.workloads import WORKLOADS, arguments_of
@@ -31,7 +31,7 @@ class Benchmark:
         workload: the name that the user chose, or None.
         overrides: list of fedmpi.train arguments that override the workload's.
         projection: a `cost_model.Projection`, or None.
-        results: a `Results`.
+        results: a `BenchResults`.
 
     Raises:
         AgreedUserError: on every rank, before anything is measured, if an option is not allowed.
@@ -45,7 +45,7 @@ class Benchmark:
         self.algorithms = [name.strip() for name in options.algorithms.split(",") if name.strip()]
         self.overrides = options.set.split()
         self.projection, self._earlier = None, None
-        self.results = Results(describe_machine(link), prints=link.rank == 0)
+        self.results = BenchResults(describe_machine(link), prints=link.rank == 0)
         agree(link, self._check)
 
     def _check(self):

@@ -9,11 +9,11 @@ from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_replaceable, is_stream, replacing
 from fedmpi.text import format_table
 
-SIGNATURE = b'{\n "machine": {\n  "date": "'  # begins what `Results.write` writes
+SIGNATURE = b'{\n "machine": {\n  "date": "'  # begins what `BenchResults.write` writes
 VOLATILE = ("date", "command", "load")  # facts about a machine that differ between any two runs
 
 
-class Results:
+class BenchResults:
     """All measurements by part and name.
 
     Args:
@@ -86,7 +86,7 @@ class Results:
 
 
 def read_results(path):
-    """What `Results.write` wrote, as {"machine": ..., "measures": ...}.
+    """What `BenchResults.write` wrote, as {"machine": ..., "measures": ...}.
 
     Raises:
         UserError: if it cannot be read.

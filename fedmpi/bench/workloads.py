@@ -8,14 +8,14 @@ from torch.nn import functional
 from fedmpi.data.samples import Samples
 from fedmpi.settings import setting
 from fedmpi.streams import generator
-from fedmpi.tasks.base import LoadedTask, Task
+from fedmpi.tasks.base import BaseTask, LoadedTask
 
 HERE = "fedmpi.bench.workloads"
 RANDOM_IMAGES = f"{HERE}.RandomImages"
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomImages(Task):
+class RandomImages(BaseTask):
     """Ten classes of random 28x28 grey images: as much work as real images."""
 
     samples: int = setting(600, "per client", least=1)

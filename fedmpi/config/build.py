@@ -46,13 +46,13 @@ from fedmpi.config.grammar import (
 from fedmpi.config.help import declared_settings, help_text, list_text
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import assignments_above, read_resumed, resumed_folder
-from fedmpi.config.run import Run
+from fedmpi.config.run import RunSettings
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
 from fedmpi.registry import BROKEN, command_name, find, known
 from fedmpi.settings import LARGEST, former_names, nearest, per_rank
-from fedmpi.tasks.base import Task
+from fedmpi.tasks.base import BaseTask
 from fedmpi.text import short
 
 # Texts that YAML 1.1 reads as other numbers than a person does: 010 as 8 (octal), and 1:30 as 90 (base 60).
@@ -66,7 +66,7 @@ class Config:
     """A run's resolved settings: everything needed to repeat it.
 
     Attributes:
-        run: a `Run`. algorithm: an `Algorithm`. task: a `Task`. oracle: an `OracleKind`.
+        run: a `RunSettings`. algorithm: an `Algorithm`. task: a `Task`. oracle: an `OracleKind`.
         model_class, model_settings: a `torch.nn.Module` class and its keyword arguments; None and
             {} for the task's default model and for tasks without a model.
         partition: a `Partition`, or None if the task has none.
@@ -76,9 +76,9 @@ class Config:
         origin: folder of the settings file that the user gave, or None.
     """
 
-    run: Run
+    run: RunSettings
     algorithm: Algorithm
-    task: Task
+    task: BaseTask
     oracle: OracleKind
     model_class: type | None
     model_settings: dict
@@ -99,7 +99,7 @@ class Choice(typing.NamedTuple):
 
 CHOICES = {
     "algorithm": Choice(fedmpi.algorithms, Algorithm, "fafed"),
-    "task": Choice(fedmpi.tasks, Task, "classification"),
+    "task": Choice(fedmpi.tasks, BaseTask, "classification"),
     "oracle": Choice(fedmpi.oracles, OracleKind, "autograd"),
     "model": Choice(fedmpi.models, nn.Module, None),
     "partition": Choice(fedmpi.data.partitions, Partition, "even"),
@@ -270,7 +270,7 @@ def _build(classes, values, paper, objects, stages):
         prefix = f"{group}."
         return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
-    run = Run(**{key: value for key, value in values.items() if "." not in key})
+    run = RunSettings(**{key: value for key, value in values.items() if "." not in key})
     if run.data_dir is None and os.environ.get("FEDMPI_DATA"):
         run = dataclasses.replace(run, data_dir=os.environ["FEDMPI_DATA"])
     task = make("task")

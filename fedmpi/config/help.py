@@ -7,7 +7,7 @@ import typing
 
 import fedmpi.aggregation.stages
 from fedmpi.aggregation.stages.base import Stage
-from fedmpi.config.run import Run
+from fedmpi.config.run import RunSettings
 from fedmpi.errors import UserError
 from fedmpi.federation import costs
 from fedmpi.presets import preset_names, summary
@@ -42,7 +42,7 @@ def declared_settings(classes):
     Args:
         classes: group -> class, or None if none is chosen.
     """
-    settings = [Declared(*one) for one in _settings_of(Run)]
+    settings = [Declared(*one) for one in _settings_of(RunSettings)]
     for group, cls in classes.items():
         settings += [Declared(f"{group}.{name}", *rest) for name, *rest in (_settings_of(cls) if cls else ())]
     return {one.key: one for one in settings}

@@ -5,7 +5,7 @@ import json
 import pathlib
 
 from fedmpi.config.grammar import assignments_of, last_text, read_file, rename, split_paper
-from fedmpi.config.run import Run, former_keys
+from fedmpi.config.run import RunSettings, former_keys
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder
 from fedmpi.run_files import (
@@ -49,7 +49,7 @@ def _read(text, assignments):
     if text.lower() == AUTO:
         if name in (None, "null"):
             raise UserError("resume = auto: expected --name, which says which run to continue")
-        folder = pathlib.Path(out or Run.out) / name
+        folder = pathlib.Path(out or RunSettings.out) / name
         if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
             if had_checkpoints(folder):
                 seen = "checkpoints were written there, and none can be seen now"

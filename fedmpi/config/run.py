@@ -23,7 +23,7 @@ GROUPS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSettings:
     """Everything but the choice of algorithm, task, oracle, model and partition."""
 
     rounds: int = setting(100, "communication rounds", least=1)
@@ -215,13 +215,13 @@ def read_condition(text):
 @functools.cache
 def former_keys():
     """Former key -> key of the run's settings and of the groups; "reduction" was a setting of its own."""
-    return {**settings.former_names(Run), "reduction": "aggregation"}
+    return {**settings.former_names(RunSettings), "reduction": "aggregation"}
 
 
 @functools.cache
 def roles():
     """Name -> role of every setting of a run and of every group (see `fedmpi.settings.ROLES`)."""
-    return {**settings.roles(Run), **GROUPS}
+    return {**settings.roles(RunSettings), **GROUPS}
 
 
 def role(key):

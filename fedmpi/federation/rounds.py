@@ -160,8 +160,10 @@ class Federation:
             Diverged: on every rank, if a loss is not finite anywhere; before it is averaged.
             UserError: if the participants are not different clients.
         """
-        due = self.begin_round()
-        return self.end_round([(exchange, self.run_exchange(exchange, n)) for n, exchange in enumerate(due)])
+        losses = []
+        for number, exchange in enumerate(self.begin_round()):
+            losses.append((exchange, self.run_exchange(exchange, number)))
+        return self.end_round(losses)
 
     def begin_round(self):
         """Begin the next round; returns its `Exchange`s, in order."""
@@ -201,7 +203,11 @@ class Federation:
             for client in self.begin_exchange(exchange, number):
                 with named_in_errors(client):
                     self.begin_turn(client)
-                    self._work(client)
+                    if exchange.work is not None:
+                        exchange.work(client, self.server_seen_by_clients, client.oracle)
+                    else:
+                        for step in range(client.num_steps):
+                            self.local_step(client, step)
                     self.end_turn(client)
             loss, is_done = self.end_exchange()
             if is_done:
@@ -241,14 +247,6 @@ class Federation:
             client.oracle.expect(client.num_steps - first_step)
             if first_step == 0:
                 self.algorithm.download(client, self.server_seen_by_clients)
-
-    def _work(self, client):
-        """One client's local steps, or what the exchange asks for instead."""
-        if self._exchange.work is not None:
-            self._exchange.work(client, self.server_seen_by_clients, client.oracle)
-            return
-        for step in range(client.num_steps):
-            self.local_step(client, step)
 
     def local_step(self, client, step):
         """One local step of the client whose turn it is."""

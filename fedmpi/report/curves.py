@@ -14,7 +14,7 @@ MOST_POINTS = 240  # of a curve; more are averaged in groups of neighbours
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One round of a curve: the runs' mean, and their lowest and highest."""
 
     x: float
@@ -35,7 +35,7 @@ def usable_runs(method):
 
 
 def curve(method, axis, metric):
-    """A method's curve of a metric against one of `AXES`: a list of `Point`, empty if nothing was measured.
+    """A method's curve of a metric against one of `AXES`: a list of `CurvePoint`, empty if nothing was measured.
 
     It ends where the shortest of its runs ends, so that every mean is over the same runs.
     """
@@ -49,7 +49,7 @@ def curve(method, axis, metric):
         if len(pairs) < len(runs):
             continue
         xs, values = zip(*pairs)
-        points.append(Point(statistics.fmean(xs), statistics.fmean(values), min(values), max(values)))
+        points.append(CurvePoint(statistics.fmean(xs), statistics.fmean(values), min(values), max(values)))
     return _thin_out(points)
 
 
@@ -167,6 +167,8 @@ def _thin_out(points):
         return points
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [
-        Point(*(statistics.fmean(getattr(point, field) for point in group) for field in ("x", "mean", "low", "high")))
+        CurvePoint(
+            *(statistics.fmean(getattr(point, field) for point in group) for field in ("x", "mean", "low", "high"))
+        )
         for group in groups
     ]

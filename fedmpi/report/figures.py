@@ -11,7 +11,7 @@ import textwrap
 
 from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import replacing, save_figure
-from fedmpi.report.curves import Point, curve
+from fedmpi.report.curves import CurvePoint, curve
 from fedmpi.report.style import Style
 from fedmpi.runs.record import field, less_is_better, title
 from fedmpi.text import unit_for
@@ -118,7 +118,7 @@ def _add_legend(figure, axes, curves, labels, style):
 
 def _as_error(point):
     """A point of a share, like the accuracy, as the point of 1 minus the share."""
-    return Point(point.x, 1 - point.mean, 1 - point.high, 1 - point.low)
+    return CurvePoint(point.x, 1 - point.mean, 1 - point.high, 1 - point.low)
 
 
 def _scale(style, metric, curves):

@@ -273,7 +273,7 @@ def check_run_folder(run):
     """Check, before any work, that a run may begin or go on in its folder, and that no other job writes to it.
 
     Args:
-        run: the settings, a `Run`.
+        run: the settings, a `RunSettings`.
 
     Raises:
         UserError: if it may not.

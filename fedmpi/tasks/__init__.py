@@ -1,5 +1,5 @@
 """What is learned: a model, its loss on a batch, and metrics."""
 
-from fedmpi.tasks.base import RankContext, Task
+from fedmpi.tasks.base import BaseTask, RankContext
 
-__all__ = ["RankContext", "Task"]
+__all__ = ["RankContext", "BaseTask"]

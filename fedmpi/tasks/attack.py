@@ -17,7 +17,7 @@ from fedmpi.presets.reading import read_settings_file
 from fedmpi.registry import command_name
 from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
 from fedmpi.settings import setting
-from fedmpi.tasks.base import LoadedTask, Metrics, Task, constructor_of
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
 from fedmpi.text import short
 
@@ -25,7 +25,7 @@ SHOWN = 8  # images in the figure
 
 
 @dataclasses.dataclass(frozen=True)
-class BlackBoxAttack(Task):
+class BlackBoxAttack(BaseTask):
     """Find one perturbation that makes a trained classifier mistake the images of a class, from its answers only.
 
     An image ϑ in [-½, ½]^d becomes ϑ' = ½ tanh(atanh(2ϑ) + Ξ), and the clients minimise the mean of

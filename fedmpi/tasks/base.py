@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+from typing import ClassVar
 
 import torch
 
@@ -21,7 +22,7 @@ class RankContext:
         rank, num_ranks: of the link. seed: of the run.
         data_dir: folder of the data files, or None.
         device, dtype: of inputs and rows.
-        is_personal: whether each client is evaluated with a model of its own (`Run.private`).
+        is_personal: whether each client is evaluated with a model of its own (`RunSettings.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
         participation: share of the clients that take part in a round.
         num_local: ranks of this node, which may share the device.
@@ -47,7 +48,7 @@ class RankContext:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class BaseTask:
     """Base of all tasks: the fields are its settings; `load` returns the task with its data.
 
     Attributes:
@@ -59,7 +60,7 @@ class Task:
     """
 
     has_model = True
-    has_partition = None
+    has_partition: ClassVar[bool | None] = None
     partition = None
     oracle = None
     can_hold_out = False

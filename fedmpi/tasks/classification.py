@@ -31,7 +31,7 @@ from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
 from fedmpi.streams import generator
-from fedmpi.tasks.base import LoadedTask, Metrics, Task
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics
 from fedmpi.tasks.dealt import Dealt
 from fedmpi.text import Log, short
 
@@ -47,7 +47,7 @@ DEFAULT_MODELS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification(Task):
+class Classification(BaseTask):
     """Train a classifier on a labelled data set that is split over the clients."""
 
     can_hold_out = True

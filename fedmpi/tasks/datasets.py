@@ -15,7 +15,7 @@ from fedmpi.data.source import SPLITS, check_labels
 from fedmpi.errors import UserError, one_line
 from fedmpi.oracles.base import seed_all
 from fedmpi.streams import derive
-from fedmpi.tasks.base import Task
+from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.text import short
 
@@ -28,7 +28,7 @@ def classification_of(train, test=None, cache=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class _DatasetClassification(Task):
+class _DatasetClassification(BaseTask):
     """Train a classifier on one `torch.utils.data.Dataset` per client, whose items are (input, label).
 
     Datasets whose items are in memory (see `IN_MEMORY`) are read once and held there as float32. Another Dataset may

@@ -17,14 +17,14 @@ from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_e
 from fedmpi.errors import UserError
 from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
-from fedmpi.tasks.base import LoadedTask, Metrics, Task
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics
 
 SPLITS = ("train", "test")
 TEST_PARTS = 20  # columns of a test text; fixed, so that the result does not depend on the ranks
 
 
 @dataclasses.dataclass(frozen=True)
-class Language(Task):
+class Language(BaseTask):
     """Learn to predict the next word of a text that is cut into one contiguous part per client.
 
     If there is one file per client, its training text is the client's part, and the model is tested on each

@@ -8,12 +8,12 @@ import torch
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.auc import auc_loss
-from fedmpi.tasks.base import Task
+from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.toys import LoadedPoint, distance_to
 
 
 @dataclasses.dataclass(frozen=True)
-class SaddleQuadratic(Task):
+class SaddleQuadratic(BaseTask):
     """Quadratics f_i(θ, w), strongly convex in θ and strongly concave in w, whose common saddle is known.
 
     f_i = ½ (z - b_i)ᵀ H_i (z - b_i) with z = (θ, w) and H_i = [[A_i, B], [Bᵀ, -C_i]]: A_i and C_i are
@@ -53,7 +53,7 @@ class SaddleQuadratic(Task):
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoParameterAUC(Task):
+class TwoParameterAUC(BaseTask):
     """The smallest deep AUC problem: the network h = m1 sigmoid(m2 x) and the points (1, +), (-1, -).
 
     z = (m1, m2, a, b, w). After min over a and b and max over w the objective is

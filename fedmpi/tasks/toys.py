@@ -9,7 +9,7 @@ from torch import nn
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
 from fedmpi.streams import generator
-from fedmpi.tasks.base import LoadedTask, Task, constructor_of
+from fedmpi.tasks.base import BaseTask, LoadedTask, constructor_of
 
 
 class Point(nn.Module):
@@ -29,7 +29,7 @@ class Point(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class CounterExample(Task):
+class CounterExample(BaseTask):
     """Three clients in one dimension on which naive adaptive averaging moves away from the minimum.
 
     f_1 = 3x² and f_2 = f_3 = -x² for |x| <= 1, continued linearly outside with the same slope; their
@@ -54,7 +54,7 @@ class CounterExample(Task):
 
 
 @dataclasses.dataclass(frozen=True)
-class Quadratic(Task):
+class Quadratic(BaseTask):
     """Strongly convex quadratics f_i(x) = ½ (x - b_i)ᵀ H_i (x - b_i) whose common minimum is known.
 
     H_i is diagonal with entries in [1, 1 + heterogeneity], b_i is normal with that deviation, so 0

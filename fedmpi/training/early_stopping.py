@@ -49,7 +49,7 @@ class EarlyStopping:
     """Decides after every round whether the run ends there. Collective: all ranks agree.
 
     Args:
-        run: a `Run`, for `stop` and `patience`. goal: see `LoadedTask`. link: a `Link`. callbacks: `Callbacks`.
+        run: a `RunSettings`, for `stop` and `patience`. goal: see `LoadedTask`. link: a `Link`. callbacks: `Callbacks`.
 
     Attributes:
         best: the best value of the metric so far, larger is better. num_worse: evaluations since then.

@@ -44,7 +44,7 @@ log = Log(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Trained:
     """What a run leaves, the same on every rank.
 
     Attributes:
@@ -67,7 +67,7 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
         began: when the program began, on the clock of `time.perf_counter`; None: now.
 
     Returns:
-        the `Outcome`.
+        the `Trained`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`), before any training or if the result
@@ -173,7 +173,7 @@ class _Progress:
 
 
 def _run(job, recorder, records, checkpoints, callbacks, began):
-    """The whole run, from its start or a checkpoint to its `Outcome`. Collective."""
+    """The whole run, from its start or a checkpoint to its `Trained`. Collective."""
     run, link = job.config.run, job.link
     progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks))
     rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
@@ -363,7 +363,7 @@ def _on_rank_0(link, action):
 
 
 def _outcome(job, folder, complete_in=None, metrics=None):
-    """The `Outcome`. Collective.
+    """The `Trained`. Collective.
 
     Args:
         folder: path of the run folder.
@@ -375,4 +375,4 @@ def _outcome(job, folder, complete_in=None, metrics=None):
     if metrics is None:
         metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
     make = functools.partial(trained_module, job, complete_in and pathlib.Path(complete_in))
-    return Outcome(folder, records, metrics, make)
+    return Trained(folder, records, metrics, make)

@@ -10,7 +10,7 @@ from helpers import ROOT, start
 from fedmpi.bench import breakdown, cost_model, timing
 from fedmpi.bench.__main__ import read_arguments
 from fedmpi.bench.breakdown import break_down
-from fedmpi.bench.results import Results, read_results
+from fedmpi.bench.results import BenchResults, read_results
 from fedmpi.bench.rounds import Rounds
 from fedmpi.bench.timing import Case, Times, time_cases
 from fedmpi.bench.workloads import WORKLOADS, arguments_of
@@ -131,7 +131,7 @@ def test_projection_refuses(text):
 
 
 def test_compare_prints_ratios(tmp_path):
-    old, new = Results({"cores": 2}, False), Results({"cores": 4}, False)
+    old, new = BenchResults({"cores": 2}, False), BenchResults({"cores": 4}, False)
     old.record("link/x", Times([1.0, 1.1, 1.2]))
     old.record("only then", Times([1.0]))
     old.record("memory", 1)

@@ -8,7 +8,7 @@ import yaml
 
 from fedmpi.config.build import CHOICES, Config, read_command_line
 from fedmpi.config.foreign_names import OURS
-from fedmpi.config.run import Run
+from fedmpi.config.run import RunSettings
 from fedmpi.errors import UserError
 from fedmpi.federation import costs
 from fedmpi.registry import known
@@ -156,7 +156,7 @@ def test_settings_of_other_systems_get_an_answer(theirs, ours):
 
 def test_every_answer_is_a_setting():
     """Ours exist, theirs do not: no setting of ours is answered with another."""
-    settings = {*(field.name for field in dataclasses.fields(Run)), *CHOICES, "data", "autocast"}
+    settings = {*(field.name for field in dataclasses.fields(RunSettings)), *CHOICES, "data", "autocast"}
     for theirs, ours in OURS.items():
         group, _, name = ours.partition(".")
         assert group in settings and theirs not in settings, (theirs, ours)

@@ -21,7 +21,7 @@ from fedmpi.config.grammar import (
     spelling,
     typed,
 )
-from fedmpi.config.run import GROUPS, Run, role
+from fedmpi.config.run import GROUPS, RunSettings, role
 from fedmpi.errors import UserError
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs
@@ -179,7 +179,7 @@ def test_settings_that_one_cannot_write_down():
 
 def test_roles():
     by_role = {}
-    for name, its_role in settings.roles(Run).items():
+    for name, its_role in settings.roles(RunSettings).items():
         by_role.setdefault(its_role, set()).add(name)
     assert by_role["seed"] == {"seed"}
     assert by_role["place"] == {
@@ -191,7 +191,7 @@ def test_roles():
         "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
         "deterministic",
     }  # fmt: skip
-    assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(Run), *GROUPS}
+    assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(RunSettings), *GROUPS}
     assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [
         "learning", "problem", "learning", "learning"
     ]  # fmt: skip

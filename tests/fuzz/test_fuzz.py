@@ -21,7 +21,7 @@ from fedmpi.algorithms import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.config.grammar import read_file
-from fedmpi.config.run import Run
+from fedmpi.config.run import RunSettings
 from fedmpi.data.partitions import Even, Partition
 from fedmpi.errors import Diverged, UserError
 from fedmpi.models.mlp import MLP
@@ -37,7 +37,7 @@ from fedmpi.training.loop import train
 SEEDS = [pytest.param(range(20), id="short"), pytest.param(range(20, 3000), id="long", marks=pytest.mark.slow)]
 FEW_SEEDS = [pytest.param(range(4), id="short"), pytest.param(range(4, 400), id="long", marks=pytest.mark.slow)]
 KEYS = [
-    *roles(Run),
+    *roles(RunSettings),
     "config",
     "algorithm",
     "algorithm.step_size",

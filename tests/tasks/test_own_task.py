@@ -11,7 +11,7 @@ from helpers import ROOT, train
 from torch.utils.data import TensorDataset
 
 import fedmpi
-from fedmpi.tasks._own import _measure
+from fedmpi.tasks.custom import _measure
 
 CLOCKS = ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds")
 
@@ -81,7 +81,7 @@ def test_metrics_get_their_settings_and_the_targets_first():
 
 
 def test_metrics_are_those_of_the_test_data(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmpi.tasks._own.EVALUATION_BATCH", 3)
+    monkeypatch.setattr("fedmpi.tasks.custom.EVALUATION_BATCH", 3)
     inputs = torch.linspace(-1, 2, 7)[:, None]
     test = TensorDataset(inputs, inputs.square())
     task = fedmpi.Task.of(

@@ -3,7 +3,9 @@
 import dataclasses
 import inspect
 import math
-from typing import ClassVar
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,8 +18,7 @@ from fedmpi.oracles.base import seed_all
 from fedmpi.registry import import_path
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
-from fedmpi.tasks.base import LoadedTask, Metrics, constructor_of
-from fedmpi.tasks.base import Task as AnyTask
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of
 from fedmpi.text import short
 
 FEW = 20  # samples of each part on which metrics are tried
@@ -27,7 +28,7 @@ EVALUATION_BATCH = 100  # samples; fewer than in `fedmpi.data.samples`, because 
 
 
 @dataclasses.dataclass(frozen=True)
-class Task(AnyTask):
+class Task(BaseTask):
     """Base of users' tasks: subclasses say what a client's data are, what the loss is, and what is measured.
 
     >>> import fedmpi, torch
@@ -60,50 +61,51 @@ class Task(AnyTask):
         2000, "samples of each client, drawn once, on which train_loss is measured; 0: all", least=0
     )
 
+    is_base = True  # not in the list of tasks
     has_partition = False
-    metrics: ClassVar[dict] = {}
+    metrics: ClassVar[Mapping[str, Any]] = {}
     model: ClassVar[object] = None
     num_classes: ClassVar[int | None] = None
-    goal: ClassVar[tuple] = ("train_loss", -1)
+    goal: ClassVar[tuple[str, int]] = ("train_loss", -1)
 
     @classmethod
-    def of(cls, name, **members):
+    def of(cls, name: str, **members: Any) -> "type[Task]":
         """A subclass from functions, for notebooks and scripts: ``fedmpi.Task.of("Line", train=..., loss=...)``.
 
         Args:
             name: of the subclass. members: its attributes; its functions take no `self`.
         """
-        module = inspect.currentframe().f_back.f_globals.get("__name__", "__main__")
+        module = sys._getframe(1).f_globals.get("__name__", "__main__")
         members = {key: staticmethod(value) if inspect.isfunction(value) else value for key, value in members.items()}
         return type(name, (cls,), {"__module__": module, **members})
 
-    def train(self, client, num_clients):
+    def train(self, client: int, num_clients: int) -> Any:
         """The training data of a client: a `torch.utils.data.Dataset` with a length and items by number."""
         raise UserError(f"{type(self).__name__} does not define train(client, num_clients)")
 
-    def test(self):
+    def test(self) -> Any:
         """The test data, the same on every rank, or None. Every rank evaluates a part of them."""
         return None
 
-    def test_of(self, client, num_clients):
+    def test_of(self, client: int, num_clients: int) -> Any:
         """The test data of one client, for its own results, or None. Without `test`, those of all are the test data."""
         return None
 
-    def loss(self, model, batch):
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
         """Mean loss of a batch: a 0-d tensor."""
         raise UserError(f"{type(self).__name__} does not define loss(model, batch)")
 
-    def predict(self, model, batch):
+    def predict(self, model: Any, batch: Any) -> tuple[Any, Any]:
         """(outputs, targets) of a batch, that the metrics compare."""
         inputs, targets = batch
         return model(inputs), targets
 
-    def collate(self, samples):
+    def collate(self, samples: list[Any]) -> Any:
         """A batch from a list of samples."""
         return default_collate(samples)
 
     @property
-    def default_model(self):
+    def default_model(self) -> Any:
         """`model`; of a class its dotted path, if it has one."""
         known = constructor_of(self.model) if inspect.isclass(self.model) else None
         return known["class"] if known else self.model
