@@ -69,8 +69,8 @@ def _takes(arguments: Callable[P, Any]) -> Callable[[Callable[..., R]], _Train[P
     """Give a function the signature of `arguments`."""
 
     def decorate(function: Callable[..., R]) -> _Train[P, R]:
-        parameters = inspect.signature(arguments).parameters.values()
-        function.__signature__ = inspect.signature(function).replace(parameters=list(parameters))  # type: ignore
+        parameters = list(inspect.signature(arguments).parameters.values())
+        function.__signature__ = inspect.Signature(parameters, return_annotation="Run")  # type: ignore[attr-defined]
         return cast("_Train[P, R]", function)
 
     return decorate
