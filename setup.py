@@ -40,7 +40,7 @@ setup(
         "mpi4py>=4.0",  # MPI; version 4 works with any MPI library at run time
         "numpy>=1.26",  # buffers of MPI and HDF5
         "h5py>=3.10",  # data sets and models on disk
-        "safetensors>=0.4",  # models on disk, as Hugging Face and others read them
+        "safetensors>=0.4",  # models and checkpoints on disk, as Hugging Face and others read them
         "jinja2>=3.1",  # the report's page; torch needs it, too
         "pyyaml>=6.0",  # settings files
         "rich>=13.0",  # the live view of running jobs
