@@ -18,4 +18,6 @@ def test_few_frames_lie_between_the_command_and_a_gradient(monkeypatch, tmp_path
     monkeypatch.setattr(AutogradOracle, "_evaluate", noting)
     fedmpi.train.main(["--rounds", "1", "--algorithm", "fedavg", "--out", str(tmp_path)])
     of_gradients = [names for names in found if "local_step" in names]
-    assert len(of_gradients) == 10 and {len(names) + 1 for names in of_gradients} <= set(range(MOST + 1))  # its own, too
+    assert len(of_gradients) == 10 and {len(names) + 1 for names in of_gradients} <= set(
+        range(MOST + 1)
+    )  # its own, too
