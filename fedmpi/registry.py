@@ -1,8 +1,8 @@
 """Finding a class by its name on the command line or by its dotted path; there is no table to edit.
 
 Other packages (plug-ins) add classes by entry points. The group of an entry point is the package that contains fedmpi's
-own classes of that kind ("fedmpi.algorithms", "fedmpi.tasks", "fedmpi.models", "fedmpi.oracles" or
-"fedmpi.data.partitions"); its name is the class's name on the command line.
+own classes of that kind ("fedmpi.algorithms", "fedmpi.tasks", "fedmpi.models", "fedmpi.oracles", "fedmpi.aggregation",
+"fedmpi.aggregation.stages" or "fedmpi.data.partitions"); its name is the class's name on the command line.
 """
 
 import functools
