@@ -102,7 +102,7 @@ def write_state(path, state):
     """
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     header, size = {"__metadata__": {"numbers": json.dumps({k: state[k] for k in state if k not in tensors})}}, 0
-    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so that all are aligned
+    tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))  # all are aligned
     for name, tensor in tensors.items():
         place = [size, size := size + tensor.nbytes]
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from trees import image, plant, snapshot
 
-from fedmpi.checkpoints.files import write_state
+from fedmpi.checkpoints.files import remove_state, write_state
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
@@ -277,3 +277,15 @@ def test_a_backup_by_hard_links_keeps_its_checkpoint(tmp_path):
     before = backup.read_bytes()
     write_state(path, {"x": torch.ones(3)})
     assert before == backup.read_bytes() != path.read_bytes()
+
+
+def test_a_clients_file_goes_with_its_folder_also_that_of_an_earlier_version(tmp_path):
+    folder = tmp_path / "it"
+    make_folder(folder, "checkpoint")
+    for name in ("client-0000.h5", "client-0001.safetensors", "client-0002.safetensors"):
+        (folder / name).touch()
+    for client in (0, 1):
+        remove_state(folder / f"client-000{client}.safetensors")
+    assert sorted(os.listdir(folder)) == [".fedmpi", "client-0002.safetensors"]
+    remove_state(folder / "client-0002.safetensors")
+    assert not folder.exists()
