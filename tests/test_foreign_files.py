@@ -16,7 +16,7 @@ from test_report import make_run
 from tiny import TINY
 from trees import image, plant, put, snapshot
 
-from fedmpi.bench.results import Results
+from fedmpi.bench.results import BenchResults
 from fedmpi.data.__main__ import main as data
 from fedmpi.predict.__main__ import main as predict
 from fedmpi.program.single import run_single
@@ -34,7 +34,7 @@ def bench(words):
 
 
 def _write_results(words):
-    results = Results({"date": "today"}, False)
+    results = BenchResults({"date": "today"}, False)
     results.record("part/name", 1.5)
     results.check_writable(words[1])
     results.write(words[1])

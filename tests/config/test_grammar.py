@@ -10,7 +10,7 @@ from helpers import train
 
 from fedmpi import settings
 from fedmpi.config import run as run_settings
-from fedmpi.config.build import CHOICES, read_command_line
+from fedmpi.config.build import CHOICES, STAGES, read_command_line
 from fedmpi.config.grammar import (
     as_text,
     assignments_of,
@@ -188,10 +188,10 @@ def test_roles():
     }  # fmt: skip
     assert by_role["speed"] == {
         "eval_every", "evaluate", "evaluate_samples",
-        "device", "threads", "transport", "reduction", "timeout", "on_loss", "check_replicas",
+        "device", "threads", "transport", "timeout", "on_loss", "check_replicas",
         "deterministic",
     }  # fmt: skip
-    assert set(GROUPS) == set(CHOICES) and set(run_settings.roles()) == {*settings.roles(RunSettings), *GROUPS}
+    assert set(GROUPS) == {*CHOICES, STAGES} and set(run_settings.roles()) == {*settings.roles(RunSettings), *GROUPS}
     assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [
         "learning", "problem", "learning", "learning"
     ]  # fmt: skip

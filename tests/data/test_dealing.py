@@ -68,7 +68,7 @@ def test_a_round_with_fewer_clients_than_classes_has_random_classes():
 
 
 def run(out, name, words=WORDS, more=()):
-    words = f"{words} --threads 1 --tune-malloc false --name {name}".split()
+    words = f"{words} --threads 1 --name {name}".split()
     return train_here(read_command_line([*words, "--out", str(out), *more]), SoloLink()).folder
 
 

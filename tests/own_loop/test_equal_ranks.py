@@ -36,7 +36,7 @@ DIFFERENT = {
     "train participation": "participation is 1.0 on ranks 0, 1, 0.5 on rank 2",
     "train clip": "clip_norm is 1.0 on ranks 0, 1, 0.5 on rank 2",
     "train holdout": "holdout is 0.0 on ranks 0, 1, 0.2 on rank 2",
-    "train reduction": "reduction is reproducible on ranks 0, 1, plain on rank 2",
+    "train aggregation": "aggregation is reproducible on ranks 0, 1, mean on rank 2",
     "train model": "'weight' is [3, 12] torch.float32 on ranks 0, 1, [2, 12] torch.float32 on rank 2",
 }
 MAY_DIFFER = ("weight", "values", "threads", "out")
