@@ -342,7 +342,7 @@ def test_whole_runs(seeds, tmp_path, monkeypatch):
     with h5py.File("text.h5", "w") as file:
         file["train/text"] = file["test/text"] = np.frombuffer(text.encode(), np.uint8)
     for seed in seeds:
-        draw, words = random.Random(seed), f"--threads 1 --tune-malloc false --rounds 2 --name {seed}".split()
+        draw, words = random.Random(seed), f"--threads 1 --rounds 2 --name {seed}".split()
         chosen = {key: draw.choice(LEGAL[key]) for key in draw.sample([*LEGAL], draw.randint(1, 7))}
         if chosen.get("task") == "language":
             chosen |= {"task.data": "text.h5", "model.hidden": 4, "model": "lstm"}

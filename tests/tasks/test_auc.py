@@ -332,7 +332,7 @@ def test_training_reports_the_auc_of_the_whole_test_set(tmp_path):
 
 
 def test_a_short_run_that_is_evaluated_on_samples_has_its_curve_too(tmp_path):
-    words = "--task auc --clients 2 --rounds 2 --threads 1 --evaluate-samples 50 --tune-malloc false --name it"
+    words = "--task auc --clients 2 --rounds 2 --threads 1 --evaluate-samples 50 --name it"
     folder = train_here(read_command_line([*words.split(), "--out", str(tmp_path)]), SoloLink()).folder
     lines = (folder / "roc.csv").read_text().splitlines()
     assert lines[:2] == ["false positives,true positives", "0,0"] and lines[-1] == "1,1" and len(lines) > 5
