@@ -111,7 +111,10 @@ def flatten(settings, where="settings"):
     written = []
     for key, value in settings.items():
         inner = value if isinstance(value, dict) and value else {"name": value}
-        written += [(key if name == "name" else f"{key}.{name}", one) for name, one in inner.items()]
+        for name, one in inner.items():
+            settings_of_stage = one if key == "stages" and isinstance(one, dict) else {}
+            written += [(f"{key}.{name}.{setting}", value) for setting, value in settings_of_stage.items()]
+            written += [] if settings_of_stage else [(key if name == "name" else f"{key}.{name}", one)]
     check_repeated([key for key, _ in written], lambda key: SHORT.get(spelling(key), spelling(key)), where)
     return {spelling(key): value for key, value in written}
 

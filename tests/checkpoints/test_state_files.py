@@ -1,4 +1,4 @@
-"""State files: what is read is what was written, with its type; whatever knows safetensors reads the tensors."""
+"""State files: what is read is what was written, with its type; other programs read the tensors, too."""
 
 import math
 

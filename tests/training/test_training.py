@@ -62,21 +62,6 @@ def test_the_model_loads_into_plain_pytorch(finished):
     np.testing.assert_array_equal(flat.numpy(), rows(finished[1])["x"])
 
 
-def test_convolutions_are_saved_in_their_own_order(tmp_path, data_dir):
-    """Channels-last rows are a matter of memory; the files do not show it."""
-    found = {}
-    for layout in ("true", "false"):
-        name = f"channels-last-{layout}"
-        ended = train(
-            1, tmp_path, "--name", name, "--rounds", 1, "--local-steps", 1, "--channels-last", layout, "--clients", 8,
-            "--task.data", "fashion_mnist", "--data-dir", data_dir, "--eval-every", 1, "--dtype", "float64",
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
-        found[layout] = load_file(tmp_path / name / "model.safetensors")
-    for name, value in found["true"].items():
-        torch.testing.assert_close(value, found["false"][name], rtol=1e-9, atol=1e-12)
-
-
 def test_settings_of_a_run_repeat_it_bit_for_bit(finished, tmp_path):
     settings = yaml.safe_load((finished[1] / "settings.yaml").read_text())
     assert settings["algorithm"]["name"] == "fafed"
