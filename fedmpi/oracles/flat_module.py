@@ -170,9 +170,9 @@ class FlatModule:
         """The loss `loss_of(module)` at the current parameters, without a graph; its gradient goes into `out`."""
         views = self._known_views(out)
         self._wanted = {position: views[position] for position in self._large_layers}
-        trained = [p for p in self.parameters if p.requires_grad]  # the module may have frozen others since
         try:
             loss = loss_of(self.module)
+            trained = [p for p in self.parameters if p.requires_grad]  # the module may freeze some in its pass
             gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         finally:
             self._wanted = {}
