@@ -132,7 +132,7 @@ class Aggregation(Part):
 
         Args:
             client: its number, one of those that take part.
-            rows: [n] the region of the moment, contiguous, without a weight; it may be overwritten, and contains
+            rows: [n] the current region, contiguous, without a weight; it may be overwritten, and contains
                 something else after the call.
         """
         is_alone = len(self.clients) == 1 and not self.link.survives  # it works in the block, where the rows stay
@@ -143,7 +143,7 @@ class Aggregation(Part):
         """Put what becomes of the rows of all ranks into `out`, with the same bits on every rank. Collective.
 
         Args:
-            out: [n] the region of the moment; on a rank with one client it is the memory of the rows that were added.
+            out: [n] the current region; on a rank with one client it is the memory of the rows that were added.
 
         Returns:
             number -> weight of the clients that are in it: without those of ranks that were lost, see `repeat`. If

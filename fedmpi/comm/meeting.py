@@ -5,7 +5,8 @@ import functools
 import time
 
 import numpy as np
-from mpi4py import MPI
+
+from fedmpi.comm.mpi_library import MPI
 
 _own_comms = []  # our own duplicates of the communicators on which ranks have met
 _sent = []  # requests of messages, which hold their memory

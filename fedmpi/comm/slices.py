@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.window import slices
 
 PIECE = 4 << 20  # bytes of each vector that are exchanged at once, which bounds the memory for what arrives
@@ -13,28 +13,28 @@ WORDS = {torch.int32: np.uint32, torch.int64: np.uint64}  # what add_integers ta
 # C leaves it undefined what happens when a sum of signed integers overflows; that of unsigned ones wraps.
 
 
-def exchange_slices(comm, vectors, reduce, out):
+def exchange_slices(ranks, vectors, reduce, out):
     """Let each rank reduce one slice of all ranks' vectors, and give all ranks the results; see `Link`.
 
-    Collective on `comm`, a `Communicator`; the vectors and `out` are on the CPU.
+    Collective on `ranks`, a `Communicator`; the vectors and `out` are on the CPU.
     """
-    held, size = comm.allgather([len(vectors)])[:, 0].astype(int), out.element_size()
+    held, size = ranks.allgather([len(vectors)])[:, 0].astype(int), out.element_size()
     for begin in range(0, out.numel(), PIECE // size):
         piece = slice(begin, min(begin + PIECE // size, out.numel()))
-        parts = slices(0, piece.stop - begin, comm.size, size)
+        parts = slices(0, piece.stop - begin, ranks.size, size)
         counts = [(part.stop - part.start) * size for part in parts], [part.start * size for part in parts]
         layers = []  # layer k consists of the k-th vector of every rank that has so many
         for k in range(max(held)):
             names = [k if k < number else None for number in held]
             vector = vectors[k][piece] if k < len(vectors) else out[:0]
-            layers.append(send_slices(comm, names, vector, counts))
+            layers.append(send_slices(ranks, names, vector, counts))
         mine = [layers[k][rank] for rank, number in enumerate(held) for k in range(number)]
         total = reduce(mine).to(out.dtype).contiguous()
-        comm.wait(comm.mpi.Iallgatherv(as_bytes(total), [as_bytes(out[piece]), counts]))
+        ranks.wait(ranks.mpi.Iallgatherv(as_bytes(total), [as_bytes(out[piece]), counts]))
 
 
-def send_slices(comm, names, vector, counts):
-    """Every rank's slice of one vector of each rank. Collective on `comm`.
+def send_slices(ranks, names, vector, counts):
+    """Every rank's slice of one vector of each rank. Collective on `ranks`.
 
     Args:
         names: of each rank's vector; None if a rank sends nothing.
@@ -43,31 +43,31 @@ def send_slices(comm, names, vector, counts):
     Returns:
         rank -> [length of this rank's slice], of the ranks that send.
     """
-    mine, senders = counts[0][comm.rank], [rank for rank, name in enumerate(names) if name is not None]
+    mine, senders = counts[0][ranks.rank], [rank for rank, name in enumerate(names) if name is not None]
     arrived = torch.empty(len(senders), mine // vector.element_size(), dtype=vector.dtype)
-    outgoing = counts if comm.rank in senders else ([0] * comm.size, [0] * comm.size)
-    incoming = [mine if rank in senders else 0 for rank in range(comm.size)]
-    comm.wait(comm.mpi.Ialltoallv([as_bytes(vector), outgoing], [as_bytes(arrived), incoming]))
+    outgoing = counts if ranks.rank in senders else ([0] * ranks.size, [0] * ranks.size)
+    incoming = [mine if rank in senders else 0 for rank in range(ranks.size)]
+    ranks.wait(ranks.mpi.Ialltoallv([as_bytes(vector), outgoing], [as_bytes(arrived), incoming]))
     return dict(zip(senders, arrived))
 
 
-def allgather_vectors(comm, vector):
-    """[one vector per rank], of the same type and of any lengths. Collective on `comm`; on the CPU."""
-    lengths = comm.allgather([vector.numel()])[:, 0].astype(int)
+def allgather_vectors(ranks, vector):
+    """[one vector per rank], of the same type and of any lengths. Collective on `ranks`; on the CPU."""
+    lengths = ranks.allgather([vector.numel()])[:, 0].astype(int)
     everything = torch.empty(lengths.sum(), dtype=vector.dtype)
     element = MPI.BYTE.Create_contiguous(vector.element_size()).Commit()  # the number of bytes may exceed MPI's 32 bits
     ends = [0, *itertools.accumulate(lengths.tolist())]
     received = [as_bytes(everything), (lengths.tolist(), ends[:-1]), element]
-    comm.wait(comm.mpi.Iallgatherv([as_bytes(vector), vector.numel(), element], received))
+    ranks.wait(ranks.mpi.Iallgatherv([as_bytes(vector), vector.numel(), element], received))
     element.Free()
     return [everything[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def add_integers(comm, block):
-    """Add up a vector of int32 or int64 in place, as unsigned words that wrap. Collective on `comm`; on the CPU."""
+def add_integers(ranks, block):
+    """Add up a vector of int32 or int64 in place, as unsigned words that wrap. Collective on `ranks`; on the CPU."""
     words, step = block.numpy().view(WORDS[block.dtype]), PIECE // block.element_size()
     for begin in range(0, words.size, step):
-        comm.wait(comm.mpi.Iallreduce(MPI.IN_PLACE, words[begin : begin + step]))
+        ranks.wait(ranks.mpi.Iallreduce(MPI.IN_PLACE, words[begin : begin + step]))
 
 
 def as_bytes(tensor):

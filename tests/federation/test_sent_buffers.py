@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from fedmpi.aggregation import Aggregation, Sending
+from fedmpi.aggregation import Aggregation
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
+from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
 from fedmpi.comm.link import SoloLink
 from fedmpi.federation import Plan, Variables
@@ -30,7 +31,7 @@ def parts():
 
 @dataclasses.dataclass(kw_only=True)
 class Whole(Aggregation):
-    """The mean by somebody who knows nothing of buffers."""
+    """The mean by a class that knows nothing of buffers."""
 
     def average(self, out):
         def mean(slices):

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from fedmpi.aggregation import Sending
+from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages import SecretStream, Stage
 from fedmpi.aggregation.stages.norm_bound import NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam

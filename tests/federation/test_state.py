@@ -10,7 +10,7 @@ import torch
 from helpers import PROGRAMS
 
 import fedmpi.algorithms
-from fedmpi.aggregation import Sending
+from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages import Stage
 from fedmpi.algorithms import FAFED, FedAvg
 from fedmpi.comm.link import SoloLink

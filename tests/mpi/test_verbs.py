@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import fedmpi.algorithms
-from fedmpi.aggregation import Aggregation, Sending
+from fedmpi.aggregation import Aggregation
+from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.norm_bound import NormBound
 from fedmpi.comm.link import SoloLink
 from fedmpi.comm.mpi import MPILink

@@ -12,9 +12,9 @@ import torch
 from mpi4py import MPI
 
 from fedmpi import algorithms
-from fedmpi.aggregation import Sending
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
+from fedmpi.aggregation.sending import Sending
 from fedmpi.comm.mpi import MPILink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.participation import draw_participants
