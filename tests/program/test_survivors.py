@@ -14,7 +14,7 @@ import pytest
 from helpers import execute, launch_words, launchers, start, wait_for
 from test_lost_and_stuck import processes
 
-SETTINGS = ("--clients", 5, "--rounds", 6, "--threads", 1, "--eval-every", 2, "--reduction", "reproducible")
+SETTINGS = ("--clients", 5, "--rounds", 6, "--threads", 1, "--eval-every", 2, "--aggregation", "reproducible")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_survivors_go_on_as_if_it_had_been_planned(tmp_path, openmpi, ranks,
 
 
 def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
-    words, variables = words_of(3, tmp_path / "lost", "--reduction", "plain")
+    words, variables = words_of(3, tmp_path / "lost", "--aggregation", "mean")
     done = execute(words, env={**variables, "DIE": "1@sum:4"})
     assert done.returncode == 0, done.stderr
     _, losses, records = found(tmp_path / "lost")
