@@ -84,8 +84,8 @@ def test_a_figure_for_a_paper(tmp_path):
     assert path.read_bytes()[:5] == b"%PDF-"
     assert tuple(72 * figure.get_size_inches()) == pytest.approx((245, 170))
     (axes,) = figure.axes
-    words = [text.get_text() for text in axes.texts]
-    assert "- - target 0.7" in words and any("FAFED" in one for one in words)
+    assert axes.get_title(loc="left") == "- - target 0.7"
+    assert any("FAFED" in text.get_text() for legend in figure.legends for text in legend.get_texts())
     assert axes.get_ylabel() == "accuracy on tests"
     drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= width and drawn.y1 <= height
