@@ -99,6 +99,9 @@ class Link(abc.ABC):
 
         Args:
             block: [n] int32 or int64, contiguous, the same n on every rank: words without a sign.
+
+        Raises:
+            RanksLost: see `survive`; the block then contains neither its own words nor the sum.
         """
 
     @abc.abstractmethod

@@ -276,16 +276,13 @@ def _build(classes, values, paper, objects, stages):
     task = make("task")
     _check_task(task, run, classes)
     used = {group: cls for group, cls in classes.items() if cls is not None and _uses(task, group)}
-    staged = {group: used.pop(group) for group in list(used) if group.startswith(f"{STAGES}.")}
+    used = {group: cls for group, cls in used.items() if group in CHOICES}
     resolved = dataclasses.asdict(run) | {"resume": None}  # a settings file repeats a run from its beginning
     resolved |= {group: {"name": _written_name(group, cls), **of(group)} for group, cls in used.items()}
     resolved |= {group: _written(group, one) for group, one in objects.items() if group in used}
-    given = objects.get(STAGES, ())
-    names = [_stage_name(cls) for cls in stages] or [type(stage).__name__ for stage in given]
-    resolved[STAGES] = {"name": ",".join(names) or None}
-    resolved[STAGES] |= {group.partition(".")[2]: of(group) for group in staged if of(group)}
-    resolved[STAGES] |= {command_name(type(stage)): _fields(stage) for stage in given if _fields(stage)}
-    stages = given or [staged[f"{STAGES}.{command_name(cls)}"](**of(f"{STAGES}.{command_name(cls)}")) for cls in stages]
+    stages = objects.get(STAGES) or [cls(**of(f"{STAGES}.{command_name(cls)}")) for cls in stages]
+    resolved[STAGES] = {"name": ",".join(_stage_name(type(stage)) for stage in stages) or None}
+    resolved[STAGES] |= {command_name(type(stage)): _fields(stage) for stage in stages if _fields(stage)}
     partition = make("partition") if "partition" in used else None
     if partition is not None and partition.redeal:
         _check_redealing(task, run, classes)
@@ -311,6 +308,7 @@ def same_on_all_ranks(config):
     if isinstance(config, str):
         return {"--help, --list or --print_config": "given"}
     parts = {"": config.run, "algorithm.": config.algorithm, "task.": config.task, "oracle.": config.oracle}
+    parts["aggregation."] = config.sending.aggregation
     own = {f"{prefix}{name}" for prefix, one in parts.items() for name in per_rank(type(one))}
     flat = flatten({**config.resolved, "resume": config.run.resume, "paper": None})
     texts = {key: as_text(value) for key, value in flat.items() if key not in own}

@@ -69,3 +69,11 @@ def test_own_loops_take_names_and_objects():
         trained(stages=3)
     with pytest.raises(fedmpi.UserError, match="aggregation is a Rounding: expected a name"):
         trained(aggregation=Rounding())
+
+
+def test_a_run_with_objects_can_be_repeated_from_its_settings(tmp_path):
+    words = {"clients": 3, "rounds": 1, "local_steps": 1, "out": tmp_path, "threads": 1}
+    given = fedmpi.train(aggregation=TrimmedMean(trim=0), stages=[Rounding(unit=0.5)], **words)
+    again = fedmpi.train(config=given.folder / "settings.yaml", name="again", out=tmp_path)
+    assert again.settings["stages"] == {"name": "own_sending.Rounding", "rounding": {"unit": 0.5}}
+    assert model(again.folder) == model(given.folder)
