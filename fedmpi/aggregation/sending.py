@@ -17,7 +17,16 @@ from fedmpi.registry import command_name, find
 
 @dataclasses.dataclass(frozen=True)
 class Sending:
-    """What the user chose: an `Aggregation` and `Stage`s, none of them open."""
+    """What the user chose: an `Aggregation` and `Stage`s, none of them open.
+
+    >>> import fedmpi
+    >>> from fedmpi.aggregation.stages.norm_bound import NormBound
+    >>> sending = fedmpi.Sending(stages=[NormBound(bound=0.5)])
+    >>> fedavg = fedmpi.algorithms.FedAvg(step_size=0.5)
+    >>> trace = fedmpi.simulate(fedavg, lambda i, x, sample: x - i, x0=[4.0], rounds=1, sending=sending)
+    >>> trace[-1]["rows"]["x"].tolist()  # no client moves the mean by more than 0.5
+    [[3.5], [3.5], [3.5]]
+    """
 
     aggregation: Aggregation = dataclasses.field(default_factory=Mean)
     stages: Sequence[Stage] = ()
