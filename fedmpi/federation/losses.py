@@ -6,7 +6,6 @@ import itertools
 import math
 import operator
 
-import numpy as np
 import torch
 
 from fedmpi.errors import AgreedUserError, Diverged, UserError
@@ -147,9 +146,9 @@ def exchange_reports(link, losses, num_gradients, request, most, rounds_done, fl
     """
     of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
     mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
-    everywhere = link.allgather([*mine, *flags, *of_clients])
+    everywhere = link.allgather([*mine, *flags, *of_clients]).tolist()
     _check_same_call(everywhere, link.rank, rounds_done)
-    totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere.tolist())
+    totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere)
     of_clients = rest[len(flags) :]
     joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]
     found = [
@@ -175,20 +174,20 @@ def announce(what, link, most, rounds_done, flags=(), error=None):
     Raises:
         UserError: on every rank, if another one does not say the same.
     """
-    everywhere = link.allgather([0.0, 0, what, 0, 0, -1, *flags, *[0.0] * most])
+    everywhere = link.allgather([0.0, 0, what, 0, 0, -1, *flags, *[0.0] * most]).tolist()
     _check_same_call(everywhere, link.rank, rounds_done, error)
 
 
 def _check_same_call(everywhere, rank, rounds_done, error=None):
     """Raise UserError if some ranks average while others do something else, or the lowest one's error."""
-    calls = np.minimum(everywhere[:, 2], -1)  # those that average send the number of a client, or -1
-    failed = np.flatnonzero(calls == FAILED)
-    if len(failed):
-        raise AgreedUserError(str(error) if failed[0] == rank else "") from error
-    if (calls == calls[0]).all():
+    calls = [min(report[2], -1) for report in everywhere]  # those that average send the number of a client, or -1
+    if FAILED in calls:
+        raise AgreedUserError(str(error) if calls.index(FAILED) == rank else "") from error
+    if calls.count(calls[0]) == len(calls):
         return
     does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}
-    found = [f"ranks {np.flatnonzero(calls == call).tolist()} {what}" for call, what in does.items() if call in calls]
+    ranks_of = {call: [rank for rank, its_call in enumerate(calls) if its_call == call] for call in does}
+    found = [f"ranks {ranks_of[call]} {what}" for call, what in does.items() if ranks_of[call]]
     raise UserError(
         f"after {rounds_done} rounds {', '.join(found)}: all ranks must make the same number of local steps, and the "
         "same calls (for loaders of different lengths: for batch in fed.batches(loader))"

@@ -122,12 +122,14 @@ class RowStore:
 
     def checked_buffers(self):
         """Position -> values of the client's float buffers that have to be finite; it packs what is sent of them."""
+        if not self.sent.parts:
+            return {}
         self.sent.pack(self.work_buffers, (self._behind_rows(self._work), self._wide_turn))
         return self.sent.checked(self.work_buffers) if self._has_buffers else {}
 
     def send(self, flags):
         """Send the buffers that a client of any rank has changed, too; see `SentBuffers.send`."""
-        orders = self.sent.send(flags)
+        orders = self.sent.send(flags) if flags else None
         if orders is not None:
             self.aggregation.reorder_end(orders[0].to(self.block.device))
             self.wide = self.wide[orders[1].to(self.block.device)]
@@ -167,7 +169,7 @@ class RowStore:
             number -> weight of the clients that are in them, see `Aggregation.average`.
         """
         present = self.aggregation.average(self.block[self._region_sent()])
-        if present and self._has_buffers:
+        if present and self.sent.parts and self._has_buffers:
             self._average_wide(self.wide[: self.sent.sent_sizes[1]])
             self.sent.unpack((self._behind_rows(self.block), self.wide), self.buffers)
         return present

@@ -421,7 +421,12 @@ def _is_frozen(part):
 
 def _contents(part):
     """What says that a module has other parameters, parts or buffers than before: numbers and names."""
-    return (*map(id, part._parameters.values()), *map(id, part._modules.values()), *part._buffers.keys())
+    found = [*map(id, part._parameters.values())]
+    if part._modules:
+        found += map(id, part._modules.values())
+    if part._buffers:
+        found += part._buffers
+    return found
 
 
 def _structure(module):

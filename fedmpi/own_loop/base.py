@@ -14,7 +14,6 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
 from fedmpi.comm.link import Traffic
 from fedmpi.errors import UserError
-from fedmpi.federation.client import named_in_errors
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
@@ -84,6 +83,7 @@ class OwnLoop:
         oracles, sending = {link.rank: make_oracle}, choices.sending
         self.federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables, sending))
         self._client = self.federation.clients[0]
+        self._digest: tuple[Any, int] | None = None  # (step size, its bits in `_step_size_bits`)
         self.federation.request = self._step_size_bits
         self.federation.private.give(self._client, *own)
         link.traffic = Traffic()
@@ -266,9 +266,12 @@ class OwnLoop:
 
     def _step_size_bits(self) -> int:
         """A digest of the step size beside its complement: if ranks differ, the OR of all has a bit in both."""
-        every = (1 << DIGEST_BITS) - 1
-        found = zlib.crc32(as_text(getattr(self.federation.algorithm, "step_size", None)).encode()) & every
-        return found | (found ^ every) << DIGEST_BITS
+        step_size = getattr(self.federation.algorithm, "step_size", None)
+        if self._digest is None or step_size is not self._digest[0]:  # a digest takes longer than the look
+            every = (1 << DIGEST_BITS) - 1
+            found = zlib.crc32(as_text(step_size).encode()) & every
+            self._digest = step_size, found | (found ^ every) << DIGEST_BITS
+        return self._digest[1]
 
     def set_model(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from other values of the model: those of rank 0 on all ranks, but private ones; between two rounds.
@@ -343,16 +346,15 @@ class OwnLoop:
         federation, client = self.federation, self._client
         if not self._in_round:
             self._begin_round(0)
-        with named_in_errors(client):
-            if ends:
-                federation.shorten(client, self._done)
-            else:
-                federation.local_step(client, self._done)
-                self._done += 1
-            self.averaged = False
-            if self._done == client.num_steps:
-                federation.end_turn(client)
-                self._end_round()
+        if ends:
+            federation.shorten(client, self._done)
+        else:
+            federation.local_step(client, self._done)
+            self._done += 1
+        self.averaged = False
+        if self._done == client.num_steps:
+            federation.end_turn(client)
+            self._end_round()
         self._link.progress[:] = self._link.progress[0] + 1, self._done
 
     def _check_open(self) -> None:
@@ -372,9 +374,8 @@ class OwnLoop:
         earlier = [] if first_step else due[:steps]  # they have been made if the round goes on in its middle
         self._losses = [(exchange, federation.run_exchange(exchange, number)) for number, exchange in earlier]
         self._later = due[steps:]
-        with named_in_errors(self._client):
-            federation.begin_exchange(due[steps][1], steps)
-            federation.begin_turn(self._client, first_step)
+        federation.begin_exchange(due[steps][1], steps)
+        federation.begin_turn(self._client, first_step)
         self._in_round = True
 
     def _end_round(self) -> None:
