@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 import pytest
-from helpers import PROGRAMS, ROOT, launchers
+from helpers import PROGRAMS, ROOT, WARM, fork_server, launchers
 
 
 def pytest_addoption(parser):
@@ -20,6 +20,16 @@ def pytest_xdist_auto_num_workers():
     return min(2, len(os.sched_getaffinity(0)))
 
 
+def pytest_configure(config):
+    """One fork server for all processes of the tests; without it (FEDMPI_TEST_WARM=) every rank is a new Python."""
+    under_mpirun = getattr(config.option, "with_mpi", False)
+    if WARM not in os.environ and not config.option.collectonly and not under_mpirun:
+        server = fork_server()
+        server.__enter__()
+        config.add_cleanup(lambda: server.__exit__(None, None, None))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Where tests run in several processes, those of a file share one, and those of SLURM, which share a cluster."""
     for item in items:

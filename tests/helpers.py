@@ -3,15 +3,18 @@
 import contextlib
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
+WARM = "FEDMPI_TEST_WARM"  # the variable that names the socket of the fork server
 LIMIT = 600  # seconds for one program: the slowest of them needs a minute, on a busy machine eight times as long
 
 
@@ -72,10 +75,57 @@ def launch_words(ranks, *words, mpi="default", options=()):
     return [str(word) for word in (*launcher, *options, "-np", ranks, sys.executable, *words)], variables
 
 
-def start(ranks, *words, mpi="default", timeout=LIMIT, env=None):
-    """Run ``mpirun -np RANKS python WORDS``, see `execute`."""
+def start(ranks, *words, mpi="default", timeout=LIMIT, env=None, is_forked=True):
+    """Run ``mpirun -np RANKS python WORDS``, see `execute`.
+
+    Args:
+        is_forked: whether ranks may be forks of a process that has torch loaded (`warm_server.py`), which starts them
+            in a fraction of the time; False: as users start them.
+    """
     command, variables = launch_words(ranks, *words, mpi=mpi)
+    if is_forked and mpi == "default" and may_be_forked(words, env):
+        place = command.index(sys.executable)
+        command[place : place + 1] = forking()
     return execute(command, timeout, {**variables, **(env or {})})
+
+
+# Variables that Python, torch or its libraries read when they are loaded.
+READ_EARLY = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "LD_", "MALLOC_", "CUDA_", "FEDMPI_TEST_WARM")
+
+
+def may_be_forked(words, env=None):
+    """Whether a fork of a loaded process does the same as a new Python with these arguments and variables."""
+    first = str(words[0]) if words else "-"
+    is_program = first == "-m" or not first.startswith("-")
+    return is_program and WARM in os.environ and not any(name.startswith(READ_EARLY) for name in env or ())
+
+
+def forking():
+    """The words that stand for ``python`` where `may_be_forked`."""
+    wait_for(lambda: os.path.exists(os.environ[WARM]), 60)
+    return [sys.executable, "-IS", str(ROOT / "tests" / "warm.py"), os.environ[WARM]]
+
+
+def shim():
+    """The text of a program that stands for ``python`` in PATH: the commands of documents run through it."""
+    words = forking() if WARM in os.environ else [sys.executable]
+    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+
+
+@contextlib.contextmanager
+def fork_server():
+    """A context with a `warm_server.py`, which processes find by the variable `WARM`."""
+    with tempfile.TemporaryDirectory(prefix="fedmpi-warm-") as folder:  # a short name, for a socket
+        variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        words = [sys.executable, ROOT / "tests" / "warm_server.py", f"{folder}/socket"]
+        server = subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**os.environ, **variables}, cwd="/")
+        os.environ[WARM] = f"{folder}/socket"
+        try:
+            yield
+        finally:
+            del os.environ[WARM]
+            server.kill()
+            server.wait()
 
 
 @contextlib.contextmanager

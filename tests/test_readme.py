@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from helpers import ROOT, execute
+from helpers import ROOT, execute, shim
 
 from fedmpi.config.build import read_command_line
 from fedmpi.data.writer import write_file
@@ -69,7 +69,9 @@ def run_page(text, folder):
     programs = folder.parent / "programs"
     programs.mkdir()
     (programs / "sbatch").write_text(SBATCH)
-    (programs / "sbatch").chmod(0o755)
+    (programs / "python").write_text(shim())
+    for name in ("sbatch", "python"):
+        (programs / name).chmod(0o755)
     path = os.pathsep.join([str(programs), os.path.dirname(sys.executable), os.environ["PATH"]])
     environment = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "FEDMPI_DATA": ""}
     printed, imports = {}, []
@@ -86,7 +88,8 @@ def run_page(text, folder):
         elif is_not_run:
             continue
         elif language == "python" and not body.startswith(">>>"):
-            run([sys.executable, "-c", "".join([*imports, body])], body)
+            (folder / "block.py").write_text("".join([*imports, body]), encoding="utf-8")
+            run(["python", "block.py"], body)
             imports += re.findall(r"^(?:import|from) .*\n", body, re.MULTILINE)
         elif language == "bash":
             for command in commands(body):

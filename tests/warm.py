@@ -4,6 +4,7 @@ Python's own start and torch's import take a second and more for each of the hun
 takes a hundredth of it. This process passes on what it has inherited, signals that it gets, and the fork's exit status.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -18,6 +19,8 @@ PASSED_ON = (
 
 
 def main(address, *words):
+    if not words or (words[0].startswith("-") and words[0] != "-m"):
+        os.execv(sys.executable, [sys.executable, *words])
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(address)
     files = [int(name) for name in os.listdir("/proc/self/fd") if int(name) != server.fileno()]
@@ -57,10 +60,8 @@ def _is_open(file):
 
 
 def _send(process, number):
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)
-    except ProcessLookupError:
-        pass
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ fork takes them all and runs the program to its end as Python would. The one tha
 exit status; if it ends before, the fork is killed.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -20,8 +21,9 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 
-LOADED = ("sklearn.datasets", "pandas", "matplotlib.figure", "torch.utils.data", "torch.func", "mpi4py.run")
+LOADED = ("sklearn.datasets", "matplotlib.figure", "torch.utils.data", "torch.func", "mpi4py.run")
 MPI_IS_OPEN = {"mpi4py.MPI"}
 MOST_FILES = 64  # passed on to a fork
 _BASE = [folder for folder in sys.path[1:] if folder]
@@ -32,7 +34,7 @@ def load():
     import fedmpi
 
     for module in pkgutil.walk_packages(fedmpi.__path__, "fedmpi."):
-        if not module.name.endswith("__main__"):
+        if module.name.count(".") > 1 and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     for name in LOADED:
         importlib.import_module(name)
@@ -61,8 +63,9 @@ def serve(address):
                 os.read(ended, 4096)
                 _report_ends(forks, waiting)
             elif key.fileobj is listener:
-                connection, _ = listener.accept()
-                waiting.register(connection, selectors.EVENT_READ)
+                with contextlib.suppress(OSError):  # it may have ended meanwhile
+                    connection, _ = listener.accept()
+                    waiting.register(connection, selectors.EVENT_READ)
             elif key.fileobj in forks.values():  # the one that asked has ended
                 _drop(key.fileobj, forks, waiting)
             else:
@@ -79,7 +82,9 @@ def serve(address):
 
 def _fork(connection, forks, waiting):
     """Fork for a request; returns it in the fork only."""
-    text, files, _, _ = socket.recv_fds(connection, 1 << 20, MOST_FILES)
+    text, files = b"", []
+    with contextlib.suppress(OSError):  # the one that asked has been killed
+        text, files, _, _ = socket.recv_fds(connection, 1 << 20, MOST_FILES)
     if not text:
         _drop(connection, forks, waiting)
         return None
@@ -115,8 +120,9 @@ def _drop(connection, forks, waiting):
         del forks[process]
         with contextlib.suppress(OSError):
             os.kill(process, signal.SIGKILL)
-    waiting.unregister(connection)
-    connection.close()
+    if connection.fileno() >= 0:  # its fork has not ended meanwhile
+        waiting.unregister(connection)
+        connection.close()
 
 
 def become(request, files):
@@ -144,10 +150,35 @@ def become(request, files):
     sys.argv[:] = words[1:] if is_module else words
     sys.path_importer_cache.clear()
     del sys.modules["__main__"].__file__
-    if is_module:
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(words[0], run_name="__main__")
+    code = 0
+    try:
+        if is_module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if code != error.code and code:
+            print(error.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    end(code)
+
+
+def end(code):
+    """What Python does at its end, but for taking apart all modules: that copies the server's memory."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    if threading.active_count() > 1:  # Python stops such threads before it takes anything apart
+        raise SystemExit(code & 255)
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+    ctypes.PyDLL(None).exit(code & 255)  # MPI says goodbye to its launcher among what C does at exit
 
 
 def _take_files(files, numbers):
@@ -161,7 +192,7 @@ def _take_files(files, numbers):
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         buffering = 1 if name == "stderr" or os.isatty(number) else -1
         errors = "backslashreplace" if name == "stderr" else "strict"
-        stream = open(number, mode, buffering, encoding="utf-8", errors=errors, closefd=False)
+        stream = open(number, mode, buffering, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

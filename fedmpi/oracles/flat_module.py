@@ -425,7 +425,7 @@ def _contents(part):
     if part._modules:
         found += map(id, part._modules.values())
     if part._buffers:
-        found += part._buffers
+        found += part._buffers.keys()
     return found
 
 

@@ -15,7 +15,7 @@ CHECKS = ("any", "mean", "one_pass", "short", "calls", "distributed")
 def run(how, ranks=2, mpi="default"):
     """A job of tests/programs/exits.py, of which nothing stays behind."""
     job = uuid.uuid4().hex  # other tests may run the same program
-    ended = start(ranks, PROGRAMS / "exits.py", how, job, mpi=mpi, timeout=LIMIT)
+    ended = start(ranks, PROGRAMS / "exits.py", how, job, mpi=mpi, timeout=LIMIT, is_forked=False)
     wait_for(lambda: not processes_with(job), 10)
     return ended, [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
 
