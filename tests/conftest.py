@@ -8,10 +8,20 @@ import tempfile
 
 import pytest
 from helpers import PROGRAMS, ROOT, WARM, fork_server, launchers
+from rarely import changed_since_green, has_changed, rooms
 
 
 def pytest_addoption(parser):
     parser.addoption("--write-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
+    parser.addoption("--all", action="store_true", help="also the tests that run rarely, see tests/rarely.py")
+
+
+def pytest_report_header(config):
+    if config.option.all:
+        return "rarely run tests: all"
+    changed, since = changed_since_green()
+    where = "everywhere" if changed is None else ", ".join(rooms(changed)) or "nothing"
+    return f"rarely run tests: those of what has changed: {where} ({since})"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -30,14 +40,34 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Where tests run in several processes, those of a file share one, and those of SLURM, which share a cluster."""
+def pytest_collection_modifyitems(config, items):
+    """Leave out what runs rarely. In several processes, tests that share what a module's fixture made stay together."""
     for item in items:
-        is_slurm = item.path.is_relative_to(ROOT / "tests" / "slurm")
-        item.add_marker(pytest.mark.xdist_group("slurm" if is_slurm else str(item.path)))
+        shared = [made for found in item._fixtureinfo.name2fixturedefs.values() for made in found]
+        if item.path.is_relative_to(ROOT / "tests" / "slurm"):
+            item.add_marker(pytest.mark.xdist_group("slurm"))  # one cluster
+        elif any(made.scope in ("module", "package") for made in shared):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    if config.option.all:
+        return
+    changed, _ = changed_since_green()
+    named = {str(pathlib.Path(word.partition("::")[0]).resolve()) for word in config.invocation_params.args}
+    left_out = [item for item in items if not _runs_now(item, changed, named)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
-@pytest.fixture(params=["default", "openmpi"])
+def _runs_now(item, changed, named):
+    mark = item.get_closest_marker("rarely")
+    own = str(item.path.relative_to(ROOT))
+    return mark is None or str(item.path) in named or has_changed([*mark.args, own], changed)
+
+
+SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/membership", "fedmpi/program", "fedmpi/aggregation")
+
+
+@pytest.fixture(params=["default", pytest.param("openmpi", marks=SECOND_MPI)])
 def any_mpi(request):
     """Each MPI in turn, as a name for `start`."""
     if request.param not in launchers():

@@ -9,6 +9,7 @@ import pytest
 from helpers import ROOT, execute
 
 EXAMPLES = ROOT / "examples"
+pytestmark = pytest.mark.rarely("examples", "fedmpi/train.py", "fedmpi/algorithms/base.py", "fedmpi/tasks/custom.py")
 SHOWS = {  # what an example prints
     "counterexample": r"NaiveAdaptiveFedAvg +ends at x =  43\.\d+\nFAFED +ends at x =   0\.\d+",
     "hospitals": r"common \{'Aachen': [\d.]+, 'Bonn': [\d.]+, 'Celle': [\d.]+\}",

@@ -11,6 +11,9 @@ import pytest
 import yaml
 from helpers import ROOT, execute
 
+pytestmark = pytest.mark.rarely(
+    "setup.py", "pyproject.toml", "launch", "slurm", "fedmpi/completion", "fedmpi/program", "fedmpi/registry.py"
+)
 SMALL = ("--rounds", "2", "--clients", "2", "--threads", "1")
 
 

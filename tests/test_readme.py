@@ -138,7 +138,19 @@ def test_the_readme_runs_in_order_from_an_empty_folder(tmp_path):
 LONG = ("objectives", "papers", "reports", "speed")  # two minutes together
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) if one in LONG else one for one in PAGES])
+def places(path):
+    """A page, and the files of the package's modules that it names: it is run again when one of them changes."""
+    names = set(re.findall(r"fedmpi[./](\w+)", path.read_text(encoding="utf-8")))
+    modules = [f"fedmpi/{name}{end}" for name in sorted(names) for end in ("", ".py")]
+    return [str(path.relative_to(ROOT)), *modules]
+
+
+def as_case(name):
+    marks = [pytest.mark.rarely(*places(PAGES[name])), *[pytest.mark.slow] * (name in LONG)]
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", map(as_case, PAGES))
 def test_a_page_runs_in_order_from_an_empty_folder(name, tmp_path):
     in_empty_folder(PAGES[name].read_text(encoding="utf-8"), tmp_path)
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 from helpers import ROOT, execute, start, wait_for
 
+pytestmark = pytest.mark.rarely("tests/conftest.py", "tests/helpers.py", "tests/rarely.py", "pytest.ini", "launch")
 SLEEPER = "import time; print('this far', flush=True); time.sleep(1000)"
 
 

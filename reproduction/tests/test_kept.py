@@ -15,6 +15,8 @@ from tiny import TINY, reproduce, rows
 from fedmpi.sweep.local import is_running
 from fedmpi.sweep.plan import Plan, Planned
 
+pytestmark = pytest.mark.rarely("reproduction", "fedmpi/sweep", "fedmpi/runs", "fedmpi/presets")
+
 FIRST = {"task": "quadratic", "clients": 2, "rounds": 2, "local_steps": 1, "eval_every": 2}
 AFTER_FIRST = TINY | {
     "methods": {"FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.1, "init": "{first}"}},

@@ -38,6 +38,8 @@ from reproduction.results import (
 from reproduction.running import How, plan_runs, was_continued
 from reproduction.summary import Row, _count, _outcomes, _verdict, _with_ends, summary
 
+pytestmark = pytest.mark.rarely("reproduction", "fedmpi/sweep", "fedmpi/runs", "fedmpi/presets")
+
 EXPERIMENTS = find_experiments(["all"])
 RUN = [one for one in EXPERIMENTS if one.scales]
 RESULTS = ROOT / "reproduction" / "results"

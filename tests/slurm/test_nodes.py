@@ -9,6 +9,8 @@ import pytest
 from helpers import PROGRAMS, ROOT
 from slurm_jobs import closing, options
 
+pytestmark = pytest.mark.rarely("slurm", "launch", "fedmpi/comm", "fedmpi/program", "fedmpi/doctor", "fedmpi/runs")
+
 TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)
 ONE_EACH = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
 

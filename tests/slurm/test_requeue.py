@@ -11,6 +11,10 @@ from slurm_jobs import SLURM, TINY, options
 
 from fedmpi.runs.folder import find_runs
 
+pytestmark = pytest.mark.rarely(
+    "slurm", "launch", "fedmpi/program", "fedmpi/checkpoints", "fedmpi/sweep", "fedmpi/doctor"
+)
+
 TWO = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
 QUICK = {"FEDMPI_DOCTOR": "0", "FEDMPI_LAUNCH": "mpirun -np 2"}
 LONG = ("--rounds", 40, "--local-steps", 4, "--threads", 1, "--eval-every", 20, "--model", "slow.Slow")
