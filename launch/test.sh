@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Install fedmpi with its test tools, check style and types, and run the whole test suite: the tests of tests/mpi on
-# 1 to 4 ranks, then all others in two processes more than there are cores.  Arguments are passed to pytest:
+# Install fedmpi with its test tools, check style and types, and run the tests: those of tests/mpi on 1 to 4 ranks, then
+# all others in two processes more than there are cores.  Tests that are marked `rarely` run only if what they test has
+# changed (tests/rarely.py), or with --all.  Arguments are passed to pytest:
+#   ./launch/test.sh --all
 #   ./launch/test.sh -k simulate
 #   ./launch/test.sh tests/report
 set -euo pipefail
@@ -52,4 +54,4 @@ done
 # Two more than cores, because tests also wait: for ranks to notice a loss, for SLURM. nproc would count OMP_NUM_THREADS.
 processes=$(($(env -u OMP_NUM_THREADS nproc) + 2))
 say "the other tests, in $processes processes; where they need ranks they start mpirun themselves"
-part python -m pytest -n $processes --dist loadgroup "${others[@]}" "${options[@]}"
+part python -m pytest -n $processes "${others[@]}" "${options[@]}"

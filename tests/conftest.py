@@ -1,5 +1,6 @@
 """Fixtures that many tests use: each MPI, each kind of device, the real data sets if they are there."""
 
+import functools
 import os
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import tempfile
 import pytest
 from helpers import PROGRAMS, ROOT, WARM, fork_server, launchers
 from rarely import changed_since_green, has_changed, rooms
+from xdist.scheduler import LoadScopeScheduling
 
 
 def pytest_addoption(parser):
@@ -39,15 +41,26 @@ def pytest_configure(config):
         config.add_cleanup(lambda: server.__exit__(None, None, None))
 
 
-@pytest.hookimpl(tryfirst=True)
+class Together(LoadScopeScheduling):
+    """Tests of a file whose fixtures serve several of them share a process; so do those of SLURM, with one cluster."""
+
+    def _split_scope(self, nodeid):
+        file = nodeid.partition("::")[0]
+        return "slurm" if file.startswith("tests/slurm/") else file if _shares(file) else nodeid
+
+
+@functools.cache
+def _shares(file):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return 'scope="module"' in text or "functools.cache" in text
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return Together(config, log)
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leave out what runs rarely. In several processes, tests that share what a module's fixture made stay together."""
-    for item in items:
-        shared = [made for found in item._fixtureinfo.name2fixturedefs.values() for made in found]
-        if item.path.is_relative_to(ROOT / "tests" / "slurm"):
-            item.add_marker(pytest.mark.xdist_group("slurm"))  # one cluster
-        elif any(made.scope in ("module", "package") for made in shared):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    """Leave out what runs rarely."""
     if config.option.all:
         return
     changed, _ = changed_since_green()

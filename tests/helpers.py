@@ -96,8 +96,8 @@ READ_EARLY = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "LD_", "MALLOC_", 
 def may_be_forked(words, env=None):
     """Whether a fork of a loaded process does the same as a new Python with these arguments and variables."""
     first = str(words[0]) if words else "-"
-    is_program = first == "-m" or not first.startswith("-")
-    return is_program and WARM in os.environ and not any(name.startswith(READ_EARLY) for name in env or ())
+    is_program = first in ("-m", "-W") or not first.startswith("-")
+    return is_program and bool(os.environ.get(WARM)) and not any(name.startswith(READ_EARLY) for name in env or ())
 
 
 def forking():
@@ -108,7 +108,7 @@ def forking():
 
 def shim():
     """The text of a program that stands for ``python`` in PATH: the commands of documents run through it."""
-    words = forking() if WARM in os.environ else [sys.executable]
+    words = forking() if os.environ.get(WARM) else [sys.executable]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 
 

@@ -67,10 +67,10 @@ def test_a_folder_takes_the_place_of_all_tests(tmp_path):
         ended = execute(["bash", "-c", program], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
         assert ended.returncode == 0, ended.stderr
         calls[words] = [line for line in ended.stdout.splitlines() if "pytest" in line]
-    assert len(calls[""]) == 5 and calls[""][-1].endswith("loadgroup tests reproduction/tests --ignore tests/mpi")
+    assert len(calls[""]) == 5 and calls[""][-1].endswith(" tests reproduction/tests --ignore tests/mpi")
     assert all(line.endswith(" -k simulate") for line in calls["-k simulate"]) and len(calls["-k simulate"]) == 5
     (only,) = calls["tests/report"]
-    assert only.endswith("loadgroup tests/report")
+    assert only.endswith(" tests/report")
     assert (
         len(calls["tests/mpi/test_links.py -x"]) == 4
         and "-q tests/mpi/test_links.py -x" in calls["tests/mpi/test_links.py -x"][0]

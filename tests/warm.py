@@ -19,7 +19,7 @@ PASSED_ON = (
 
 
 def main(address, *words):
-    if not words or (words[0].startswith("-") and words[0] != "-m"):
+    if not words or (words[0].startswith("-") and words[0] not in ("-m", "-W")):
         os.execv(sys.executable, [sys.executable, *words])
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(address)

@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 
 LOADED = ("sklearn.datasets", "matplotlib.figure", "torch.utils.data", "torch.func", "mpi4py.run")
 MPI_IS_OPEN = {"mpi4py.MPI"}
@@ -143,6 +144,9 @@ def become(request, files):
     random.seed()
     sys.modules["numpy"].random.seed()
     words = request["words"]
+    if words[0] == "-W":
+        warnings.simplefilter(words[1])
+        words = words[2:]
     paths = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     is_module = words[0] == "-m"
     first = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
