@@ -41,7 +41,7 @@ def pytest_configure(config):
         config.add_cleanup(lambda: server.__exit__(None, None, None))
 
 
-class Together(LoadScopeScheduling):
+class SharedFiles(LoadScopeScheduling):
     """Tests of a file whose fixtures serve several of them share a process; so do those of SLURM, with one cluster."""
 
     def _split_scope(self, nodeid):
@@ -56,7 +56,7 @@ def _shares(file):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    return Together(config, log)
+    return SharedFiles(config, log)
 
 
 def pytest_collection_modifyitems(config, items):

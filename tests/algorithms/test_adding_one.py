@@ -53,7 +53,14 @@ def copy(tmp_path_factory):
     copy = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "fedmpi", copy / "fedmpi", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests" / "algorithms", copy / "tests" / "algorithms")
-    for name in ("pytest.ini", "tests/conftest.py", "tests/helpers.py"):
+    for name in (
+        "pytest.ini",
+        "tests/conftest.py",
+        "tests/helpers.py",
+        "tests/rarely.py",
+        "tests/warm.py",
+        "tests/warm_server.py",
+    ):
         shutil.copy(ROOT / name, copy / name)
     (copy / "fedmpi" / "algorithms" / "heavy_ball.py").write_text(CLASS.lstrip(), encoding="utf-8")
     with open(copy / "tests" / "algorithms" / "reference.py", "a", encoding="utf-8") as file:
