@@ -128,14 +128,16 @@ def load_model(folder, model=None, client=None):
         folder: a `pathlib.Path`.
         model: a `torch.nn.Module`, or a function without arguments that makes one, instead of the class that
             model.json names; None: that class.
-        client: number of the client whose own model is wanted, of a run with personal layers; None: the averaged one.
+        client: number of the client whose own model is wanted, of a run with private layers; None: the only model.
 
     Returns:
         the module; its attribute `fedmpi` is the content of model.json.
 
     Raises:
-        UserError: one line: what is missing, or does not fit.
+        UserError: one line: what is missing, does not fit, or that each client has a model of its own.
     """
+    if client is None and has_client_models(folder):
+        raise UserError(f"{folder}: each client has a model of its own (--private): choose one, like client=0")
     state, description = read_state(folder, client), read_description(folder)
     if model is None:
         model = _build_limited(folder, description.get("model"), state)

@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -25,6 +25,7 @@ from fedmpi.membership.opening import TIMEOUT, close_link, open_link
 from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
+from fedmpi.runs.model_files import load_values, read_state
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.text import Log
 from fedmpi.training import loop
@@ -39,18 +40,31 @@ class Run:
     """What a run leaves, the same on every rank.
 
     Attributes:
-        model: the resulting `torch.nn.Module`, in evaluation mode, with memory of its own.
+        models: of a run with private layers: number of a client -> its own model, as `model` is otherwise; each is read
+            from the run folder when it is asked for. Without private layers, it is empty.
         metrics: the records of the rounds, dicts of numbers; see `fedmpi.runs.record`. Times are those of rank 0.
         final: name -> value of the metrics of the resulting model, measured on all data.
         folder: path of the run folder.
         settings: nested dict, as in settings.yaml.
     """
 
-    model: torch.nn.Module
+    _model: torch.nn.Module
     metrics: list[dict[str, float]]
     final: dict[str, float]
     folder: pathlib.Path
     settings: dict[str, typing.Any]
+    models: Mapping[int, torch.nn.Module] = dataclasses.field(default_factory=dict)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The resulting `torch.nn.Module`, in evaluation mode, with memory of its own.
+
+        Raises:
+            UserError: if each client has a model of its own.
+        """
+        if self.models:
+            raise UserError("Run.model: each client has a model of its own (private): choose one, like run.models[0]")
+        return self._model
 
     def frame(self) -> typing.Any:
         """The records as a `pandas.DataFrame` with a row per round.
@@ -63,6 +77,26 @@ class Run:
         except ImportError:
             raise UserError("Run.frame needs pandas: pip install 'fedmpi[pandas]'") from None
         return pandas.DataFrame(self.metrics)
+
+
+class _ClientModels(Mapping[int, torch.nn.Module]):
+    """Number of a client -> its model, which is read when it is asked for; see `Run`."""
+
+    def __init__(self, module: torch.nn.Module, folder: pathlib.Path, num_clients: int) -> None:
+        self._module, self._folder, self._num_clients = module, folder, num_clients
+
+    def __getitem__(self, client: int) -> torch.nn.Module:
+        if not 0 <= client < self._num_clients:
+            raise KeyError(client)
+        module = copy.deepcopy(self._module)
+        load_values(module, read_state(self._folder, client))
+        return module
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._num_clients))
+
+    def __len__(self) -> int:
+        return self._num_clients
 
 
 def run(settings: dict[str, typing.Any]) -> Run:
@@ -86,7 +120,9 @@ def run(settings: dict[str, typing.Any]) -> Run:
                 log.warning(note)
             outcome = loop.train(config, link, Callbacks(**functions))
             model = outcome.make_model()
-        return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved)
+        has_one = config.run.private is None
+        models = {} if has_one else _ClientModels(model, outcome.folder, sum(map(len, link.clients)))
+        return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved, models)
     except AgreedUserError as error:  # its text is on one rank only: give it to all
         text = next(filter(None, allgather_lines(link, [str(error)])), "")
         raise UserError(text) from None
