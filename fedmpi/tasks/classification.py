@@ -173,7 +173,7 @@ class LoadedClassification(LoadedTask):
         # For each of these test parts: number of its test set (0 if there is only one, else the client), how many test
         # sets there are, how many samples its set has, and which of them the part contains; `subset` draws by it.
         divisor = 1 if self._is_shared else context.num_clients
-        owners = [0] if self._is_shared else context.clients
+        owners = [0] * len(tests) if self._is_shared else context.clients
         self._test_parts = [(k, divisor, len(own.labels["test"]), at) for k, (own, at) in zip(owners, tests)]
         self._names = names
 

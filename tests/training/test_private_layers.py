@@ -65,6 +65,8 @@ def test_private_layers_differ_between_clients_and_the_others_are_the_averaged_m
     assert all((loaded[name] == value).all() for name, value in own[1].items())
     with pytest.raises(UserError, match="contains no models/client_3.safetensors"):
         fedmpi.load(folder, client=3)
+    with pytest.raises(UserError, match=r"each client has a model of its own \(--private\): choose one, like client=0"):
+        fedmpi.load(folder, defined["Net"](10))
     with pytest.raises(SystemExit):
         predict([str(folder), "none.csv"])
     assert "each client has a model of its own (--private): choose one, like --client 0" in capsys.readouterr().err
@@ -81,6 +83,16 @@ def test_ranks_and_a_stop_change_nothing(start):
         for name, value in model.items():
             assert (models(part)[number][name] == value).all(), name
             assert np.allclose(models(ranks)[number][name], value, atol=1e-5), name
+
+
+def test_every_client_is_evaluated_whatever_the_ranks(start):
+    """Also before the end, on a part of the test samples."""
+    words = (*PERSONAL, "--rounds", 2, "--eval_every", 1, "--evaluate_samples", 90)
+    alone, spread = (read_run(start(ranks, f"on{ranks}", *words)) for ranks in (1, 3))
+    assert alone.records[0]["accuracy"] == spread.records[0]["accuracy"]
+    assert alone.records[0]["test_loss"] == pytest.approx(spread.records[0]["test_loss"], rel=1e-6)
+    for run in (alone, spread):
+        assert np.isfinite(run.clients["accuracy"]).all() and len(run.clients["accuracy"]) == 3
 
 
 def test_frozen_layers_stay_as_they_were(start):
