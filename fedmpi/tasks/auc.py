@@ -15,6 +15,7 @@ from fedmpi.tasks.base import Metrics, constructor_of
 from fedmpi.tasks.classification import Classification, LoadedClassification
 
 ROC_POINTS = 300  # most points of the ROC curve in a run folder
+PAPERS_SHARE = 0.8  # of the negative samples that the paper removes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,13 @@ class DeepAUC(Classification):
     partition = "stride"
     can_redeal = False
 
-    removed_share: float = setting(0.8, "share of every negative class that is removed", least=0, below=1)
+    removed_share: float | None = setting(
+        None,
+        "share of every negative class that is removed; default: 0.8, as in the paper, of a data set that is given by "
+        "its name, 0 of files",
+        least=0,
+        below=1,
+    )
     p: str = setting(
         "global",
         "p in the loss, the share of positive samples: of all clients together (global), or of each client (local)",
@@ -52,7 +59,14 @@ class DeepAUC(Classification):
         """
         if names_silos(self.data) and not source.classes_declared:
             raise UserError(f"{source.path}: lacks the attribute num_classes, which decides which classes are positive")
-        return ImbalancedBinary(source, self.removed_share, seed)
+        return ImbalancedBinary(source, self.share(), seed)
+
+    def share(self):
+        """The share of every negative class that is removed."""
+        if self.removed_share is not None:
+            return self.removed_share
+        is_file = names_silos(self.data) or self.data.endswith((".h5", ".hdf5"))
+        return 0.0 if is_file else PAPERS_SHARE
 
 
 def auc_loss(h, positive, p, a, b, w):
@@ -123,6 +137,8 @@ class LoadedAUC(LoadedClassification):
         originals = [f"{source.num_original_classes} original classes" for source in sources.values()]
         self._facts = [[*facts, original] for facts, original in zip(self._facts, originals)]
         self.ascent_scale = settings.ascent_scale
+        if share := settings.share():
+            self.reading = f"without {100 * share:g} % of every negative class (--task.removed_share)"
         self._roc = []  # points of the last evaluation's ROC curve; the same list in every `subset` of the task
 
     def synchronise(self, link):

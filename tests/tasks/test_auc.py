@@ -209,7 +209,7 @@ def load_silos(tmp_path, partition=None, **fields):
 def test_every_silo_has_its_own_imbalanced_version(tmp_path):
     for client in range(2):
         silo(tmp_path / f"silo_{client}.h5", {"num_classes": 10}, labels=10 - 2 * client)
-    task = load_silos(tmp_path)
+    task = load_silos(tmp_path, removed_share=0.8)
     labels = [task.batch(client, torch.arange(task.num_samples(client)))[1] for client in range(2)]
     assert [torch.bincount(own).tolist() for own in labels] == [[10, 50], [10, 36]]  # 2 of each class below 5
     task.write_split(tmp_path)
@@ -247,6 +247,22 @@ def test_p_is_of_all_clients_or_of_each():
         assert local.batch(c, torch.tensor([0]))[2] == labels[c].mean().item()
     with pytest.raises(UserError, match="only positive samples"):
         loaded(num_clients=1, removed_share=0.999)
+
+
+def test_the_papers_imbalance_is_made_of_named_data_only(tmp_path):
+    labels = np.arange(600) % 4
+    with h5py.File(tmp_path / "own.h5", "w") as file:
+        for split in ("train", "test"):
+            file[f"{split}/images"] = np.random.default_rng(0).normal(size=(len(labels), 5))
+            file[f"{split}/labels"] = labels
+    own = str(tmp_path / "own.h5")
+    counts = {}
+    for name, given in (("own", {"data": own}), ("own, 0.8", {"data": own, "removed_share": 0.8}), ("digits", {})):
+        task = loaded(num_clients=1, partition=Stride(), **given)
+        counts[name] = task.num_samples(0)
+        assert ("80 % of every negative class" in task.reading) == (name != "own")
+    assert counts["own"] == 600 and counts["own, 0.8"] == 300 + 2 * 30
+    assert counts["digits"] == loaded(num_clients=1, partition=Stride(), removed_share=0.8).num_samples(0)
 
 
 @pytest.mark.parametrize("kind", [Autograd(), TwoPoint(directions=2000, smoothing=1e-4)])
