@@ -257,8 +257,8 @@ def test_the_papers_imbalance_is_made_of_named_data_only(tmp_path):
             file[f"{split}/labels"] = labels
     own = str(tmp_path / "own.h5")
     counts = {}
-    for name, given in (("own", {"data": own}), ("own, 0.8", {"data": own, "removed_share": 0.8}), ("digits", {})):
-        task = loaded(num_clients=1, partition=Stride(), **given)
+    for name, fields in (("own", {"data": own}), ("own, 0.8", {"data": own, "removed_share": 0.8}), ("digits", {})):
+        task = loaded(num_clients=1, partition=Stride(), **fields)
         counts[name] = task.num_samples(0)
         assert ("80 % of every negative class" in task.reading) == (name != "own")
     assert counts["own"] == 600 and counts["own, 0.8"] == 300 + 2 * 30
