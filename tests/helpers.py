@@ -134,7 +134,8 @@ def running(ranks, *words, mpi="default", env=None):
     command, variables = launch_words(ranks, *words, mpi=mpi)
     job = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env={**os.environ, **variables, **(env or {})}, start_new_session=True, preexec_fn=hear_ctrl_c,
+        text=True, env={**os.environ, **variables, **(env or {})}, start_new_session=True,
+        preexec_fn=hear_ctrl_c if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else None,  # it costs a whole fork
     )  # fmt: skip
     try:
         yield job

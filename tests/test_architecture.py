@@ -4,6 +4,7 @@ programs load what they need."""
 import ast
 import functools
 import re
+import subprocess
 import sys
 
 import pytest
@@ -240,3 +241,9 @@ def unclear_words():
 def test_words_are_clear():
     found = list(unclear_words())
     assert not found, "\n".join(found)
+
+
+def test_no_merge_was_left_half_done():
+    pattern = "^(<{7}|>{7}) "
+    ended = subprocess.run(["git", "-C", ROOT, "grep", "-nE", pattern], capture_output=True, text=True)
+    assert ended.stdout == ""

@@ -150,7 +150,7 @@ def as_case(name):
     return pytest.param(name, marks=marks)
 
 
-@pytest.mark.parametrize("name", map(as_case, PAGES))
+@pytest.mark.parametrize("name", [as_case(name) for name in PAGES])
 def test_a_page_runs_in_order_from_an_empty_folder(name, tmp_path):
     in_empty_folder(PAGES[name].read_text(encoding="utf-8"), tmp_path)
 
