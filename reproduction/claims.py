@@ -93,6 +93,8 @@ def _outcome(experiment, claim, panel, results):
         state, words, seeds = _reaching(ours, metric, claim["reaches"])
     elif "than" in claim:
         state, words, seeds = _larger_lead(claim, (ours, others[0]), results, metric)
+    elif "worse_than" in claim:
+        state, words, seeds = _worse(claim, ours, panel, results, metric)
     else:
         state, words, seeds = _ahead(claim, ours, others, metric)
     if state == NOT_TESTED:
@@ -142,7 +144,7 @@ def _larger_lead(claim, pair, results, metric):
     Args:
         pair: the two `Method`s on the claim's panel.
     """
-    elsewhere = [results.method(claim["than"], one.label) for one in pair]
+    elsewhere = [_method_elsewhere(claim, claim["than"], one.label, results) for one in pair]
     if None in elsewhere:
         return NOT_TESTED, f"{claim['than']} was not run", 0
     at = min(filter(None, map(_last_round, (pair, elsewhere))), default=None)
@@ -169,11 +171,38 @@ def _larger_lead(claim, pair, results, metric):
     return _state([(sign, _is_decided(more))], len(seeds), has_failed=is_behind), words, len(seeds)
 
 
+def _method_elsewhere(claim, panel, name, results):
+    """The `Method` of a panel of the experiment that a claim names, or of its own one; None if it was not run."""
+    its = results.elsewhere.get(claim["experiment"]) if "experiment" in claim else results
+    return its.method(panel, name) if its else None
+
+
+def _worse(claim, ours, panel, results, metric):
+    """(state, words, number of seeds) of a claim that a method ends worse on a panel than on another one."""
+    other = _method_elsewhere(claim, claim["worse_than"], ours.label, results)
+    if other is None:
+        return NOT_TESTED, f"{claim['worse_than']} was not run", 0
+    here, there = (_by_seed(one, metric) for one in (ours, other))
+    seeds = _common([here, there])
+    if not seeds:
+        return NOT_TESTED, "no seed in common", 0
+    losses = _leads(there, here, seeds, metric)
+    direction = _direction(losses)
+    how = {1: "worse than", -1: "better than", 0: "level with"}[direction]
+    words = f"{panel}: {_with_mean(ours, [here[seed] for seed in seeds])}; {how} {claim['worse_than']}: "
+    words += _with_mean(other, [there[seed] for seed in seeds])
+    if len(seeds) > 1 and direction and not _is_decided(losses):
+        words += " by less than the spread"
+    return _state([(direction, _is_decided(losses))], len(seeds), has_failed=False), words, len(seeds)
+
+
 def _ahead(claim, ours, others, metric):
     """(state, words, number of seeds) of a claim that a method is ahead of others, or level with them."""
     at, end = _rounds(ours, claim)
     mine, *theirs = _by_seed(ours, metric, at), *(_by_seed(one, metric, end) for one in others)
     seeds = _common([mine, *theirs])
+    if not seeds and "all_at_share" in claim:
+        return NOT_TESTED, f"no evaluation up to round {claim['all_at_share'] * _last_round([ours, *others]):g}", 0
     if not seeds:
         lacking = [one.label for one, its in zip((ours, *others), (mine, *theirs)) if not its]
         of = f" of {', '.join(lacking)}" if len(lacking) <= len(others) else ""
@@ -248,9 +277,12 @@ def _last_round(methods):
 
 def _rounds(method, claim):
     """(round at which the method of a claim is measured, that of the others): None is the last one."""
-    ends = [run.records[-1]["round"] for run in method.runs if run.is_complete]
-    if "at_share" not in claim or not ends:
+    ends = [run.records[-1]["round"] for run in method.runs if run.is_complete and run.records]
+    if not ends or not {"at_share", "all_at_share"} & set(claim):
         return None, None
+    if "all_at_share" in claim:
+        at = math.floor(claim["all_at_share"] * max(ends) + 1e-9)
+        return at, at
     return round(claim["at_share"] * max(ends)), max(ends)
 
 

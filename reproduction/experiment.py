@@ -13,12 +13,17 @@ reason. Every other one has
                first, panels or methods where only some are (or panels: name -> settings of one of them), and tuned:
                method -> settings that were chosen for runs of this length (see tune).
     metric:    by which methods are compared.
-    printed:   metric, place, and values: panel -> method -> the number in the paper; all three are needed.
+    printed:   metric, place, and values: panel -> method -> the number in the paper; all three are needed. With
+               fit_length: true the page at full says after how many rounds our values are nearest to these: for a
+               paper that does not give the length of its runs.
     figure:    place, axis and metrics of the paper's figure.
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at_share: of all
                rounds, after which `ahead` is measured}; or with reaches: number, at the end, instead of `of`. With
                level: true the paper says that neither is ahead; with than: panel, that the lead is larger on `panel`
-               (then `of` has one method). A claim has at most one of reaches, than, and level or at_share.
+               (then `of` has one method); with worse_than: panel instead of `of`, that `ahead` ends worse than there.
+               experiment: the other experiment that has the panel of `than` or `worse_than`. all_at_share: of all
+               rounds, after which all methods are measured. A claim has at most one of reaches, than, worse_than,
+               all_at_share, and level or at_share.
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
                full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best.
@@ -68,6 +73,7 @@ TEXT = (_is_text, "text, in quotes if it is a number")
 SENTENCE = (_is_text, "a sentence, in quotes if it contains a colon")  # YAML reads "one: two" as a mapping
 NUMBER = (_is_number, "a number, like 0.5 or 1.0e-5")
 SEED = (lambda value: type(value) is int and 0 <= value < LARGEST, "a whole number, 0 or larger")
+TRUTH = (lambda value: isinstance(value, bool), "true or false")
 SETTINGS = {ANY: ANYTHING}
 GRIDS = {ANY: {ANY: [ANYTHING, ...]}}
 TUNE = {"panel": TEXT, "settings": SETTINGS, "seeds": [SEED, ...], "metric": TEXT, "grids": GRIDS}
@@ -87,8 +93,11 @@ CLAIM = {
     "metric": TEXT,
     "at_share": (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1"),
     "reaches": NUMBER,
-    "level": (lambda value: isinstance(value, bool), "true or false"),
+    "level": TRUTH,
     "than": TEXT,
+    "worse_than": TEXT,
+    "experiment": TEXT,
+    "all_at_share": (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1"),
 }
 SHAPE = {
     "title": TEXT,
@@ -103,7 +112,7 @@ SHAPE = {
     "first": SETTINGS,
     "scales": dict.fromkeys(SCALES, SCALE),
     "metric": TEXT,
-    "printed": {"metric": TEXT, "place": TEXT, "values": {ANY: {ANY: NUMBER}}},
+    "printed": {"metric": TEXT, "place": TEXT, "values": {ANY: {ANY: NUMBER}}, "fit_length": TRUTH},
     "figure": {
         "place": TEXT,
         "axis": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),
@@ -356,15 +365,25 @@ def _problems_of_claim(claim, known):
     """What is wrong with a claim; `known` are the keys of its paper's claims."""
     if claim["claim"] not in known:
         yield f"claim: {claim['claim']}: expected one of {', '.join(known)}"
-    if ("of" in claim) == ("reaches" in claim):
-        yield "expected either of or reaches"
-    kinds = [key for key in ("reaches", "than", "level", "at_share") if claim.get(key, False) is not False]
+    if sum(key in claim for key in ("of", "reaches", "worse_than")) != 1:
+        yield "expected either of or reaches, or worse_than"
+    kinds = ("reaches", "than", "worse_than", "all_at_share", "level", "at_share")
+    kinds = [key for key in kinds if claim.get(key, False) is not False]
     if len(kinds) > 1 and kinds != ["level", "at_share"]:
         yield f"{' and '.join(kinds)}: expected only one of them"
-    if "than" in claim and len(claim["of"]) > 1:
+    if "than" in claim and len(claim.get("of", [])) > 1:
         yield f"than: expected a single method in of, not {', '.join(claim['of'])}"
-    if "than" in claim and claim.get("panel", claim["than"]) == claim["than"]:
-        yield "than: expected the key panel, with another panel"
+    other = [key for key in ("than", "worse_than") if key in claim]
+    if "experiment" in claim:
+        path = FOLDER / f"{claim['experiment']}.yaml"
+        if not other:
+            yield "experiment: expected the key than or worse_than, with a panel of it"
+        elif not path.is_file():
+            yield f"experiment: {claim['experiment']}: expected one of {', '.join(experiment_names())}"
+        elif claim[other[0]] not in (its := read_file(path).get("panels", {})):
+            yield f"{other[0]}: {claim[other[0]]} is none of the panels of {claim['experiment']} ({'; '.join(its)})"
+    elif other and claim.get("panel", claim[other[0]]) == claim[other[0]]:
+        yield f"{other[0]}: expected the key panel, with another panel"
     if claim["ahead"] in claim.get("of", []):
         yield f"of: contains {claim['ahead']}, the method that is ahead"
 
@@ -388,8 +407,8 @@ def _names_in(one, tunings):
     for number, claim in enumerate(one.claims, 1):
         for method in [claim["ahead"], *claim.get("of", [])]:
             yield f"claims (entry {number})", "methods", method
-        for key in ("panel", "than"):
-            if key in claim:
+        for key in ("panel", "than", "worse_than"):
+            if key in claim and (key == "panel" or "experiment" not in claim):
                 yield f"claims (entry {number}).{key}", "panels", claim[key]
     for panel, values in one.printed.get("values", {}).items():
         yield "printed.values", "panels", panel

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import shlex
+import sys
 
 from fedmpi.errors import UserError
 from fedmpi.run_files import RECORDS
@@ -19,6 +20,7 @@ from fedmpi.runs.record import AMOUNTS, title
 from fedmpi.settings import nearest
 from fedmpi.text import short
 from reproduction.csv_files import RESTORE, damaged, number_of, read_rows, whole_number, write_tables
+from reproduction.experiment import find_experiments
 from reproduction.running import FIRST_RUN, command_of, decisive_settings, provenance
 
 KEYS = ("panel", "method", "seed")
@@ -31,6 +33,7 @@ FIRST_COLUMNS = ("rounds", "values", *FACTS)
 ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 STATES = ("complete", "diverged")
+DERIVED = {"training_perplexity": "train_loss"}  # metrics that are computed from another one, and are in no file
 FORMER = ", first_step plain, sync_order paper, prev_grad_scale 1.0"  # ends the settings of FAFED in earlier files
 
 
@@ -42,11 +45,13 @@ class Results:
         runs: list of dict, a row of the runs' file each. panels: panel -> list of `Method` in the file's order.
         firsts: the rows of the run before all others: one, or none, or several if it was made again for a further seed
             and came out differently.
+        elsewhere: name -> `Results` at this scale of the other experiments that the claims name, or None.
     """
 
     runs: list
     panels: dict
     firsts: list = dataclasses.field(default_factory=list)
+    elsewhere: dict = dataclasses.field(default_factory=dict)
 
     def method(self, panel, name):
         """The `Method` of that name, or None."""
@@ -153,7 +158,7 @@ def _check_measured(experiment, rows, metrics):
     named = [("metric", experiment.metric), ("printed.metric", experiment.printed.get("metric"))]
     named += [("figure.metrics", name) for name in experiment.figure.get("metrics", [])]
     named += [("claims", claim.get("metric")) for claim in experiment.claims]
-    for key, name in named:
+    for key, name in [(key, DERIVED.get(name, name)) for key, name in named]:
         if name and name not in (*metrics, "loss"):
             raise UserError(
                 f"{experiment.name}: {key}: no run measured {name}{nearest(name, metrics)} (measured: "
@@ -307,6 +312,15 @@ def read_results(folder, experiment, scale):
     Raises:
         UserError: if a file is damaged or missing, or is from a scale that the experiment does not have.
     """
+    found = _read_own(folder, experiment, scale)
+    others = {claim["experiment"] for claim in experiment.claims if "experiment" in claim} if found else set()
+    return found and dataclasses.replace(
+        found, elsewhere={one.name: _read_own(folder, one, scale) for one in find_experiments(sorted(others))}
+    )
+
+
+def _read_own(folder, experiment, scale):
+    """`read_results` without the results of other experiments."""
     curves_path, runs_path, first_path = paths(folder, experiment, scale)
     if not runs_path.is_file():
         if curves_path.is_file():
@@ -361,9 +375,13 @@ def _add_curves(path, runs):
         if whole_number(path, number, row, "round") <= last:
             raise damaged(path, number, f"round {row['round']} comes after round {last}")
         try:
-            run.records.append({name: number_of(text) for name, text in row.items() if text and name not in KEYS})
+            record = {name: number_of(text) for name, text in row.items() if text and name not in KEYS}
         except ValueError as error:
             raise damaged(path, number, f"expected numbers: {error}") from None
+        if "perplexity" in record and "train_loss" in record:  # a language model
+            is_small = record["train_loss"] < math.log(sys.float_info.max)
+            record["training_perplexity"] = math.exp(record["train_loss"]) if is_small else math.inf
+        run.records.append(record)
 
 
 def _check_seconds(path, number, row):
