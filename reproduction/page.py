@@ -9,6 +9,7 @@ from fedmpi.runs.record import title
 from fedmpi.text import Table, as_markdown, format_seconds
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
+from reproduction.length import section
 from reproduction.results import paths, read_results
 
 ARROWS = "↑: larger values are better; ↓: smaller ones. [What the outcomes mean](../README.md)."
@@ -84,6 +85,7 @@ def page(experiment, scale, results, figures):
             lines += [f"![{as_markdown(title(metric))} of each method]({name})", ""]
     if figures and len(results.seeds) > 1:
         lines += [BANDS, ""]
+    lines += section(experiment, results) if scale == "full" else []
     lines += _claims(experiment, results)
     lines += _list("What was found out", experiment.findings.get(scale, []))
     lines += _list("What differs from the paper", experiment.differs)

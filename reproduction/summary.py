@@ -15,6 +15,7 @@ from reproduction.claims import (
     outcomes,
 )
 from reproduction.experiment import SCALES, find_experiments, read_papers
+from reproduction.length import summary_rows
 from reproduction.page import bold, plain_table, prose
 from reproduction.results import grid_path, read_results
 from reproduction.tuning import read_grid
@@ -58,6 +59,11 @@ then `small`) at which it was made with several seeds. *In part* means that some
 *not tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how many at
 each scale. A single seed at a larger scale does not overrule several seeds at a smaller one:
 """
+FITTED = """\
+FAFED's paper prints accuracies and not the length of its runs. These are the lengths at which the values of our runs at
+full scale are nearest to the printed ones, beside the end of the same runs. The lengths were fitted afterwards to the
+printed values, so they confirm no claim, and the verdicts above are from the end. The pages show every method.
+"""
 TUNED = """\
 Chosen on held-out training data; each method had as many points. Where the best value is the smallest or largest one
 that was tried, a better one may lie beyond it. For most methods the paper's grid ends there, too; FAFED's goes on to
@@ -87,7 +93,7 @@ def summary(folder):
     """The text of the summary."""
     experiments = find_experiments(["all"])
     found = {one.name: _outcomes(folder, one) for one in experiments}
-    lines = [HEAD, *_counts(experiments, found)]
+    lines = [HEAD, *_counts(experiments, found), *_fitted(folder, experiments)]
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
         lines += [f"## {as_markdown(paper['title'])}", ""]
@@ -183,6 +189,14 @@ def _counts(experiments, found):
             rows.append([key, as_markdown(sentence), bold(_verdict(its)), decisive, *counts, untested])
     header = ["paper", "claim", "verdict", "confirmed", *(f"at {scale}" for scale in SCALES), "not tested"]
     return [VERDICTS, plain_table(header, rows)]
+
+
+def _fitted(folder, experiments):
+    """Lines about the lengths at which our values are nearest to the printed ones; [] if none was fitted."""
+    made = [(one, its) for one in experiments if "full" in one.scales and (its := read_results(folder, one, "full"))]
+    rows = [row for one, its in made for row in summary_rows(one, its)]
+    header = ["where", "length", "mean distance to the printed values", "order of the methods", "lead of FAFED", "p"]
+    return ["## Printed values at a fitted length", "", FITTED, plain_table(header, rows)] if rows else []
 
 
 def _verdict(rows):

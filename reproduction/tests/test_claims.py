@@ -1,5 +1,7 @@
 """Whether a claim is confirmed, on values that the test chooses."""
 
+import dataclasses
+
 import pytest
 
 from fedmpi.runs.comparison import Method
@@ -144,8 +146,8 @@ def losses(curve, seed=0):
     ],
 )
 def test_a_claim_of_a_larger_lead_compares_two_panels_at_a_round_that_both_have(here, there, state, words):
-    one = EXPERIMENTS["mom_figure2"]
-    claim = next(claim for claim in one.claims if claim["claim"] == "fewer_clients")
+    one = dataclasses.replace(EXPERIMENTS["mom_figure2"], metric="train_loss")
+    claim = next(claim for claim in one.claims if claim["claim"] == "more_heterogeneous")
 
     def curve(value, end):  # after round 10, the last one that both panels have, the order is another
         return {at: {"train_loss": value if at <= 10 else -value} for at in (5, 10, end)}
@@ -159,7 +161,7 @@ def test_a_claim_of_a_larger_lead_compares_two_panels_at_a_round_that_both_have(
     }
 
     def found():
-        rows = [its for its in outcomes(one, Results([], panels)) if its.key == "fewer_clients"]
+        rows = [its for its in outcomes(one, Results([], panels)) if its.key == "more_heterogeneous"]
         return [its for its in rows if its.panel == claim["panel"]]
 
     first, second = found()
@@ -192,7 +194,7 @@ def test_a_claim_that_methods_are_level_fails_if_one_leads_by_more_than_the_spre
         Method(name, [run(seed, losses({1: its or 1.0}), its is not None) for seed, its in enumerate(some)])
         for name, some in zip(("FAFedZO, E = 60", "FedZO, E = 60"), values)
     ]
-    its = outcomes(EXPERIMENTS["zo_figure2a"], Results([], {"iid": methods}))
+    its = outcomes(EXPERIMENTS["zo_figure7"], Results([], {"non-iid": methods}))
     (found,) = [one for one in its if one.key == "comparable"]
     assert found.state == state, found
 

@@ -1,0 +1,180 @@
+"""The committed results, judged by the curves that the papers show."""
+
+import math
+import statistics
+
+import pytest
+from helpers import ROOT
+from test_claims import run
+
+from fedmpi.runs.comparison import Method
+from reproduction.claims import outcomes
+from reproduction.experiment import find_experiments, read_papers
+from reproduction.length import lengths, nearest, p_value, section
+from reproduction.results import Results, read_results
+from reproduction.summary import _outcomes, _verdict
+
+RESULTS = ROOT / "reproduction" / "results"
+EXPERIMENTS = {one.name: one for one in find_experiments(["all"])}
+SHOWN = {  # the metrics of the paper's figure
+    "mom_figure1_full": {"test_loss"},
+    "mom_figure1_one": {"test_loss"},
+    "mom_figure2": {"accuracy"},
+    "mom_figure3": {"test_loss"},
+    "mom_figure4": {"accuracy"},
+    "mom_figures5_6_100_of_100": {"test_loss", "accuracy"},
+    "mom_figures5_6_10_of_100": {"test_loss", "accuracy"},
+    "mom_figures5_6_5_of_100": {"test_loss", "accuracy"},
+    "mom_figures7_8": {"test_loss", "accuracy"},
+    "fafed_figure1": {"train_loss", "training_perplexity"},
+}
+
+
+def deciding(key, paper, metric=None):
+    """States of the comparisons that the verdict on a claim takes."""
+    its = [one for one in EXPERIMENTS.values() if one.paper == paper]
+    rows = [row for one in its for row in _outcomes(RESULTS, one) if row.key == key]
+    return [row.state for row in rows if row.decides], _verdict(rows)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_claims_are_judged_by_the_curves_of_the_figure(name):
+    one = EXPERIMENTS[name]
+    assert {claim.get("metric", one.metric) for claim in one.claims} == SHOWN[name]
+    assert SHOWN[name] <= set(one.figure["metrics"])
+
+
+def test_no_file_says_that_the_momentum_paper_leaves_the_curve_open():
+    said = [sentence for one in EXPERIMENTS.values() if one.paper == "mom" for sentence in one.differs]
+    assert not [one for one in said if "does not say by which" in one or "which is our choice" in one]
+
+
+@pytest.mark.parametrize(
+    ("paper", "key", "confirmed", "number", "verdict"),
+    [
+        ("mom", "fedavg", 12, 13, "in part"),
+        ("mom", "scaffold", 1, 13, "in part"),
+        ("mom", "reduced", 2, 4, "in part"),
+        ("mom", "fewer_clients", 2, 12, "in part"),
+        ("lamb", "early", 2, 2, "confirmed"),
+        ("zo", "noniid", 0, 4, "not confirmed"),
+        ("zo", "objective", 15, 22, "in part"),
+    ],
+)
+def test_the_outcomes_on_the_papers_own_curves(paper, key, confirmed, number, verdict):
+    states, found = deciding(key, paper)
+    assert (states.count("confirmed"), len(states), found) == (confirmed, number, verdict)
+
+
+def test_momentum_helps_more_with_fewer_clients_only_where_it_leads_at_all():
+    found = [one for one in _outcomes(RESULTS, EXPERIMENTS["mom_figures5_6_5_of_100"]) if one.key == "fewer_clients"]
+    confirmed = [one.words for one in found if one.scale == "full" and one.state == "confirmed"]
+    assert len(confirmed) == 2 and all("FedAvg-M over FedAvg" in one and "on 100 of 100" in one for one in confirmed)
+
+
+def test_the_whole_objective_of_the_attack_has_a_verdict_of_its_own():
+    zo = [one for one in EXPERIMENTS.values() if one.paper == "zo"]
+    at_mlp = [
+        row.state for one in zo for row in _outcomes(RESULTS, one) if (row.key, row.scale) == ("objective", "mlp")
+    ]
+    assert (at_mlp.count("confirmed"), at_mlp.count("not confirmed"), len(at_mlp)) == (12, 5, 17)
+    rows = [row for row in _outcomes(RESULTS, EXPERIMENTS["zo_figure5"]) if row.key == "objective" and row.scale]
+    assert [row.state for row in rows] == ["not confirmed"] * 2 and "245.2 ± 31.8; behind FedZO" in rows[1].words
+
+
+def test_a_claim_that_the_momentum_paper_does_not_make_is_gone():
+    assert "unbounded" not in read_papers()["mom"]["claims"]
+
+
+def test_the_training_perplexity_is_the_exponential_of_the_training_loss():
+    found = read_results(RESULTS, EXPERIMENTS["fafed_figure1"], "small").panels["wikitext2"]
+    records = [line for one in found for run_of in one.runs for line in run_of.records]
+    assert records and all(line["training_perplexity"] == math.exp(line["train_loss"]) for line in records)
+
+
+def test_all_methods_are_measured_after_the_same_share_of_the_rounds():
+    """Who leads after a tenth of the rounds may be last at the end."""
+    values = {"Fed-LAMB": (0.5, 0.1), "Fed-AMS": (0.4, 0.9), "Fed-SGD": (0.3, 0.8)}
+    methods = [
+        Method(name, [run(seed, {10: {"accuracy": early}, 100: {"accuracy": late}}) for seed in range(2)])
+        for name, (early, late) in values.items()
+    ]
+    one = EXPERIMENTS["lamb_figure5"]
+    found = {its.key: its for its in outcomes(one, Results([], {"1 local epoch": methods})) if its.seeds}
+    assert found["early"].state == "confirmed" and found["layers"].state == "not confirmed"
+    assert "at round 10; ahead of" in found["early"].words and "round 100" not in found["early"].words
+    for method in methods:
+        for one_run in method.runs:
+            del one_run.records[0]
+    (early,) = [its for its in outcomes(one, Results([], {"1 local epoch": methods})) if "up to round 10" in its.words]
+    assert early.state == "not tested"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "state", "words"),
+    [
+        ([0.1, 0.2], [0.3, 0.41], "confirmed", "; worse than iid: FedZO, E = 3"),
+        ([0.3, 0.41], [0.1, 0.2], "not confirmed", "; better than iid"),
+        ([0.1, 0.3], [0.3, 0.2], "not confirmed: undecided", "by less than the spread"),
+        ([0.1, 0.3], [0.1, 0.3], "not confirmed: undecided", "; level with iid"),
+        ([0.1, None], [0.3, 0.4], "confirmed", "(1 of 2 diverged); worse than iid"),
+        ([0.1], [0.3], "one seed: ahead", "; worse than iid"),
+        ([0.1, 0.2], None, "not tested", "iid was not run"),
+    ],
+)
+def test_a_claim_that_a_method_ends_worse_looks_into_the_other_experiment(here, there, state, words):
+    def method(numbers):
+        runs = [run(seed, {1: {"attack_accuracy": one or 0.5}}, one is not None) for seed, one in enumerate(numbers)]
+        return Method("FedZO, E = 3", runs)
+
+    elsewhere = {"zo_figure2a": there and Results([], {"iid": [method(there)]})}
+    results = Results([], {"non-iid": [method(here)]}, elsewhere=elsewhere)
+    (found,) = [
+        one
+        for one in outcomes(EXPERIMENTS["zo_figure7"], results)
+        if one.key == "noniid" and (one.seeds or "iid was" in one.words)
+    ]
+    assert found.state == state and words in found.words, found
+
+
+def of_table_2(name):
+    one = EXPERIMENTS[name]
+    results = read_results(RESULTS, one, "full")
+    ((panel, methods),) = results.panels.items()
+    return one, results, lengths(one, panel, methods)
+
+
+def test_table_2_a_is_met_at_20_epochs_and_not_at_the_end():
+    one, results, found = of_table_2("fafed_table2_low")
+    best, last = nearest(found), found[-1]
+    assert (best.round, best.epochs, last.round) == (120, 20, 300)
+    assert round(best.error, 4) == 0.0037 and last.error > 5 * best.error
+    (at_130,) = [its for its in found if its.round == 130]
+    assert at_130.has_order and at_130.leader == "FAFED" and not last.has_order
+    assert (round(statistics.fmean(at_130.leads), 3), round(p_value(at_130.leads), 3)) == (0.010, 0.033)
+    text = "\n".join(section(one, results))
+    assert "**This length was fitted afterwards.**" in text and "Ours is 300 rounds (50.0 epochs)" in text
+    assert "no test of a claim" in text and "up to round 170" in text
+
+
+def test_table_2_c_is_in_the_printed_order_at_no_length():
+    one, results, found = of_table_2("fafed_table2_high")
+    assert not any(its.has_order for its in found) and nearest(found).error > 0.015
+    assert set(found[0].means) == set(one.printed["values"]["high"])  # FAFED's further step size is not printed
+    assert "at none of the 30 evaluations" in "\n".join(section(one, results))
+
+
+@pytest.mark.parametrize(
+    ("leads", "p"),
+    [
+        ([1, 2], 0.2048328),
+        ([1, 2, 4], 0.1180829),
+        ([0.1, 0.3, 0.2, 0.7], 0.0899427),
+        ([1, -2, 3, 4, 5, 2.5], 0.0773333),
+        ([1], None),
+        ([1, 1], None),
+    ],
+)
+def test_p_values_are_those_of_students_t(leads, p):
+    """From scipy.stats.ttest_1samp."""
+    assert p_value(leads) == (p if p is None else pytest.approx(p, abs=1e-6))
