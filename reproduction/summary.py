@@ -40,6 +40,12 @@ leads by more in one place than in another is confirmed if it leads and the diff
 deviation, and not confirmed if the difference is as large in the other direction, or the method clearly behind. A claim
 that a method reaches a value is confirmed if every seed reaches it.
 
+A claim that a method ends worse in one place than in another is confirmed if it is clearly worse there.
+
+Claims are judged by what the paper's figure or table shows: those of the momentum paper by the test loss (Figures 1, 3,
+5 and 7) and the test accuracy (2, 4, 6 and 8). Until commit bf9c264c most of them were judged by the training loss.
+FAFedZO's whole objective, which has a verdict here, is no curve of its paper.
+
 One seed has no deviation and decides nothing; the outcome then says whether the method is ahead. *Seeds* are those that
 all methods of the claim have. The rule is a mild one: of two methods that do not differ, it would find the named one
 ahead in one of nine comparisons with three seeds and in one of five with two.

@@ -37,6 +37,8 @@ from reproduction.tuning import COLUMNS, _rows, read_grid
 
 OF = {"claim": "best", "ahead": "FAFED", "of": ["FedAvg"]}
 REACHES = {"claim": "best", "ahead": "FAFED", "reaches": 0.5}
+WORSE = {"claim": "best", "ahead": "FAFED", "panel": "low", "worse_than": "high"}
+ELSEWHERE = {"experiment": "zo_figure2a"}
 GRID = {"algorithm.step_size": [0.1, 0.2]}
 RIGHT = {
     "title": "A quadratic",
@@ -72,6 +74,8 @@ def with_value(content, place, value):
 
 def test_what_is_right_is_accepted(tmp_path):
     assert read(tmp_path, RIGHT).claims == RIGHT["claims"]
+    further = [WORSE, WORSE | ELSEWHERE | {"worse_than": "iid"}, OF | {"all_at_share": 0.1}]
+    assert read(tmp_path, RIGHT | {"claims": further}).claims == further
     assert not read(tmp_path, RIGHT | {"printed": {}, "claims": [], "figure": {}, "tune": {}}).tuning("small")
 
 
@@ -118,6 +122,31 @@ def test_what_is_right_is_accepted(tmp_path):
         ("claims 2 than", "low", "claims (entry 3): than: expected the key panel, with another panel"),
         ("claims 2 than", "medium", "claims (entry 3).than: medium is none of the panels (low; high)"),
         ("claims 3 at_share", 20, "claims (entry 4).at_share: expected a number above 0 and at most 1, not 20"),
+        ("claims 0 worse_than", "low", "claims (entry 1): expected either of or reaches, or worse_than"),
+        (
+            "claims 0",
+            WORSE | {"worse_than": "low"},
+            "claims (entry 1): worse_than: expected the key panel, with another",
+        ),
+        (
+            "claims 0",
+            WORSE | {"worse_than": "medium"},
+            "claims (entry 1).worse_than: medium is none of the panels (low",
+        ),
+        (
+            "claims 0",
+            WORSE | ELSEWHERE | {"worse_than": "low"},
+            "worse_than: low is none of the panels of zo_figure2a (iid",
+        ),
+        ("claims 0", WORSE | {"experiment": "zo_figure"}, "experiment: zo_figure: expected one of fafed_figure1, "),
+        ("claims 0 experiment", "zo_figure2a", "experiment: expected the key than or worse_than, with a panel of it"),
+        ("claims 2 all_at_share", 0.1, "claims (entry 3): than and all_at_share: expected only one of them"),
+        (
+            "claims 3 all_at_share",
+            1.5,
+            "claims (entry 4).all_at_share: expected a number above 0 and at most 1, not 1.5",
+        ),
+        ("printed fit_length", "yes", "printed.fit_length: expected true or false"),
         ("claims 3 level", "yes", "claims (entry 4).level: expected true or false"),
         ("tune", {"grids": {"FAFED": GRID}}, "tune: the key panel is missing"),
         ("tune", {"panel": "low"}, "tune: the key grids is missing"),
