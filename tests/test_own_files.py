@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import forked
 from test_architecture import SOURCES, functions, tree
 
 from fedmpi.errors import UserError
@@ -63,9 +64,7 @@ def test_one_of_many_processes_makes_a_folder(tmp_path, is_there):
     for _ in range(4):
         if is_there:
             path.mkdir()
-        jobs = [context.Process(target=make_at_once, args=(path, gate, results)) for _ in range(8)]
-        for job in jobs:
-            job.start()
+        jobs = [forked(make_at_once, path, gate, results) for _ in range(8)]
         (winner,) = filter(None, [results.get(timeout=60) for _ in jobs])
         for job in jobs:
             job.join()

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from helpers import forked
 
 from fedmpi.errors import UserError
 from fedmpi.runs import lock
@@ -133,8 +134,7 @@ def test_an_owner_that_was_suspended_looks_again_before_it_writes(tmp_path):
 
 def test_a_forked_child_does_not_hold_it(tmp_path):
     first = RunLock(tmp_path)
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
-    child.start()
+    child = forked(time.sleep, 30)
     try:
         first._ends.set()
         first._close()  # as if the first had been killed: its file is closed, and nothing is written
@@ -170,9 +170,7 @@ def test_of_many_processes_that_take_a_dead_owners_lock_one_gets_it(tmp_path, fi
     (tmp_path / ".lock").write_text(json.dumps(dead))
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(5), context.Queue()
-    processes = [context.Process(target=_take, args=(tmp_path, barrier, results)) for _ in range(5)]
-    for process in processes:
-        process.start()
+    processes = [forked(_take, tmp_path, barrier, results) for _ in range(5)]
     found = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()

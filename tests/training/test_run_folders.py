@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from helpers import retrying
 from trees import image, plant, snapshot
 
 from fedmpi.checkpoints.files import remove_state, write_state
@@ -199,7 +200,7 @@ def test_runs_may_share_a_folder_for_their_clients_states(tmp_path, capsys):
 
 def job(words):
     """Train in a forked process; returns its number. Exit code 0: done, 2: refused."""
-    process = os.fork()
+    process = retrying(os.fork)
     if process:
         return process
     code = 1
