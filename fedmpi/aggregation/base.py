@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedmpi.comm.link import Link, RanksLost
+from fedmpi.comm.link import Link
 from fedmpi.settings import check
 
 
@@ -84,7 +84,7 @@ class Aggregation(Part):
     ...         def middle(slices):
     ...             return torch.stack(slices).quantile(0.5, dim=0)
     ...
-    ...         return self.reduce_slices(middle, out)
+    ...         self.reduce_slices(middle, out)
     >>> fedavg = fedmpi.algorithms.FedAvg(step_size=0.5)
     >>> def gradient(client, x, sample):
     ...     return x - (0.0, 1.0, 100.0)[client]
@@ -135,19 +135,18 @@ class Aggregation(Part):
             rows: [n] the current region, contiguous, without a weight; it may be overwritten, and contains
                 something else after the call.
         """
-        is_alone = len(self.clients) == 1 and not self.link.survives  # it works in the block, where the rows stay
-        self.kept[client] = rows if is_alone else rows.clone()
+        # Alone on its rank, a client works in the block, where the rows stay.
+        self.kept[client] = rows if len(self.clients) == 1 else rows.clone()
 
     @abc.abstractmethod
-    def average(self, out: torch.Tensor) -> dict[int, float]:
+    def average(self, out: torch.Tensor) -> None:
         """Put what becomes of the rows of all ranks into `out`, with the same bits on every rank. Collective.
+
+        If ranks are lost meanwhile, the link raises `RanksLost`; the federation then repeats the round from its start
+        without them.
 
         Args:
             out: [n] the current region; on a rank with one client it is the memory of the rows that were added.
-
-        Returns:
-            number -> weight of the clients that are in it: without those of ranks that were lost, see `repeat`. If
-            there are none, `out` is as it was before `add`.
         """
 
     def reorder_end(self, order: torch.Tensor) -> None:
@@ -158,9 +157,7 @@ class Aggregation(Part):
         """What this rank's clients have sent, in the order of their numbers."""
         return [self.kept[client] for client in sorted(self.kept)]
 
-    def reduce_slices(
-        self, reduce: Callable[[list[torch.Tensor]], torch.Tensor], out: torch.Tensor
-    ) -> dict[int, float]:
+    def reduce_slices(self, reduce: Callable[[list[torch.Tensor]], torch.Tensor], out: torch.Tensor) -> None:
         """Let every rank reduce one slice of what `add` has kept of all participants; for `average`.
 
         Where one client works alone (CE-LSGD draws one), its rows are taken as they are.
@@ -173,23 +170,4 @@ class Aggregation(Part):
         def of_several(slices: list[torch.Tensor]) -> torch.Tensor:
             return reduce(slices) if len(slices) > 1 else slices[0]
 
-        return self.repeat(lambda: self.link.exchange_slices(self.vectors(), of_several, out))
-
-    def repeat(self, action: Callable[[], Any]) -> dict[int, float]:
-        """Do a collective action, again whenever ranks are lost meanwhile, among the ranks that are left.
-
-        Returns:
-            number -> weight of the participants of these ranks; the action is not done if there are none.
-        """
-        while present := self.present():
-            try:
-                action()
-                break
-            except RanksLost:
-                continue
-        return present
-
-    def present(self) -> dict[int, float]:
-        """Number -> weight of the participants whose ranks are not lost."""
-        lost = self.link.lost_clients()
-        return {client: weight for client, weight in self.weights.items() if client not in lost}
+        self.link.exchange_slices(self.vectors(), of_several, out)

@@ -21,12 +21,10 @@ class Mean(Aggregation):
         levels = max(0, len(self.clients).bit_length() - 1)
         inner = torch.zeros(levels, layout.numel, dtype=layout.dtype, device=layout.device)
         self._sums = [*inner, self.block]
-        # A copy of the rank's sum, from which the sum over the ranks is repeated if a rank is lost meanwhile.
-        self._saved = None
 
     def begin(self, moment, weights):
         super().begin(moment, weights)
-        self._turns, self._is_saved = 0, False
+        self._turns = 0
 
     def add(self, client, rows):
         if (weight := self.weights[client]) != 1:
@@ -46,29 +44,7 @@ class Mean(Aggregation):
             torch.add(rows, self._sums[level - 1][region], out=self._sums[level][region])
 
     def average(self, out):
-        if not self.link.survives:
-            self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out)
-            return self.weights
-        outgoing = self.block[self.moment.region][: out.numel()]
-        if self._saved is None:
-            self._saved = torch.empty_like(self.block)
-        saved = self._saved[: outgoing.numel()]
-
-        def attempt():
-            if not self._is_saved:
-                # A rank without participants adds zeros, and may have the averages there.
-                saved.copy_(outgoing if self._turns == 0 else self._total()[: out.numel()])
-                self._is_saved = True
-            elif self._turns > 0:
-                outgoing.copy_(saved)
-            if self._turns == 0:
-                outgoing.zero_()
-            self.link.average(outgoing, sum(self.present().values()), out)
-
-        present = self.repeat(attempt)
-        if not present and self._is_saved and self._turns == 0:
-            outgoing.copy_(saved)
-        return present
+        self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out)
 
     def reorder_end(self, order):
         for total in self._sums:

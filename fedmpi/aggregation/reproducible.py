@@ -4,7 +4,6 @@ import dataclasses
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.comm.summation_order import Placement
@@ -34,14 +33,12 @@ class Reproducible(Aggregation):
         stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
         everything = super().allocate(self._placement.num_slots * stride)
         self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]
-        self._result = None  # of a sum that may have to be repeated, so that the partial sums stay
         return self._slots[0] if self._slots else everything
 
     def begin(self, moment, weights):
         super().begin(moment, weights)
-        self._participants = tuple(sorted(weights))
         if weights:
-            turns, self._partials = self._placement.plan(self._participants)
+            turns, self._partials = self._placement.plan(tuple(sorted(weights)))
             self._turns = turns[self.link.members[self.link.rank]]
 
     def add(self, client, rows):
@@ -56,22 +53,9 @@ class Reproducible(Aggregation):
             sums[a].add_(sums[b])
 
     def average(self, out):
-        vectors = [slot[self.moment.region][: out.numel()] for slot in self._slots]
-        link = self.link
-        if not link.survives:
-            link.combine(vectors, self._partials, sum(self.weights.values()), out)
-            return self.weights
-
-        def attempt():
-            present = self.present()
-            partials = self._placement.after_loss(self._participants, tuple(sorted(present)), link.members)
-            if self._result is None:
-                self._result = torch.empty_like(self.block)
-            total = self._result[: out.numel()]
-            link.combine(vectors, partials, sum(present.values()), total)
-            out.copy_(total)
-
-        return self.repeat(attempt)
+        vectors, link = [slot[self.moment.region][: out.numel()] for slot in self._slots], self.link
+        partials = self._partials.renumbered(link.members) if link.lost else self._partials
+        link.combine(vectors, partials, sum(self.weights.values()), out)
 
     def reorder_end(self, order):
         for slot in self._slots:

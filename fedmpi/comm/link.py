@@ -32,9 +32,13 @@ class Traffic:
         self.nbytes += nbytes
         self.largest = max(self.largest, nbytes)
 
+    def restore(self, numbers):
+        """Take other numbers: name -> number, as `dataclasses.asdict` gives them; {}: nothing so far."""
+        vars(self).update(dataclasses.asdict(Traffic()) | numbers)
+
 
 class RanksLost(Exception):
-    """Ranks were lost during a sum; raised on all that are left, which may repeat it (see `Link.survive`)."""
+    """Ranks were lost during a sum; raised on all that are left, which repeat the round (see `Link.survive`)."""
 
 
 class Link(abc.ABC):
@@ -49,9 +53,9 @@ class Link(abc.ABC):
         members: of the ranks that are left, the numbers with which they were started; lost: those of the others.
         lost_in: lost rank -> the phase in which it was lost.
         survives: whether `survive` was called. clients: the numbers of each started rank's clients, after `watch`.
-        phase: what the ranks do currently, as text, for the message about ranks that do not arrive.
+        phase: what the ranks do currently, see `enter`.
         progress: [local steps that this rank has made, those since its last average], for the message if it ends early.
-        how_to_resume: function without arguments -> how the user can resume the run, or "", for the same message.
+        how_to_resume: function without arguments, see `can_be_resumed`.
     """
 
     phase = "the preparation"
@@ -152,6 +156,17 @@ class Link(abc.ABC):
         Args:
             clients: the numbers of each rank's clients, for the message; () if they are not known yet.
         """
+
+    def enter(self, phase):
+        """Say what the ranks do from now on, as text, for the message about ranks that do not arrive. Not collective.
+
+        It is the only place that changes `phase`.
+        """
+        self.phase = phase
+
+    def can_be_resumed(self, how):
+        """Say how: a function without arguments -> how the user can resume the run, or "", for the same message."""
+        self.how_to_resume = how
 
     def survive(self):  # noqa: B027  one process is never left
         """From now on, the ranks that are left go on when others are lost.

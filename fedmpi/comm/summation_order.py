@@ -64,6 +64,11 @@ class Partials:
     steps: tuple
     root: int
 
+    def renumbered(self, members):
+        """The same where the ranks that are left, `members`, are numbered 0, 1, ...; no other one holds any."""
+        holders = {name: (members.index(rank), slot) for name, (rank, slot) in self.holders.items()}
+        return dataclasses.replace(self, holders=holders)
+
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
@@ -114,22 +119,6 @@ class Placement:
             if client not in consumed
         }
         return turns, Partials(holders, tuple(outer), min(participants))
-
-    def after_loss(self, participants, present, members):
-        """The `Partials` of the ranks that are left, when some are lost after the turns of an exchange.
-
-        Args:
-            participants: tuple of the clients for which the turns were planned; present: of those that are left.
-            members: the ranks that are left; they are 0, 1, ... in the result.
-        """
-        inner, _ = split(tree(participants), self._rank_of)
-        taken = {step for rank in members for step in inner.get(rank, ())}
-        holders = {
-            name: (members.index(rank), slot)
-            for name, (rank, slot) in self.plan(participants)[1].holders.items()
-            if rank in members
-        }
-        return Partials(holders, tuple(step for step in tree(present) if step not in taken), min(present))
 
 
 def _turns(clients, steps):

@@ -128,54 +128,62 @@ class RoundReport:
             raise Diverged(f"{when}: {what}; {_INITIAL_HINT if round_index < 0 else _HINT}")
 
 
-def exchange_reports(link, losses, num_gradients, request, most, rounds_done, flags=()):
-    """Exchange the `Losses` of all ranks in one message. Collective on the link.
+class Reports:
+    """The messages in which the ranks exchange their losses, or say that they do something else. Collective.
 
     Args:
-        losses: the `Losses` of this rank. num_gradients: evaluated by its clients since the last message.
-        request: a whole number, whose bits are this rank's requests, see `Federation`.
-        most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits however the
-            clients are spread over ranks. rounds_done: for the message of the error.
-        flags: whole numbers, see `SentBuffers.flags`; equally many on all ranks.
-
-    Returns:
-        a `RoundReport`.
-
-    Raises:
-        UserError: on every rank, if another one calls `announce` instead.
+        link: a `Link`. most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits
+            however the clients are spread over ranks. sent: the `SentBuffers`, whose flags are exchanged, too.
     """
-    of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
-    mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
-    everywhere = link.allgather([*mine, *flags, *of_clients]).tolist()
-    _check_same_call(everywhere, link.rank, rounds_done)
-    totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere)
-    of_clients = rest[len(flags) :]
-    joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]
-    found = [
-        (rank, int(client), int(row), total)
-        for rank, client, row, total in zip(link.members, bad_clients, bad_rows, totals)
-        if client >= 0
-    ]
-    bits = 0
-    for request in requests:
-        bits |= int(request)
-    mean = math.nan
-    if any(numbers) and not found:
-        mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
-    return RoundReport(mean, int(sum(gradients)), bits, found, joined)
 
+    def __init__(self, link, most, sent):
+        self._link, self._most, self._sent = link, most, sent
 
-def announce(what, link, most, rounds_done, flags=(), error=None):
-    """Say to the other ranks that this one has ENDED, PAUSED or FAILED; instead of `exchange_reports`. Collective.
+    def exchange(self, losses, num_gradients, request, rounds_done):
+        """Exchange the `Losses` of all ranks in one message.
 
-    Args:
-        error: a UserError that ends the job on all ranks, if this one has FAILED.
+        Args:
+            losses: the `Losses` of this rank. num_gradients: evaluated by its clients since the last message.
+            request: a whole number, whose bits are this rank's requests, see `Federation.begin_round`.
+            rounds_done: for the message of the error.
 
-    Raises:
-        UserError: on every rank, if another one does not say the same.
-    """
-    everywhere = link.allgather([0.0, 0, what, 0, 0, -1, *flags, *[0.0] * most]).tolist()
-    _check_same_call(everywhere, link.rank, rounds_done, error)
+        Returns:
+            a `RoundReport`.
+
+        Raises:
+            UserError: on every rank, if another one calls `announce` instead.
+        """
+        link, most, flags = self._link, self._most, self._sent.flags()
+        of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
+        mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
+        everywhere = link.allgather([*mine, *flags, *of_clients]).tolist()
+        _check_same_call(everywhere, link.rank, rounds_done)
+        totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere)
+        of_clients = rest[len(flags) :]
+        joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]
+        found = [
+            (rank, int(client), int(row), total)
+            for rank, client, row, total in zip(link.members, bad_clients, bad_rows, totals)
+            if client >= 0
+        ]
+        bits = functools.reduce(operator.or_, map(int, requests))
+        mean = math.nan
+        if any(numbers) and not found:
+            mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
+        return RoundReport(mean, int(sum(gradients)), bits, found, joined)
+
+    def announce(self, what, rounds_done, error=None):
+        """Say to the other ranks that this one has ENDED, PAUSED or FAILED; instead of `exchange`.
+
+        Args:
+            error: a UserError that ends the job on all ranks, if this one has FAILED.
+
+        Raises:
+            AgreedUserError: with the text of the error on the lowest rank that has one.
+            UserError: on every rank, if another one does not say the same.
+        """
+        numbers = [0.0, 0, what, 0, 0, -1, *self._sent.flags(), *[0.0] * self._most]
+        _check_same_call(self._link.allgather(numbers).tolist(), self._link.rank, rounds_done, error)
 
 
 def _check_same_call(everywhere, rank, rounds_done, error=None):

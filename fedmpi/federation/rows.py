@@ -165,25 +165,16 @@ class RowStore:
     def average(self):
         """Put the averages over the participants of all ranks into `block`. Collective on the link.
 
-        Returns:
-            number -> weight of the clients that are in them, see `Aggregation.average`.
+        Buffers of a wider type are averaged by themselves, always by their mean.
         """
-        present = self.aggregation.average(self.block[self._region_sent()])
-        if present and self.sent.parts and self._has_buffers:
-            self._average_wide(self.wide[: self.sent.sent_sizes[1]])
-            self.sent.unpack((self._behind_rows(self.block), self.wide), self.buffers)
-        return present
-
-    def _average_wide(self, wide):
-        """Buffers of a wider type are averaged by themselves, always by their mean."""
-        mine, aggregation = wide.clone(), self.aggregation
-
-        def attempt():
-            wide.copy_(mine)
-            aggregation.link.average(wide, sum(aggregation.present().values()), wide)
-
+        aggregation = self.aggregation
+        aggregation.average(self.block[self._region_sent()])
+        if not self.sent.parts or not self._has_buffers:
+            return
+        wide = self.wide[: self.sent.sent_sizes[1]]
         if wide.numel():
-            aggregation.repeat(attempt)
+            aggregation.link.average(wide, sum(aggregation.weights.values()), wide)
+        self.sent.unpack((self._behind_rows(self.block), self.wide), self.buffers)
 
     def keep_start(self):
         """From now on, keep the rows that a round begins with; see `start_rows`."""

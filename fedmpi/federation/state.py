@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import torch
+
 from fedmpi.federation.variables import Iterate
 
 
@@ -35,8 +37,7 @@ def state_of(federation):
 def restore_state(federation, state):
     """Let a federation go on from a state that `state_of` returned; tensors are copied.
 
-    Returns:
-        list of the `Client`s of this rank that the state does not contain.
+    A client without a state begins like one that was absent in all rounds so far.
 
     Raises:
         KeyError: if something is missing.
@@ -46,9 +47,7 @@ def restore_state(federation, state):
     federation.present = {int(client) for client in own["present"]}
     for part in federation.seconds:
         federation.seconds[part] = float(own[f"seconds/{part}"])
-    traffic = federation.link.traffic
-    for field in dataclasses.fields(traffic):
-        setattr(traffic, field.name, int(own[f"traffic/{field.name}"]))
+    federation.link.traffic.restore({name: int(number) for name, number in _under("traffic/", own).items()})
     if "selected/x" in own:
         device = federation.server.x.device  # that of the state may be another one
         x, buffers = (own[f"selected/{name}"].to(device, copy=True) for name in ("x", "buffers"))
@@ -59,7 +58,6 @@ def restore_state(federation, state):
     sent.agree_on(federation.store.buffers, map(int, own.get("sent_buffers", range(len(sent.parts)))))
     for name, part in _parts(federation).items():
         part.restore(_under(f"{name}/", own))
-    missing = []
     for client in federation.clients:
         own_state = _under(f"clients/{client.index}/", state)
         for name, part in _parts(federation).items():
@@ -67,8 +65,31 @@ def restore_state(federation, state):
         if own_state:
             client.restore(own_state)
         else:
-            missing.append(client)
-    return missing
+            _begin_anew(federation, client)
+
+
+def kept_state(federation):
+    """A copy of the state to which `go_back` returns; {} if a lost rank ends the job anyway."""
+    if not federation.link.survives:
+        return {}
+    state = state_of(federation)
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+
+
+def go_back(federation, kept):
+    """Return to a kept state, but for what has been spent since: time, messages, gradients."""
+    spent = ("federation/seconds/", "federation/traffic/", "federation/num_gradients")
+    federation.restore(kept | {name: v for name, v in state_of(federation).items() if name.startswith(spent)})
+    for client in federation.clients:
+        client.oracle.take_losses()
+        client.oracle.expect(0)  # samples that were made ahead are those of later steps
+
+
+def _begin_anew(federation, client):
+    federation.store.begin_exchange((), first_in_round=True)
+    federation.store.begin_turn(federation.clients.index(client))
+    federation.show_round(federation.plan.start())
+    federation.algorithm.client_start(client, federation.server_seen_by_clients)
 
 
 def _parts(federation):

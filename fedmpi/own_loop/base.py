@@ -1,6 +1,5 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
-import copy
 import dataclasses
 import math
 import zlib
@@ -12,8 +11,8 @@ import torch
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
-from fedmpi.comm.link import Traffic
 from fedmpi.errors import UserError
+from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
@@ -28,7 +27,7 @@ from fedmpi.text import Log
 log = Log(__name__)
 
 Batch = TypeVar("Batch")
-DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.request`
+DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.begin_round`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +83,8 @@ class OwnLoop:
         self.federation = agree(link, lambda: Federation(algorithm, link, oracles, plan, variables, sending))
         self._client = self.federation.clients[0]
         self._digest: tuple[Any, int] | None = None  # (step size, its bits in `_step_size_bits`)
-        self.federation.request = self._step_size_bits
         self.federation.private.give(self._client, *own)
-        link.traffic = Traffic()
+        link.traffic.restore({})
         flat.point_at(self._current(), self._client.buffers)
         # Of the current round: whether it has begun, its local steps so far, the other exchanges, the losses of all.
         self._in_round, self._done = False, 0
@@ -126,7 +124,7 @@ class OwnLoop:
                 one rank, if a pass has fewer batches than the loader's length says.
         """
         self._check_open()
-        self.federation.pause()
+        self._announce(PAUSED)
         length = agree(self._link, lambda: _length(loader))
         number = int(self._link.allgather([length]).max())
         while number > 0:
@@ -179,7 +177,7 @@ class OwnLoop:
         """[ranks, n] the [n] numbers of all ranks, also after `finish`."""
         link, watch = self._link, self._link.roll_call
         if self._accounts is None:
-            self.federation.pause()
+            self._announce(PAUSED)
         else:
             link = open_link(link.comm, watch.limit if watch else TIMEOUT)
         try:
@@ -197,7 +195,7 @@ class OwnLoop:
         if self._in_round:
             self._advance(ends=True)
         self._keep_private()
-        self.federation.end()
+        self._announce(ENDED)
         self._accounts = self.accounts()
         flat, own, x = self._flat, self._own_names, self._current()
         flat.point_at(x.clone(), self._client.buffers.clone())
@@ -286,8 +284,8 @@ class OwnLoop:
         """
         self._check_open()
         flat, store, x = self._flat, self.federation.store, self.federation.server.x
-        private, traffic = self.federation.private, copy.copy(self._link.traffic)
-        self.federation.pause()
+        private, traffic = self.federation.private, dataclasses.asdict(self._link.traffic)
+        self._announce(PAUSED)
         agree(self._link, lambda: self._check_state(state))
         self._adopt()
         self._keep_private()
@@ -298,7 +296,7 @@ class OwnLoop:
                     value.copy_(state[name])
             for tensor in (x, store.buffers, *flat.counters, *frozen):
                 _take_rank_0s(self._link, tensor)
-        self._link.traffic = traffic
+        self._link.traffic.restore(traffic)
         store.sent.agree_on(store.buffers)
         for names, rows in ((store.server_rows(), store.server_rows()), (self._client.own, self._client.rows)):
             for name in names:
@@ -327,7 +325,7 @@ class OwnLoop:
                 self._flat.check()
             self._flat.adopt()
         except UserError as error:
-            self.federation.refuse(error)
+            self._announce(FAILED, error)
 
     def _start(self) -> None:
         """The initial estimates; private values are in the rows before and after it."""
@@ -367,7 +365,7 @@ class OwnLoop:
         if not first_step:
             self._keep_private()
         federation = self.federation
-        due = list(enumerate(federation.begin_round()))
+        due = list(enumerate(federation.begin_round(self._step_size_bits)))
         steps = next((number for number, exchange in due if exchange.work is None), None)
         if steps is None:
             raise UserError("this algorithm makes no local steps of the loop: use it with fedmpi.train")
@@ -381,7 +379,7 @@ class OwnLoop:
     def _end_round(self) -> None:
         """The average after the local steps, and what follows it."""
         federation, (_, steps), *later = self.federation, *self._later
-        self._losses.append((steps, federation.end_exchange()[0]))
+        self._losses.append((steps, federation.end_exchange()))
         self._losses += [(exchange, federation.run_exchange(exchange, number)) for number, exchange in later]
         self.round_loss = federation.end_round(self._losses)
         self._in_round, self._done, self.averaged = False, 0, True
@@ -392,6 +390,9 @@ class OwnLoop:
                 f"at the average after round {federation.round_index} the ranks had different step sizes: "
                 "expected the same schedule on all ranks"
             )
+
+    def _announce(self, what: int, error: UserError | None = None) -> None:
+        self.federation.reports.announce(what, self.federation.round_index, error)
 
     def _current(self) -> torch.Tensor:
         """[dim] the model that this rank has now."""

@@ -86,11 +86,10 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
             records = Records(job, folder, recorder)
             check = (lambda: check_replicas(job.federation)) if config.run.check_replicas else (lambda: None)
             checkpoints = Checkpoints(job, folder, identity, records.recorder, check)
-            link.how_to_resume = lambda: (
-                f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
+            link.can_be_resumed(
+                lambda: f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
             )
-            job.federation.request = lambda: signals.bits | checkpoints.request()
-            return _run(job, recorder, records, checkpoints, callbacks, began)
+            return _run(job, recorder, records, checkpoints, callbacks, began, signals)
         finally:
             if recorder is not None:
                 recorder.close()
@@ -172,7 +171,7 @@ class _Progress:
         self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
 
 
-def _run(job, recorder, records, checkpoints, callbacks, began):
+def _run(job, recorder, records, checkpoints, callbacks, began, signals):
     """The whole run, from its start or a checkpoint to its `Trained`. Collective."""
     run, link = job.config.run, job.link
     progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks))
@@ -193,7 +192,7 @@ def _run(job, recorder, records, checkpoints, callbacks, began):
     evaluation = Evaluation(job)
     progress.start_seconds = time.perf_counter() - began
     try:
-        _run_rounds(job, records, checkpoints, progress, rule, evaluation)
+        _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals)
         return _finish(job, records, checkpoints, progress, rule, evaluation)
     except Diverged as error:
         checkpoints.finish()
@@ -253,7 +252,7 @@ def _warn_of_choice(job):
         log.warning(f"{what} by {job.task.goal[0]} on the test set, {hint}")
 
 
-def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
+def _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals):
     """The start, unless the run was resumed, and all rounds that are left."""
     federation, run, link = job.federation, job.config.run, job.link
     every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
@@ -262,7 +261,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
     is_last = federation.round_index >= job.num_rounds
     while not is_last:
         job.task.begin_round(federation.round_index)
-        loss = federation.run_round()
+        loss = federation.run_round(lambda: signals.bits | checkpoints.request())
         number, evaluated = federation.round_index, {}
         if run.check_replicas and number % run.check_replicas == 0:
             check_replicas(federation)
@@ -276,7 +275,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
             evaluated = _evaluate(job, progress, evaluation, whole=True)
             record = _record(job, loss, progress)
         records.round(record, evaluated)
-        link.phase = f"the checkpoint after round {number}"
+        link.enter(f"the checkpoint after round {number}")
         checkpoints.after_round(progress.state)
         signal = stopping_signal(federation.requests)
         if signal and not is_last:
@@ -286,7 +285,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation):
 def _evaluate(job, progress, evaluation, whole):
     """Metrics of the current averaged model, which `progress` remembers. Collective."""
     federation = job.federation
-    job.link.phase = f"the evaluation after round {federation.round_index}"
+    job.link.enter(f"the evaluation after round {federation.round_index}")
     with progress.evaluating():
         metrics = evaluation(federation.server.x, federation.store.buffers, federation.round_index, whole)
     progress.metrics = metrics
@@ -327,7 +326,8 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     federation, metrics = job.federation, progress.metrics
     if job.config.run.check_replicas:
         check_replicas(federation)
-    selected, job.link.phase = federation.selected, "the end"
+    selected = federation.selected
+    job.link.enter("the end")
     if selected is not None and selected.round != federation.round_index:
         metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
     problem = None

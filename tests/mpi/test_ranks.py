@@ -11,7 +11,8 @@ from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fedmpi.comm.rollcall import RollCall
 from fedmpi.errors import Diverged
-from fedmpi.federation.losses import Losses, exchange_reports
+from fedmpi.federation.buffers import SentBuffers
+from fedmpi.federation.losses import Losses, Reports
 from fedmpi.federation.participation import Plan, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
@@ -52,7 +53,8 @@ def test_what_ranks_report_after_a_round_counts_all_of_them(link, most):
     losses, ranks = Losses(), range(link.size)
     losses.total, losses.number, losses.totals = (link.rank + 0.5) * (link.rank + 1), link.rank + 1, []
     losses.totals = [losses.total / 4, losses.total * 3 / 4]
-    report = exchange_reports(link, losses, link.rank + 5, 1 << link.rank, most, 3)
+    reports = Reports(link, most, SentBuffers(torch.empty(0)))
+    report = reports.exchange(losses, link.rank + 5, 1 << link.rank, 3)
     assert report.mean == pytest.approx(sum((r + 0.5) * (r + 1) for r in ranks) / sum(r + 1 for r in ranks))
     assert report.num_gradients == sum(r + 5 for r in ranks)
     assert report.requests == 2**link.size - 1 and report.bad == []

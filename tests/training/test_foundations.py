@@ -6,10 +6,8 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi.aggregation.base import Layout, Moment
-from fedmpi.aggregation.mean import Mean
 from fedmpi.algorithms import FedAvg
-from fedmpi.comm.link import RanksLost, SoloLink
+from fedmpi.comm.link import SoloLink
 from fedmpi.federation import Plan, Variables
 from fedmpi.oracles import FunctionOracle
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping
@@ -107,31 +105,3 @@ def test_the_result_is_the_model_after_the_round_that_was_drawn():
         assert torch.equal(chosen.x, after[chosen.round])
         drawn.add(chosen.round)
     assert drawn == {1, 2, 3}
-
-
-class Losing(SoloLink):
-    """A link that loses a rank in the middle of its first sum, which by then has changed what is summed."""
-
-    fails = survives = True
-
-    def lost_clients(self):
-        return frozenset() if self.fails else frozenset({1})
-
-    def average(self, values, weight, out):
-        if self.fails:
-            self.fails = False
-            values.fill_(12345.0)
-            raise RanksLost
-        super().average(values, weight, out)
-
-
-def test_survivors_make_a_sum_again_from_what_their_clients_sent():
-    aggregation = Mean()
-    layout = Layout(("x",), 2, 2, torch.float64, torch.device("cpu"))
-    aggregation.open(Losing(), layout, [0])
-    aggregation.begin(Moment(0, 0, ("x",), slice(0, 2)), {0: 3.0, 1: 1.0})
-    aggregation.block.copy_(torch.tensor([1.0, 2.0], dtype=torch.float64))  # a rank's only client works there
-    aggregation.add(0, aggregation.block)
-    out = torch.zeros(2, dtype=torch.float64)
-    assert aggregation.average(out) == {0: 3.0}
-    assert out.tolist() == [1.0, 2.0]

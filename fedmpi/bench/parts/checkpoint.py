@@ -45,12 +45,13 @@ def measure(bench):
 
 def _measure_rounds(bench, workload, rounds, checkpoints):
     """Some rounds, the same with a checkpoint written while they go on, and with one written at once."""
-    federation = rounds.federation
-    federation.request = checkpoints.request
     alone = bench.time_cases([Case("round", rounds.run)], bench.seconds / 4)["round"]
 
+    def one():
+        rounds.federation.run_round(checkpoints.request)
+
     def at_once():
-        rounds.run()
+        one()
         checkpoints.write_now(dict)
 
     written = bench.time_cases([Case("written", at_once)], bench.seconds / 4)["written"].median - alone.median
@@ -59,7 +60,7 @@ def _measure_rounds(bench, workload, rounds, checkpoints):
     def beside():
         checkpoints.begin(dict)
         for _ in range(number):
-            rounds.run()
+            one()
             checkpoints.after_round(dict)
         checkpoints.finish()
 

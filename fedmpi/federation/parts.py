@@ -1,0 +1,70 @@
+"""What a rank's part of a federation is made of, and how it is put together."""
+
+import dataclasses
+
+from fedmpi.aggregation.base import Aggregation, Layout
+from fedmpi.aggregation.sending import Sending
+from fedmpi.federation.buffers import SentBuffers
+from fedmpi.federation.client import Client, Server
+from fedmpi.federation.private import PrivateParts
+from fedmpi.federation.rows import RowStore, check_rows
+from fedmpi.oracles.flat_module import BufferPart
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of a `Federation`; its attributes of the same names.
+
+    Attributes:
+        server_seen_by_clients: the `Server` without the exchanged rows, which belong to the clients while they work.
+    """
+
+    aggregation: Aggregation
+    stages: dict
+    store: RowStore
+    server: Server
+    server_seen_by_clients: Server
+    clients: list
+    private: PrivateParts
+
+
+def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=False):
+    """The `Parts` of this rank. Collective on the link; the arguments are those of `Federation`.
+
+    Raises:
+        UserError: if the algorithm names its rows in a wrong way, see `check_rows`.
+    """
+    check_rows(algorithm)
+    sending, x = sending or Sending(), variables.x
+    sent = _sent_buffers(variables, in_order=not sending.aggregation.leaves_out_constants)
+    segments = variables.segments or [slice(0, x.numel())]
+    numel = len(algorithm.exchanged) * x.numel() + sent.sizes[0]
+    parameters = (tuple(segments), tuple(variables.names), tuple(variables.shapes))
+    layout = Layout(algorithm.exchanged, x.numel(), numel, x.dtype, x.device, *parameters)
+    aggregation, stages = sending.opened(link, layout, oracles)
+    store = RowStore(
+        algorithm, x.numel(), sent, len(oracles), x.dtype, x.device, poison=poison, aggregation=aggregation
+    )
+    own, of_problem = store.server_rows(), (plan.num_clients, segments, x.numel(), variables.ascent)
+    server = Server({**store.averaged_rows(), **own}, *of_problem)
+    clients = []
+    for position, (index, make_oracle) in enumerate(oracles.items()):
+        client = Client(index, store.client_rows(position), algorithm.client_rows, store.work_buffers)
+        for name, stage in stages.items():
+            client.kept |= {f"{name}.{kept}": store.new_rows() for kept in stage.kept_rows}
+        client.oracle = make_oracle(client)
+        clients.append(client)
+    server.x.copy_(x)
+    if any(stage.needs_start for stage in stages.values()):
+        store.keep_start()
+    private = PrivateParts(store, variables, clients)
+    return Parts(aggregation, stages, store, server, Server(own, *of_problem), clients, private)
+
+
+def _sent_buffers(variables, in_order):
+    """The `SentBuffers` of some `Variables`."""
+    x, buffers = variables.x, variables.buffers
+    buffers = x.new_empty(0) if buffers is None else buffers
+    whole = [BufferPart("the float buffers", 0, buffers.numel(), x.dtype)] if buffers.numel() else []
+    parts = whole if variables.buffer_parts is None else variables.buffer_parts
+    return SentBuffers(buffers.to(x), parts, in_order=in_order)
