@@ -65,7 +65,7 @@ class Part(abc.ABC):  # noqa: B024  its subclasses have abstract methods
         """Take what `client_state` gave; {} for a client whose state is lost."""
 
     def facts(self) -> dict[str, float]:
-        """What the user should know, name -> number, for the closing table (epsilon, ...)."""
+        """What the user should know, name -> number, for the records and the closing table (epsilon, ...)."""
         return {}
 
 

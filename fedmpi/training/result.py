@@ -216,17 +216,16 @@ def closing_table(job, record, metrics, result, facts):
             ("total", f"{seconds:.2f} s"),
             ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
             *facts.items(),
-            *_facts_of_sums(job.federation),
+            *((name.replace("_", " "), f"{number:.6g}") for name, number in facts_of_sums(job.federation).items()),
             ("result", result),
         ]
     )
 
 
-def _facts_of_sums(federation):
-    """(name, text) of what the aggregation and the stages say about themselves."""
-    for part, one in {"aggregation": federation.aggregation, **federation.stages}.items():
-        for name, number in one.facts().items():
-            yield f"{part} {name.replace('_', ' ')}", f"{number:.6g}"
+def facts_of_sums(federation):
+    """What the aggregation and the stages say about themselves: "aggregation_epsilon" or "STAGE_epsilon" -> number."""
+    parts = {"aggregation": federation.aggregation, **federation.stages}
+    return {f"{part}_{name}": float(number) for part, one in parts.items() for name, number in one.facts().items()}
 
 
 def _client_lines(job, metrics):

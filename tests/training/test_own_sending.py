@@ -1,5 +1,7 @@
 """A user's own aggregation and stage: by name from the command line and a file, resumed, and in own loops."""
 
+import json
+
 import pytest
 import torch
 import yaml
@@ -23,6 +25,8 @@ def test_runs_go_on_with_the_same_bits_on_other_ranks(tmp_path):
     whole = train(3, tmp_path, *words, "--rounds", 4, "--name", "whole")
     assert whole.returncode == 0, whole.stderr
     assert "aggregation left out" in whole.stdout
+    records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert all(record["aggregation_left_out"] > 0 for record in records)
     settings = yaml.safe_load((tmp_path / "whole" / "settings.yaml").read_text())
     assert {key: settings[key] for key in CHOSEN} == CHOSEN
     part = train(3, tmp_path, *words, "--rounds", 2, "--name", "part", "--checkpoint-every", 2)
