@@ -74,7 +74,9 @@ def pytest_collection_modifyitems(config, items):
 def _runs_now(item, changed, named):
     mark = item.get_closest_marker("rarely")
     own = str(item.path.relative_to(ROOT))
-    return mark is None or str(item.path) in named or has_changed([*mark.args, own], changed)
+    if mark is None or item.get_closest_marker("always") or str(item.path) in named:
+        return True
+    return has_changed([*mark.args, own, "tests/helpers.py", "tests/programs"], changed)
 
 
 SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/membership", "fedmpi/program", "fedmpi/aggregation")

@@ -2,7 +2,8 @@
 
 ``@pytest.mark.rarely("fedmpi/comm", "launch")`` is for a test that takes long and fails only if files in these places
 change. It runs with ``--all``, if its file is named on the command line, and if a place, or the test's own file,
-differs from the state in `GREEN`: the last one on which ``./launch/test.sh --all`` passed.
+differs from the state in `GREEN`: the last one on which ``./launch/test.sh --all`` passed. A file may be marked as a
+whole, with ``@pytest.mark.always`` at those of its tests that run all the same: one of each kind of start and end.
 """
 
 import pathlib
@@ -10,6 +11,20 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GREEN = ROOT / "tests" / "all_passed"  # a commit
+# What every training goes through.
+LOOP = (
+    "setup.py",
+    *[
+        f"fedmpi/{room}"
+        for room in ("aggregation", "algorithms", "comm", "federation", "machine", "membership", "models")
+    ],
+    *[f"fedmpi/{room}" for room in ("oracles", "errors.py", "settings.py", "streams.py", "registry.py", "text.py")],
+)
+PROGRAM = (
+    *LOOP,
+    *[f"fedmpi/{room}" for room in ("checkpoints", "config", "data", "program", "runs", "tasks", "training")],
+    *[f"fedmpi/{file}.py" for file in ("train", "own_files", "run_files")],
+)
 
 
 def changed_since_green():

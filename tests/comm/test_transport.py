@@ -7,6 +7,9 @@ import h5py
 import numpy as np
 import pytest
 from helpers import start, train
+from rarely import PROGRAM
+
+pytestmark = pytest.mark.rarely(*PROGRAM)
 
 SHARED = pathlib.Path("/dev/shm")
 # Nodes with unequal numbers of ranks are among them: some of their ranks sum no slice.
@@ -47,6 +50,7 @@ def test_sums_agree_if_only_some_nodes_are_oversubscribed(ranks, colours):
     assert done.stdout.splitlines()[-1] == "done"
 
 
+@pytest.mark.always
 def test_sums_of_two_ranks_agree(any_mpi):
     sums_agree(2, "real", mpi=any_mpi)
 
@@ -111,6 +115,7 @@ def test_small_blocks_take_allreduce(tmp_path):
     assert said(done, "communication").endswith(", Allreduce")
 
 
+@pytest.mark.always
 def test_one_rank_sums_nothing(tmp_path):
     done = train(1, tmp_path, "--rounds", 2, "--clients", 2, "--transport", "shared")
     assert said(done, "communication").endswith(", nothing to sum")
@@ -134,6 +139,7 @@ def test_no_room_for_the_window_that_the_user_named(tmp_path, ranks):
     assert line.endswith("use --transport auto")
 
 
+@pytest.mark.always
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no /dev/shm here")
 @pytest.mark.parametrize("end", ["in_order", "abort"])
 def test_nothing_is_left_in_shared_memory(tmp_path, end):

@@ -2,6 +2,9 @@
 
 import pytest
 from helpers import PROGRAMS, start
+from rarely import LOOP
+
+pytestmark = pytest.mark.rarely(*LOOP, "fedmpi/own_loop")
 
 # See the functions of tests/programs/own_changes.py.
 CHECKS = (
@@ -32,6 +35,7 @@ def test_with_another_mpi(any_mpi):
     assert ended.stdout.splitlines() == ["constants: ok", "changes: ok"], ended.stderr
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("api", ["average", "join"])
 def test_another_parameter_ends_the_job_with_one_line_and_code_2(api):
     ended = start(2, PROGRAMS / "own_changes.py", api, "exit", timeout=60)

@@ -6,7 +6,10 @@ import uuid
 
 import pytest
 from helpers import PROGRAMS, start, wait_for
+from rarely import LOOP
 from test_time_limits import processes_with
+
+pytestmark = pytest.mark.rarely(*LOOP, "fedmpi/own_loop")
 
 LIMIT = 90  # seconds of one job, which needs 5 to 20 on a machine of its own
 CHECKS = ("any", "mean", "one_pass", "short", "calls", "distributed")
@@ -62,6 +65,7 @@ def test_ranks_that_end_together_keep_their_exit_code(how, code):
     assert lines == ["fedmpi: the program ended without fed.finish(): the last 3 steps were not averaged"]
 
 
+@pytest.mark.always
 def test_one_rank_does_not_wait():
     began = time.monotonic()
     ended, lines = run("all_exit3", 1)
@@ -74,6 +78,7 @@ def agreed(tmp_path_factory):
     return start(2, PROGRAMS / "loops_agree.py", *CHECKS, folder / "store", timeout=LIMIT)
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("check", CHECKS)
 def test_what_loops_agree_on(agreed, check):
     """See the functions of tests/programs/loops_agree.py."""

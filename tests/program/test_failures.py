@@ -10,8 +10,11 @@ import time
 
 import pytest
 from helpers import ROOT, disk_of, execute, ranks_of, running, train, wait_for
+from rarely import PROGRAM
 
 from fedmpi.runs.model_files import read_state
+
+pytestmark = pytest.mark.rarely(*PROGRAM)
 
 SHORT = ("--rounds", 50, "--model", "faulty.Faulty")
 
@@ -45,6 +48,7 @@ def test_an_error_of_one_rank_before_training_names_the_rank(tmp_path):
     assert "fedmpi: error: model ReLU has no trainable parameter" in ended.stderr
 
 
+@pytest.mark.always
 def test_a_killed_rank_ends_the_job(tmp_path, any_mpi):
     began = time.monotonic()
     ended = train(3, tmp_path, *SHORT, "--model.kind", "kill", mpi=any_mpi)
@@ -85,6 +89,7 @@ def test_ctrl_c_while_a_program_is_loaded_is_one_line_for_the_job(tmp_path, rank
     assert ended.stderr == ("" if int(rank) else "fedmpi: interrupted during the start\n")
 
 
+@pytest.mark.always
 def test_traceback_shows_where(tmp_path):
     ended = train(2, tmp_path, *SHORT, "--traceback")
     assert "the silo is on fire" in ended.stderr
@@ -96,6 +101,7 @@ def test_rank_and_client_differ_where_a_rank_has_several(tmp_path):
     assert "the loss of client 2 on rank 1 is nan" in ended.stderr
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

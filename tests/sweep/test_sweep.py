@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from helpers import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
+from rarely import PROGRAM
 from test_report import make_run
 from torch.nn import functional
 
@@ -30,6 +31,8 @@ from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
+
+pytestmark = pytest.mark.rarely(*PROGRAM, "fedmpi/sweep", "slurm", "launch")
 
 TINY = ("--rounds", 6, "--local-steps", 2, "--clients", 2, "--algorithm", "fedavg", "--threads", 1)
 GRID = ("--grid", "algorithm.step_size=0.001,0.1", "--grid", "seed=0,1")
@@ -108,6 +111,7 @@ def last(folder):
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
+@pytest.mark.always
 def test_the_best_is_that_of_the_held_out_data(swept):
     out, printed = swept
     values = [last(out / f"step_size=0.1,seed={seed}")["holdout_accuracy"] for seed in (0, 1)]
@@ -130,6 +134,7 @@ def test_the_best_settings_train_on_all_data(swept, tmp_path):
     assert "holdout" not in ended.stdout
 
 
+@pytest.mark.always
 def test_again_it_makes_only_what_is_not_there(swept):
     out, _ = swept
     broken = out / "step_size=0.001,seed=1"
@@ -331,6 +336,7 @@ def test_plans_in_the_form_of_a_settings_file(tmp_path):
     ]
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -18,6 +18,7 @@ import pytest
 import torch
 from dies import check_checkpoints, outcome
 from helpers import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
+from rarely import PROGRAM
 from safetensors import safe_open
 
 import fedmpi.algorithms
@@ -45,6 +46,8 @@ from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
 from fedmpi.training.signals import StopSignals, stopping_signal
+
+pytestmark = pytest.mark.rarely(*PROGRAM)
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
 TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"
@@ -94,6 +97,7 @@ def check_resumes(monkeypatch, out, settings):
     assert outcome(out / "parts") == outcome(out / "whole")
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("name", known(fedmpi.algorithms, Algorithm))
 def test_every_algorithm_resumes_to_the_same_bits(tmp_path, monkeypatch, name):
     task = "saddle_quadratic" if name in ("coda", "codasca") else "classification"
@@ -164,6 +168,7 @@ def longer(tmp_path_factory):
     return outcome(go(tmp_path_factory.mktemp("longer"), f"{TOY} --rounds 8 --eval-every 1"))
 
 
+@pytest.mark.always
 def test_what_a_checkpoint_consists_of(toy):
     assert find_checkpoints(toy) == [6, 4]
     folder = toy / "checkpoints" / "000006"
@@ -182,6 +187,7 @@ def test_what_a_checkpoint_consists_of(toy):
     assert not [name for name in names if name.startswith("clients/")]  # private rows stay with their client
 
 
+@pytest.mark.always
 def test_a_finished_run_is_complete_and_takes_more_rounds(run, longer, capsys):
     before = (run / "metrics.jsonl").read_bytes()
     go(None, f"--resume {run}")
@@ -363,6 +369,7 @@ def test_resume_auto_begins_goes_on_and_ends(tmp_path, monkeypatch, capsys, long
     assert sorted(path.name for path in tmp_path.iterdir()) == ["it", "it.old-1"]
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     "name", ["server.safetensors", "client-0000.safetensors", "client-0001.safetensors", "manifest.json"]
 )
@@ -653,6 +660,7 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch):
 LONG = ("--clients", 4, "--local-steps", 3, "--rounds", 60, "--eval-every", 20, "--transport", "shared", "--threads", 1)
 
 
+@pytest.mark.always
 def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     """kill -9 of a rank at three times, going on with 2, 4, 1 and 2 ranks: the bits of an unbroken run."""
     words = ("-m", "fedmpi.train", *LONG, "--model", "slow.Slow", "--out", tmp_path, "--checkpoint-every", 1)

@@ -9,12 +9,15 @@ import pytest
 import torch
 import yaml
 from helpers import PROGRAMS, start, train
+from rarely import PROGRAM
 from safetensors.torch import load_file
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm
 from fedmpi.models.mlp import MLP
 from fedmpi.registry import known
+
+pytestmark = pytest.mark.rarely(*PROGRAM)
 
 SHORT = ("--rounds", 20, "--local-steps", 5, "--clients", 4)
 
@@ -33,6 +36,7 @@ def finished(tmp_path_factory):
     return ended.stdout, out / "it"
 
 
+@pytest.mark.always
 def test_output_ends_in_a_table(finished):
     output, folder = finished
     assert "round 5/20: train_loss" in output
@@ -41,6 +45,7 @@ def test_output_ends_in_a_table(finished):
     assert str(folder) in output
 
 
+@pytest.mark.always
 def test_metrics_have_a_line_a_round(finished):
     lines = [json.loads(line) for line in (finished[1] / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(1, 21))
@@ -52,6 +57,7 @@ def test_metrics_have_a_line_a_round(finished):
     assert [line["bytes"] for line in lines[:2]] == [(2 + 3) * dim * 4, (2 + 3 + 3) * dim * 4]
 
 
+@pytest.mark.always
 def test_the_model_loads_into_plain_pytorch(finished):
     plain = MLP((1, 8, 8), 10)
     plain.load_state_dict(load_file(finished[1] / "model.safetensors"))
@@ -62,6 +68,7 @@ def test_the_model_loads_into_plain_pytorch(finished):
     np.testing.assert_array_equal(flat.numpy(), rows(finished[1])["x"])
 
 
+@pytest.mark.always
 def test_settings_of_a_run_repeat_it_bit_for_bit(finished, tmp_path):
     settings = yaml.safe_load((finished[1] / "settings.yaml").read_text())
     assert settings["algorithm"]["name"] == "fafed"
@@ -175,6 +182,7 @@ def test_clipping_and_weight_decay(tmp_path):
     np.testing.assert_allclose(rows(tmp_path / "decayed")["x"], 0.75 * still, atol=1e-5)
 
 
+@pytest.mark.always
 def test_every_algorithm_trains_on_two_ranks():
     ended = start(2, PROGRAMS / "every_algorithm.py")
     assert ended.returncode == 0, ended.stderr
