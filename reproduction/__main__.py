@@ -26,7 +26,7 @@ from reproduction.results import (
     write_results,
 )
 from reproduction.running import How, emit_slurm, make, plan_runs
-from reproduction.summary import README, SIGNATURE, cost, state, write_summary
+from reproduction.summary import PAGES, cost, state, write_summary
 from reproduction.tuning import COLUMNS as GRID_COLUMNS
 
 DESCRIPTION = """\
@@ -193,7 +193,8 @@ def _check_together(options):
 
 def _check_results(folder, experiments, scale):
     """Raise UserError if the folder of the results cannot be made or written, or has files of the user's own."""
-    check_replaceable(folder / README, SIGNATURE)
+    for name, signature in PAGES.items():
+        check_replaceable(folder / name, signature)
     for one in experiments:
         files = list(zip(paths(folder, one, scale), (RUN_COLUMNS, RUN_COLUMNS, FIRST_COLUMNS)))
         for path, columns in [*files, (grid_path(folder, one.name, scale), GRID_COLUMNS)]:

@@ -1,4 +1,4 @@
-"""The page of all results: for each claim of each paper whether it was confirmed, and every table and figure."""
+"""The page of all comparisons: for each claim of each paper whether it was confirmed, every table and figure."""
 
 import dataclasses
 
@@ -7,7 +7,6 @@ from fedmpi.own_files import replacing
 from fedmpi.text import as_markdown, format_seconds
 from reproduction.claims import (
     CONFIRMED,
-    NOT_CONFIRMED,
     NOT_TESTED,
     ONCE_AHEAD,
     ONCE_REACHED,
@@ -15,15 +14,19 @@ from reproduction.claims import (
     outcomes,
 )
 from reproduction.experiment import SCALES, find_experiments, read_papers
+from reproduction.front import front, verdict_of
 from reproduction.length import summary_rows
 from reproduction.page import bold, plain_table, prose
 from reproduction.results import grid_path, read_results
 from reproduction.tuning import read_grid
 
-README = "README.md"
-SIGNATURE = b"# What the papers' experiments gave\n\nMade by `python -m "  # also in those of earlier versions
+# The pages of all results, with how those begin that earlier versions wrote.
+PAGES = {
+    "README.md": b"# What the papers' experiments gave\n\nMade by `python -m ",
+    "claims.md": b"# All claims and comparisons\n\nMade by `python -m ",
+}
 HEAD = """\
-# What the papers' experiments gave
+# All claims and comparisons
 
 Made by `python -m reproduction --pages`. All measured numbers in the tables come from the CSV files in this
 folder. The papers' numbers and the findings were written by hand.
@@ -80,25 +83,30 @@ ESTIMATE = "The estimates at full are the number of gradients times the measured
 
 
 def write_summary(folder):
-    """Write the summary of all results in a folder; returns its path.
+    """Write the front page and that of all comparisons; returns the path of the first.
 
     Raises:
-        UserError: if it cannot be written.
+        UserError: if one cannot be written.
     """
-    path = folder / README
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path, SIGNATURE) as part:
-            part.write_text(summary(folder), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
-    return path
+    for (name, signature), text in zip(PAGES.items(), texts(folder)):
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path, signature) as part:
+                part.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    return folder / next(iter(PAGES))
 
 
-def summary(folder):
-    """The text of the summary."""
+def texts(folder):
+    """(text of the front page, text of the page of all comparisons)."""
     experiments = find_experiments(["all"])
     found = {one.name: _outcomes(folder, one) for one in experiments}
+    return front(folder, experiments, found), _comparisons(folder, experiments, found)
+
+
+def _comparisons(folder, experiments, found):
     lines = [HEAD, *_counts(experiments, found), *_fitted(folder, experiments)]
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
@@ -192,7 +200,7 @@ def _counts(experiments, found):
             decisive = _count([row for row in its if row.decides])
             counts = [_count([row for row in its if row.scale == scale]) for scale in SCALES]
             untested = str(sum(row.state == NOT_TESTED for row in its))
-            rows.append([key, as_markdown(sentence), bold(_verdict(its)), decisive, *counts, untested])
+            rows.append([key, as_markdown(sentence), bold(verdict_of(its)), decisive, *counts, untested])
     header = ["paper", "claim", "verdict", "confirmed", *(f"at {scale}" for scale in SCALES), "not tested"]
     return [VERDICTS, plain_table(header, rows)]
 
@@ -203,16 +211,6 @@ def _fitted(folder, experiments):
     rows = [row for one, its in made for row in summary_rows(one, its)]
     header = ["where", "length", "mean distance to the printed values", "order of the methods", "lead of FAFED", "p"]
     return ["## Printed values at a fitted length", "", FITTED, plain_table(header, rows)] if rows else []
-
-
-def _verdict(rows):
-    """One of the states, or "in part": what the `Row`s of a claim that decide say together."""
-    states = {row.state for row in rows if row.decides}
-    if not states:
-        return NOT_TESTED
-    if CONFIRMED in states:
-        return CONFIRMED if len(states) == 1 else "in part"
-    return NOT_CONFIRMED if NOT_CONFIRMED in states else UNDECIDED
 
 
 def _count(rows):

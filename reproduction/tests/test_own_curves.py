@@ -10,9 +10,10 @@ from test_claims import run
 from fedmpi.runs.comparison import Method
 from reproduction.claims import outcomes
 from reproduction.experiment import find_experiments, read_papers
+from reproduction.front import verdict_of
 from reproduction.length import lengths, nearest, p_value, section
 from reproduction.results import Results, read_results
-from reproduction.summary import _outcomes, _verdict
+from reproduction.summary import _outcomes
 
 RESULTS = ROOT / "reproduction" / "results"
 EXPERIMENTS = {one.name: one for one in find_experiments(["all"])}
@@ -34,7 +35,7 @@ def deciding(key, paper, metric=None):
     """States of the comparisons that the verdict on a claim takes."""
     its = [one for one in EXPERIMENTS.values() if one.paper == paper]
     rows = [row for one in its for row in _outcomes(RESULTS, one) if row.key == key]
-    return [row.state for row in rows if row.decides], _verdict(rows)
+    return [row.state for row in rows if row.decides], verdict_of(rows)
 
 
 @pytest.mark.parametrize("name", SHOWN)

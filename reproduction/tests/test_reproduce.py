@@ -24,6 +24,7 @@ from reproduction.__main__ import listing
 from reproduction.claims import ordering
 from reproduction.csv_files import write_tables
 from reproduction.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
+from reproduction.front import _anchor, verdict_of
 from reproduction.page import page, prose
 from reproduction.results import (
     CURVE_AMOUNTS,
@@ -36,7 +37,7 @@ from reproduction.results import (
     read_results,
 )
 from reproduction.running import How, plan_runs, was_continued
-from reproduction.summary import Row, _count, _outcomes, _verdict, _with_ends, summary
+from reproduction.summary import Row, _count, _outcomes, _with_ends, texts
 
 pytestmark = pytest.mark.rarely("reproduction", "fedmpi/sweep", "fedmpi/runs", "fedmpi/presets")
 
@@ -440,7 +441,7 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
         columns = ([*KEYS, *CURVE_AMOUNTS, "accuracy"], RUN_COLUMNS)
         for path, names_of_columns, lines in zip(paths(tmp_path, one, scale), columns, (curves, runs)):
             write_tables((path, names_of_columns, lines))
-    text = summary(tmp_path)
+    _, text = texts(tmp_path)
     sentence = read_papers()["fafed"]["claims"]["best"]
     untested = sum(len(its.panels) for its in RUN if its.paper == "fafed" and its.claims[0]["claim"] == "best")
     assert f"| fafed | {sentence} | **not confirmed** | 0 of 1 | 1 of 1 | – | 0 of 1 | {untested - 1} |" in text
@@ -487,7 +488,7 @@ def row(state, seeds=3, decides=True):
     ],
 )
 def test_the_verdict_on_a_claim_takes_the_outcomes_that_decide(rows, verdict, count):
-    assert (_verdict(rows), _count([one for one in rows if one.seeds])) == (verdict, count)
+    assert (verdict_of(rows), _count([one for one in rows if one.seeds])) == (verdict, count)
 
 
 def test_a_comparison_counts_at_the_largest_scale_with_several_seeds(tmp_path):
@@ -505,7 +506,7 @@ def test_a_comparison_counts_at_the_largest_scale_with_several_seeds(tmp_path):
 
 
 def test_a_finding_that_holds_at_two_scales_is_in_the_summary_once():
-    text = summary(RESULTS)
+    _, text = texts(RESULTS)
     found = next(one for one in EXPERIMENTS if one.name == "fafed_theorem1").findings
     assert found["small"] == found["full"] and text.count(found["full"][0]) == 1
     links = "[small](small/fafed_theorem1.md), [full](full/fafed_theorem1.md)"
@@ -575,7 +576,12 @@ def test_presets_or_the_small_scale_contain_what_tuning_chose(one, length):
 
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
 def test_the_summary_is_made_from_the_committed_numbers():
-    assert (RESULTS / "README.md").read_text(encoding="utf-8") == summary(RESULTS)
+    front, comparisons = texts(RESULTS)
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == front
+    assert (RESULTS / "claims.md").read_text(encoding="utf-8") == comparisons
+    assert front.count("\n") <= 60 and "| printed | 0.8451 |" in front
+    anchors = {_anchor(line.removeprefix("### ")) for line in comparisons.splitlines() if line.startswith("### ")}
+    assert {*re.findall(r"claims\.md#([^)]*)[)]", front)} == anchors
 
 
 def test_committed_runs_of_fafed_are_made_with_the_settings_that_it_has_now(tmp_path):

@@ -1,0 +1,134 @@
+"""The front page of the results: what holds of the papers' claims and what does not, in a minute."""
+
+import re
+
+from fedmpi.text import as_markdown
+from reproduction.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, UNDECIDED
+from reproduction.experiment import SCALES, read_papers
+from reproduction.length import lengths, nearest
+from reproduction.page import bold, plain_table
+from reproduction.results import read_results
+
+IN_PART = "in part"
+ORDER = (CONFIRMED, IN_PART, UNDECIDED, NOT_CONFIRMED, NOT_TESTED)
+FEW = 2  # experiments that a command names; of more it names the paper
+HEAD = """\
+# What the papers' experiments gave
+
+Made by `python -m reproduction --pages` from the CSV files in this folder.
+[All comparisons, the rules and the findings](claims.md) are on a page of their own; each command makes the runs at the
+small scale again, in the minutes beside it on two cores.
+"""
+TABLE = """\
+## {place}, printed and here
+
+Mean of the {metric} over {seeds} seeds. The paper does not say how long it trained: {fitted} is the length at which our
+values are nearest to the printed ones, fitted afterwards, so it confirms nothing; {last} is ours.
+"""
+CLAIMS = """\
+## The claims
+
+Of the comparisons that a claim makes, so many are confirmed, each at the largest scale at which it was run with several
+seeds; *full* is the paper's size. *In part*: others are not. *Undecided*: the lead is within the spread of the seeds.
+"""
+
+
+def front(folder, experiments, found):
+    """The text of the front page.
+
+    Args:
+        folder: of the results. found: name of an experiment -> its `Row`s (`reproduction.summary`).
+    """
+    return "\n".join([HEAD, *_printed(folder, experiments), *_claims(folder, experiments, found)]).rstrip() + "\n"
+
+
+def _printed(folder, experiments):
+    """Lines with the printed values beside ours, of the experiment whose fitted length is nearest to them; or []."""
+    best = None
+    for one in experiments:
+        results = read_results(folder, one, "full") if one.printed.get("fit_length") else None
+        for panel, methods in results.panels.items() if results else ():
+            its = lengths(one, panel, methods)
+            if its and (best is None or nearest(its).error < nearest(best[2]).error):
+                best = one, panel, its, len({run.settings["seed"] for method in methods for run in method.runs})
+    if best is None:
+        return []
+    one, panel, its, seeds = best
+    printed, fitted, last = one.printed["values"][panel], nearest(its), its[-1]
+    words = TABLE.format(
+        place=one.printed["place"],
+        metric=one.printed["metric"].replace("_", " "),
+        seeds=seeds,
+        fitted=f"{fitted.round} rounds",
+        last=f"{last.round} rounds",
+    )
+    rows = [["printed", *(f"{value:.4f}" for value in printed.values())]]
+    rows += [
+        [f"[here](full/{one.name}.md), {length.round} rounds", *(f"{length.means[name]:.4f}" for name in printed)]
+        for length in dict.fromkeys([fitted.round, last.round])
+        for length in [next(some for some in its if some.round == length)]
+    ]
+    return [words, plain_table([as_markdown(one.title), *printed], rows)]
+
+
+def _claims(folder, experiments, found):
+    """Lines with all claims, those that hold first."""
+    rows = []
+    for key, paper in read_papers().items():
+        of_paper = [one for one in experiments if one.paper == key]
+        for claim, sentence in paper["claims"].items():
+            made = [one for one in of_paper if any(row.key == claim for row in found[one.name])]
+            its = [row for one in made for row in found[one.name] if row.key == claim]
+            verdict = verdict_of(its)
+            link = f"[{as_markdown(_short(sentence))}](claims.md#{_anchor(sentence)})"
+            rows.append(
+                (ORDER.index(verdict), [key, link, bold(verdict), _compared(its), *_again(folder, made, of_paper, key)])
+            )
+    header = ["paper", "claim", "outcome", "confirmed comparisons", "command: `python -m reproduction`", "minutes"]
+    return [CLAIMS, plain_table(header, [row for _, row in sorted(rows, key=lambda pair: pair[0])])]
+
+
+def verdict_of(rows):
+    """One of the states, or "in part": what the `Row`s of a claim that decide say together."""
+    states = {row.state for row in rows if row.decides}
+    if not states:
+        return NOT_TESTED
+    if CONFIRMED in states:
+        return CONFIRMED if len(states) == 1 else IN_PART
+    return NOT_CONFIRMED if NOT_CONFIRMED in states else UNDECIDED
+
+
+def _compared(rows):
+    """ "12 of 13 (full: 7 of 7)"."""
+
+    def share(some):
+        return f"{sum(row.state == CONFIRMED for row in some)} of {len(some)}"
+
+    decisive = [row for row in rows if row.decides]
+    full = [row for row in decisive if row.scale == SCALES[-1]]
+    return (share(decisive) + (f" (full: {share(full)})" if full else "")) if decisive else "–"
+
+
+def _again(folder, experiments, of_paper, paper):
+    """(the words after the command, minutes on two cores) with which a claim's runs are made again.
+
+    Args:
+        experiments: those of the claim. of_paper: all of its paper.
+    """
+    named = [one for one in experiments if one.scales]
+    if not named:
+        return ["–", "–"]
+    words, made = (" ".join(one.name for one in named), named) if len(named) <= FEW else (paper, of_paper)
+    runs = [row for one in made if (its := read_results(folder, one, "small")) for row in its.runs]
+    seconds = sum(float(row["cpu_seconds"]) for row in runs if row["cpu_seconds"]) / 2
+    return [f"`{words}`", f"{max(1, round(seconds / 60))}"]
+
+
+def _short(sentence):
+    """A claim without what stands in parentheses."""
+    return re.sub(r" \([^()]*(\([^()]*\)[^()]*)*\)", "", sentence)
+
+
+def _anchor(heading):
+    """The address within a page that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
