@@ -9,7 +9,7 @@ from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.auc import auc_loss
 from fedmpi.tasks.base import BaseTask
-from fedmpi.tasks.toys import LoadedPoint, distance_to
+from fedmpi.tasks.toys import LoadedPoint, Slow, SlowProblem, distance_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +89,94 @@ class TwoParameterAUC(BaseTask):
         start = [self.m1, self.m2, 1.0, 0.0, 0.0]
         loss = with_noise(exact_loss, self.noise)
         return _LoadedSaddle(context, start, 4, loss, exact_loss, metrics, goal=("gap", -1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Saddle(Slow):
+    """The task `slow` under a maximum: Φ = max over w is its f, up to a constant, and all constants are known exactly.
+
+    F_i = f_i(θ) - (μ/2) ‖w - k θ - e_i‖², where the mean of e_i is 0, so w*(θ) = k θ. The normal noise is added to both
+    blocks, with total variance s² in each. Start: θ as in `slow`, w = k θ. Metrics: gradient_norm = ‖∇Φ(θ)‖;
+    distance = ‖w - k θ‖.
+    """
+
+    concavity: float = setting(1.0, "μ, strong concavity in w", above=0)
+    coupling: float = setting(1.0, "k", least=0)
+
+    def problem(self, num_clients, seed=0):
+        return SaddleProblem(self, num_clients, seed)
+
+
+class SaddleProblem(SlowProblem):
+    """The functions and constants of the task `saddle`, of which `SlowProblem` has the others.
+
+    Attributes:
+        shift: [N, dim], e_i.
+        L_11, L_12, L_22: smoothness of every F_i, by blocks; L_f: the largest of them and 1.
+        mu, kappa: μ, and L_f / μ. L: smoothness of Φ that the theorem uses, L_f (1 + κ).
+        w_distance: ‖w_0 - w*(θ_0)‖. G: infinite.
+    """
+
+    w_distance, G = 0.0, np.inf
+
+    def __init__(self, task, num_clients, seed):
+        super().__init__(task, num_clients, seed)
+        e = generator(seed, "saddle", num_clients).standard_normal((num_clients, self.dim))
+        e -= e.mean(0)
+        self.shift = e * task.heterogeneity / max(np.sqrt((e**2).sum(1).mean()), 1e-30)
+        self.num_dual, self.mu = self.dim, task.concavity
+        self.start = np.r_[self.start, task.coupling * self.start].astype(np.float32)
+
+    @property
+    def L_11(self):
+        bend = self.mu * self.task.coupling**2
+        return max(1 + bend, self._unlike[0].max() - bend)
+
+    @property
+    def L_12(self):
+        return self.mu * self.task.coupling
+
+    @property
+    def L_22(self):
+        return self.mu
+
+    @property
+    def L_f(self):
+        return max(self.L_11, self.L_12, self.L_22, 1.0)
+
+    @property
+    def kappa(self):
+        return self.L_f / self.mu
+
+    @property
+    def L(self):
+        return self.L_f * (1 + self.kappa)
+
+    @property
+    def zeta(self):
+        """Of the larger block."""
+        a, c, e = (one[:, None] - one for one in (self.weight, self.linear, self.shift))
+        primal = np.abs(a) + np.abs(c + self.L_12 * e)
+        return np.sqrt(max((primal**2).sum(2).max(), self.mu**2 * (e**2).sum(2).max()))
+
+    def loss(self, client, x, delta=0.0, z=0.0):
+        """F_i(θ, w) on the noise."""
+        theta, w = x[: self.dim], x[self.dim :]
+        away = w - self.task.coupling * theta - x.new_tensor(self.shift[client])
+        return super().loss(client, theta, delta) - self.mu / 2 * (away * away).sum() + (z * x).sum()
+
+    def gradient(self, client, x, delta=0.0, z=0.0):
+        """(∇_θ F_i, ∇_w F_i) on the noise; of client None (∇Φ, 0)."""
+        theta, w = np.split(x, 2, axis=-1)
+        primal = super().gradient(client, theta, delta)
+        if client is None:
+            return np.concatenate([primal, np.zeros_like(w)], axis=-1)
+        pull = self.mu * (w - self.task.coupling * theta - self.shift[client])
+        return np.concatenate([primal + self.task.coupling * pull, -pull], axis=-1) + z
+
+    def metrics(self, x):
+        theta, w = np.split(x, 2)
+        return super().metrics(x) | {"distance": float(np.linalg.norm(w - self.task.coupling * theta))}
 
 
 def with_noise(loss, deviation):

@@ -164,7 +164,10 @@ def test_every_answer_is_a_setting():
         assert not name or any(name in cls.__dataclass_fields__ for cls in classes), ours
 
 
-@pytest.mark.parametrize("task", ["quadratic", "counterexample", "saddle_quadratic", "two_parameter_auc", "language"])
+NO_DATA = ["quadratic", "counterexample", "saddle_quadratic", "two_parameter_auc", "slow", "saddle", "language"]
+
+
+@pytest.mark.parametrize("task", NO_DATA)
 def test_a_partition_is_refused_by_a_task_that_has_nothing_to_split(task):
     for words in (
         ["--partition", "iid"],

@@ -153,7 +153,8 @@ def files(tmp_path_factory):
 
 TASK_NAMES = (
     "classification-dropout", "classification-batchnorm", "classification-images", "auc", "attack", "language",
-    "quadratic", "counterexample", "saddle_quadratic", "two_parameter_auc", "two_point",
+    "quadratic", "counterexample", "saddle_quadratic", "two_parameter_auc", "two_point", "slow",
+    "saddle",
 )  # fmt: skip
 
 

@@ -38,6 +38,8 @@ TASKS = {
     "quadratic": "--task quadratic --algorithm local_amsgrad --result uniform",
     "counterexample": "--task counterexample --algorithm naive_adaptive_fedavg --clients 3",
     "saddle_quadratic": "--task saddle_quadratic --algorithm fmgda",
+    "slow": "--task slow --algorithm stem",
+    "saddle": "--task saddle --algorithm fmgda",
     "two_parameter_auc": "--task two_parameter_auc --algorithm codasca",
     "two_point": "--algorithm fedzo --oracle two_point --oracle.directions 3 --weight-decay 0.01",
 }
