@@ -39,7 +39,7 @@ def make_parser():
     parts = "\n".join(f"  {name:<{width}}  {part.__doc__.splitlines()[0]}" for name, part in PARTS.items())
     parser = Parser(prog="python -m fedmpi.bench", add_help=False, description=__doc__, epilog=f"parts:\n{parts}")
     add = parser.add_argument
-    add("parts", nargs="*", metavar="PART", help="what to measure, see below; default: all parts")
+    add("parts", nargs="*", metavar="PART", help="what to measure, see below; default: all parts but rates")
     add("--quick", action="store_true", help="smaller sizes and fewer repetitions: under a minute on 2 cores")
     add("--seconds", type=_positive, help="duration of each comparison in seconds; default: 10, or 1 with --quick")
     text = "algorithms of the part round; the part settings uses the last of them, and the part scaling the first; "
@@ -50,6 +50,7 @@ def make_parser():
     add("--set", default="", metavar="ARGUMENTS", help=text)
     text = 'predict the time of a round on other hardware, like "N=1024,bw=25GB/s,lat=2us"; may also contain q= and'
     add("--project", metavar="SPEC", help=f"{text} parameters=")
+    add("--figure", metavar="FILE", help="write the figure of the part rates to FILE (svg, png or pdf)")
     add("--json", metavar="FILE", help="write all measurements to FILE")
     add("--compare", metavar="FILE", help="print the ratios of the measurements to those in an earlier --json FILE")
     add("--traceback", action="store_true", help="show the traceback of an error")

@@ -4,7 +4,7 @@ import torch
 
 from fedmpi.bench import cost_model
 from fedmpi.bench.machine import describe_machine
-from fedmpi.bench.parts import PARTS
+from fedmpi.bench.parts import ONLY_BY_NAME, PARTS
 from fedmpi.bench.results import BenchResults, read_results
 from fedmpi.bench.rounds import Rounds
 from fedmpi.bench.timing import time_cases
@@ -72,7 +72,7 @@ class Benchmark:
     def run(self):
         """Measure the chosen parts; print, write and compare the results."""
         self.results.print("machine", *format_table(["", ""], list(self.results.machine.items()))[1:])
-        chosen = self.options.parts or list(PARTS)
+        chosen = self.options.parts or [part for part in PARTS if part not in ONLY_BY_NAME]
         if self.projection and "scaling" not in chosen:
             chosen = [*chosen, "scaling"]
         for part in chosen:

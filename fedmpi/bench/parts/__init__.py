@@ -11,6 +11,7 @@ from fedmpi.bench.parts import (
     jobs,
     link,
     own_loop,
+    rates,
     round,
     scaling,
     settings,
@@ -30,4 +31,6 @@ PARTS = {
     "jobs": jobs,
     "checkpoint": checkpoint,
     "stages": stages,
+    "rates": rates,
 }
+ONLY_BY_NAME = ("rates",)  # takes minutes, and measures no time

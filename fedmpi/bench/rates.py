@@ -1,0 +1,156 @@
+"""Runs on a problem with known constants: gradient norms by round, and slopes of their means."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import torch
+
+from fedmpi.comm.link import SoloLink
+from fedmpi.federation.participation import Plan
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
+from fedmpi.oracles import FunctionOracle
+from fedmpi.streams import FIRST, WHOLE, generator
+
+BLOCK = 256  # samples whose noise is drawn at once
+CLOSE = 0.1  # how far a slope may be from the proved one
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One run: copies of a problem stand side by side in x, each with its own noise.
+
+    Attributes:
+        problem: a `fedmpi.tasks.toys.SlowProblem`. algorithm: an `Algorithm`, for all copies.
+        rounds, local_steps, num_participants: R, q and S. first_batch_size: B.
+        scales: a factor of the gradient for each step size that is tried: in a method that is linear in the gradients
+            it is one of the step size.
+        seeds: of the noise, one per copy (and per factor; equal noise for all factors).
+    """
+
+    problem: object
+    algorithm: object
+    rounds: int
+    local_steps: int
+    num_participants: int
+    first_batch_size: int = 1
+    scales: tuple = (1.0,)
+    seeds: tuple = (0, 1, 2)
+
+    def run(self):
+        """[rounds, scales, seeds]: ‖∇f(x^r)‖² at the server's x when round r begins, nan if it is not finite."""
+        problem, N = self.problem, self.problem.num_clients
+        blocks = len(problem.start) // problem.dim
+        copies = len(self.scales) * len(self.seeds)
+        factor = np.repeat(self.scales, len(self.seeds))[:, None]
+        noise = [_Noise(problem, client, self.seeds, self.first_batch_size) for client in range(N)]
+
+        def of_copies(x):  # [copies, blocks * dim]; in x each block of all copies is one piece
+            return x.reshape(blocks, copies, -1).swapaxes(0, 1).reshape(copies, -1)
+
+        def gradient(client, x, sample):
+            delta, z = noise[client](sample)
+            if len(self.scales) > 1 and np.ndim(z):
+                delta, z = (np.tile(one, (len(self.scales), 1)) for one in (delta, z))
+            g = factor * problem.gradient(client, of_copies(x.numpy()), delta, z)
+            return g.reshape(copies, blocks, -1).swapaxes(0, 1).ravel()
+
+        start = torch.tensor(np.tile(problem.start.reshape(blocks, 1, -1), (1, copies, 1)).ravel(), dtype=torch.float64)
+        ascent = slice(len(start) // 2, len(start)) if problem.num_dual else None
+        draw = functools.partial(self._participants, N)
+        plan = Plan(N, self.local_steps, None if self.num_participants == N else draw)
+        oracle = functools.partial(FunctionOracle, gradient, ascent=ascent)
+        federation = Federation(
+            self.algorithm, SoloLink(), dict.fromkeys(range(N), oracle), plan, Variables(start, ascent=ascent)
+        )
+        federation.start()
+        squares = np.full((self.rounds, copies), np.nan)
+        with np.errstate(all="ignore"):
+            for r in range(self.rounds):
+                x = of_copies(federation.server.x.numpy())
+                squares[r] = (problem.gradient(None, x) ** 2).sum(1)
+                federation.server.x.nan_to_num_(nan=1e30, posinf=1e30, neginf=-1e30)
+                federation.run_round()
+        return squares.reshape(self.rounds, len(self.scales), len(self.seeds))
+
+    def _participants(self, N, round_index):
+        return sorted(generator(self.seeds[0], "rates", round_index).choice(N, self.num_participants, replace=False))
+
+
+class _Noise:
+    """The noise of one client's samples, [seeds, dim] each, the same at every point and in every method."""
+
+    def __init__(self, problem, client, seeds, first_batch_size):
+        self._problem, self._client, self._seeds, self._first = problem, client, seeds, first_batch_size
+        self._block, self._drawn = None, None
+
+    def __call__(self, sample):
+        if sample == WHOLE:
+            return 0.0, 0.0
+        if sample == FIRST:
+            return tuple(one[0] for one in self._draw("first", 1, self._first))
+        block, place = divmod(sample, BLOCK)
+        if block != self._block:
+            self._block, self._drawn = block, self._draw(block, BLOCK, 1)
+        return tuple(one[place] for one in self._drawn)
+
+    def _draw(self, purpose, count, size):
+        """(δ, z): [count, seeds, dim] means over `size` samples."""
+        drawn = []
+        for seed in self._seeds:
+            draw = generator(seed, "rates", self._client, purpose)
+            draws = functools.partial(_normal, draw, count), functools.partial(_uniform, draw, count)
+            drawn.append(self._problem.draw(*draws, size))
+        return tuple(np.stack(one, axis=1) for one in zip(*drawn))
+
+
+def _normal(draw, count, dim):
+    return draw.standard_normal((count, dim))
+
+
+def _uniform(draw, count, size, dim):
+    return draw.random((size, count, dim))
+
+
+def means(squares):
+    """{"all", "half"} -> [...]: means of the squares over all rounds, and over the last half of them."""
+    return {"all": squares.mean(0), "half": squares[len(squares) // 2 :].mean(0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope:
+    """The exponent y of value ~ size^y, and its interval by leaving out seeds (two deviations)."""
+
+    value: float
+    deviation: float
+
+    def __str__(self):
+        return f"{self.value:.2f} ± {2 * self.deviation:.2f}"
+
+
+def slope(sizes, values):
+    """The `Slope` of values [sizes, seeds] by size."""
+    values = np.asarray(values)
+
+    def fit(seeds):
+        return np.polyfit(np.log(sizes), np.log(values[:, seeds].mean(1)), 1)[0]
+
+    n = values.shape[1]
+    without = np.array([fit([s for s in range(n) if s != left]) for left in range(n)]) if n > 1 else np.zeros(1)
+    return Slope(float(fit(list(range(n)))), float(np.sqrt((n - 1) * ((without - without.mean()) ** 2).mean())))
+
+
+def verdict(proved, of_all, of_half):
+    """What two slopes of a mean square say about a proved one, an upper bound: a rule that is fixed before the runs.
+
+    The mean over all rounds contains the start, whose share falls like 1/R, and nears the order slowly; that over the
+    last half may be steeper. "order confirmed": the last half's is at most `CLOSE` above the proved one, and one of the
+    two at most 2 `CLOSE` below it. "contradicted": the last half's is above it by more than `CLOSE` and its interval.
+    """
+    if not np.isfinite([of_all.value, of_half.value]).all():
+        return "contradicted"
+    if of_half.value - 2 * of_half.deviation > proved + CLOSE:
+        return "contradicted"
+    near = max(of_all.value, of_half.value) >= proved - 2 * CLOSE
+    return "order confirmed" if of_half.value <= proved + CLOSE and near else "not readable"

@@ -1,0 +1,156 @@
+"""The part rates of the benchmark: it measures our algorithms, its verdicts can fail, and its bounds hold."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import start
+
+from fedmpi import algorithms
+from fedmpi.bench.parts import rates
+from fedmpi.bench.rates import Slope, Trial, means, slope, verdict
+from fedmpi.comm.link import SoloLink
+from fedmpi.tasks.saddle_toys import Saddle
+from fedmpi.tasks.toys import Slow
+
+SEEDS = (10, 11, 12)  # not those of the benchmark
+
+
+def slopes(line, replaced=None, **settings):
+    """The slopes of a `Line` over all rounds and the last half, also of another class with the same settings."""
+    found = []
+    for size in line.sizes:
+        trial = dataclasses.replace(line.trial(size), seeds=SEEDS)
+        if replaced is not None:
+            given = dataclasses.asdict(trial.algorithm)
+            names = {field.name for field in dataclasses.fields(replaced)}
+            own = {name: value for name, value in given.items() if name in names} | settings
+            trial = dataclasses.replace(trial, algorithm=replaced(**own))
+        found.append(means(trial.run()))
+    return [slope(line.sizes, [one[part][0] for one in found]) for part in ("all", "half")]
+
+
+LINES = {line.key: line for line in rates.lines(quick=True)}
+
+
+@pytest.mark.parametrize("key", LINES)
+def test_orders_are_confirmed_on_other_seeds(key):
+    of_all, of_half = slopes(LINES[key])
+    assert verdict(LINES[key].proved, of_all, of_half) == "order confirmed"
+    assert of_half.value == pytest.approx(LINES[key].proved, abs=0.2)
+
+
+class UncorrectedSTEM(algorithms.STEM):
+    """STEM whose momentum is a plain decaying mean of gradients."""
+
+    def local_step(self, client, server, oracle):
+        client.d.lerp_(oracle.gradient(client.x, oracle.draw()), self.alpha(client, self.fresh_weight, None))
+        if not client.is_last_step:
+            client.x.add_(client.d, alpha=-self.eta(client))
+
+
+class OwnMomentumSTEM(algorithms.STEM):
+    """STEM whose clients keep their own momentum: it is not averaged."""
+
+    exchanged = ("x",)
+    exchanged_at_start = ()
+    client_rows = ("x_prev", "d")
+
+    def server_start(self, server):
+        """x_1 = x_0."""
+
+    def local_step(self, client, server, oracle):
+        g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
+        client.d.sub_(g_prev).mul_(1 - self.fresh_weight).add_(g)
+        client.x_prev.copy_(client.x)
+        client.x.add_(client.d, alpha=-self.eta(client))
+
+    def server_step(self, server):
+        """x is the average."""
+
+
+class ForgetfulFedAvgM(algorithms.FedAvgM):
+    """FedAvg-M whose server forgets g: nothing is averaged over rounds."""
+
+    def server_step(self, server):
+        super().server_step(server)
+        server.g.zero_()
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("stem/R", UncorrectedSTEM),
+        ("stem/R", OwnMomentumSTEM),
+        ("fafed/R", algorithms.FedAvg),
+        ("fedavg_m_vr/R", algorithms.FedAvg),
+        ("fedavg_m/R", ForgetfulFedAvgM),
+    ],
+)
+def test_a_wrong_algorithm_is_not_confirmed(key, wrong):
+    wrong = dataclasses.dataclass(frozen=True)(wrong) if "__dataclass_params__" not in vars(wrong) else wrong
+    of_all, of_half = slopes(LINES[key], wrong)
+    assert verdict(LINES[key].proved, of_all, of_half) != "order confirmed"
+
+
+@pytest.mark.parametrize("method", rates.MOMENTUM)
+def test_bounds_of_the_momentum_paper_are_not_exceeded(method):
+    trial, bound = rates.bounded(method)
+    measured = means(dataclasses.replace(trial, seeds=SEEDS).run())["all"]
+    assert bound is not None and (measured <= bound).all()
+
+
+def test_drift_is_proportional_to_the_weight():
+    ends = [np.sqrt(rates.drift(beta).run()[-1]) for beta in rates.DRIFT]
+    assert slope(rates.DRIFT, np.array(ends)[:, 0]).value == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("problem", [Slow().problem(3), Saddle().problem(3)])
+def test_copies_are_runs_of_their_own(problem):
+    """Each copy is the run with its seed alone; a factor of the gradient is one of the step size."""
+    algorithm = algorithms.FMGDA(step_size=0.1, dual_step_size=0.2)
+    together = Trial(problem, algorithm, 6, 3, 2, 5, scales=(1.0, 0.5), seeds=(4, 5)).run()
+    assert together.shape == (6, 2, 2) and np.isfinite(together).all()
+    halved = dataclasses.replace(algorithm, step_size=0.05, dual_step_size=0.1)
+    first = Trial(problem, halved, 6, 3, 3, 5, seeds=(5,)).run()
+    of_all = Trial(problem, algorithm, 6, 3, 3, 5, scales=(1.0, 0.5), seeds=(4, 5)).run()
+    np.testing.assert_allclose(of_all[:, 1, 1], first[:, 0, 0], rtol=1e-10)
+    assert not np.allclose(of_all[-1, 0, 0], of_all[-1, 0, 1])
+
+
+def test_a_run_that_diverges_is_nan_or_huge():
+    squares = Trial(Slow().problem(2), algorithms.FedAvg(step_size=1e6), 3, 2, 2).run()
+    assert np.isfinite(squares[0]).all()
+
+
+def test_slopes_and_their_verdicts():
+    sizes = np.array([1, 2, 4, 8])
+    values = sizes[:, None] ** -0.5 * np.exp([[0.01, -0.01, 0.0]] * 4)
+    found = slope(sizes, values)
+    assert found.value == pytest.approx(-0.5) and found.deviation == pytest.approx(0, abs=1e-12)
+
+    def says(of_all, of_half, deviation=0.01):
+        return verdict(-0.5, Slope(of_all, deviation), Slope(of_half, deviation))
+
+    assert says(-0.4, -0.5) == says(-0.45, -0.7) == "order confirmed"
+    assert says(-0.2, -0.3) == says(np.nan, -0.5) == "contradicted"
+    assert says(-0.2, -0.38, 0.1) == says(-0.9, -0.9) == "not readable"
+
+
+def test_a_figure_that_cannot_be_written_is_refused_before_the_runs():
+    for path, message in (("x.gif", "ends in .svg"), ("no/x.svg", "there is no folder no")):
+        done = start(1, "-m", "fedmpi.bench", "rates", "--quick", "--figure", path)
+        assert done.returncode == 2 and message in done.stderr
+
+
+def test_the_figure_has_a_panel_for_everything_that_grows(tmp_path):
+    rates._draw({line: np.array(line.sizes) ** -0.5 for line in rates.lines(quick=False)}, tmp_path / "rates.svg")
+    text = (tmp_path / "rates.svg").read_text()
+    assert all(f">{word}<" in text for word in ("R", "N", "K", "S", *rates.MOMENTUM, "fafed"))
+
+
+def test_every_rank_has_a_part_of_the_runs():
+    """The sums over ranks are the same results; here one rank has all of them."""
+    trials = [Trial(Slow().problem(2), algorithms.FedAvg(), rounds, 1, 2) for rounds in (2, 4)]
+    found = rates._run(SoloLink(), trials)
+    np.testing.assert_allclose(found[1, 3:], means(trials[1].run())["half"][0])
