@@ -18,7 +18,7 @@ ELSEWHERE = {
 # The order of the pages; those that are not listed follow, those that are not there are left out.
 ORDER = (
     "index", "coming_from", "data", "personal", "own_task", "own_loop", "python", "algorithms", "objectives",
-    "settings", "sweeps", "reports", "papers", "reproduction", "cluster", "checkpoints", "failures",
+    "settings", "sweeps", "reports", "papers", "theory", "reproduction", "cluster", "checkpoints", "failures",
     "aggregation", "gpu", "speed", "how_it_works",
 )  # fmt: skip
 LAST = ("CONTRIBUTING", "SECURITY", "CHANGELOG")

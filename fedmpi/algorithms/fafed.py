@@ -25,7 +25,7 @@ class FAFED(Algorithm):
 
     In the paper's order the last local step of a round does not move: the server moves x for all
     clients, with the new A (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the
-    client's own iterate and is never averaged.
+    client's own iterate and is never averaged. `fedmpi.theory.fafed` has the settings of its Theorem 2.
     """
 
     step_size: float = setting(0.003, "η_t, step size of every move", above=0)

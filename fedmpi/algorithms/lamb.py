@@ -22,6 +22,7 @@ class FedLAMB(Algorithm):
     Differs from the paper: the gradient of local step t is taken at θ^(t-1), not θ^0; m̂ does not
     overwrite m; v, which starts from v̂ and not from 0, has no bias correction; the denominator has
     the v̂ of the round's start; v̂ averages v over the participants; a layer of norm 0 moves by α u.
+    The bound of its Theorem 1 ends in a constant that does not fall with the rounds, so no order follows from it.
     """
 
     name = "fed_lamb"

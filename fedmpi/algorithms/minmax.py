@@ -116,7 +116,8 @@ class FMGDA(_MinMax):
     begin with an estimate at the average, and round r ends with move (r + 1) q and the average. The
     mean of the moved points is the paper's mean(x_j) - η mean(D_j). x_prev is the client's own
     iterate and never averaged. η_t of α_t and β_t is the step size of the descent at the move before
-    the estimate, ĉη_t: ĉ² is part of c_1 and c_2.
+    the estimate, ĉη_t: ĉ² is part of c_1 and c_2. `fedmpi.theory.fmgda` has the settings of Theorem 1, with the
+    constants that its proof needs.
     """
 
     also_called = ("fmsgda",)

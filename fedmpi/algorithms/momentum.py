@@ -1,7 +1,7 @@
 """Momentum that the server computes and the clients use, with and without control variates.
 
 Letters of all four methods: x_i -> client.x; x^r -> server.x_start; g^r -> g; β -> fresh_weight, of the NEW gradient;
-η -> step_size; γ -> server_step_size, an absolute rate: x <- x - γ g.
+η -> step_size; γ -> server_step_size, an absolute rate: x <- x - γ g. `fedmpi.theory` has the theorems' β, γ and η.
 """
 
 import dataclasses

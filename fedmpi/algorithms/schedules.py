@@ -26,7 +26,8 @@ class CubeRoot:
     and κ̄ in STEM.
 
     Args:
-        offset: w > 0. rate: σ² >= 0. plateau: W >= 0, 1728 L³ q³ h̄³ in FAFED's theory; 0: w_t = w.
+        offset: w > 0. rate: σ² >= 0. plateau: W >= 0; 0: w_t = w. It is 1728 q³ N² in FAFED's theory and 8000 q³ N² in
+            FMGDA's (printed: 1728): with their q = (T/N²)^(1/3) longer than a run, so the step size never falls.
     """
 
     offset: float = 1.0

@@ -34,7 +34,8 @@ class FAFedZO(FAFED):
     Differs from the paper: its line 8 is left out, because its result is overwritten before it is used;
     lines 17-19 restate line 14, so the average is applied once. Algorithm 1 does not define partial
     participation: absent clients neither compute nor count in the average, and begin their next round
-    from the averaged Ξ, n and ι, with Ξ_{t-1} = Ξ_t.
+    from the averaged Ξ, n and ι, with Ξ_{t-1} = Ξ_t. Its rate is claimed: two steps of its
+    proof fail (`fedmpi.theory`).
     """
 
     step_size: float = setting(0.1, "η_t, step size of every move", above=0)  # the paper's, for both methods

@@ -3,7 +3,9 @@
 import dataclasses
 
 import pytest
+import yaml
 
+from fedmpi.presets import preset_names, preset_path
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder
 from reproduction.claims import outcomes
@@ -215,3 +217,16 @@ def test_a_claim_to_reach_a_value_holds_if_every_seed_reaches_it(gaps, state):
     (found,) = outcomes(EXPERIMENTS["auc_figure1"], Results([], {"two weights": [Method("FMGDA", runs)]}))
     assert (found.state, found.seeds) == (state, len(gaps)), found
     assert not gaps or (found.words.startswith("gap ↓: FMGDA ") and "; expected <= 1e-10" in found.words), found
+
+
+def preset_content(name):
+    return yaml.safe_load(preset_path(name).read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if preset_content(name)["paper"]["printed"]])
+def test_what_a_preset_calls_printed_stands_in_a_table_or_figure_of_its_paper(name):
+    """0.9948 and 0.823, of public code, were once called the paper's."""
+    printed = [one.printed for one in find_experiments([name.partition("/")[0]]) if one.printed.get("place")]
+    known = {round(value, 6) for one in printed for of_panel in one["values"].values() for value in of_panel.values()}
+    for values in preset_content(name)["paper"]["printed"].values():
+        assert {round(value, 6) for value in values.values()} <= known
