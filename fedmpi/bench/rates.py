@@ -14,6 +14,7 @@ from fedmpi.oracles import FunctionOracle
 from fedmpi.streams import FIRST, WHOLE, generator
 
 BLOCK = 256  # samples whose noise is drawn at once
+FEWEST = 10  # rounds of a first hit
 CLOSE = 0.1  # how far a slope may be from the proved one
 
 
@@ -116,6 +117,60 @@ def _uniform(draw, count, size, dim):
 def means(squares):
     """{"all", "half"} -> [...]: means of the squares over all rounds, and over the last half of them."""
     return {"all": squares.mean(0), "half": squares[len(squares) // 2 :].mean(0)}
+
+
+def first_hit(squares, epsilon):
+    """The first R >= 10 at which the mean over rounds R/2 to R and over seeds is at most ε², or None.
+
+    No single crossing and no minimum so far counts: both select noise.
+
+    Args:
+        squares: [rounds, seeds].
+    """
+    sums = np.concatenate([[0.0], np.cumsum(squares.mean(1))])
+    rounds = np.arange(FEWEST, len(sums))
+    with np.errstate(all="ignore"):
+        below = (sums[rounds] - sums[rounds // 2]) / (rounds - rounds // 2) <= epsilon**2
+    return int(rounds[below.argmax()]) if below.any() else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Hit:
+    """The cheapest point of a grid that reaches ε, and whether it can be trusted.
+
+    Attributes:
+        rounds: None if no point reaches ε. q, scale: local steps and factor of the step size.
+        flag: "" if the point is inside the grid and the budget, otherwise why the number is void.
+    """
+
+    rounds: int | None
+    q: int = 0
+    scale: float = 0.0
+    flag: str = ""
+
+
+def best_hit(runs, scales, epsilon, by_rounds=True):
+    """The `Hit` of a grid.
+
+    Args:
+        runs: q -> [rounds, scales, seeds] squares, of increasing q. by_rounds: or by local steps, q times rounds.
+    """
+    found = []
+    for q, squares in runs.items():
+        for place in range(len(scales)):
+            rounds = first_hit(squares[:, place], epsilon)
+            if rounds is not None:
+                found.append((rounds if by_rounds else q * rounds, q, place, rounds))
+    if not found:
+        return Hit(None, flag="not reached")
+    _, q, place, rounds = min(found)
+    flags = {
+        f"fewer than {FEWEST} rounds": rounds == FEWEST,
+        "q at its end": q == max(runs) or (q == min(runs) and by_rounds),
+        "step size at its end": place in (0, len(scales) - 1),
+        "budget": 2 * rounds > len(runs[q]),
+    }
+    return Hit(rounds, q, scales[place], ", ".join(text for text, is_so in flags.items() if is_so))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from helpers import start
 
 from fedmpi import algorithms
 from fedmpi.bench.parts import rates
-from fedmpi.bench.rates import Slope, Trial, means, slope, verdict
+from fedmpi.bench.rates import Slope, Trial, best_hit, first_hit, means, slope, verdict
 from fedmpi.comm.link import SoloLink
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
@@ -154,3 +154,44 @@ def test_every_rank_has_a_part_of_the_runs():
     trials = [Trial(Slow().problem(2), algorithms.FedAvg(), rounds, 1, 2) for rounds in (2, 4)]
     found = rates._run(SoloLink(), trials)
     np.testing.assert_allclose(found[1, 3:], means(trials[1].run())["half"][0])
+
+
+def test_a_first_hit_is_no_single_crossing():
+    squares = np.full((40, 2), 4.0)
+    squares[5] = 0  # one lucky round, and one seed
+    squares[10:, 0] = 0
+    assert first_hit(squares, 0.5) is None
+    squares[20:] = 0.01
+    hit = first_hit(squares, 0.5)
+    assert squares[hit // 2 : hit].mean() <= 0.25 < squares[(hit - 1) // 2 : hit - 1].mean()
+    squares[30:] = np.nan  # later
+    assert first_hit(squares, 0.5) == (hit if hit <= 30 else None)
+
+
+def falling(rounds, scales):
+    """[rounds, scales, 1]: fastest at the second scale."""
+    speed = np.array([0.02, 0.3, 0.1])[:scales]
+    return np.exp(-speed * np.arange(rounds)[:, None])[:, :, None]
+
+
+def test_a_best_point_at_an_end_of_the_grid_is_flagged():
+    """Larger q is faster up to 4: inside; without the neighbours, or the budget, the number is void."""
+    slower = {1: 0.25, 2: 0.5, 4: 1.0, 8: 0.7}
+    runs = {q: falling(200, 3) ** (factor / 2) for q, factor in slower.items()}
+    inside = best_hit(runs, (1, 2, 3), 0.1)
+    assert (inside.q, inside.scale, inside.flag) == (4, 2, "")
+    assert best_hit({q: runs[q] for q in (1, 2, 4)}, (1, 2, 3), 0.1).flag == "q at its end"
+    assert "step size at its end" in best_hit({q: one[:, :2] for q, one in runs.items()}, (1, 2), 0.1).flag
+    short = {q: one[: inside.rounds + 5] for q, one in runs.items()}
+    assert best_hit(short, (1, 2, 3), 0.1).flag == "budget"
+    assert best_hit(runs, (1, 2, 3), 1.0).flag.startswith("fewer than 10 rounds")
+    assert best_hit(runs, (1, 2, 3), 1e-9).flag == "not reached"
+    assert best_hit(runs, (1, 2, 3), 0.1, by_rounds=False).q == 1
+
+
+def test_local_steps_double_until_the_best_is_inside():
+    runs = rates.grid("fedavg", 320, (0.25, 1.0), (0,), epsilons=(0.8,))
+    assert list(runs) == [2**power for power in range(len(runs))]
+    assert all(len(one) == 320 // q for q, one in runs.items())
+    best = best_hit(runs, (0.25, 1.0), 0.8)
+    assert best.q < max(runs) or 2 * 10 * 2 * max(runs) > 320

@@ -11,7 +11,7 @@ import pathlib
 import numpy as np
 
 from fedmpi import algorithms, theory
-from fedmpi.bench.rates import Trial, means, slope, verdict
+from fedmpi.bench.rates import FEWEST, Trial, best_hit, first_hit, means, slope, verdict
 from fedmpi.errors import UserError
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
@@ -19,6 +19,7 @@ from fedmpi.text import format_table
 
 NOISE = 8.0  # s of the momentum paper's methods: so large that the noise dominates and the weight is below 1
 LOCAL = 0.02  # their ηK / γ
+EPSILONS, BUDGET = (0.28, 0.2, 0.14, 0.1), 6400  # of first hits: ε, and local steps
 DRIFT = (0.4, 0.2, 0.1, 0.05)  # β of FedAvg-M with exact gradients
 
 
@@ -133,6 +134,8 @@ def measure(bench):
     bench.results.print(*format_table(heads, rows))
     _bounds(bench, seeds)
     _drift(bench)
+    if not bench.quick:
+        _first_hits(bench)
     if bench.options.figure and bench.link.rank == 0:
         _draw(points, pathlib.Path(bench.options.figure))
 
@@ -183,6 +186,42 @@ def _drift(bench):
     bench.results.print("", "rates: ‖∇f‖ where FedAvg-M ends with exact gradients, against β (1 is expected)")
     bench.results.print(*format_table(["β", "‖∇f‖"], [[f"{b:g}", f"{end:.4g}"] for b, end in zip(DRIFT, ends)]))
     bench.results.print(f"  exponent {found.value:.3f}")
+
+
+HIT = {"fedavg": (algorithms.FedAvg, 3), "scaffold": (algorithms.SCAFFOLD, 2)}  # linear in the gradients; proved order
+
+
+def grid(method, budget, scales, seeds, epsilons=EPSILONS):
+    """q -> [rounds, scales, seeds] squares with `budget` local steps; q doubles until the best is inside for all ε."""
+    runs, q, algorithm = {}, 1, HIT[method][0](step_size=1.0)
+    while 2 * FEWEST * q <= budget and (
+        q < 4 or any(best_hit(runs, scales, epsilon).q in (0, q // 2) for epsilon in epsilons)
+    ):
+        runs[q] = Trial(Slow().problem(8), algorithm, budget // q, q, 8, scales=scales, seeds=seeds).run()
+        q *= 2
+    return runs
+
+
+def _first_hits(bench):
+    """Rounds until ε, best over local steps and step sizes: chosen on seeds 0 to 2, and again on ten others."""
+    scales, rows = tuple(2.0**power for power in range(-8, 2)), []
+    for method, (cls, order) in HIT.items():
+        runs, clean = grid(method, BUDGET, scales, (0, 1, 2)), {}
+        for epsilon in EPSILONS:
+            hit, again = best_hit(runs, scales, epsilon), None
+            if hit.rounds is not None:
+                one = {"scales": (hit.scale,), "seeds": tuple(range(100, 110))}
+                trial = Trial(Slow().problem(8), cls(step_size=1.0), 3 * hit.rounds, hit.q, 8, **one)
+                again = first_hit(trial.run()[:, 0], epsilon)
+            if again is not None and not hit.flag:
+                clean[epsilon] = again
+            rows.append([method, f"{epsilon:g}", hit.rounds, again, hit.q, f"{hit.scale:g}", hit.flag])
+        values = np.array(list(clean.values()))[:, None]
+        fitted = f"{-slope(list(clean), values).value:.2f}" if len(clean) >= 4 else "not readable"
+        rows.append([method, "exponent", "", fitted, "", "", f"at most {order} is proved; it needs 4 ε without a flag"])
+    heads = ["method", "ε", "rounds", "other seeds", "q", "η", "void because"]
+    bench.results.print("", "rates: rounds until the gradient norm is ε, over grids of q and η")
+    bench.results.print(*format_table(heads, [["" if cell is None else str(cell) for cell in row] for row in rows]))
 
 
 def _check_figure(path):
