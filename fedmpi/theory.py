@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import numbers
 
 from fedmpi.errors import UserError
 
@@ -55,13 +56,14 @@ def _theorem(function):
     @functools.wraps(function)
     def checked(**constants):
         for name, value in signature.bind(**constants).arguments.items():
-            if value is None or isinstance(value, bool | str):
+            if value is None or isinstance(value, bool) or name == "schedule":
                 continue
             zero = name in MAY_BE_ZERO
             expected = "a whole number >= 1" if name in WHOLE else f"a number {'>=' if zero else '>'} 0"
-            is_whole = name not in WHOLE or (value >= 1 and value == int(value))
-            if not (math.isfinite(value) and is_whole and (value > 0 or (zero and value == 0))):
+            is_number = isinstance(value, numbers.Real) and math.isfinite(value)
+            if not is_number or value < 0 or (value == 0 and not zero) or (name in WHOLE and value % 1):
                 raise UserError(f"{name} = {value}: expected {expected}")
+            constants[name] = int(value) if name in WHOLE else float(value)
         if constants.get("S") is not None and constants["S"] > constants["N"]:
             raise UserError(f"S = {constants['S']}: expected at most N = {constants['N']} clients")
         if constants.get("schedule", "constant") not in ("constant", "cube_root"):

@@ -209,6 +209,8 @@ def test_bounds_of_fmgda_need_all_constants():
     [
         ("fafed", FAFED | {"L": 0}, "L = 0: expected a number > 0"),
         ("fafed", FAFED | {"N": 2.5}, "N = 2.5: expected a whole number >= 1"),
+        ("fafed", FAFED | {"L": "2"}, "L = 2: expected a number > 0"),
+        ("fafed", FAFED | {"b": 0.5}, "b = 0.5: expected a whole number >= 1"),
         ("fafed", FAFED | {"schedule": "cosine"}, "schedule = cosine: expected constant or cube_root"),
         ("scaffold_m", PART | {"S": 9}, "S = 9: expected at most N = 8 clients"),
         ("scaffold_m", PART | {"sigma": -1}, "sigma = -1: expected a number >= 0"),
