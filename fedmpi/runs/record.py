@@ -65,6 +65,7 @@ METRICS = _table(
     Field("gap", "gap", less_is_better=True),
 )
 CLIENTS_KEY = "clients"  # in a record: metric -> a list with each client's value, nan if it has none
+TABLES_KEY = "tables"  # in a record: metric -> {"classes": names, "values": a vector or matrix as nested lists}
 HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
 LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm")  # in names of other metrics
 

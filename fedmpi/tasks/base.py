@@ -89,11 +89,12 @@ class Metrics(dict):
 
     Attributes:
         clients: name -> [N] values, client by client; nan if a client has nothing to measure it on.
+        tables: name -> {"classes": their names, "values": a vector or matrix as nested lists}.
     """
 
-    def __init__(self, values, clients=()):
+    def __init__(self, values, clients=(), tables=()):
         super().__init__(values)
-        self.clients = dict(clients)
+        self.clients, self.tables = dict(clients), dict(tables)
 
 
 class LoadedTask:

@@ -21,6 +21,8 @@ from fedmpi.training.model import describe_model, model_class
 
 log = Log(__name__)
 
+MOST_CELLS = 12  # of a row of a matrix, in the closing table
+
 
 class ResultRule:
     """Which averaged model is the result: the last, the best at an evaluation, or that of a round drawn beforehand.
@@ -210,6 +212,7 @@ def closing_table(job, record, metrics, result, facts):
             ),
             *((name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()),
             *_client_lines(job, metrics),
+            *_table_lines(metrics),
             ("local steps", share(record["local_seconds"])),
             ("communication", f"{share(record['communication_seconds'])}, {link.summed_by}"),
             ("evaluation", share(record["evaluation_seconds"])),
@@ -235,6 +238,16 @@ def _client_lines(job, metrics):
         if name != "train_loss" and len(values) > 1:
             text = spread_in_words(values, names, less_is_better(name))
             yield f"{name.replace('_', ' ')} of clients", text
+
+
+def _table_lines(metrics):
+    """(name, text) of vectors, and of each row of matrices: the name of a class and its number."""
+    for name, of_metric in getattr(metrics, "tables", {}).items():
+        classes, values = of_metric["classes"], of_metric["values"]
+        is_matrix = isinstance(values[0], list)
+        for row, of_row in zip(classes, values) if is_matrix else [("", values)]:
+            cells = [f"{of_class} {value:.6g}" for of_class, value in zip(classes, of_row)][:MOST_CELLS]
+            yield f"{name.replace('_', ' ')} {row}".rstrip(), ", ".join(cells)
 
 
 def _with_paper(job, metric, value):

@@ -11,7 +11,7 @@ from helpers import ROOT, train
 from torch.utils.data import TensorDataset
 
 import fedmpi
-from fedmpi.tasks.custom import _measure
+from fedmpi.tasks.metrics import Metric
 
 CLOCKS = ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds")
 
@@ -71,12 +71,12 @@ def test_metrics_by_name():
         ("torchmetrics.Accuracy", {"task": "multiclass", "num_classes": 2}),
         lambda outputs, targets: (outputs.argmax(1) == targets).float().mean(),
     ):
-        assert float(_measure("accuracy", metric)(outputs, targets)) == pytest.approx(2 / 3)
+        assert float(Metric("accuracy", metric)(outputs, targets)) == pytest.approx(2 / 3)
 
 
 def test_metrics_get_their_settings_and_the_targets_first():
     outputs, targets = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), torch.tensor([0, 1, 1])
-    metric = _measure("precision", ("sklearn.metrics.precision_score", {"pos_label": 0}))
+    metric = Metric("precision", ("sklearn.metrics.precision_score", {"pos_label": 0}))
     assert metric(outputs, targets) == 0.5  # of the two that are called 0, one is
 
 
