@@ -33,6 +33,12 @@ class RunSettings:
         None, "local passes over a client's data per round, instead of q", above=0, most=MANY
     )
     batch_size: int = setting(50, "b, samples in a minibatch", least=1)
+    last_batch: str = setting(
+        "keep",
+        "the samples that are left at the end of a pass are a smaller minibatch (keep; a single "
+        "one joins the minibatch before it if the model has batch norm), join the one before (merge), or wait (drop)",
+        among=("keep", "merge", "drop"),
+    )
     first_batch_size: int | None = setting(
         None,
         "B, samples in the minibatch of a gradient before the first step, if the algorithm uses one; default: b",

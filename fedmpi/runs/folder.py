@@ -13,7 +13,7 @@ from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
 from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, SETTINGS, is_complete
-from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, TABLES_KEY, from_line
+from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, FORMAT_KEY, TABLES_KEY, from_line
 from fedmpi.text import short
 
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
@@ -34,6 +34,7 @@ class RunFolder:
         paper: what a preset says about the paper's result, or {}.
         clients: metric -> a list with each client's last value, {} in a run that did not record them.
         client_names: one per client, or [].
+        format: of the last records, see `fedmpi.runs.record`; "" if they have none.
         tables: metric -> (names of classes, rows of numbers) of its last vector (one row) or matrix.
     """
 
@@ -46,6 +47,7 @@ class RunFolder:
     clients: dict = dataclasses.field(default_factory=dict)
     client_names: list = dataclasses.field(default_factory=list)
     tables: dict = dataclasses.field(default_factory=dict)
+    format: str = ""
 
     @property
     def metrics(self):
@@ -87,10 +89,11 @@ def read_run(folder):
     if not is_run(folder):
         raise UserError(f"{folder}: not a run folder (it contains no {SETTINGS})")
     settings, paper = _read_settings(folder / SETTINGS)
-    records, clients, tables = read_records(folder / RECORDS)
+    records, *last = read_records(folder / RECORDS)
     note = folder / DIVERGED
     diverged = short(note.read_text(encoding="utf-8", errors="replace")[:LONGEST_NOTE]) if note.is_file() else ""
-    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables)
+    clients, tables, form = last
+    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, form)
     return RunFolder(folder, settings, records, *parts)
 
 
@@ -151,7 +154,7 @@ def _check_settings(path, settings):
 
 
 def read_records(path):
-    """(a file's records, the clients' last values, the last tables); an unfinished last line is ignored.
+    """(a file's records; the last values of clients, tables, format); an unfinished last line is ignored.
 
     Raises:
         UserError: if the file cannot be read, or a line is not the record of a round.
@@ -160,7 +163,7 @@ def read_records(path):
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    by_round, clients, tables = {}, {}, {}
+    by_round, clients, tables, form = {}, {}, {}, ""
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             record = from_line(line)
@@ -169,10 +172,11 @@ def read_records(path):
         if not _is_record(record):
             raise UserError(f"{path}: line {number} is not the record of a round")
         clients = _of_clients(record.get(CLIENTS_KEY)) or clients
+        form = short(record.get(FORMAT_KEY) or form, LONGEST_NAME)
         tables = _tables(record.get(TABLES_KEY)) or tables
         fields = record.items()
         by_round[record["round"]] = {k: _number(v) for k, v in fields if type(v) in (int, float) and NAME.fullmatch(k)}
-    return [by_round[number] for number in sorted(by_round)], clients, tables
+    return [by_round[number] for number in sorted(by_round)], clients, tables, form
 
 
 def _number(value):

@@ -11,7 +11,7 @@ from fedmpi.data.source import names_silos
 from fedmpi.errors import UserError
 from fedmpi.run_files import ROC
 from fedmpi.settings import setting
-from fedmpi.tasks.base import Metrics, constructor_of
+from fedmpi.tasks.base import Metrics, constructor_of, of_clients
 from fedmpi.tasks.classification import Classification, LoadedClassification
 
 ROC_POINTS = 300  # most points of the ROC curve in a run folder
@@ -188,8 +188,8 @@ class LoadedAUC(LoadedClassification):
 
     def evaluate(self, module, link):
         losses = [self._objective(module, client) for client in self._train]
-        metrics = {"train_loss": link.allgather([sum(losses)]).sum() / link.num_present(self._context.num_clients)}
-        clients = {"train_loss": link.allgatherv(losses)}
+        numbers, weighting = self._numbers["train"], self._context.weighting
+        metrics, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
         for name, samples in self._scored().items():
             scored = [_outputs_and_labels(module, part) for part in samples]
             here = [np.concatenate([np.empty(0), *values]) for values in zip(*scored)] or [np.empty(0)] * 2

@@ -31,7 +31,7 @@ from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
 from fedmpi.streams import generator
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
 from fedmpi.text import Log, short
 
@@ -191,6 +191,11 @@ class LoadedClassification(LoadedTask):
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._rows = self._labels = self._held_labels = self._sources = None
+        self._numbers = {  # of samples of this rank's clients, also where a `subset` has fewer
+            "train": [samples.num for samples in self._train.values()],
+            "test": [len(at) for *_, at in self._test_parts],
+            "held out": [samples.num for samples in self._held],
+        }
         self._clients = self._describe_clients(link)
         self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
@@ -233,19 +238,21 @@ class LoadedClassification(LoadedTask):
     def evaluate(self, module, link):
         losses = [sums[0] / sums[2] for sums in self._sums_of_clients(module, self._train.values())]
         tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
-        here = [sum(losses), *np.sum([np.zeros(3), *tests], axis=0), *np.sum([np.zeros(3), *held], axis=0)]
-        objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
-        metrics = {"train_loss": objective / link.num_present(self._context.num_clients)}
-        if test[2]:
-            metrics |= {"test_loss": test[0] / test[2], "accuracy": test[1] / test[2]}
-        if num_held:
-            metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
-        clients = {"train_loss": losses}
+        parts = [(self._numbers["train"], {"train_loss": losses})]
         if not self._is_shared or self._context.is_personal:
-            clients |= _per_sample("test_loss", "accuracy", tests)
-        if num_held:
-            clients |= _per_sample("holdout_loss", "holdout_accuracy", held)
-        return Metrics(metrics, {name: link.allgatherv(values) for name, values in clients.items()})
+            parts.append((self._numbers["test"], _per_sample("test_loss", "accuracy", tests)))
+        if self._context.holdout:
+            parts.append((self._numbers["held out"], _per_sample("holdout_loss", "holdout_accuracy", held)))
+        metrics, clients = {}, {}
+        for numbers, values in parts:
+            means, each = of_clients(link, values, numbers, self._context.weighting)
+            metrics, clients = metrics | means, clients | each
+        if self._is_shared:  # one test set, whatever part of it a rank or a client tests
+            loss, correct, number = link.allgather(np.sum([np.zeros(3), *tests], axis=0)).sum(0)
+            test = {"test_loss": loss / number, "accuracy": correct / number} if number else {}
+            train, held = ({k: v for k, v in metrics.items() if k.startswith(kind)} for kind in ("train", "holdout"))
+            metrics = train | test | held
+        return Metrics(metrics, clients)
 
     def _sums_of_clients(self, module, parts):
         """`_totals` of each of a rank's parts: one per client, or one for all of them."""

@@ -17,9 +17,11 @@ from fedmpi.errors import AgreedUserError, UserError
 from fedmpi.oracles.base import seed_all
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
 from fedmpi.tasks.metrics import PADDING, Answers, Metric
-from fedmpi.text import short
+from fedmpi.text import Log, short
+
+log = Log(__name__)
 
 FEW = 20  # samples of each part on which metrics are tried
 SHAKES = 6  # times that noise is added to a model to find out whether its outputs are probabilities
@@ -94,7 +96,10 @@ class Task(BaseTask):
         return None
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
-        """Mean loss of a batch: a 0-d tensor."""
+        """Mean loss of a batch: a 0-d tensor; or a pair (sum, weight) whose quotient is the mean.
+
+        With class weights, or of samples that count differently, only the pair gives the mean over a whole data set.
+        """
         raise UserError(f"{type(self).__name__} does not define loss(model, batch)")
 
     def predict(self, model: Any, batch: Any) -> tuple[Any, Any]:
@@ -157,30 +162,37 @@ class LoadedOwnTask(LoadedTask):
         return self._move(_fetch(self._task, self._train[client], indices))
 
     def loss(self, module, batch):
-        return self._task.loss(module, batch)
+        loss = self._task.loss(module, batch)
+        return loss[0] / (loss[1] if loss[1] else 1) if isinstance(loss, tuple) else loss
 
     def evaluate(self, module, link):
-        losses = [self._mean_loss(module, self._measured(*item))[0] for item in self._train.items()]
-        objective = float(link.allgather([sum(losses)]).sum())
-        values = {"train_loss": objective / link.num_present(self._context.num_clients)}
-        parts, clients = self._parts(link), {"train_loss": losses}
+        losses = [_mean(self._sums(module, self._measured(*item))) for item in self._train.items()]
+        parts, weighting = self._parts(link), self._context.weighting
+        numbers = [len(dataset) for dataset in self._train.values()]
+        values, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
         if self._has_tests_of_clients:
-            clients |= self._results_of_clients(module)
-        if self._has_tests_of_clients or self._test is not None:
-            sums = np.array([[loss * number, number] for loss, number in (self._mean_loss(module, p) for p in parts)])
-            total, number = link.allgather(sums.reshape(-1, 2).sum(0)).sum(0)
-            values["test_loss"] = float(total / max(1, number))
-        if self._metrics:
+            results, weights = self._results_of_clients(module)
+            means, each = of_clients(link, results, weights, weighting)
+            values |= {name: mean for name, mean in means.items() if name.startswith("test_loss")}
+            clients |= each
+        if self._test is not None:
+            sums = [pair for part in parts for pair in self._sums(module, part)]
+            sums = link.allgatherv(np.ravel(sums)).reshape(-1, 2)
+            values = {name: value for name, value in values.items() if not name.startswith("test_loss")}
+            values |= {"test_loss": _mean(sums)} if len(sums) else {}
+        if self._metrics and link.first_rank_where(any(map(len, parts))) is not None:
             values |= self._measure_all(*self._predictions(module, parts, link))
         tables = {name: values.pop(name) for name in list(values) if isinstance(values[name], list)}
         tables = {name: {"classes": self._names_of(table), "values": table} for name, table in tables.items()}
-        clients = {name: link.allgatherv(each) for name, each in clients.items() if name not in tables}
-        return Metrics(values, clients, tables)
+        return Metrics(values, {name: each for name, each in clients.items() if name not in tables}, tables)
 
     def try_metrics(self, module, link):
         parts = self._parts(link)
         few = [Subset(part, sorted({*np.linspace(0, len(part) - 1, FEW).astype(int)})) for part in parts if len(part)]
-        for chosen in (few, parts) if self._metrics else ():
+        has_any = link.first_rank_where(bool(few)) is not None
+        if not has_any and link.rank == 0:
+            log.warning("the test sets are empty: there is no test loss and no metric")
+        for chosen in (few, parts) if self._metrics and has_any else ():
             found = self._predictions(module, chosen, link)
             self._is_share = self._are_shares(module, chosen, link, found)
             try:
@@ -191,9 +203,13 @@ class LoadedOwnTask(LoadedTask):
                     raise
 
     def _parts(self, link):
-        """What this rank measures of the test data; without any, its clients' training data."""
+        """What this rank measures of the test data; without any, its clients' training data.
+
+        Ranks share the test set in whole batches: these, and so the loss, do not depend on the number of ranks.
+        """
         if self._test is not None:
-            edges = [len(self._test) * rank // link.size for rank in (link.rank, link.rank + 1)]
+            num, most = -(-len(self._test) // EVALUATION_BATCH), len(self._test)
+            edges = [min(most, num * rank // link.size * EVALUATION_BATCH) for rank in (link.rank, link.rank + 1)]
             return [Subset(self._test, range(*edges))]
         if self._has_tests_of_clients:
             return [own for own in self._tests_of_clients if own is not None]
@@ -231,15 +247,17 @@ class LoadedOwnTask(LoadedTask):
         return [str(k) for k in range(len(table))] if names is None or len(names) != len(table) else [*map(str, names)]
 
     def _results_of_clients(self, module):
-        """Name -> a value of each of this rank's clients on its own test data; nan if it has none."""
-        names, rows = ["test_loss", *self._metrics], []
+        """(name -> a value of each of this rank's clients on its own test data, nan if it has none; their weights)."""
+        names, rows, weights = ["test_loss", *self._metrics], [], []
         for own in self._tests_of_clients:
-            if own is None or not len(own):
+            sums = [] if own is None else self._sums(module, own)
+            weights.append(math.fsum(weight for _, weight in sums))
+            if not sums:
                 rows.append([np.nan] * len(names))
                 continue
             found = self._predictions(module, [own], SoloLink())
-            rows.append([self._mean_loss(module, own)[0], *(self._of_client(name, *found) for name in self._metrics)])
-        return dict(zip(names, map(list, zip(*rows))))
+            rows.append([_mean(sums), *(self._of_client(name, *found) for name in self._metrics)])
+        return dict(zip(names, map(list, zip(*rows)))), weights
 
     def _of_client(self, name, outputs, targets):
         """A metric of one client; nan if it is no number or cannot be computed, as of samples of one class."""
@@ -262,13 +280,17 @@ class LoadedOwnTask(LoadedTask):
         loader = DataLoader(dataset, EVALUATION_BATCH, collate_fn=task.collate, num_workers=task.workers)
         yield from map(self._move, loader) if len(dataset) else ()
 
-    def _mean_loss(self, module, dataset):
-        """(mean loss, number of samples)."""
-        total, number = 0.0, 0
+    def _sums(self, module, dataset):
+        """[(sum of losses, weight)] of each batch; of a mean loss, the weight is the number of samples."""
+        sums, number = [], 0
         for batch in self._batches(dataset):
             size = min(EVALUATION_BATCH, len(dataset) - number)
-            total, number = total + size * self._task.loss(module, batch).item(), number + size
-        return total / max(1, number), number
+            number, loss = number + size, self._task.loss(module, batch)
+            if not isinstance(loss, tuple):
+                self.measured = f"losses of batches of {EVALUATION_BATCH}, weighted by samples; metrics: of all samples"
+                loss = (size * loss.item(), size)
+            sums.append(tuple(map(float, loss)))
+        return sums
 
     def _predictions(self, module, parts, link):
         """(outputs, targets) of all ranks, on the CPU."""
@@ -291,12 +313,28 @@ class LoadedOwnTask(LoadedTask):
         return batch
 
 
+def _mean(sums):
+    """The mean of [(sum, weight)], the same bits in whatever order they are added."""
+    return math.fsum(total for total, _ in sums) / (math.fsum(weight for _, weight in sums) or 1)
+
+
 class _Numbered:
     """A sampler that remembers the number of the draw that was asked for last."""
 
     def __init__(self, sampler):
-        self.sampler, self.batches_per_pass = sampler, sampler.batches_per_pass
-        self.number, self.indices = None, None
+        self.sampler, self.number, self.indices = sampler, None, None
+
+    @property
+    def batches_per_pass(self):
+        return self.sampler.batches_per_pass
+
+    @property
+    def last_batch(self):
+        return self.sampler.last_batch
+
+    @last_batch.setter
+    def last_batch(self, last_batch):
+        self.sampler.last_batch = last_batch
 
     def __call__(self, number):
         self.number, self.indices = number, self.sampler(number)

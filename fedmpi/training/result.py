@@ -13,7 +13,7 @@ from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.runs.model_files import complete, load_values, read_state, save_client_model, save_hdf5, save_model
-from fedmpi.runs.record import less_is_better
+from fedmpi.runs.record import is_beside, less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import Log, format_bytes, spread_in_words, table
 from fedmpi.training.early_stopping import selection_goal
@@ -213,6 +213,7 @@ def closing_table(job, record, metrics, result, facts):
             *((name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()),
             *_client_lines(job, metrics),
             *_table_lines(metrics),
+            *_averages(job, metrics),
             ("local steps", share(record["local_seconds"])),
             ("communication", f"{share(record['communication_seconds'])}, {link.summed_by}"),
             ("evaluation", share(record["evaluation_seconds"])),
@@ -238,6 +239,15 @@ def _client_lines(job, metrics):
         if name != "train_loss" and len(values) > 1:
             text = spread_in_words(values, names, less_is_better(name))
             yield f"{name.replace('_', ' ')} of clients", text
+
+
+def _averages(job, metrics):
+    """The row about how metrics are averaged, if that is not the same for all."""
+    of_samples = job.config.run.weighting == "samples"
+    mine, other = ("samples", "clients") if of_samples else ("clients", "samples")
+    parts = [f"over {mine}, as in training; _{other}: over {other}"] if any(map(is_beside, metrics)) else []
+    text = "; ".join([*parts, *filter(None, [job.task.measured])])
+    return [("averages", text)] if text else []
 
 
 def _table_lines(metrics):
