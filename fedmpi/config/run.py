@@ -118,6 +118,11 @@ class RunSettings:
         None,
         "start from this trained model: model.pt, model.safetensors, model.h5, a run folder or a checkpoint folder",
     )
+    init_except: str | None = setting(
+        None,
+        "layers that --init does not read, and that start as in a new model (another head on a trained body): patterns "
+        "as for --private, like head.*",
+    )
     checkpoint_every: int | None = setting(
         None, "rounds between checkpoints; default: only by time, see --checkpoint_minutes", least=1, role="place"
     )
@@ -196,6 +201,10 @@ class RunSettings:
             raise UserError(f"name = {self.name}: expected the name of a folder, not a path; --out says where it is")
         if self.stop is not None:
             read_condition(self.stop)
+        if self.init_except is not None and self.init is None:
+            raise UserError(
+                f"init_except = {self.init_except}: there is no model to read the other layers from (--init)"
+            )
         folder = self.checkpoint_clients or ""
         if {*"{}"} & {*folder.replace("{client}", "").replace("{rank}", "")}:
             raise UserError(

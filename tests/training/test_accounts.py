@@ -40,7 +40,7 @@ def plainly_averaged(job, rounds, by_samples):
     x = {name: value.clone() for name, value in zip(names, job.flat.views(job.flat.x))}
     module, draws, means = MLP((1, 8, 8), 10), dict.fromkeys(range(4), 0), []
     for participants in rounds:
-        losses = []
+        losses, weights = [], []
         total, sums = 0.0, {name: torch.zeros_like(value) for name, value in x.items()}
         for client in participants:
             module.load_state_dict(x)
@@ -54,10 +54,11 @@ def plainly_averaged(job, rounds, by_samples):
                     parameter.data -= STEP_SIZE * slope
             weight = job.task.num_samples(client) if by_samples else 1
             total += weight
+            weights += [weight] * STEPS
             for name, value in module.state_dict().items():
                 sums[name] += weight * value
         x = {name: value / total for name, value in sums.items()}
-        means.append(np.mean(losses))
+        means.append(np.average(losses, weights=weights))
     return x, means
 
 
