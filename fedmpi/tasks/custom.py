@@ -18,7 +18,7 @@ from fedmpi.oracles.base import seed_all
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
-from fedmpi.tasks.metrics import PADDING, Answers, Metric
+from fedmpi.tasks.metrics import PADDING, Answers, Metric, or_nan
 from fedmpi.text import Log, short
 
 log = Log(__name__)
@@ -256,16 +256,8 @@ class LoadedOwnTask(LoadedTask):
                 rows.append([np.nan] * len(names))
                 continue
             found = self._predictions(module, [own], SoloLink())
-            rows.append([_mean(sums), *(self._of_client(name, *found) for name in self._metrics)])
+            rows.append([_mean(sums), *(or_nan(metric, *found, self._is_share) for metric in self._metrics.values())])
         return dict(zip(names, map(list, zip(*rows)))), weights
-
-    def _of_client(self, name, outputs, targets):
-        """A metric of one client; nan if it is no number or cannot be computed, as of samples of one class."""
-        try:
-            value = self._metrics[name](outputs, targets, self._is_share)
-        except UserError:
-            return math.nan
-        return math.nan if isinstance(value, list) else value
 
     def _measured(self, client, dataset):
         """The samples of a client on which its loss is measured: the same in every evaluation."""

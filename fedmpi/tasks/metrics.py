@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 import warnings
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from fedmpi.errors import UserError
 from fedmpi.registry import import_path
+from fedmpi.settings import nearest
 from fedmpi.text import short
 
 PADDING = -100  # behind shorter sequences; the value that torch's losses and Hugging Face's metrics ignore
@@ -18,6 +20,51 @@ LARGEST_TABLE = 10_000  # numbers in a vector or matrix that a metric returns
 _KINDS = {"_regression": "values", "_ranking": "scores"}
 _NAMED = {name: "probabilities" for name in ("log_loss", "brier_score_loss", "d2_log_loss_score", "d2_brier_score")}
 _NAMED |= {"top_k_accuracy_score": "probabilities", "hinge_loss": "margins"}
+
+
+# Name -> scikit-learn's function, and its arguments for two classes and for more; None: only for two.
+_BY_NAME = {
+    "f1": ("f1_score", {}, {"average": "macro"}),
+    "precision": ("precision_score", {"zero_division": 0}, {"average": "macro", "zero_division": 0}),
+    "sensitivity": ("recall_score", {}, {"average": "macro"}),
+    "specificity": ("recall_score", {"pos_label": 0}, None),
+    "balanced_accuracy": ("balanced_accuracy_score", {}, {}),
+    "auroc": ("roc_auc_score", {}, {"multi_class": "ovr"}),
+    "auprc": ("average_precision_score", {}, {}),
+    "brier": ("brier_score_loss", {}, {}),
+    "kappa": ("cohen_kappa_score", {}, {}),
+    "mcc": ("matthews_corrcoef", {}, {}),
+    "confusion": ("confusion_matrix", {}, {}),
+}
+NAMES = tuple(_BY_NAME)
+
+
+def by_name(text, num_classes, setting):
+    """Name -> `Metric` of names separated by commas, for a classifier.
+
+    Raises:
+        UserError: one line, if a name is unknown, or needs two classes, or scikit-learn is missing.
+    """
+    chosen = {}
+    for name in filter(None, map(str.strip, text.split(","))):
+        if name not in _BY_NAME:
+            known = ", ".join(NAMES)
+            raise UserError(f"{setting} = {text}: unknown metric {name}{nearest(name, NAMES)}; known: {known}")
+        function, of_two, of_more = _BY_NAME[name]
+        settings = of_two if num_classes == 2 else of_more
+        if settings is None:
+            raise UserError(f"{setting} = {text}: {name} is of two classes, and the data have {num_classes}")
+        chosen[name] = Metric(name, (f"sklearn.metrics.{function}", settings))
+    return chosen
+
+
+def or_nan(metric, *answers):
+    """A metric's number; nan if it is none or cannot be computed, as of samples of one class."""
+    try:
+        value = metric(*answers)
+    except UserError:
+        return math.nan
+    return math.nan if isinstance(value, list) else value
 
 
 @dataclasses.dataclass(frozen=True)

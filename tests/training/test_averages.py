@@ -9,6 +9,7 @@ import torch
 from helpers import ROOT, train
 
 import fedmpi
+from fedmpi.errors import UserError
 from fedmpi.runs.comparison import problems
 from fedmpi.tasks.base import averages
 
@@ -155,3 +156,46 @@ def test_batch_norm_with_one_sample_left(tmp_path, rule):
     options = {"task": task, "model": model, "clients": 2, "batch_size": 10, "local_epochs": 1, "out": tmp_path}
     run = fedmpi.train(rounds=20, algorithm={"name": "fedavg", "step_size": 0.5}, last_batch=rule, threads=1, **options)
     assert run.final["train_loss"] < 0.3 and run.metrics[-1]["iteration"] == 40  # two minibatches in a pass
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_further_metrics_of_silos_are_those_of_scikit_learn(silos, tmp_path, ranks):
+    sk = pytest.importorskip("sklearn.metrics")
+    words = (
+        "--data",
+        silos / "silo_{client}.h5",
+        "--clients",
+        3,
+        "--rounds",
+        1,
+        "--algorithm",
+        "fedavg",
+        "--name",
+        "a",
+    )
+    ended = train(ranks, tmp_path, *words, "--task.metrics", "f1,auroc,sensitivity,specificity,brier,confusion")
+    assert ended.returncode == 0 and "brier, confusion: of all test samples" in ended.stdout, ended.stderr
+    model, shares, labels = fedmpi.load(tmp_path / "a"), [], []
+    for client in range(3):
+        with h5py.File(silos / f"silo_{client}.h5") as file, torch.no_grad():
+            shares.append(model(torch.tensor(file["test/images"][:])).double().softmax(1)[:, 1].numpy())
+            labels.append(file["test/labels"][:])
+    share, label = map(np.concatenate, (shares, labels))
+    run = fedmpi.load_run(tmp_path / "a")
+    for name, right in {
+        "f1": sk.f1_score(label, share > 0.5),
+        "auroc": sk.roc_auc_score(label, share),
+        "sensitivity": sk.recall_score(label, share > 0.5),
+        "specificity": sk.recall_score(label, share > 0.5, pos_label=0),
+        "brier": sk.brier_score_loss(label, share),
+    }.items():
+        assert run.final(name) == pytest.approx(right, abs=1e-6), name
+    assert run.tables["confusion"][1] == sk.confusion_matrix(label, share > 0.5).tolist()
+    assert run.clients["f1"][0] == pytest.approx(sk.f1_score(labels[0], shares[0] > 0.5))
+
+
+def test_wrong_names_of_metrics_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"task\.metrics = aurocc: unknown metric aurocc.*auroc"):
+        fedmpi.train(task={"name": "classification", "metrics": "aurocc"}, rounds=1, out=tmp_path)
+    with pytest.raises(UserError, match="specificity is of two classes, and the data have 10"):
+        fedmpi.train(task={"name": "classification", "metrics": "specificity"}, rounds=1, out=tmp_path)
