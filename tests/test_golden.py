@@ -22,7 +22,7 @@ def learned(path):
         found[run] = {}
         for name, (*numbers, _) in rows.items():
             kind, *words = name.split("/")
-            if kind == "metrics" and (words[0] in ("round", "iteration") or words[1] != str(last)):
+            if kind == "metrics" and (words[0] in ("round", "iteration", "format") or words[1] != str(last)):
                 continue
             found[run][name] = [float(f"{number:.15g}") for number in numbers]
     return found

@@ -33,6 +33,12 @@ class RunSettings:
         None, "local passes over a client's data per round, instead of q", above=0, most=MANY
     )
     batch_size: int = setting(50, "b, samples in a minibatch", least=1)
+    last_batch: str = setting(
+        "keep",
+        "the samples that are left at the end of a pass are a smaller minibatch (keep; a single "
+        "one joins the minibatch before it if the model has batch norm), join the one before (merge), or wait (drop)",
+        among=("keep", "merge", "drop"),
+    )
     first_batch_size: int | None = setting(
         None,
         "B, samples in the minibatch of a gradient before the first step, if the algorithm uses one; default: b",
@@ -112,6 +118,11 @@ class RunSettings:
         None,
         "start from this trained model: model.pt, model.safetensors, model.h5, a run folder or a checkpoint folder",
     )
+    init_except: str | None = setting(
+        None,
+        "layers that --init does not read, and that start as in a new model (another head on a trained body): patterns "
+        "as for --private, like head.*",
+    )
     checkpoint_every: int | None = setting(
         None, "rounds between checkpoints; default: only by time, see --checkpoint_minutes", least=1, role="place"
     )
@@ -190,6 +201,10 @@ class RunSettings:
             raise UserError(f"name = {self.name}: expected the name of a folder, not a path; --out says where it is")
         if self.stop is not None:
             read_condition(self.stop)
+        if self.init_except is not None and self.init is None:
+            raise UserError(
+                f"init_except = {self.init_except}: there is no model to read the other layers from (--init)"
+            )
         folder = self.checkpoint_clients or ""
         if {*"{}"} & {*folder.replace("{client}", "").replace("{rank}", "")}:
             raise UserError(

@@ -2,7 +2,7 @@
 
 import math
 
-from fedmpi.data.sampler import to_device
+from fedmpi.data.sampler import LastBatch, to_device
 from fedmpi.streams import FIRST, WHOLE, generator
 
 
@@ -51,15 +51,20 @@ class DealtSampler:
         dealer: a `Dealer`. client: its number. The others: see `fedmpi.data.sampler.EpochSampler`.
 
     Attributes:
-        batches_per_pass: minibatches in a pass, if all parts of a round were equal.
+        batches_per_pass: minibatches in a pass, if all parts of a round were equal. last_batch: see `EpochSampler`.
     """
+
+    last_batch = LastBatch()
 
     def __init__(self, dealer, client, batch_size, first_batch_size, seed, device="cpu"):
         self._dealer, self._client, self._seed, self._device = dealer, client, seed, device
         self._batch_size, self._first_batch_size = batch_size, first_batch_size
-        self.batches_per_pass = -(-dealer.share // batch_size)
         self._round, self._first_draw = None, 0
         self._pass, self._order = None, None
+
+    @property
+    def batches_per_pass(self):
+        return self.last_batch.cut(self._dealer.share, self._batch_size)[0]
 
     def __call__(self, number):
         """[b] int64 indices of draw `number`: 0, 1, 2, ..., the draws of a round in order; FIRST or WHOLE."""
@@ -72,8 +77,9 @@ class DealtSampler:
             return to_device(part[order[: self._first_batch_size]], self._device)
         if round_index != self._round:
             self._round, self._first_draw, self._pass = round_index, number, None
-        pass_index, position = divmod(number - self._first_draw, -(-len(part) // self._batch_size))
+        num_batches, _ = self.last_batch.cut(len(part), self._batch_size)
+        pass_index, position = divmod(number - self._first_draw, num_batches)
         if pass_index != self._pass:
             rng = generator(self._seed, "order", self._client, round_index, pass_index)
             self._pass, self._order = pass_index, to_device(rng.permutation(part), self._device)
-        return self._order[position * self._batch_size : (position + 1) * self._batch_size]
+        return self.last_batch.piece(self._order, position, self._batch_size)

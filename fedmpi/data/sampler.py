@@ -1,5 +1,7 @@
 """Which of a client's samples are in its t-th minibatch."""
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -13,10 +15,36 @@ def to_device(array, device):
     return tensor.to(device) if on_cpu else tensor.pin_memory().to(device, non_blocking=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class LastBatch:
+    """What happens with the samples that are left at the end of a pass.
+
+    Attributes:
+        rule: "keep": they are a minibatch; "merge": they join the one before it; "drop": this pass is without them.
+        least: fewer samples than that join the minibatch before, also with "keep".
+    """
+
+    rule: str = "keep"
+    least: int = 1
+
+    def cut(self, num_samples, batch_size):
+        """(number of minibatches in a pass, where the last one ends)."""
+        whole, left = divmod(num_samples, batch_size)
+        if not whole or (self.rule == "keep" and left >= self.least):
+            return whole + 1, num_samples
+        return whole, whole * batch_size if self.rule == "drop" else num_samples
+
+    def piece(self, order, position, batch_size):
+        """Minibatch number `position` of a pass: a part of `order`."""
+        num, end = self.cut(len(order), batch_size)
+        begin = position * batch_size
+        return order[begin : end if position == num - 1 else begin + batch_size]
+
+
 class EpochSampler:
     """Minibatches of a client: each pass over its data is in a new random order, without replacement.
 
-    The last minibatch of a pass has the samples that are left. Draws can be requested by number in any
+    The last minibatch of a pass has the samples that are left, see `LastBatch`. Draws can be requested by number in any
     order, because the order of pass e is the stream (seed, "order", client, e).
 
     Args:
@@ -25,14 +53,22 @@ class EpochSampler:
         first_batch_size: B, drawn once without replacement; capped at num_samples.
         seed: of the run. client: the client's number.
         device: of the indices.
+
+    Attributes:
+        last_batch: a `LastBatch`, which the training loop sets. batches_per_pass: minibatches in a pass.
     """
+
+    last_batch = LastBatch()
 
     def __init__(self, num_samples, batch_size, first_batch_size, seed, client, device="cpu"):
         self._num_samples, self._batch_size = num_samples, min(batch_size, num_samples)
         self._first_batch_size = min(first_batch_size, num_samples)
         self._seed, self._client, self._device = seed, client, device
-        self.batches_per_pass = -(-num_samples // self._batch_size)
         self._pass, self._order = None, None
+
+    @property
+    def batches_per_pass(self):
+        return self.last_batch.cut(self._num_samples, self._batch_size)[0]
 
     def __call__(self, number):
         """[b] int64 indices of draw `number`: 0, 1, 2, ..., FIRST or WHOLE."""
@@ -45,7 +81,7 @@ class EpochSampler:
         if pass_index != self._pass:
             order = generator(self._seed, "order", self._client, pass_index).permutation(self._num_samples)
             self._pass, self._order = pass_index, to_device(order, self._device)
-        return self._order[position * self._batch_size : (position + 1) * self._batch_size]
+        return self.last_batch.piece(self._order, position, self._batch_size)
 
 
 class SequentialSampler:

@@ -23,17 +23,18 @@ class Losses:
     On a GPU they stay there until `collect`: looking at a value waits for all that the GPU has still to compute.
 
     Attributes, from `collect` on:
-        total: their sum; totals: of each client. number: of losses.
+        total: their sum; totals: of each client. number: of losses. With weights: a client's mean loss times its
+            weight, and the sum of the weights.
         bad_client: the first client with a value that is not finite, or -1; bad_row: the position of its row with
             that value, -1 if it is the sum of its losses.
 
     Args:
-        on_gpu: whether the rows are there.
+        on_gpu: whether the rows are there. weights: number of a client -> its weight; None: all losses count the same.
     """
 
-    def __init__(self, on_gpu=False):
+    def __init__(self, on_gpu=False, weights=None):
         self.total, self.totals, self.number, self.bad_client, self.bad_row = 0.0, [], 0, -1, -1
-        self._on_gpu = on_gpu
+        self._on_gpu, self._weights = on_gpu, weights
         self._rows_of = {}  # number of a client -> what is known of its rows, see `check_rows`
         self._losses_of = {}  # number of a client -> its losses, 0-d tensors
 
@@ -71,9 +72,12 @@ class Losses:
         losses = [loss for of_client in self._losses_of.values() for loss in of_client]
         values = iter(torch.stack(losses).tolist() if losses else ())
         bad_rows = self._collect_rows()
-        self.number = len(losses)
+        self.number = len(losses) if self._weights is None else 0
         for client, of_client in self._losses_of.items():
             total = float(sum(itertools.islice(values, len(of_client))))
+            if self._weights is not None and of_client:
+                total *= self._weights[client] / len(of_client)
+                self.number += self._weights[client]
             self.total += total
             self.totals.append(total)
             if self.bad_client < 0 and (client in bad_rows or not math.isfinite(total)):

@@ -218,7 +218,7 @@ class Federation:
         store.begin_exchange(exchange.rows, number == 0)
         self._exchange, self._moment = exchange, Moment(current.index, number, exchange.rows, store.region)
         self.aggregation.begin(self._moment, weights)
-        self._losses = Losses(on_gpu=store.block.device.type != "cpu")
+        self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.weights else None)
         return [client for client in self.clients if client.index in weights]
 
     def begin_turn(self, client, first_step=0):

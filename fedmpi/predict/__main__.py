@@ -37,6 +37,8 @@ def make_parser():
     parser.add_argument("--out", metavar="FILE", default="predictions.csv", help="default: predictions.csv")
     parser.add_argument("--split", default="test", help="part of an HDF5 or npz file: test (the default) or train")
     parser.add_argument("--label", metavar="COLUMN", help="column of a table that has the labels")
+    text = "also write the probability of every class, a column each"
+    parser.add_argument("--probabilities", action="store_true", help=text)
     text = "number of the client whose own model predicts, if layers are personal (--private)"
     parser.add_argument("--client", type=int, metavar="N", help=text)
     return parser
@@ -52,14 +54,16 @@ def _run(arguments):
     _check_weights(model_file(folder, options.client), model)
     samples, labels = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
     try:
-        predicted, probability, num_classes = predict(model, samples)
+        probabilities = predict(model, samples)
     except UserError as error:
         raise UserError(f"{options.file} with the model of {folder}: {error}") from None
+    (predicted, probability), num_classes = (probabilities.argmax(1), probabilities.max(1)), probabilities.shape[1]
     if labels is not None and len(outside := labels[(labels < 0) | (labels >= num_classes)]):
         what = f"expected 0 to {num_classes - 1}, the classes of the model, or a file without labels"
         raise UserError(f"{options.file}: label {outside[0]}: {what}")
     accuracy = "" if labels is None else f"; accuracy {(labels == predicted).mean():.4f}"
-    _write(options.out, model.fedmpi.get("class_names"), (predicted, probability, labels))
+    further = probabilities if options.probabilities else None
+    _write(options.out, model.fedmpi.get("class_names"), (predicted, probability, labels), further)
     print(f"{len(predicted)} predictions in {options.out}{accuracy}")
 
 
@@ -75,28 +79,23 @@ def _check_weights(path, model):
 
 @torch.no_grad()
 def predict(model, samples):
-    """The likeliest class of every sample, and its probability.
+    """[n, classes] float32 array: the probability of every class for every sample.
 
     Args:
         model: what `fedmpi.load` gives. samples: [n, ...] array of at least one sample, see `prepare_inputs`.
 
-    Returns:
-        ([n] int64, [n] float32) arrays, and the number of classes.
-
     Raises:
         UserError: if the model takes no such samples, or a value or score of one is not finite.
     """
-    likeliest, probabilities = [], []
+    probabilities = []
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     for begin in range(0, len(samples), AT_ONCE):
         inputs = prepare_inputs(model.fedmpi, samples[begin : begin + AT_ONCE]).to(dtype)
         _check_finite(begin, inputs, f"a value that is not finite, or too large for {dtype}")
         scores = _scores(model, inputs)
         _check_finite(begin, scores, "a score that is not finite: the model cannot classify it")
-        best = scores.softmax(1).max(1)
-        likeliest.append(best.indices)
-        probabilities.append(best.values.float())
-    return torch.cat(likeliest).numpy(), torch.cat(probabilities).numpy(), scores.shape[1]
+        probabilities.append(scores.softmax(1).float())
+    return torch.cat(probabilities).numpy()
 
 
 def _scores(model, inputs):
@@ -122,11 +121,12 @@ def _check_finite(begin, values, what):
         raise UserError(f"sample {begin + int(is_finite.int().argmin())} (from 0) has {what}")
 
 
-def _write(path, names, columns):
+def _write(path, names, columns, further=None):
     """Write the table.
 
     Args:
         names: of the classes, or None. columns: predicted classes, their probabilities, and labels or None.
+        further: [n, classes] probabilities of all classes, or None.
     """
     predicted, probability, labels = columns
 
@@ -137,6 +137,9 @@ def _write(path, names, columns):
     rows += [[number, name(best), f"{sure:.6f}"] for number, (best, sure) in enumerate(zip(predicted, probability))]
     if labels is not None:
         rows = [[*row, label] for row, label in zip(rows, ["label", *map(name, labels)])]
+    if further is not None:
+        titles = [f"probability of {name(k)}" for k in range(further.shape[1])]
+        rows = [[*row, *more] for row, more in zip(rows, [titles, *([f"{p:.6f}" for p in each] for each in further)])]
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     with attempt("write", f"--out {path}", OSError, ValueError), replacing(path, HEADER) as part:

@@ -11,7 +11,7 @@ from fedmpi.runs.record import HELD_OUT, less_is_better
 
 def further_parts(problem, style):
     """Yield (heading, list of `Table`, figure) of each further part for which a problem's runs have data."""
-    from fedmpi.report.further_figures import draw_roc, draw_setting, draw_silos
+    from fedmpi.report.further_figures import draw_heat, draw_roc, draw_setting, draw_silos
 
     methods, metric = problem.methods, client_metric(problem.methods)
     tables = [table for table in (silo_table(problem), client_table(problem)) if table is not None]
@@ -23,6 +23,9 @@ def further_parts(problem, style):
     points = {number: curve for number, method in enumerate(methods) if (curve := roc_curve(method))}
     if points:
         yield "ROC curve on the test set", [], draw_roc(methods, points, style)
+    for method in methods:
+        for name, (names, rows) in next((run.tables for run in usable_runs(method) if run.tables), {}).items():
+            yield f"{name} of {method.label}", [], draw_heat(names, rows, style)
     for key, measured, lines in varied_settings(problem):
         heading = f"What {key.rpartition('.')[2].replace('_', ' ')} does"
         yield heading, [], draw_setting(key, measured, lines, style)

@@ -1,5 +1,6 @@
 """Further figures of a comparison: results of each client, ROC curves, what a setting does."""
 
+import itertools
 import statistics
 import textwrap
 
@@ -85,6 +86,28 @@ def draw_setting(key, metric, lines, style=None):
         axes.set(xlabel=key.rpartition(".")[2].replace("_", " "), ylabel=title(metric))
         if len(lines) > 1:
             axes.legend(frameon=False, fontsize=0.9 * style.size)
+    return figure
+
+
+def draw_heat(names, rows, style=None):
+    """The figure of a vector (one row) or matrix: a coloured cell with its number for each pair of classes.
+
+    Args:
+        names: of the classes. rows: lists of as many numbers.
+    """
+    style = style or Style()
+    with matplotlib.rc_context({**figure_settings(style), "axes.grid": False}):
+        figure, axes = _plain_axes(style, max(90, min(style.width, 60 + 26 * len(rows))))
+        axes.imshow(rows, cmap="Blues", aspect="auto")
+        axes.set_xticks(range(len(names)), map(_short, names), rotation=90 if len(names) > MOST_TICKS else 0)
+        axes.set_yticks(range(len(rows)), map(_short, names) if len(rows) == len(names) else [""] * len(rows))
+        known = [value for row in rows for value in row if value == value]
+        middle = (min(known, default=0) + max(known, default=0)) / 2
+        for (row, of_row), column in itertools.product(enumerate(rows), range(len(names) if len(names) < 16 else 0)):
+            shade = "white" if of_row[column] > middle else INK
+            axes.text(column, row, f"{of_row[column]:.4g}", ha="center", va="center", color=shade)
+        if len(rows) > 1:
+            axes.set(xlabel="column", ylabel="row")
     return figure
 
 

@@ -7,11 +7,13 @@ import os
 import pathlib
 import re
 
+import numpy as np
+
 from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
 from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, SETTINGS, is_complete
-from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, from_line
+from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, FORMAT_KEY, TABLES_KEY, from_line
 from fedmpi.text import short
 
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
@@ -32,6 +34,8 @@ class RunFolder:
         paper: what a preset says about the paper's result, or {}.
         clients: metric -> a list with each client's last value, {} in a run that did not record them.
         client_names: one per client, or [].
+        format: of the last records, see `fedmpi.runs.record`; "" if they have none.
+        tables: metric -> (names of classes, rows of numbers) of its last vector (one row) or matrix.
     """
 
     path: pathlib.Path
@@ -42,6 +46,8 @@ class RunFolder:
     paper: dict
     clients: dict = dataclasses.field(default_factory=dict)
     client_names: list = dataclasses.field(default_factory=list)
+    tables: dict = dataclasses.field(default_factory=dict)
+    format: str = ""
 
     @property
     def metrics(self):
@@ -83,10 +89,12 @@ def read_run(folder):
     if not is_run(folder):
         raise UserError(f"{folder}: not a run folder (it contains no {SETTINGS})")
     settings, paper = _read_settings(folder / SETTINGS)
-    records, clients = read_records(folder / RECORDS)
+    records, *last = read_records(folder / RECORDS)
     note = folder / DIVERGED
     diverged = short(note.read_text(encoding="utf-8", errors="replace")[:LONGEST_NOTE]) if note.is_file() else ""
-    return RunFolder(folder, settings, records, is_complete(folder), diverged, paper, clients, _client_names(folder))
+    clients, tables, form = last
+    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, form)
+    return RunFolder(folder, settings, records, *parts)
 
 
 def find_runs(paths):
@@ -146,7 +154,7 @@ def _check_settings(path, settings):
 
 
 def read_records(path):
-    """(the records of a file, if there is one, the clients' last values); an unfinished last line is ignored.
+    """(a file's records; the last values of clients, tables, format); an unfinished last line is ignored.
 
     Raises:
         UserError: if the file cannot be read, or a line is not the record of a round.
@@ -155,7 +163,7 @@ def read_records(path):
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    by_round, clients = {}, {}
+    by_round, clients, tables, form = {}, {}, {}, ""
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             record = from_line(line)
@@ -164,9 +172,11 @@ def read_records(path):
         if not _is_record(record):
             raise UserError(f"{path}: line {number} is not the record of a round")
         clients = _of_clients(record.get(CLIENTS_KEY)) or clients
+        form = short(record.get(FORMAT_KEY) or form, LONGEST_NAME)
+        tables = _tables(record.get(TABLES_KEY)) or tables
         fields = record.items()
         by_round[record["round"]] = {k: _number(v) for k, v in fields if type(v) in (int, float) and NAME.fullmatch(k)}
-    return [by_round[number] for number in sorted(by_round)], clients
+    return [by_round[number] for number in sorted(by_round)], clients, tables, form
 
 
 def _number(value):
@@ -180,6 +190,20 @@ def _of_clients(values):
     """Those entries of what a record has of its clients that are lists of numbers; {} if it has nothing."""
     entries = values.items() if isinstance(values, dict) else ()
     return {name: some for name, some in entries if isinstance(some, list) and {*map(type, some)} <= {int, float}}
+
+
+def _tables(entries):
+    """Name -> (names, rows) of those tables of a record that are what fedmpi writes."""
+    tables = {}
+    for name, table in entries.items() if isinstance(entries, dict) else ():
+        try:
+            rows = np.atleast_2d(np.asarray(table["values"], dtype=float))
+            names = [short(one, LONGEST_NAME) for one in table["classes"]]
+        except (KeyError, TypeError, ValueError):
+            continue
+        if NAME.fullmatch(name) and rows.ndim == 2 and len(names) == rows.shape[1] and rows.size:
+            tables[name] = (names, rows.tolist())
+    return tables
 
 
 def _client_names(folder):

@@ -2,6 +2,7 @@
 
 import pathlib
 import stat
+from fnmatch import fnmatchcase as fnmatch
 
 import safetensors.torch
 import torch
@@ -15,21 +16,24 @@ from fedmpi.checkpoints.files import (
 )
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
+from fedmpi.federation.private import matching
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
 
 WANTED = "expected model.pt, model.safetensors or model.h5 of a run, its folder, or one of its checkpoints"
 
 
-def read_initial(path, flat):
+def read_initial(path, flat, left_out=None):
     """Parameters and buffers by name.
 
     Args:
         path: text of the setting `init`.
         flat: the `FlatModule` that will take them; it says the shapes of a checkpoint's rows.
+        left_out: the setting `init_except`: patterns of names that are not read, whatever their shapes; or None.
 
     Returns:
-        name -> tensor, with every name of the module's `state_dict()`; from a checkpoint, without integer buffers.
+        name -> tensor, with every name of the module's `state_dict()` that is not left out; from a checkpoint, without
+        integer buffers.
 
     Raises:
         UserError: one line, if it cannot be read, or is of another model.
@@ -50,7 +54,12 @@ def read_initial(path, flat):
     except Exception as error:  # noqa: BLE001  each library has its own errors for files of another kind
         what = " ".join(str(error).split())[:200]
         raise UserError(f"init = {path}: cannot be read: {what}; {WANTED}") from None
-    _check(path, values, flat)
+    names = matching(flat.module, left_out, "init_except") if left_out else set()
+    if names:  # of the model; other names that the file has there are those of its own layers
+        parts = [part.strip() for part in left_out.split(",")]
+        names |= {name for name in values for part in parts if any(fnmatch(name, one) for one in (part, f"{part}.*"))}
+    values = {name: value for name, value in values.items() if name not in names}
+    _check(path, values, flat, names)
     return values
 
 
@@ -78,12 +87,12 @@ def _of_checkpoint(folder, flat):
     return values
 
 
-def _check(path, values, flat):
-    """Check all names and shapes."""
+def _check(path, values, flat, left_out):
+    """Check all names and shapes but those that are left out."""
     expected = {name: tuple(value.shape) for name, value in flat.named_values(flat.x, flat.buffers).items()}
     found = {name: tuple(value.shape) for name, value in values.items()}
     wrong = [f"{name} is missing" for name, value in flat.module.state_dict().items()
-             if name not in found and value.is_floating_point()]  # fmt: skip
+             if name not in found and name not in left_out and value.is_floating_point()]  # fmt: skip
     wrong += [f"{name} is not in the model" for name in found if name not in expected]
     wrong += [
         f"{name} has shape {list(found[name])}, expected {list(shape)}"

@@ -65,8 +65,19 @@ METRICS = _table(
     Field("gap", "gap", less_is_better=True),
 )
 CLIENTS_KEY = "clients"  # in a record: metric -> a list with each client's value, nan if it has none
+TABLES_KEY = "tables"  # in a record: metric -> {"classes": names, "values": a vector or matrix as nested lists}
+FORMAT_KEY, FORMAT = "format", "2"  # in a record with metrics; before 2, means did not follow the weighting
 HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
-LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm")  # in names of other metrics
+LESS_IS_BETTER = (
+    "loss",
+    "perplexity",
+    "distance",
+    "distortion",
+    "error",
+    "gap",
+    "norm",
+    "brier",
+)  # in names of other metrics
 
 
 def to_line(record):
@@ -111,6 +122,11 @@ def title(name):
 def label(name):
     """What tables call a field."""
     return field(name).label
+
+
+def is_beside(metric):
+    """Whether it is the other average, over samples or clients, of the metric whose name it begins with."""
+    return metric.endswith(("_samples", "_clients"))
 
 
 def less_is_better(metric):

@@ -18,7 +18,7 @@ from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
 from fedmpi.run_files import DIVERGED, MODEL, RECORDS, SETTINGS, find_checkpoints, had_checkpoints, is_complete
 from fedmpi.runs.lock import RunLock
-from fedmpi.runs.record import CLIENTS_KEY, from_line, to_line
+from fedmpi.runs.record import CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
 from fedmpi.runs.trackers.base import titled
 from fedmpi.text import Log, format_seconds
 
@@ -166,20 +166,21 @@ class Recorder:
 
         Args:
             record: the amounts and the loss of the round, see `fedmpi.runs.record`.
-            metrics: name -> number, {} if the model was not evaluated; its attribute `clients`, if it has one,
-                name -> a list with each client's number.
+            metrics: name -> number, {} if the model was not evaluated; its attributes `clients` and `tables`, if it
+                has them, are recorded under these names.
 
         Raises:
             UserError: if another job has taken the run folder.
         """
         if self._lock.is_doubtful:
             self.check_lock()
-        clients = getattr(metrics, "clients", {})
-        self.last = {**record, **metrics, **({CLIENTS_KEY: clients} if clients else {})}
+        further = {key: entries for key in (CLIENTS_KEY, TABLES_KEY) if (entries := getattr(metrics, key, {}))}
+        further |= {FORMAT_KEY: FORMAT} if metrics else {}
+        self.last = {**record, **metrics, **further}
         self._append(to_line(self.last))
         for tracker in self._begun:
             tracker.round(record["round"], titled(self.last))
-        text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        text = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if not is_beside(name))
         if self._bar is not None:
             self._bar.update()
             if text:

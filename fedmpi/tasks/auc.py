@@ -11,7 +11,7 @@ from fedmpi.data.source import names_silos
 from fedmpi.errors import UserError
 from fedmpi.run_files import ROC
 from fedmpi.settings import setting
-from fedmpi.tasks.base import Metrics, constructor_of
+from fedmpi.tasks.base import Metrics, constructor_of, of_clients
 from fedmpi.tasks.classification import Classification, LoadedClassification
 
 ROC_POINTS = 300  # most points of the ROC curve in a run folder
@@ -134,6 +134,8 @@ class LoadedAUC(LoadedClassification):
 
     def __init__(self, settings, context, sources, *data):
         super().__init__(settings, context, sources, *data)
+        if settings.metrics:
+            raise UserError(f"task.metrics = {settings.metrics}: the task auc measures auc only: leave it out")
         originals = [f"{source.num_original_classes} original classes" for source in sources.values()]
         self._facts = [[*facts, original] for facts, original in zip(self._facts, originals)]
         self.ascent_scale = settings.ascent_scale
@@ -188,8 +190,8 @@ class LoadedAUC(LoadedClassification):
 
     def evaluate(self, module, link):
         losses = [self._objective(module, client) for client in self._train]
-        metrics = {"train_loss": link.allgather([sum(losses)]).sum() / link.num_present(self._context.num_clients)}
-        clients = {"train_loss": link.allgatherv(losses)}
+        numbers, weighting = self._numbers["train"], self._context.weighting
+        metrics, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
         for name, samples in self._scored().items():
             scored = [_outputs_and_labels(module, part) for part in samples]
             here = [np.concatenate([np.empty(0), *values]) for values in zip(*scored)] or [np.empty(0)] * 2

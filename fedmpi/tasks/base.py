@@ -3,8 +3,10 @@
 import dataclasses
 import inspect
 import json
+import math
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from fedmpi.comm.device import fits, memory_of
@@ -25,6 +27,7 @@ class RankContext:
         is_personal: whether each client is evaluated with a model of its own (`RunSettings.private`).
         holdout: share of every client's training data that is evaluated and not trained on.
         participation: share of the clients that take part in a round.
+        weighting: of the clients in every average, "uniform" or "samples".
         num_local: ranks of this node, which may share the device.
     """
 
@@ -40,6 +43,7 @@ class RankContext:
     is_personal: bool = False
     participation: float = 1.0
     num_local: int = 1
+    weighting: str = "uniform"
 
     def device_of_data(self, nbytes):
         """The device on which a data set of so many bytes is to lie: the host, if it would fill a GPU's memory."""
@@ -89,11 +93,50 @@ class Metrics(dict):
 
     Attributes:
         clients: name -> [N] values, client by client; nan if a client has nothing to measure it on.
+        tables: name -> {"classes": their names, "values": a vector or matrix as nested lists}.
     """
 
-    def __init__(self, values, clients=()):
+    def __init__(self, values, clients=(), tables=()):
         super().__init__(values)
-        self.clients = dict(clients)
+        self.clients, self.tables = dict(clients), dict(tables)
+
+
+UNEQUAL = 1.01  # largest number of samples / smallest: above it, means over clients and over samples both count
+
+
+def averages(name, values, numbers, weighting):
+    """A mean over clients under its name and, where the clients' numbers of samples differ, the other mean beside it.
+
+    Args:
+        values: [N] of each client. numbers: [N] of its samples; a client with none does not count.
+        weighting: of the clients in training: "uniform": the mean over clients is `name`, that over samples
+            `name`_samples; "samples": the mean over samples is `name`, that over clients `name`_clients.
+
+    Returns:
+        name -> number; {} if no client has samples.
+    """
+    values, numbers = np.asarray(values), np.asarray(numbers)
+    values, numbers = values[numbers > 0], numbers[numbers > 0]
+    if not len(values):
+        return {}
+    over_clients = math.fsum(values) / len(values)
+    over_samples = math.fsum(values * numbers) / math.fsum(numbers)
+    mine, other = (over_clients, over_samples) if weighting == "uniform" else (over_samples, over_clients)
+    beside = {f"{name}_{'samples' if weighting == 'uniform' else 'clients'}": other}
+    return {name: mine} | (beside if numbers.max() > UNEQUAL * numbers.min() else {})
+
+
+def of_clients(link, values, numbers, weighting):
+    """(the `averages`, name -> [N] values of all clients) of what a rank measured of its own. Collective on the link.
+
+    Args:
+        values: name -> one value per client of this rank. numbers: of their samples. weighting: see `averages`.
+    """
+    table = np.column_stack([numbers, *values.values()])
+    numbers, *columns = link.allgatherv(table.ravel()).reshape(-1, table.shape[1]).T
+    clients = dict(zip(values, columns))
+    means = [averages(name, column, numbers, weighting) for name, column in clients.items()]
+    return {name: value for of_metric in means for name, value in of_metric.items()}, clients
 
 
 class LoadedTask:
@@ -114,6 +157,7 @@ class LoadedTask:
         is_on_host: whether data of this rank stay in the host's memory though it computes on a GPU.
         reading: how the data are read, as text for the user, or "".
         dealer: the `fedmpi.data.dealing.Dealer` of samples that are dealt anew in every round, or None.
+        measured: how the metrics are averaged, as text for the closing table, or "".
         carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
     """
@@ -124,6 +168,7 @@ class LoadedTask:
     goal = ("train_loss", -1)
     ascent_scale = 1.0
     reading = ""
+    measured = ""
     dealer = None
     carries = False
     random_batches = True
@@ -233,8 +278,8 @@ class LoadedTask:
     def evaluate(self, module, link):
         """`Metrics` of `module` over all ranks' data: name -> float. Collective on the link.
 
-        "train_loss" is the objective that the papers plot: the mean of f_i over the clients.
-        "test_loss" and the task's own metrics come from the test set, those that begin with
+        "train_loss" is the objective that is trained: the mean of f_i over the clients, weighted as they are in
+        training, see `averages`. "test_loss" and the task's own metrics come from the test set, those that begin with
         "holdout_" from held-out training data. Called without gradients and in evaluation mode.
         """
         raise NotImplementedError

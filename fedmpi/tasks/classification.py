@@ -8,6 +8,7 @@ import pathlib
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 from torch.nn import functional
 
 from fedmpi.comm.agreement import agree, allgather_lines
@@ -31,8 +32,10 @@ from fedmpi.registry import command_name
 from fedmpi.run_files import CLIENTS, PARTITION
 from fedmpi.settings import setting
 from fedmpi.streams import generator
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
+from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
+from fedmpi.tasks.metrics import by_name, or_nan
 from fedmpi.text import Log, short
 
 log = Log(__name__)
@@ -70,6 +73,10 @@ class Classification(BaseTask):
         None,
         "dotted path of a function that changes one training input, [channels, height, width] with pixels from 0 to 1, "
         "or [features]; applied before mean and std, like mymodule.augment = torchvision.transforms.v2.Compose([...])",
+    )
+
+    metrics: str | None = setting(
+        None, f"further metrics of the test set by scikit-learn, separated by commas, of {', '.join(METRIC_NAMES)}"
     )
 
     def load(self, context, partition):
@@ -141,6 +148,7 @@ class LoadedClassification(LoadedTask):
     goal = ("accuracy", 1)
     is_personal = True
     random_loss = False
+    _metrics = None  # name -> `Metric`
 
     def __init__(self, settings, context, sources, parts, rows, tests, names):
         source = sources[context.clients[0]]
@@ -188,13 +196,25 @@ class LoadedClassification(LoadedTask):
         self.num_classes = int(link.allgather([self.num_classes]).max())
         if not self._is_shared:
             check_labels(link, self._settings.data, self._sources, self.num_classes)
+        if self._settings.metrics:
+            self._metrics = by_name(self._settings.metrics, self.num_classes, "task.metrics")
+            self.measured = f"{', '.join(self._metrics)}: of all test samples"
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._rows = self._labels = self._held_labels = self._sources = None
+        self._count()
         self._clients = self._describe_clients(link)
         self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
             raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
+
+    def _count(self):
+        """Remember the numbers of samples of this rank's clients, which a `subset` keeps though it has fewer."""
+        self._numbers = {
+            "train": [samples.num for samples in self._train.values()],
+            "test": [len(at) for *_, at in self._test_parts],
+            "held out": [samples.num for samples in self._held],
+        }
 
     def _split_rows(self, rows):
         """({client: its training samples}, [its held-out samples]) of client -> rows."""
@@ -233,19 +253,41 @@ class LoadedClassification(LoadedTask):
     def evaluate(self, module, link):
         losses = [sums[0] / sums[2] for sums in self._sums_of_clients(module, self._train.values())]
         tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
-        here = [sum(losses), *np.sum([np.zeros(3), *tests], axis=0), *np.sum([np.zeros(3), *held], axis=0)]
-        objective, *test, held_loss, held_correct, num_held = link.allgather(np.array(here)).sum(0)
-        metrics = {"train_loss": objective / link.num_present(self._context.num_clients)}
-        if test[2]:
-            metrics |= {"test_loss": test[0] / test[2], "accuracy": test[1] / test[2]}
-        if num_held:
-            metrics |= {"holdout_loss": held_loss / num_held, "holdout_accuracy": held_correct / num_held}
-        clients = {"train_loss": losses}
+        parts = [(self._numbers["train"], {"train_loss": losses})]
         if not self._is_shared or self._context.is_personal:
-            clients |= _per_sample("test_loss", "accuracy", tests)
-        if num_held:
-            clients |= _per_sample("holdout_loss", "holdout_accuracy", held)
-        return Metrics(metrics, {name: link.allgatherv(values) for name, values in clients.items()})
+            parts.append((self._numbers["test"], _per_sample("test_loss", "accuracy", tests)))
+        if self._context.holdout:
+            parts.append((self._numbers["held out"], _per_sample("holdout_loss", "holdout_accuracy", held)))
+        metrics, clients = {}, {}
+        for numbers, values in parts:
+            means, each = of_clients(link, values, numbers, self._context.weighting)
+            metrics, clients = metrics | means, clients | each
+        if self._is_shared:  # one test set, whatever part of it a rank or a client tests
+            loss, correct, number = link.allgather(np.sum([np.zeros(3), *tests], axis=0)).sum(0)
+            test = {"test_loss": loss / number, "accuracy": correct / number} if number else {}
+            train, held = ({k: v for k, v in metrics.items() if k.startswith(kind)} for kind in ("train", "holdout"))
+            metrics = train | test | held
+        further = self._measure(module, link) if self._metrics and "test_loss" in metrics else Metrics({})
+        return Metrics({**metrics, **further}, {**clients, **further.clients}, further.tables)
+
+    def _measure(self, module, link):
+        """`Metrics` of the settings' further metrics, on the test set. Collective on the link."""
+        answers = []
+        for client, samples in zip(self._context.clients, self._tests):
+            self.visit(client)
+            batches = [(module(inputs).double().cpu(), labels.cpu()) for inputs, labels in samples.all()]
+            empty = (torch.empty(0, self.num_classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64))
+            answers.append([torch.cat(parts) for parts in zip(empty, *batches)])
+        outputs, labels = (link.allgatherv(torch.cat(parts).flatten().numpy()) for parts in zip(*answers))
+        everyone = (torch.from_numpy(outputs).reshape(len(labels), -1), torch.from_numpy(labels).long())
+        found = {name: metric(*everyone) for name, metric in self._metrics.items()}
+        tables = {name: value for name, value in found.items() if isinstance(value, list)}
+        numbers = {name: value for name, value in found.items() if name not in tables}
+        names = as_strings(self._attributes.get("class_names", range(self.num_classes)))
+        clients = {}
+        for name in numbers if not self._is_shared or self._context.is_personal else ():
+            clients[name] = link.allgatherv([or_nan(self._metrics[name], *of_client) for of_client in answers])
+        return Metrics(numbers, clients, {name: {"classes": names, "values": table} for name, table in tables.items()})
 
     def _sums_of_clients(self, module, parts):
         """`_totals` of each of a rank's parts: one per client, or one for all of them."""

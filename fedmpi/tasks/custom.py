@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,14 +15,16 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import AgreedUserError, UserError
 from fedmpi.oracles.base import seed_all
-from fedmpi.registry import import_path
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of
-from fedmpi.text import short
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
+from fedmpi.tasks.metrics import PADDING, Answers, Metric, or_nan
+from fedmpi.text import Log, short
+
+log = Log(__name__)
 
 FEW = 20  # samples of each part on which metrics are tried
-PADDING = -100  # behind shorter sequences; the value that torch's losses and Hugging Face's metrics ignore
+SHAKES = 6  # times that noise is added to a model to find out whether its outputs are probabilities
 MOST_AXES = 8  # of a batch of predictions
 EVALUATION_BATCH = 100  # samples; fewer than in `fedmpi.data.samples`, because a user's samples may be large
 
@@ -45,10 +47,11 @@ class Task(BaseTask):
     are the fields of a dataclass, made by `fedmpi.setting`.
 
     Attributes:
-        metrics: name -> function(outputs, targets) -> number, on the whole test set (or without one, on the training
-            sets of all clients), and of each client on its own test data: a function, or the dotted path of one of
-            torchmetrics' or scikit-learn's, or a pair of it and its keyword arguments. Functions of scikit-learn get
-            (targets, predictions).
+        metrics: name -> function(outputs, targets) -> number, vector or matrix, on the whole test set (or without one,
+            on the training sets of all clients), and of each client on its own test data: a function, or the dotted
+            path of one of torchmetrics' or scikit-learn's, or a pair of it and its keyword arguments. Functions of
+            scikit-learn get (targets, what they compare with these: classes, scores, probabilities or values).
+        class_names: names of the classes, for vectors and matrices; None: their numbers.
         model: the default model: a class, or its dotted path. num_classes: given to models that take it, or None.
         goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
     """
@@ -66,6 +69,7 @@ class Task(BaseTask):
     metrics: ClassVar[Mapping[str, Any]] = {}
     model: ClassVar[object] = None
     num_classes: ClassVar[int | None] = None
+    class_names: ClassVar[Sequence[str] | None] = None
     goal: ClassVar[tuple[str, int]] = ("train_loss", -1)
 
     @classmethod
@@ -92,7 +96,10 @@ class Task(BaseTask):
         return None
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
-        """Mean loss of a batch: a 0-d tensor."""
+        """Mean loss of a batch: a 0-d tensor; or a pair (sum, weight) whose quotient is the mean.
+
+        With class weights, or of samples that count differently, only the pair gives the mean over a whole data set.
+        """
         raise UserError(f"{type(self).__name__} does not define loss(model, batch)")
 
     def predict(self, model: Any, batch: Any) -> tuple[Any, Any]:
@@ -130,7 +137,8 @@ class LoadedOwnTask(LoadedTask):
         self._test = task.test()
         self._tests_of_clients = [task.test_of(client, context.num_clients) for client in context.clients]
         self._has_tests_of_clients = type(task).test_of is not Task.test_of
-        self._metrics = {name: _measure(name, metric) for name, metric in task.metrics.items()}
+        self._is_share = False  # whether single outputs are probabilities, see `Answers`
+        self._metrics = {name: Metric(name, metric) for name, metric in task.metrics.items()}
         sample = self._move(task.collate([self._train[context.clients[0]][0]]))
         if dataclasses.is_dataclass(sample):
             sample = [getattr(sample, field.name) for field in dataclasses.fields(sample)]
@@ -154,29 +162,39 @@ class LoadedOwnTask(LoadedTask):
         return self._move(_fetch(self._task, self._train[client], indices))
 
     def loss(self, module, batch):
-        return self._task.loss(module, batch)
+        loss = self._task.loss(module, batch)
+        return loss[0] / (loss[1] if loss[1] else 1) if isinstance(loss, tuple) else loss
 
     def evaluate(self, module, link):
-        losses = [self._mean_loss(module, self._measured(*item))[0] for item in self._train.items()]
-        objective = float(link.allgather([sum(losses)]).sum())
-        values = {"train_loss": objective / link.num_present(self._context.num_clients)}
-        parts, clients = self._parts(link), {"train_loss": losses}
+        losses = [_mean(self._sums(module, self._measured(*item))) for item in self._train.items()]
+        parts, weighting = self._parts(link), self._context.weighting
+        numbers = [len(dataset) for dataset in self._train.values()]
+        values, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
         if self._has_tests_of_clients:
-            clients |= self._results_of_clients(module)
-        if self._has_tests_of_clients or self._test is not None:
-            sums = np.array([[loss * number, number] for loss, number in (self._mean_loss(module, p) for p in parts)])
-            total, number = link.allgather(sums.reshape(-1, 2).sum(0)).sum(0)
-            values["test_loss"] = float(total / max(1, number))
-        if self._metrics:
-            outputs, targets = self._predictions(module, parts, link)
-            values |= self._measure_all(outputs, targets)
-        return Metrics(values, {name: link.allgatherv(of_clients) for name, of_clients in clients.items()})
+            results, weights = self._results_of_clients(module)
+            means, each = of_clients(link, results, weights, weighting)
+            values |= {name: mean for name, mean in means.items() if name.startswith("test_loss")}
+            clients |= each
+        if self._test is not None:
+            sums = [pair for part in parts for pair in self._sums(module, part)]
+            sums = link.allgatherv(np.ravel(sums)).reshape(-1, 2)
+            values = {name: value for name, value in values.items() if not name.startswith("test_loss")}
+            values |= {"test_loss": _mean(sums)} if len(sums) else {}
+        if self._metrics and link.first_rank_where(any(map(len, parts))) is not None:
+            values |= self._measure_all(*self._predictions(module, parts, link))
+        tables = {name: values.pop(name) for name in list(values) if isinstance(values[name], list)}
+        tables = {name: {"classes": self._names_of(table), "values": table} for name, table in tables.items()}
+        return Metrics(values, {name: each for name, each in clients.items() if name not in tables}, tables)
 
     def try_metrics(self, module, link):
         parts = self._parts(link)
         few = [Subset(part, sorted({*np.linspace(0, len(part) - 1, FEW).astype(int)})) for part in parts if len(part)]
-        for chosen in (few, parts) if self._metrics else ():
+        has_any = link.first_rank_where(bool(few)) is not None
+        if not has_any and link.rank == 0:
+            log.warning("the test sets are empty: there is no test loss and no metric")
+        for chosen in (few, parts) if self._metrics and has_any else ():
             found = self._predictions(module, chosen, link)
+            self._is_share = self._are_shares(module, chosen, link, found)
             try:
                 agree(link, lambda found=found: self._measure_all(*found))
                 return
@@ -185,9 +203,13 @@ class LoadedOwnTask(LoadedTask):
                     raise
 
     def _parts(self, link):
-        """What this rank measures of the test data; without any, its clients' training data."""
+        """What this rank measures of the test data; without any, its clients' training data.
+
+        Ranks share the test set in whole batches: these, and so the loss, do not depend on the number of ranks.
+        """
         if self._test is not None:
-            edges = [len(self._test) * rank // link.size for rank in (link.rank, link.rank + 1)]
+            num, most = -(-len(self._test) // EVALUATION_BATCH), len(self._test)
+            edges = [min(most, num * rank // link.size * EVALUATION_BATCH) for rank in (link.rank, link.rank + 1)]
             return [Subset(self._test, range(*edges))]
         if self._has_tests_of_clients:
             return [own for own in self._tests_of_clients if own is not None]
@@ -195,28 +217,47 @@ class LoadedOwnTask(LoadedTask):
 
     def _measure_all(self, outputs, targets):
         """Name -> value of each metric."""
-        values = {}
-        for name, metric in self._metrics.items():
-            try:
-                value = metric(outputs, targets)
-                shape = list(getattr(value, "shape", ()))
-                if math.prod(shape) != 1:
-                    raise TypeError(f"returned a {type(value).__name__} of shape {shape}: expected a number")
-                values[name] = float(value)
-            except Exception as error:  # noqa: BLE001  a user's function can raise anything
-                raise UserError(f"metric {name}: {type(error).__name__}: {short(error)}") from error
-        return values
+        return {name: metric(outputs, targets, self._is_share) for name, metric in self._metrics.items()}
+
+    @torch.no_grad()
+    def _are_shares(self, module, parts, link, found):
+        """Whether single outputs are probabilities: they stay from 0 to 1 whatever the parameters are. Collective.
+
+        Logits of 0 and 1 look like probabilities, but leave that range where noise is added to the parameters.
+        """
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        before = [parameter.clone() for parameter in trained]
+        for number in range(SHAKES):
+            answers = Answers(*found)
+            if not answers.is_binary or ((answers.outputs < 0) | (answers.outputs > 1)).any():
+                break
+            seed_all(derive(self._context.seed, "shake", number), self._context.device)
+            for parameter in trained:
+                scale = 2**number * max(0.1, parameter.std(correction=0).item())
+                parameter.add_(torch.randn_like(parameter), alpha=scale)
+            found = self._predictions(module, parts, link)
+        for parameter, values in zip(trained, before):
+            parameter.copy_(values)
+        answers = Answers(*found)
+        return answers.is_binary and not ((answers.outputs < 0) | (answers.outputs > 1)).any()
+
+    def _names_of(self, table):
+        """Names of the classes of a vector or matrix."""
+        names = self._task.class_names
+        return [str(k) for k in range(len(table))] if names is None or len(names) != len(table) else [*map(str, names)]
 
     def _results_of_clients(self, module):
-        """Name -> a value of each of this rank's clients on its own test data; nan if it has none."""
-        rows = []
+        """(name -> a value of each of this rank's clients on its own test data, nan if it has none; their weights)."""
+        names, rows, weights = ["test_loss", *self._metrics], [], []
         for own in self._tests_of_clients:
-            if own is None:
-                rows.append([np.nan] * (1 + len(self._metrics)))
+            sums = [] if own is None else self._sums(module, own)
+            weights.append(math.fsum(weight for _, weight in sums))
+            if not sums:
+                rows.append([np.nan] * len(names))
                 continue
-            outputs, targets = self._predictions(module, [own], SoloLink())
-            rows.append([self._mean_loss(module, own)[0], *self._measure_all(outputs, targets).values()])
-        return dict(zip(["test_loss", *self._metrics], map(list, zip(*rows))))
+            found = self._predictions(module, [own], SoloLink())
+            rows.append([_mean(sums), *(or_nan(metric, *found, self._is_share) for metric in self._metrics.values())])
+        return dict(zip(names, map(list, zip(*rows)))), weights
 
     def _measured(self, client, dataset):
         """The samples of a client on which its loss is measured: the same in every evaluation."""
@@ -231,13 +272,17 @@ class LoadedOwnTask(LoadedTask):
         loader = DataLoader(dataset, EVALUATION_BATCH, collate_fn=task.collate, num_workers=task.workers)
         yield from map(self._move, loader) if len(dataset) else ()
 
-    def _mean_loss(self, module, dataset):
-        """(mean loss, number of samples)."""
-        total, number = 0.0, 0
+    def _sums(self, module, dataset):
+        """[(sum of losses, weight)] of each batch; of a mean loss, the weight is the number of samples."""
+        sums, number = [], 0
         for batch in self._batches(dataset):
             size = min(EVALUATION_BATCH, len(dataset) - number)
-            total, number = total + size * self._task.loss(module, batch).item(), number + size
-        return total / max(1, number), number
+            number, loss = number + size, self._task.loss(module, batch)
+            if not isinstance(loss, tuple):
+                self.measured = f"losses of batches of {EVALUATION_BATCH}, weighted by samples; metrics: of all samples"
+                loss = (size * loss.item(), size)
+            sums.append(tuple(map(float, loss)))
+        return sums
 
     def _predictions(self, module, parts, link):
         """(outputs, targets) of all ranks, on the CPU."""
@@ -260,12 +305,28 @@ class LoadedOwnTask(LoadedTask):
         return batch
 
 
+def _mean(sums):
+    """The mean of [(sum, weight)], the same bits in whatever order they are added."""
+    return math.fsum(total for total, _ in sums) / (math.fsum(weight for _, weight in sums) or 1)
+
+
 class _Numbered:
     """A sampler that remembers the number of the draw that was asked for last."""
 
     def __init__(self, sampler):
-        self.sampler, self.batches_per_pass = sampler, sampler.batches_per_pass
-        self.number, self.indices = None, None
+        self.sampler, self.number, self.indices = sampler, None, None
+
+    @property
+    def batches_per_pass(self):
+        return self.sampler.batches_per_pass
+
+    @property
+    def last_batch(self):
+        return self.sampler.last_batch
+
+    @last_batch.setter
+    def last_batch(self, last_batch):
+        self.sampler.last_batch = last_batch
 
     def __call__(self, number):
         self.number, self.indices = number, self.sampler(number)
@@ -353,24 +414,3 @@ def _padded(tensor, longest):
         return tensor
     missing = [(0, most - size) for most, size in zip(longest, tensor.shape[1:])]
     return torch.nn.functional.pad(tensor, sum(reversed(missing), ()), value=PADDING)
-
-
-def _measure(name, metric):
-    """function(outputs, targets) -> number, from what `Task.metrics` has."""
-    metric, settings = metric if isinstance(metric, tuple) else (metric, {})
-    if not isinstance(metric, str):
-        return lambda outputs, targets: metric(outputs, targets, **settings)
-    try:
-        function = import_path(metric)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"metric {name} = {metric}: cannot be imported: {error}") from None
-    if metric.split(".")[0] == "sklearn":
-        return lambda outputs, targets: function(targets.numpy(), _predicted(outputs, targets).numpy(), **settings)
-    if inspect.isclass(function):
-        return lambda outputs, targets: function(**settings)(outputs, targets)
-    return lambda outputs, targets: function(outputs, targets, **settings)
-
-
-def _predicted(outputs, targets):
-    """The class with the largest output if there is one output per class; otherwise the outputs themselves."""
-    return outputs.argmax(1) if outputs.dim() == targets.dim() + 1 else outputs

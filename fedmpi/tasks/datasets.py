@@ -117,6 +117,7 @@ class LoadedDatasets(LoadedClassification):
         self._held = [samples(*train[client], held) for client, (_, held) in own.items()]
         self._tests = [samples(*test)] if test else []
         self._test_parts = [(0, 1, *test_rows)]
+        self._count()
 
     def synchronise(self, link):
         self.num_classes = int(link.allgather([self.num_classes]).max())

@@ -17,7 +17,7 @@ from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_e
 from fedmpi.errors import UserError
 from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 
 SPLITS = ("train", "test")
 TEST_PARTS = 20  # columns of a test text; fixed, so that the result does not depend on the ranks
@@ -187,17 +187,21 @@ class LoadedLanguage(LoadedTask):
         most_test = most_test and max(2, most_test // self._num_tests)
         train, held = (self._sums(module, streams, most) for streams in (self._train, self._held))
         test = self._sums(module, self._test, most_test)
-        objective = sum(loss / number for loss, number in train)
-        total = link.allgather(np.array([objective, *test.sum(0), *held.sum(0)])).sum(0)
-        clients = {"train_loss": _per_word(train)}
-        if names_silos(self._settings.data):
-            clients |= {"test_loss": _per_word(test), "perplexity": _perplexities(test)}
-        metrics = {"train_loss": total[0] / link.num_present(self._context.num_clients)}
-        metrics |= {"test_loss": total[1] / total[2], "perplexity": _perplexity(total[1] / total[2])}
-        if self._context.holdout:
-            metrics |= {"holdout_loss": total[3] / total[4], "holdout_perplexity": _perplexity(total[3] / total[4])}
-            clients |= {"holdout_loss": _per_word(held), "holdout_perplexity": _perplexities(held)}
-        return Metrics(metrics, {name: link.allgatherv(values) for name, values in clients.items()})
+        parts = {"train": (train, self._train)}
+        parts |= {"test": (test, self._test)} if names_silos(self._settings.data) else {}
+        parts |= {"holdout": (held, self._held)} if self._context.holdout else {}
+        metrics, clients = {}, {}
+        for kind, (sums, streams) in parts.items():
+            numbers = [len(stream) if len(stream) > 1 else 0 for stream in streams.values()]
+            means, each = of_clients(link, {f"{kind}_loss": _per_word(sums)}, numbers, self._context.weighting)
+            metrics, clients = metrics | means, clients | each
+        if "test" not in parts:
+            loss, number = link.allgather(test.sum(0)).sum(0)
+            metrics["test_loss"] = loss / number
+        for losses, of_metric in ((metrics, _perplexity), (clients, np.vectorize(_perplexity, otypes=[float]))):
+            for name in [name for name in losses if not name.startswith("train")]:
+                losses[name.replace("test_loss", "perplexity").replace("loss", "perplexity")] = of_metric(losses[name])
+        return Metrics(metrics, clients)
 
     @property
     def _num_tests(self):
@@ -236,10 +240,6 @@ class LoadedLanguage(LoadedTask):
 def _per_word(sums):
     """[n] mean losses per word of [n, 2] sums; nan where there are no words."""
     return sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan)
-
-
-def _perplexities(sums):
-    return [_perplexity(loss) for loss in _per_word(sums)]
 
 
 def _perplexity(loss):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.comm.agreement import agree, check_equal, share
 from fedmpi.comm.binding import bind_to_near_cores
@@ -17,6 +18,7 @@ from fedmpi.comm.survivors import why_unavailable
 from fedmpi.config.build import Config, resolve, same_on_all_ranks
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed
+from fedmpi.data.sampler import LastBatch
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
@@ -110,13 +112,15 @@ def prepare(config, link):
     flat = agree(link, lambda: build_model(config, context, task))
     has_frozen = not all(parameter.requires_grad for parameter in flat.module.parameters())
     if run.init and (run.resume in (None, AUTO) or has_frozen):  # no checkpoint has the layers that are not trained
-        agree(link, lambda: flat.load(read_initial(run.init, flat)))
+        agree(link, lambda: flat.load(read_initial(run.init, flat, run.init_except)))
     check_same_model(
         link,
         flat.module,
         "may not depend on the rank, the machine or the time (torch's, numpy's and Python's generators are seeded)",
     )
-    samplers = {client: _sampler(run, task, context, client) for client in context.clients}
+    has_norm = any(isinstance(part, _BatchNorm) for part in flat.module.modules())
+    last = LastBatch(run.last_batch, least=2 if has_norm else 1)
+    samplers = agree(link, lambda: {client: _sampler(run, task, context, client, last) for client in context.clients})
     plan, num_rounds, num_batches = agree(link, lambda: _plan(run, link, context, task, samplers))
     if config.task.has_model:
         note = agree(link, lambda: try_training(config, flat, task, samplers))
@@ -148,13 +152,19 @@ def rank_context(run, link):
         is_personal=run.private is not None,
         participation=run.participation,
         num_local=link.local_size,
+        weighting=run.weighting,
     )
 
 
-def _sampler(run, task, context, client):
+def _sampler(run, task, context, client, last_batch):
     """Which samples the draws of a client of this rank are; not collective."""
     first = run.first_batch_size or run.batch_size
-    return task.sampler(client, run.batch_size, first, run.seed, context.device)
+    sampler = task.sampler(client, run.batch_size, first, run.seed, context.device)
+    if hasattr(sampler, "last_batch"):
+        sampler.last_batch = last_batch
+    elif run.last_batch != "keep":
+        raise UserError(f"last_batch = {run.last_batch}: minibatches of this task are not cut from passes over samples")
+    return sampler
 
 
 def _check_survival(run):
@@ -190,18 +200,18 @@ def _plan(run, link, context, task, samplers):
         participants=functools.partial(draw_participants, context.num_clients, run.participation, run.seed),
         weights=num_samples.tolist() if run.weighting == "samples" else None,
         seed=run.seed,
-        dealt_steps=_dealt_steps(run, task.dealer),
+        dealt_steps=_dealt_steps(run, task.dealer, next(iter(samplers.values()))),
     )
     return plan, num_rounds, num_batches
 
 
-def _dealt_steps(run, dealer):
+def _dealt_steps(run, dealer, sampler):
     """See `Plan`: --local-epochs passes over what a client receives in a round; None if that is always the same."""
     if dealer is None or run.local_epochs is None:
         return None
 
     def steps(round_index, client):
-        batches = -(-len(dealer.parts(round_index)[client]) // run.batch_size)
+        batches, _ = sampler.last_batch.cut(len(dealer.parts(round_index)[client]), run.batch_size)
         return max(1, round(run.local_epochs * batches))
 
     return steps

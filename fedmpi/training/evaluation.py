@@ -76,7 +76,7 @@ class Evaluation:
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step_size")
         clients = {name: _by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
-        return Metrics({name: float(value) for name, value in metrics.items()}, clients)
+        return Metrics({name: float(value) for name, value in metrics.items()}, clients, getattr(metrics, "tables", ()))
 
 
 def pool_first(module):

@@ -13,13 +13,15 @@ from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.runs.model_files import complete, load_values, read_state, save_client_model, save_hdf5, save_model
-from fedmpi.runs.record import less_is_better
+from fedmpi.runs.record import is_beside, less_is_better
 from fedmpi.streams import generator
 from fedmpi.text import Log, format_bytes, spread_in_words, table
 from fedmpi.training.early_stopping import selection_goal
 from fedmpi.training.model import describe_model, model_class
 
 log = Log(__name__)
+
+MOST_CELLS = 12  # of a row of a matrix, in the closing table
 
 
 class ResultRule:
@@ -210,6 +212,8 @@ def closing_table(job, record, metrics, result, facts):
             ),
             *((name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()),
             *_client_lines(job, metrics),
+            *_table_lines(metrics),
+            *_averages(job, metrics),
             ("local steps", share(record["local_seconds"])),
             ("communication", f"{share(record['communication_seconds'])}, {link.summed_by}"),
             ("evaluation", share(record["evaluation_seconds"])),
@@ -235,6 +239,25 @@ def _client_lines(job, metrics):
         if name != "train_loss" and len(values) > 1:
             text = spread_in_words(values, names, less_is_better(name))
             yield f"{name.replace('_', ' ')} of clients", text
+
+
+def _averages(job, metrics):
+    """The row about how metrics are averaged, if that is not the same for all."""
+    of_samples = job.config.run.weighting == "samples"
+    mine, other = ("samples", "clients") if of_samples else ("clients", "samples")
+    parts = [f"over {mine}, as in training; _{other}: over {other}"] if any(map(is_beside, metrics)) else []
+    text = "; ".join([*parts, *filter(None, [job.task.measured])])
+    return [("averages", text)] if text else []
+
+
+def _table_lines(metrics):
+    """(name, text) of vectors, and of each row of matrices: the name of a class and its number."""
+    for name, of_metric in getattr(metrics, "tables", {}).items():
+        classes, values = of_metric["classes"], of_metric["values"]
+        is_matrix = isinstance(values[0], list)
+        for row, of_row in zip(classes, values) if is_matrix else [("", values)]:
+            cells = [f"{of_class} {value:.6g}" for of_class, value in zip(classes, of_row)][:MOST_CELLS]
+            yield f"{name.replace('_', ' ')} {row}".rstrip(), ", ".join(cells)
 
 
 def _with_paper(job, metric, value):

@@ -13,7 +13,7 @@ from helpers import start, train
 from fedmpi.comm.device import fits
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.partitions import IID, Even
-from fedmpi.data.sampler import EpochSampler
+from fedmpi.data.sampler import EpochSampler, LastBatch
 from fedmpi.data.samples import Augmentation, Samples
 from fedmpi.data.source import HDF5Source, open_source
 from fedmpi.errors import UserError
@@ -342,3 +342,28 @@ def test_seeding_is_the_streams_own():
     first = torch.rand(3)
     seed_noise(5, torch.device("cpu"))
     assert torch.equal(first, torch.rand(3))
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "last", "sizes"),
+    [
+        (20, LastBatch(), [8, 8, 4]),
+        (17, LastBatch(), [8, 8, 1]),
+        (17, LastBatch(least=2), [8, 9]),  # batch norm
+        (18, LastBatch(least=2), [8, 8, 2]),
+        (20, LastBatch("merge"), [8, 12]),
+        (20, LastBatch("drop"), [8, 8]),
+        (16, LastBatch("merge"), [8, 8]),
+        (16, LastBatch("drop"), [8, 8]),
+        (5, LastBatch("drop"), [5]),
+    ],
+)
+def test_the_samples_left_at_the_end_of_a_pass(num_samples, last, sizes):
+    sampler, plain = (EpochSampler(num_samples, 8, 8, seed=0, client=0) for _ in range(2))
+    sampler.last_batch = last
+    assert sampler.batches_per_pass == len(sizes)
+    for of_pass in range(3):
+        batches = [sampler(of_pass * len(sizes) + number) for number in range(len(sizes))]
+        assert [*map(len, batches)] == sizes
+        order = torch.cat([plain(of_pass * plain.batches_per_pass + n) for n in range(plain.batches_per_pass)])
+        assert torch.cat(batches).tolist() == order[: sum(sizes)].tolist()

@@ -61,7 +61,7 @@ def looks_in_a_round(monkeypatch, name, clients, steps, *words):
 
 @pytest.mark.parametrize("name", known(fedmpi.algorithms, Algorithm))
 def test_a_round_looks_once_in_an_exchange(monkeypatch, name):
-    monkeypatch.setattr(fedmpi.federation.rounds, "Losses", lambda on_gpu: Losses(on_gpu=True))
+    monkeypatch.setattr(fedmpi.federation.rounds, "Losses", lambda on_gpu, weights: Losses(True, weights))
     few = looks_in_a_round(monkeypatch, name, 2, 2)
     assert few == looks_in_a_round(monkeypatch, name, 3, 5)
     assert few.keys() == {"tolist"} and few["tolist"] <= 4  # losses and rows, in at most two exchanges
@@ -76,7 +76,7 @@ def test_a_round_looks_once_in_an_exchange(monkeypatch, name):
     ],
 )  # fmt: skip
 def test_settings_add_no_look(monkeypatch, words):
-    monkeypatch.setattr(fedmpi.federation.rounds, "Losses", lambda on_gpu: Losses(on_gpu=True))
+    monkeypatch.setattr(fedmpi.federation.rounds, "Losses", lambda on_gpu, weights: Losses(True, weights))
     assert looks_in_a_round(monkeypatch, "fafed", 2, 2, *words.split()) == {"tolist": 2}
 
 
@@ -108,7 +108,7 @@ def test_what_is_found_in_rows_and_losses(on_gpu, first, second, loss):
 
 
 def test_the_round_ends_with_the_client_and_its_row(monkeypatch):
-    monkeypatch.setattr(fedmpi.federation.rounds, "Losses", lambda on_gpu: Losses(on_gpu=True))
+    monkeypatch.setattr(fedmpi.federation.rounds, "Losses", lambda on_gpu, weights: Losses(True, weights))
     words = "--algorithm fafed --clients 3 --local_steps 2 --algorithm.step_size 1e-3 --batch_size 8"
     federation = prepare(read_command_line(words.split()), SoloLink()).federation
     federation.start()

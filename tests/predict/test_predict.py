@@ -17,7 +17,9 @@ from helpers import execute, train
 from safetensors.torch import load_file, save_file
 
 import fedmpi
+from fedmpi.errors import UserError
 from fedmpi.models.mlp import MLP
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_files import check_regular
 from fedmpi.predict.__main__ import main
 from fedmpi.runs.initial import read_initial
@@ -424,3 +426,24 @@ def test_a_file_of_the_users_is_not_replaced(folder, tmp_path, capsys):
     assert out.read_text() == "mine"
     for _ in range(2):  # what it wrote itself it replaces
         main([str(folder), str(file), "--out", str(tmp_path / "new.csv")])
+
+
+def test_the_probabilities_of_all_classes(folder, tmp_path):
+    (folder / "model.json").write_text(json.dumps(description(class_names=["ill", "well", "unknown"])))
+    with torch.no_grad():
+        right = fedmpi.load(folder)((torch.tensor(IMAGES[:, None]) / 255 - 0.3) / 0.4).softmax(1)
+    for row, shares in zip(predicted(folder, tmp_path / "ok.npz", "--probabilities"), right, strict=True):
+        found = [float(row[f"probability of {name}"]) for name in ("ill", "well", "unknown")]
+        assert found == pytest.approx(shares.tolist(), abs=1e-5) and max(found) == float(row["probability"])
+
+
+@pytest.mark.parametrize("left_out", ["3", "3.*", "3.weight,3.bias"])
+def test_another_head_on_a_trained_body(folder, left_out):
+    flat = FlatModule(MLP(shape=(1, 4, 4), num_classes=7, hidden=5))
+    head = flat.module[3].weight.clone()
+    flat.load(read_initial(str(folder / "model.safetensors"), flat, left_out))
+    assert torch.equal(flat.module[1].weight, TENSORS["1.weight"]) and torch.equal(flat.module[3].weight, head)
+    with pytest.raises(UserError, match="3.weight has shape"):
+        read_initial(str(folder / "model.safetensors"), flat)
+    with pytest.raises(UserError, match="no layer is called 4"):
+        read_initial(str(folder / "model.safetensors"), flat, "4")

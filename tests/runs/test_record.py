@@ -7,7 +7,7 @@ from helpers import train
 
 import fedmpi.tasks
 from fedmpi.registry import known
-from fedmpi.runs.record import AMOUNTS, AXES, CLIENTS_KEY, METRICS, field, less_is_better, title
+from fedmpi.runs.record import AMOUNTS, AXES, CLIENTS_KEY, FORMAT_KEY, METRICS, field, less_is_better, title
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.tasks.base import BaseTask, LoadedTask
 from fedmpi.text import UNITS
@@ -18,7 +18,7 @@ def test_a_run_writes_the_fields_of_the_table(tmp_path):
     assert train(1, tmp_path, *words).returncode == 0
     first, second = map(json.loads, (tmp_path / "it" / "metrics.jsonl").read_text().splitlines())
     assert set(first) == {*AMOUNTS, "loss"}
-    measured = set(second) - set(first) - {CLIENTS_KEY}
+    measured = set(second) - set(first) - {CLIENTS_KEY, FORMAT_KEY}
     assert measured == {"train_loss", "test_loss", "accuracy", "holdout_loss", "holdout_accuracy"}
     assert measured <= set(METRICS)
 

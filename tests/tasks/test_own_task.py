@@ -11,7 +11,7 @@ from helpers import ROOT, train
 from torch.utils.data import TensorDataset
 
 import fedmpi
-from fedmpi.tasks.custom import _measure
+from fedmpi.tasks.metrics import Metric
 
 CLOCKS = ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds")
 
@@ -71,12 +71,12 @@ def test_metrics_by_name():
         ("torchmetrics.Accuracy", {"task": "multiclass", "num_classes": 2}),
         lambda outputs, targets: (outputs.argmax(1) == targets).float().mean(),
     ):
-        assert float(_measure("accuracy", metric)(outputs, targets)) == pytest.approx(2 / 3)
+        assert float(Metric("accuracy", metric)(outputs, targets)) == pytest.approx(2 / 3)
 
 
 def test_metrics_get_their_settings_and_the_targets_first():
     outputs, targets = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), torch.tensor([0, 1, 1])
-    metric = _measure("precision", ("sklearn.metrics.precision_score", {"pos_label": 0}))
+    metric = Metric("precision", ("sklearn.metrics.precision_score", {"pos_label": 0}))
     assert metric(outputs, targets) == 0.5  # of the two that are called 0, one is
 
 
@@ -129,7 +129,8 @@ def test_each_client_has_results_on_its_own_test_data(tmp_path):
     assert clients["test_loss"] == pytest.approx([outputs[0] ** 2, math.nan, outputs[2] ** 2], nan_ok=True, abs=1e-6)
     assert clients["largest"] == pytest.approx([outputs[0], math.nan, outputs[2]], nan_ok=True, abs=1e-6)
     whole = (3 * outputs[0] ** 2 + 5 * outputs[2] ** 2) / 8
-    assert run.final["test_loss"] == pytest.approx(whole, abs=1e-6)
+    assert run.final["test_loss_samples"] == pytest.approx(whole, abs=1e-6)
+    assert run.final["test_loss"] == pytest.approx((outputs[0] ** 2 + outputs[2] ** 2) / 2, abs=1e-6)
     assert run.final["largest"] == pytest.approx(max(outputs[0], outputs[2]), abs=1e-6)
 
 

@@ -1,0 +1,195 @@
+"""Metrics by scikit-learn are those of its own functions on the model's scores, for all usual shapes of outputs."""
+
+import functools
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import fedmpi
+from fedmpi.errors import UserError
+from fedmpi.tasks.metrics import Metric
+
+sk = pytest.importorskip("sklearn.metrics")
+RNG = np.random.default_rng(0)
+TWO, THREE = RNG.integers(0, 2, 60), RNG.integers(0, 3, 60)
+LOGITS = RNG.standard_normal(60) + TWO
+SCORES = RNG.standard_normal((60, 3)) + 2 * np.eye(3)[THREE]
+MANY = RNG.integers(0, 2, (60, 4))
+OF_MANY = RNG.standard_normal((60, 4)) + MANY
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum(1, keepdims=True)
+
+
+def measure(name, outputs, targets, **settings):
+    is_share = settings.pop("is_share", False)
+    return Metric(name, (f"sklearn.metrics.{name}", settings))(torch.tensor(outputs), torch.tensor(targets), is_share)
+
+
+@pytest.mark.parametrize("shape", ["[n]", "[n, 1]", "[n, 1] both", "float targets", "probabilities", "two columns"])
+def test_two_classes(shape):
+    outputs, targets, settings = LOGITS, TWO, {}
+    if "1" in shape:
+        outputs = outputs[:, None]
+    if shape == "[n, 1] both":
+        targets = targets[:, None]
+    if shape == "float targets":
+        targets = targets.astype(float)
+    if shape == "probabilities":
+        outputs, settings = sigmoid(outputs), {"is_share": True}
+    if shape == "two columns":
+        outputs = np.stack([0.3 - LOGITS, np.full(60, 0.3)], axis=1)
+    shares, classes = sigmoid(LOGITS), LOGITS > 0
+    for name, right in {
+        "accuracy_score": sk.accuracy_score(TWO, classes),
+        "f1_score": sk.f1_score(TWO, classes),
+        "roc_auc_score": sk.roc_auc_score(TWO, LOGITS),
+        "average_precision_score": sk.average_precision_score(TWO, LOGITS),
+        "log_loss": sk.log_loss(TWO, shares),
+        "brier_score_loss": sk.brier_score_loss(TWO, shares),
+    }.items():
+        assert measure(name, outputs, targets, **settings) == pytest.approx(right, abs=1e-9), name
+
+
+@pytest.mark.parametrize("outputs", [SCORES, softmax(SCORES), np.log(softmax(SCORES))])
+def test_three_classes(outputs):
+    shares = softmax(SCORES)
+    assert measure("accuracy_score", outputs, THREE) == sk.accuracy_score(THREE, SCORES.argmax(1))
+    assert measure("log_loss", outputs, THREE) == pytest.approx(sk.log_loss(THREE, shares))
+    right = sk.roc_auc_score(THREE, shares, multi_class="ovr")
+    assert measure("roc_auc_score", outputs, THREE, multi_class="ovr") == pytest.approx(right)
+    right = sk.top_k_accuracy_score(THREE, shares, k=2)
+    assert measure("top_k_accuracy_score", outputs, THREE, k=2) == pytest.approx(right)
+    # Samples that lack a class: the others would not say which columns are which.
+    first = THREE < 2
+    right = sk.log_loss(THREE[first], shares[first], labels=[0, 1, 2])
+    assert measure("log_loss", outputs[first], THREE[first]) == pytest.approx(right)
+    assert np.shape(measure("confusion_matrix", outputs[first], THREE[first])) == (3, 3)
+    assert len(measure("recall_score", outputs[first], THREE[first], average=None)) == 3
+
+
+def test_several_labels_values_and_pixels():
+    right = sk.f1_score(MANY, OF_MANY > 0, average="macro")
+    assert measure("f1_score", OF_MANY, MANY, average="macro") == pytest.approx(right)
+    assert measure("roc_auc_score", OF_MANY, MANY) == pytest.approx(sk.roc_auc_score(MANY, OF_MANY))
+    values = LOGITS.round(2)
+    assert measure("r2_score", values[:, None], LOGITS) == pytest.approx(sk.r2_score(LOGITS, values))
+    assert measure("mean_absolute_error", values[:, None], THREE) == pytest.approx(np.abs(values - THREE).mean())
+    pixels, targets = RNG.standard_normal((5, 3, 4, 4)), RNG.integers(0, 3, (5, 4, 4))
+    targets[0, 0] = -100  # padding
+    right = (pixels.argmax(1) == targets)[targets != -100].mean()
+    assert measure("accuracy_score", pixels, targets) == pytest.approx(right)
+    assert measure("accuracy_score", pixels[:, :1], (targets > 1).astype(int)) == pytest.approx(
+        ((pixels[:, 0] > 0) == (targets > 1)).mean()
+    )
+
+
+def test_a_function_of_scikit_learn_may_be_given_itself():
+    for function in (sk.roc_auc_score, functools.partial(sk.roc_auc_score, max_fpr=None)):
+        value = Metric("auc", function)(torch.tensor(LOGITS), torch.tensor(TWO))
+        assert value == pytest.approx(sk.roc_auc_score(TWO, LOGITS))
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "targets", "message"),
+    [
+        ("roc_auc_score", SCORES.argmax(1), TWO, "needs scores"),
+        ("accuracy_score", LOGITS, THREE, "let predict return classes"),
+        ("classification_report", SCORES, THREE, "expected a number"),
+        ("f1_score", SCORES, THREE, "multiclass"),
+    ],
+)
+def test_what_cannot_be_known_is_one_line(name, outputs, targets, message):
+    with pytest.raises(UserError, match=message):
+        measure(name, outputs, targets)
+
+
+def task_of(make_outputs, **members):
+    inputs = torch.tensor(np.stack([LOGITS, 1 - LOGITS], axis=1), dtype=torch.float32)
+    data = TensorDataset(inputs, torch.tensor(TWO))
+
+    def loss(model, batch):
+        return torch.nn.functional.binary_cross_entropy(make_outputs(model(batch[0])).sigmoid(), batch[1].float())
+
+    members = {"train": lambda client, num: data, "test": lambda: data, "loss": loss, **members}
+    return fedmpi.Task.of("Binary", **members)
+
+
+@pytest.mark.parametrize("is_share", [False, True])
+def test_probabilities_are_known_from_logits(tmp_path, is_share):
+    """Also where the untrained model's outputs are the same: a head of zeros, and a sigmoid of one."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid() if is_share else torch.nn.Identity())
+    torch.nn.init.zeros_(model[0].weight), torch.nn.init.constant_(model[0].bias, 0.4)
+    metrics = {"accuracy": "sklearn.metrics.accuracy_score", "score": "sklearn.metrics.brier_score_loss"}
+    task = task_of(lambda out: torch.logit(out.squeeze(1), 1e-6) if is_share else out.squeeze(1), metrics=metrics)
+    run = fedmpi.train(task=task, model=model, clients=2, rounds=3, out=tmp_path, algorithm="fedavg", threads=1)
+    data = task.test()
+    with torch.no_grad():
+        outputs = run.model(data.tensors[0]).squeeze(1)
+    shares = (outputs if is_share else outputs.sigmoid()).numpy()
+    assert run.final["accuracy"] == pytest.approx(sk.accuracy_score(TWO, shares > 0.5))
+    assert run.final["score"] == pytest.approx(sk.brier_score_loss(TWO, shares), abs=1e-6)
+
+
+def test_vectors_and_matrices_are_recorded_shown_and_drawn(tmp_path, capfd):
+    metrics = {
+        "confusion": "sklearn.metrics.confusion_matrix",
+        "recall": ("sklearn.metrics.recall_score", {"average": None}),
+    }
+    data = TensorDataset(torch.tensor(SCORES, dtype=torch.float32), torch.tensor(THREE))
+    task = fedmpi.Task.of(
+        "Three",
+        train=lambda client, num: data,
+        test=lambda: data,
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        metrics=metrics,
+        class_names=("ill", "well", "unknown"),
+    )
+    run = fedmpi.train(
+        task=task, model=torch.nn.Linear(3, 3), rounds=2, out=tmp_path, name="run", algorithm="fedavg", threads=1
+    )
+    with torch.no_grad():
+        right = sk.confusion_matrix(THREE, run.model(data.tensors[0]).argmax(1).numpy())
+    record = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["tables"]["confusion"] == {"classes": ["ill", "well", "unknown"], "values": right.tolist()}
+    names, rows = fedmpi.load_run(run.folder).tables["recall"]
+    assert names[0] == "ill" and rows[0] == pytest.approx(right.diagonal() / right.sum(1))
+    assert re.search(f"confusion ill +ill {right[0, 0]}, well {right[0, 1]}", capfd.readouterr().out)
+    pytest.importorskip("matplotlib")
+    from fedmpi.report.__main__ import main
+
+    assert not main([str(run.folder), "--out", str(tmp_path / "page.html")])
+    assert "confusion of fedavg" in (tmp_path / "page.html").read_text()
+
+
+def test_a_metric_that_fails_on_one_silo_is_not_a_number_there(tmp_path):
+    def data(client):
+        chosen = TWO >= 0 if client else TWO == 0
+        return TensorDataset(torch.tensor(LOGITS[chosen, None], dtype=torch.float32), torch.tensor(TWO[chosen]))
+
+    def fails(outputs, targets):
+        return (
+            sk.matthews_corrcoef(targets.numpy(), outputs[:, 0].numpy() > 0) if targets.unique().numel() > 1 else 1 / 0
+        )
+
+    task = task_of(
+        lambda out: out.squeeze(1),
+        train=lambda client, num: data(client),
+        test=lambda: None,
+        test_of=lambda client, num: data(client),
+        metrics={"own": fails},
+    )
+    run = fedmpi.train(
+        task=task, model=torch.nn.Linear(1, 1), clients=2, rounds=1, out=tmp_path, algorithm="fedavg", threads=1
+    )
+    first, second = fedmpi.load_run(run.folder).clients["own"]
+    assert np.isnan(first) and np.isfinite(second) and np.isfinite(run.final["own"])
