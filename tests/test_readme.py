@@ -128,11 +128,25 @@ def test_the_readme_runs_in_order_from_an_empty_folder(tmp_path):
     printed = in_empty_folder(README, tmp_path)
     assert (tmp_path / "empty" / "runs" / "fafed-digits-002" / "model.safetensors").is_file()
     accuracy = [float(found[1]) for text in printed.values() if (found := re.search(r"  accuracy +([\d.]+)", text))]
-    assert len(accuracy) == 5
+    assert len(accuracy) == 4
+    joined = next(text for command, text in printed.items() if command.endswith("joined.py"))
+    assert len(re.findall(r"^round \d+, rank \d: loss \d\.\d{4}$", joined, re.MULTILINE)) == 2 * 5
     (default,) = [text for command, text in printed.items() if command.endswith("-m fedmpi.train")]
-    names = re.findall(r"^  (\w[\w ]+?)  ", block("text", "sent per client"), re.MULTILINE)
-    assert len(names) > 8
-    assert names == re.findall(r"^  (\w[\w ]+?)  ", default, re.MULTILINE)
+    shown = shape_of(block("text", "sent per client"))
+    assert len(shown) > 8
+    assert shown == shape_of(default)[-len(shown) :]
+
+
+def shape_of(output):
+    """The lines of an output with every number, and the kinds of bytes and counts, as #."""
+    return [re.sub(r"[\d.,]+|\b[KM]iB\b|Allreduces?", "#", line) for line in output.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("name", ["README", "CONTRIBUTING", "SECURITY", *PAGES])
+def test_no_link_between_files_is_dead(name):
+    path = PAGES.get(name, ROOT / f"{name}.md")
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 LONG = ("objectives", "papers", "reports", "speed")  # two minutes together
