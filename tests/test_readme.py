@@ -127,6 +127,8 @@ def in_empty_folder(text, tmp_path):
 def test_the_readme_runs_in_order_from_an_empty_folder(tmp_path):
     printed = in_empty_folder(README, tmp_path)
     assert (tmp_path / "empty" / "runs" / "fafed-digits-002" / "model.safetensors").is_file()
+    recorded = (tmp_path / "empty" / "runs" / "fafed-digits-001" / "settings.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(recorded)["clients"] == 4  # one per rank: the reports need the number
     accuracy = [float(found[1]) for text in printed.values() if (found := re.search(r"  accuracy +([\d.]+)", text))]
     assert len(accuracy) == 4
     joined = next(text for command, text in printed.items() if command.endswith("joined.py"))
