@@ -10,6 +10,7 @@ import pytest
 import yaml
 from helpers import ROOT, execute, shim
 
+import fedmpi
 from fedmpi.config.build import read_command_line
 from fedmpi.data.writer import write_file
 
@@ -205,13 +206,19 @@ def test_files_that_the_readme_names_are_there():
 
 
 def test_the_pages_are_built_without_a_warning(tmp_path):
-    pytest.importorskip("mkdocs")
+    for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(name)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     assert ended.returncode == 0, ended.stderr
     front = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     for name in PAGES:
         assert f'href="{name}/"' in front, f"the navigation lacks {name}"
+    api = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    for name in (*fedmpi.__all__, "Run"):
+        assert name in ("__version__", "algorithms") or re.search(rf'id="fedmpi\.(\w+\.)*{name}"', api), name
+    assert "https://fonts" not in front and '<script src="http' not in front  # pages load nothing from elsewhere
     settings = (tmp_path / "site" / "settings" / "index.html").read_text(encoding="utf-8")
     for key in ("participation", "algorithm.fresh_weight", "task.removed_share", "partition.concentration"):
         assert f"<code>{key}</code>" in settings
