@@ -27,7 +27,7 @@ FLOORS = [
     ["membership"],
     ["program"],
     ["training", "own_loop"],
-    ["train", "predict", "bench", "report", "doctor"],
+    ["train", "predict", "evaluate", "bench", "report", "doctor"],
     ["sweep"],  # it prints its tables as the report does
     ["completion"],  # it reads the options of all programs
     ["reproduction"],  # beside the package: it uses all of it, and nothing uses it
