@@ -93,8 +93,8 @@ def _is_resumable(folder):
 def assignments_above(resumed, layers, objects=()):
     """The assignments of a command line's `Layers`, which override the settings of the resumed run, if there is one.
 
-    Of a group of settings whose object is given anew (`objects`), the run's settings are left out here; they are compared
-    with the object's when its checkpoint is read.
+    Of a group whose object is given anew (`objects`), the run's settings are left out here; they are compared with the
+    object's when its checkpoint is read.
     """
     if resumed is None:
         return layers.assignments
