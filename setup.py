@@ -9,6 +9,11 @@ HERE = pathlib.Path(__file__).parent
 # Every program has a command: python -m fedmpi.sweep is also fedmpi-sweep.
 PROGRAMS = ["train", *sorted(path.parent.name for path in (HERE / "fedmpi").glob("*/__main__.py"))]
 MAINS = {name: f"fedmpi.{name}" if name == "train" else f"fedmpi.{name}.__main__" for name in PROGRAMS}
+DOCS = [
+    "mkdocs>=1.6,<2",  # the pages
+    "mkdocs-material>=9.5",  # their look
+    "mkdocstrings-python>=1.10",  # the page of what a program may use, from the docstrings
+]
 
 setup(
     name="fedmpi",
@@ -59,6 +64,7 @@ setup(
         "images": ["pillow>=10.0"],  # data sets from folders of image files
         "parquet": ["pandas>=2.0", "pyarrow>=14"],  # tables in parquet files
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
+        "docs": DOCS,
         "dev": [
             "pytest>=8.0",  # tests
             "pytest-mpi>=0.6",  # tests under mpirun
@@ -77,7 +83,7 @@ setup(
             "optuna>=4.0",
             "torchmetrics>=1.4",  # metrics by name
             "shtab>=1.6",
-            "mkdocs>=1.6",  # the pages
+            *DOCS,
             "nbclient>=0.10",  # the notebook in examples/
             "ipykernel>=6.29",  # runs it
         ],

@@ -1,10 +1,12 @@
-"""What MkDocs adds to the pages in this folder: README and its neighbours, all settings, the navigation."""
+"""What MkDocs adds to the pages in this folder: README and its neighbours, all settings, the Python functions and
+classes from their docstrings, the navigation."""
 
 import pathlib
 import re
 
 from mkdocs.structure.files import File
 
+import fedmpi
 from fedmpi.config.build import CHOICES
 from fedmpi.config.help import FLAG_HELP, declared_settings, type_name
 from fedmpi.registry import known
@@ -17,7 +19,7 @@ ELSEWHERE = {
 }
 # The order of the pages; those that are not listed follow, those that are not there are left out.
 ORDER = (
-    "index", "coming_from", "data", "personal", "own_task", "own_loop", "python", "algorithms", "objectives",
+    "index", "coming_from", "data", "personal", "own_task", "own_loop", "python", "api", "algorithms", "objectives",
     "settings", "sweeps", "reports", "papers", "theory", "reproduction", "cluster", "checkpoints", "failures",
     "aggregation", "gpu", "speed", "how_it_works",
 )  # fmt: skip
@@ -31,7 +33,7 @@ def on_page_markdown(markdown, **_):
 
 def _links(text):
     text = re.sub(r"\]\((?:\.\./)?docs/", "](", text)
-    return re.sub(r"\]\((?:\.\./)?reproduction/README\.md", "](reproduction.md", text)
+    return re.sub(r"\]\((?:\.\./)?reproduction/(?:README|results/[\w/]+)\.md", "](reproduction.md", text)
 
 
 def on_files(files, config):
@@ -40,11 +42,21 @@ def on_files(files, config):
         text = _links((ROOT / name).read_text(encoding="utf-8")).replace("](README.md", "](index.md")
         files.append(File.generated(config, page, content=re.sub(r"`docs/(\w+)\.md`", r"[\1](\1.md)", text)))
     files.append(File.generated(config, "settings.md", content=settings_page()))
+    files.append(File.generated(config, "api.md", content=api_page()))
     names = {pathlib.PurePath(file.src_uri).stem for file in files.documentation_pages()}
     listed = [name for name in ORDER if name in names]
     others = sorted(names - set(ORDER) - set(LAST))
     config.nav = [f"{name}.md" for name in (*listed, *others, *LAST)]
     return files
+
+
+def api_page():
+    """What a program may use, from the docstrings, as a page that mkdocstrings fills."""
+    names = {"train": "train.train", "load": "load", "load_run": "load_run"}
+    names |= {name: f"{module}.{name}"[len("fedmpi.") :] for name, module in sorted(fedmpi._DEFINED_IN.items())}
+    names |= {"Run": "training.api.Run", "RunFolder": "runs.folder.RunFolder", "figure": "report.figure"}
+    parts = [f"::: fedmpi.{path}\n    options: {{heading: {name}, toc_label: {name}}}" for name, path in names.items()]
+    return "\n\n".join(["# Functions and classes", "This page is generated from the docstrings.", *parts]) + "\n"
 
 
 def settings_page():

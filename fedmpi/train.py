@@ -125,7 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Wrong input ends the process with one line and exit code 2; see `fedmpi.program.ranks.run_program`.
     """
     if arguments is None:
-        remember_signals()  # the next import loads torch, and then MPI begins, which takes seconds
+        remember_signals()  # the next import but one loads torch, and then MPI begins, which takes seconds
+        from fedmpi.program import say_starting
+
+        say_starting(sys.argv[1:])
     from fedmpi.program.ranks import run_program
 
     run_program(_run, sys.argv[1:] if arguments is None else list(arguments))

@@ -4,7 +4,7 @@
 # RANKS=2 starts 2 ranks instead of 4.
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
-set_up ""
+set_up plot,pandas # for the reports, and the tables of docs/python.md
 # Every training step allocates and frees the same memory: let malloc keep it.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864}
 say "training: mpirun -np ${RANKS:-4} python -m fedmpi.train $*"

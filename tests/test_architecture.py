@@ -27,7 +27,7 @@ FLOORS = [
     ["membership"],
     ["program"],
     ["training", "own_loop"],
-    ["train", "predict", "report", "doctor"],
+    ["train", "predict", "evaluate", "report", "doctor"],
     ["sweep", "bench"],  # they print tables and draw as the report does
     ["completion"],  # it reads the options of all programs
     ["reproduction"],  # beside the package: it uses all of it, and nothing uses it

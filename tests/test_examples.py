@@ -47,6 +47,7 @@ def test_the_notebook_runs(tmp_path):
         "book = nbformat.read(sys.argv[1], as_version=4)\n"
         "nbclient.NotebookClient(book, timeout=600).execute()\n"
         "print([cell.outputs[-1].data.get('text/plain') for cell in book.cells if cell.get('outputs')][0])\n"
+        "assert any('image/svg+xml' in out.get('data', ()) for cell in book.cells for out in cell.get('outputs', ()))\n"
     )
     output = in_folder([sys.executable, "-c", program, EXAMPLES / "first_steps.ipynb"], tmp_path)
     assert 0.5 < float(output) <= 1

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -158,3 +159,10 @@ def test_the_settings_of_a_named_run_start_another_run(tmp_path):
     assert "--name chooses another" in again.stderr
     model = (tmp_path / "runs" / "fafed-digits-001" / "model.h5").read_bytes()
     assert model == (tmp_path / "runs" / "mine" / "model.h5").read_bytes()
+
+
+def test_the_quickstart_installs_what_the_pages_use():
+    """The first pages draw figures and make tables of records, in the environment that it creates."""
+    text = (ROOT / "launch" / "quickstart.sh").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"^set_up (\S+)", text, re.MULTILINE)
+    assert set(extras.split(",")) >= {"plot", "pandas"}

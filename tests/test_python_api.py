@@ -221,6 +221,24 @@ def test_datasets_of_clients_and_a_module():
     assert made.final.keys() == {"train_loss"} and isinstance(made.model[1], torch.nn.Linear)
 
 
+def test_a_run_with_objects_is_resumed_to_the_same_bits():
+    """It takes the same objects again, and says which of them has other settings."""
+    algorithm = fedmpi.algorithms.FAFED(step_size=0.01)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    made = {"data": datasets(2), "model": net, "algorithm": algorithm, "checkpoint_every": 2, "threads": 1}
+    first = fedmpi.train(**made, rounds=2)
+    resumed, whole = fedmpi.train(**made, rounds=4, resume=first.folder), fedmpi.train(**made, rounds=4)
+    assert resumed.folder == first.folder and len(resumed.metrics) == 4
+    for found, expected in zip(resumed.model.parameters(), whole.model.parameters()):
+        assert torch.equal(found, expected)
+    for other, message in (
+        ({"algorithm": fedmpi.algorithms.FAFED(step_size=0.02)}, "algorithm.step_size was 0.01, now 0.02"),
+        ({"algorithm": FedAvg()}, "algorithm was fafed, now fedavg"),
+    ):
+        with pytest.raises(fedmpi.UserError, match=message):
+            fedmpi.train(**{**made, **other}, rounds=6, resume=first.folder)
+
+
 def test_a_metric_or_patience_or_a_callback_ends_a_run(capfd):
     run = fedmpi.train(**USUAL, rounds=50, eval_every=1, stop="accuracy >= 0.5", holdout=0.1)
     assert 1 < len(run.metrics) < 50 and run.metrics[-2]["accuracy"] < 0.5 <= run.metrics[-1]["accuracy"]

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from helpers import ROOT, execute, shim
 
+import fedmpi
 from fedmpi.config.build import read_command_line
 from fedmpi.data.writer import write_file
 
@@ -127,12 +128,28 @@ def in_empty_folder(text, tmp_path):
 def test_the_readme_runs_in_order_from_an_empty_folder(tmp_path):
     printed = in_empty_folder(README, tmp_path)
     assert (tmp_path / "empty" / "runs" / "fafed-digits-002" / "model.safetensors").is_file()
+    recorded = (tmp_path / "empty" / "runs" / "fafed-digits-001" / "settings.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(recorded)["clients"] == 4  # one per rank: the reports need the number
     accuracy = [float(found[1]) for text in printed.values() if (found := re.search(r"  accuracy +([\d.]+)", text))]
-    assert len(accuracy) == 5
+    assert len(accuracy) == 4
+    joined = next(text for command, text in printed.items() if command.endswith("joined.py"))
+    assert len(re.findall(r"^round \d+, rank \d: loss \d\.\d{4}$", joined, re.MULTILINE)) == 2 * 5
     (default,) = [text for command, text in printed.items() if command.endswith("-m fedmpi.train")]
-    names = re.findall(r"^  (\w[\w ]+?)  ", block("text", "sent per client"), re.MULTILINE)
-    assert len(names) > 8
-    assert names == re.findall(r"^  (\w[\w ]+?)  ", default, re.MULTILINE)
+    shown = shape_of(block("text", "sent per client"))
+    assert len(shown) > 8
+    assert shown == shape_of(default)[-len(shown) :]
+
+
+def shape_of(output):
+    """The lines of an output with every number, and the kinds of bytes and counts, as #."""
+    return [re.sub(r"[\d.,]+|\b[KM]iB\b|Allreduces?", "#", line) for line in output.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("name", ["README", "CONTRIBUTING", "SECURITY", *PAGES])
+def test_no_link_between_files_is_dead(name):
+    path = PAGES.get(name, ROOT / f"{name}.md")
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 LONG = ("objectives", "papers", "reports", "speed")  # two minutes together
@@ -189,13 +206,19 @@ def test_files_that_the_readme_names_are_there():
 
 
 def test_the_pages_are_built_without_a_warning(tmp_path):
-    pytest.importorskip("mkdocs")
+    for name in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(name)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     assert ended.returncode == 0, ended.stderr
     front = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     for name in PAGES:
         assert f'href="{name}/"' in front, f"the navigation lacks {name}"
+    api = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    for name in (*fedmpi.__all__, "Run"):
+        assert name in ("__version__", "algorithms") or re.search(rf'id="fedmpi\.(\w+\.)*{name}"', api), name
+    assert "https://fonts" not in front and '<script src="http' not in front  # pages load nothing from elsewhere
     settings = (tmp_path / "site" / "settings" / "index.html").read_text(encoding="utf-8")
     for key in ("participation", "algorithm.fresh_weight", "task.removed_share", "partition.concentration"):
         assert f"<code>{key}</code>" in settings

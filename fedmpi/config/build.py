@@ -137,7 +137,7 @@ def resolve(layers, resumed, objects=None):
     flags, paper, notes = layers.flags, layers.paper, layers.notes
     if "list" in flags:
         return "\n".join([list_text(flags["list"], CHOICES), *BROKEN.values()])
-    assignments = assignments_above(resumed, layers)
+    assignments = assignments_above(resumed, layers, objects or ())
     classes, objects = {}, objects or {}
     for group in CHOICES:
         given = objects.get(group)

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 
 from fedmpi.config.grammar import (
+    INSTEAD,
     assignments_of,
     check_repeated,
     last_text,
@@ -14,6 +15,7 @@ from fedmpi.config.grammar import (
     split_paper,
 )
 from fedmpi.config.run import former_keys
+from fedmpi.errors import UserError
 from fedmpi.presets import preset_path
 from fedmpi.run_files import RECORDS
 
@@ -56,6 +58,10 @@ def read_layers(arguments):
         UserError: one line: what was given, what is allowed.
     """
     assignments, flags = parse_command_line(arguments)
+    given = {key for key, text in assignments if text != "null"}
+    for key, other in INSTEAD.items():
+        if {key, other} <= given:
+            raise UserError(f"--{key} and --{other}: expected only one of them")
     files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
     files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
     layers, paper, taken, former = [], {}, [], former_keys()

@@ -90,12 +90,22 @@ def _is_resumable(folder):
     return bool(find_checkpoints(folder)) or is_complete(folder)
 
 
-def assignments_above(resumed, layers):
-    """The assignments of a command line's `Layers`, which override the settings of the resumed run, if there is one."""
+def assignments_above(resumed, layers, objects=()):
+    """The assignments of a command line's `Layers`, which override the settings of the resumed run, if there is one.
+
+    Of a group whose object is given anew (`objects`), the run's settings are left out here; they are compared with the
+    object's when its checkpoint is read.
+    """
     if resumed is None:
         return layers.assignments
     assignments, _ = rename(assignments_of(resumed["settings"]), former_keys())
-    return layers.above([(key, text) for key, text in assignments if key not in (*NOT_TAKEN, *REMOVED)])
+    return layers.above(
+        [
+            (key, text)
+            for key, text in assignments
+            if not {key, key.partition(".")[0]} & {*NOT_TAKEN, *REMOVED, *objects}
+        ]
+    )
 
 
 def resumed_folder(resumed):

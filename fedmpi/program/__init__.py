@@ -3,13 +3,30 @@
 import os
 import sys
 
+import fedmpi
+
 
 def _say_interrupted(kind, error, trace):
     """For `sys.excepthook`: one line for all ranks about Ctrl-C while a program is being loaded."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
-    elif all(os.environ.get(name, "0") == "0" for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")):
+    elif _is_first_rank():
         print("fedmpi: interrupted during the start", file=sys.stderr, flush=True)
+
+
+def _is_first_rank():
+    """Whether this process is rank 0, by the launcher's variables: MPI has not begun yet."""
+    return all(os.environ.get(name, "0") == "0" for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"))
+
+
+def say_starting(arguments):
+    """Print a line on rank 0 before torch is loaded and MPI begins, which takes seconds; none above a help text."""
+    if _is_first_rank() and not any(word.startswith(("--help", "--list", "--print")) for word in arguments):
+        from fedmpi.program.output import make_output_safe, write_past_launcher
+
+        make_output_safe()
+        write_past_launcher()  # a reader may be gone after this line
+        print(f"fedmpi {fedmpi.__version__} is starting", flush=True)
 
 
 def _is_own_program():

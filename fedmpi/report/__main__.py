@@ -6,6 +6,8 @@ import pathlib
 import re
 import sys
 
+from tqdm import tqdm
+
 from fedmpi.errors import UserError, cannot
 from fedmpi.own_files import check_folder, check_regular, check_replaceable, make_folder, replacing
 from fedmpi.program.parser import Parser
@@ -31,9 +33,9 @@ log = Log("fedmpi.report")
 DESCRIPTION = """\
 Plot loss and metrics of runs against communication rounds, bytes, gradient evaluations and wall time.
 
-Writes one self-contained HTML page and, into a folder of the same name, each figure as SVG and PNG,
-the curves and final values as CSV, and the tables in Markdown. Runs that differ only in their seed
-are drawn as one line with a band."""
+Writes one self-contained HTML page and, into a folder of the same name, the curves and final values
+as CSV, the tables in Markdown and, with --format, each figure. Runs that differ only in their seed
+are drawn as one line with a band; of runs that differ in nothing, one counts."""
 
 SIGNATURE = b'<meta name="generator" content="fedmpi.report">'  # of the page, near its begin
 LONGEST_PREFIX = 48  # most characters of a problem's label in the names of its figures
@@ -164,7 +166,7 @@ def _figures(problem, targets, look):
 
     figures = {}
     metrics = [name for name in metrics_of(problem.methods) if not look.metrics or name in look.metrics]
-    for axis, metric in itertools.product(look.axes, metrics):
+    for axis, metric in tqdm([*itertools.product(look.axes, metrics)], "figures", leave=False, disable=None):
         target = next((target for target in targets if target.metric == metric), None)
         figures[axis, metric] = draw(problem.methods, axis, metric, target, look.style)
     return {key: figure for key, figure in figures.items() if figure is not None}

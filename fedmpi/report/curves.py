@@ -30,8 +30,9 @@ def metrics_of(methods):
 
 
 def usable_runs(method):
-    """The runs that means are taken over: the complete ones, or all of them while none is complete."""
-    return [run for run in method.runs if run.is_complete] or method.runs
+    """The runs that means are taken over, one per seed: the complete ones, or all of them while none is complete."""
+    runs = [*method.seeds.values()]
+    return [run for run in runs if run.is_complete] or runs
 
 
 def curve(method, axis, metric):
@@ -141,17 +142,30 @@ class Target:
     def __str__(self):
         return f"{title(self.metric)} {'≤' if self.from_above else '≥'} {self.value:g}"
 
-    def first_record(self, run):
-        """The record of the first round whose evaluation reaches the target, or None."""
-        for record in run.records:
-            value = record.get(self.metric)
-            if value is not None and (value <= self.value if self.from_above else value >= self.value):
-                return record
+    def amounts(self, run):
+        """axis -> the amount at which a run reaches the target, None if it does not.
+
+        Between the first evaluation that reaches it and the one before, the metric is taken to be a straight line.
+        """
+        evaluated, before = [record for record in run.records if _is_number(record.get(self.metric))], {}
+        for record in evaluated:
+            value = record[self.metric]
+            if value <= self.value if self.from_above else value >= self.value:
+                start = before.get(self.metric, value)
+                share = 1 if start == value else (self.value - start) / (value - start)
+                from_here = {axis: before.get(axis, record[axis]) for axis in AXES if axis in record}
+                return {axis: begin + share * (record[axis] - begin) for axis, begin in from_here.items()}
+            before = record
         return None
 
+    def grid(self, method):
+        """The rounds between two evaluations of the metric; None if there are not two."""
+        rounds = [record["round"] for run in usable_runs(method) for record in run.records if self.metric in record]
+        return min((b - a for a, b in zip(rounds, rounds[1:]) if b > a), default=None)
+
     def cost(self, method):
-        """(number of runs that reach it, axis -> `Spread` of the amounts at which they do)."""
-        reached = [record for record in map(self.first_record, method.runs) if record is not None]
+        """(number of seeds that reach it, axis -> `Spread` of the amounts at which they do)."""
+        reached = [amounts for run in method.seeds.values() if (amounts := self.amounts(run)) is not None]
         spreads = {axis: tuple(record[axis] for record in reached if axis in record) for axis in AXES}
         return len(reached), {axis: Spread(values) for axis, values in spreads.items() if values}
 

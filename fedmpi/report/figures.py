@@ -28,7 +28,11 @@ except ImportError:
 PROGRAM = "fedmpi.report"  # which the figures' files name
 # Okabe and Ito's colours without yellow: the colour-blind can distinguish them, and they are dark enough on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
-DASHES = ("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
+# As many as colours, so that in print without colour no two of the first seven lines look the same.
+DASHES = (
+    "solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (9, 2)), (0, (5, 1.2, 1, 1.2, 1, 1.2)),
+    (0, (2.5, 2.5)),
+)  # fmt: skip
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
 CLOSE = 0.12  # of the values' whole range: curves that end closer together are zoomed in on
 MOST_NAMES = 24  # below the axes: of more methods only the highest and lowest curves are named
@@ -60,6 +64,13 @@ STYLE = {
 FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", Arial, sans-serif'
 
 
+class Picture(Figure):
+    """A figure that a notebook shows as the value of a cell."""
+
+    def _repr_svg_(self):
+        return as_svg(self)
+
+
 def color(number):
     """The colour of method `number` of a problem, in all its figures."""
     return COLORS[number % len(COLORS)]
@@ -85,14 +96,14 @@ def draw(methods, axis, metric, target=None, style=None):
         curves = {number: [_as_error(point) for point in points] for number, points in curves.items()}
         target = target and dataclasses.replace(target, value=1 - target.value)
     with matplotlib.rc_context(figure_settings(style)):
-        figure = Figure(figsize=(style.width / 72, style.height / 72), layout="constrained")
+        figure = Picture(figsize=style.size_of(), layout="constrained")
         axes = figure.add_subplot()
         unit = _set_x(axes, axis, curves)
         for number, points in curves.items():
             _draw_curve(axes, number, points, unit)
         how = _set_y(axes, _scale(style, metric, curves), curves, target)
         name = style.labels.get(metric) or ("1 − " if is_error else "") + title(metric)
-        axes.set_ylabel(textwrap.fill(name + how, max(12, int(style.height / (0.8 * style.size)))))
+        axes.set_ylabel(textwrap.fill(name + how, max(12, int(72 * style.size_of()[1] / (0.8 * style.size)))))
         if target is not None:
             axes.set_title(f"- - target {target.value:g}", loc="left", color=INK, fontsize=0.9 * style.size, pad=3)
         _add_legend(figure, axes, curves, {number: style.label(methods[number].label) for number in curves}, style)
@@ -106,14 +117,16 @@ def _add_legend(figure, axes, curves, labels, style):
     names = [textwrap.fill(labels[number], 16, break_long_words=False) for number in order]
     options = {"fontsize": 0.9 * style.size, "frameon": False, "handlelength": 1.8, "labelcolor": INK, "borderpad": 0}
     where = "outside right upper"
-    if sum(name.count("\n") + 1 for name in names) > style.height / (1.6 * style.size):
-        order = order if len(order) <= MOST_NAMES else [*order[: MOST_NAMES // 2], *order[-MOST_NAMES // 2 :]]
+    lines = 72 * style.size_of()[1] / (1.6 * style.size)
+    if sum(name.count("\n") + 1 for name in names) > lines:
+        most = max(2, int(lines / 2)) if style.height else MOST_NAMES  # of a fixed height the axes need half
+        order = order if len(order) <= most else [*order[: most // 2], *order[len(order) - most // 2 :]]
         names = [textwrap.fill(labels[number], int(style.width / (0.57 * style.size))) for number in order]
         where = "outside lower left"
     legend = figure.legend([axes.lines[list(curves).index(number)] for number in order], names, loc=where, **options)
-    if where == "outside lower left":
+    if where == "outside lower left" and not style.height:
         height = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).height * 72 / figure.dpi
-        figure.set_figheight((style.height + height) / 72)
+        figure.set_figheight(style.size_of()[1] + height / 72)
 
 
 def _as_error(point):
@@ -200,7 +213,7 @@ def _draw_curve(axes, number, points, unit):
 
 def line_style(number):
     """Colour and dashes of method `number`."""
-    return {"color": color(number), "linestyle": DASHES[number // len(COLORS) % len(DASHES)]}
+    return {"color": color(number), "linestyle": DASHES[(number + number // len(COLORS)) % len(DASHES)]}
 
 
 def _set_y(axes, scale, curves, target):

@@ -5,19 +5,18 @@ import statistics
 import textwrap
 
 import matplotlib
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmpi.report.figures import INK, MUTED, color, figure_settings, line_style
+from fedmpi.report.figures import INK, MUTED, Picture, color, figure_settings, line_style
 from fedmpi.report.style import Style
 from fedmpi.runs.record import title
 
 MOST_TICKS = 6  # of the values of a setting; if there are more, matplotlib chooses the ticks
 
 
-def _plain_axes(style, height):
-    """(figure, axes) of a figure whose text matplotlib lays out."""
-    figure = Figure(figsize=(style.width / 72, height / 72), layout="constrained")
+def _plain_axes(style, *height):
+    """(figure, axes) of a figure whose text matplotlib lays out; a height in points counts if none was asked for."""
+    figure = Picture(figsize=style.size_of(*height), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -70,7 +69,7 @@ def draw_setting(key, metric, lines, style=None):
     """
     style = style or Style()
     with matplotlib.rc_context(figure_settings(style)):
-        figure, axes = _plain_axes(style, style.height)
+        figure, axes = _plain_axes(style)
         for number, (name, points) in enumerate(lines.items()):
             xs, means = [x for x, _ in points], [spread.mean for _, spread in points]
             ranges = [[m - min(s.values) for m, (_, s) in zip(means, points)],

@@ -14,7 +14,8 @@ class Style:
     """The look of a figure.
 
     Attributes:
-        width, height: in points (1/72 inch); the height without names that stand below the axes.
+        width, height: in points (1/72 inch). Without a height it is 212, or what suits the figure, and grows with the
+            names that stand below the axes.
         size: of the type, in points. font: a family that matplotlib finds, or None.
         scale: of every metric, one of `SCALES`; or metric -> one of them. error: 1 minus the value on a log axis;
             zoom: the end of the curves; auto: log for losses that fall far, zoom where curves end close together.
@@ -25,7 +26,7 @@ class Style:
     """
 
     width: float = 312  # small, so that text is readable on a phone
-    height: float = 212
+    height: float | None = None
     size: float = 9.5
     font: str | None = None
     scale: object = "auto"
@@ -34,11 +35,15 @@ class Style:
     def __post_init__(self):
         for name, least, most in (("width", 120, 2000), ("height", 90, 2000), ("size", 4, 40)):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not least <= value <= most:
+            if (name, value) != ("height", None) and not (isinstance(value, int | float) and least <= value <= most):
                 raise UserError(f"{name} = {value}: expected points (1/72 inch) from {least} to {most}")
         for scale in self.scale.values() if isinstance(self.scale, dict) else [self.scale]:
             if scale not in SCALES:
                 raise UserError(f"scale = {scale}: expected one of {', '.join(SCALES)}")
+
+    def size_of(self, height=212):
+        """(width, height) of a figure in inches; its own height counts if none was asked for."""
+        return self.width / 72, (self.height or height) / 72
 
     def scale_of(self, metric):
         """The scale of a metric's axis."""
@@ -61,7 +66,7 @@ class Look:
     style: Style = Style()
     metrics: tuple = ()
     axes: tuple = AXES
-    formats: tuple = ("svg", "png")
+    formats: tuple = ()
 
 
 def add_options(parser):
@@ -74,10 +79,10 @@ def add_options(parser):
     words = 'name of a method or a metric in the figures, like "fafed=FAFED (ours)"; may be repeated'
     add("--label", action="append", default=[], metavar="NAME=TEXT", help=words)
     add("--width", type=float, default=Style.width / 72, metavar="INCHES", help="width of a figure; default: 4.33")
-    add("--height", type=float, default=Style.height / 72, metavar="INCHES", help="height of a figure; default: 2.94")
+    add("--height", type=float, metavar="INCHES", help="height of a figure; default: 2.94, and more for names below it")
     add("--font", metavar="FAMILY", help='font family of the figures, like "Times New Roman"; default: sans-serif')
     add("--font-size", type=float, default=Style.size, metavar="POINTS", help="font size of the figures; default: 9.5")
-    words = "file format of the single figures; may be repeated; default: svg and png"
+    words = "also write every figure into a file of this format; may be repeated"
     add("--format", action="append", choices=FORMATS, help=words)
 
 
@@ -88,9 +93,9 @@ def look_of(options):
         UserError: one line, if one is not allowed.
     """
     scales, labels = _pairs("--scale", options.scale), _pairs("--label", options.label)
-    style = Style(72 * options.width, 72 * options.height, options.font_size, options.font, scales or "auto", labels)
-    formats = tuple(dict.fromkeys(options.format or ("svg", "png")))
-    return Look(style, tuple(options.metric), tuple(options.axis or AXES), formats)
+    height = options.height and 72 * options.height
+    style = Style(72 * options.width, height, options.font_size, options.font, scales or "auto", labels)
+    return Look(style, tuple(options.metric), tuple(options.axis or AXES), tuple(dict.fromkeys(options.format or ())))
 
 
 def _pairs(option, texts):

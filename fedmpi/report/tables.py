@@ -90,24 +90,25 @@ def client_table(problem):
 
 
 def target_table(problem, target):
-    """How much it took each method to reach a target: mean, and lowest to highest over its seeds."""
+    """How much it took each method to reach a target, between two evaluations along a straight line: mean, and lowest
+    to highest over its seeds."""
     rows, means, ranges = [], {}, {}
     for number, method in enumerate(problem.methods):
         reached, costs = target.cost(method)
-        rows.append([method.label, f"{reached} of {len(method.runs)}"])
+        rows.append([method.label, f"{reached} of {len(method.seeds)}", f"{target.grid(method) or '–'}"])
         rows[-1] += [_cost(costs.get(axis), axis, with_range=True) for axis in AXES]
-        if reached == len(method.runs):
+        if reached == len(method.seeds):
             ranges[number] = costs
             means[number] = {axis: spread.mean for axis, spread in costs.items()}
     best = set()
-    for column, axis in enumerate(AXES, 2):
+    for column, axis in enumerate(AXES, 3):
         known = {number: costs[axis] for number, costs in means.items() if axis in costs}
         first = min(known, key=known.get, default=None)
         others = [ranges[number][axis] for number in known if number != first]
         mine = ranges[first][axis].values if others else ()
         if len(mine) > 1 and max(mine) < min(min(spread.values) for spread in others):
             best.add((first, column))
-    return Table(["method", "reached by", *map(label, AXES)], rows, frozenset(best))
+    return Table(["method", "reached by", "evaluated every", *map(label, AXES)], rows, frozenset(best))
 
 
 def run_table(problem):
@@ -150,8 +151,9 @@ def write_finals(path, problems):
 
 
 def _runs_in_words(method):
-    complete, diverged = sum(run.is_complete for run in method.runs), sum(bool(run.diverged) for run in method.runs)
-    words = str(complete) if complete == len(method.runs) else f"{complete} of {len(method.runs)}"
+    runs = method.seeds.values()
+    complete, diverged = sum(run.is_complete for run in runs), sum(bool(run.diverged) for run in runs)
+    words = str(complete) if complete == len(runs) else f"{complete} of {len(runs)}"
     return f"{words}, {diverged} diverged" if diverged else words
 
 

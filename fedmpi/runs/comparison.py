@@ -49,6 +49,15 @@ class Method:
     def settings(self):
         return self.runs[0].settings
 
+    @property
+    def seeds(self):
+        """Seed -> its run: the same seed twice is no second sample; of several, the one that came furthest counts."""
+        runs = {}
+        for run in self.runs:
+            seed = run.settings.get("seed", 0)
+            runs[seed] = max(runs.get(seed, run), run, key=lambda one: (one.is_complete, len(one.records)))
+        return runs
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:

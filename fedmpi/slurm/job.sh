@@ -32,6 +32,14 @@ fedmpi_train() {
     finish $code
 }
 
+# fedmpi_program FILE ARGUMENTS: start a program of the user's own; requeue this job if it is not finished.
+fedmpi_program() {
+    local code=0
+    check_place
+    wait_for USR1 $FEDMPI_LAUNCH "$python" -m mpi4py "$@" || code=$?
+    finish $code
+}
+
 # fedmpi_sweep ARGUMENTS: make the sweep's run of this array task, or without an array all that are not complete.
 fedmpi_sweep() {
     local ranges range number numbers=() worst=0 code

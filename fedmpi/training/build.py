@@ -56,6 +56,11 @@ class Job:
     num_rounds: int
     num_batches: int
 
+    @property
+    def settings(self):
+        """What the run folder records: all settings, with the number of clients also if it is that of the ranks."""
+        return self.config.resolved | {"clients": self.context.num_clients}
+
 
 def read_config(arguments, link, objects=None):
     """What a command line asks for, on all ranks.

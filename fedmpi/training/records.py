@@ -42,7 +42,7 @@ class Records:
         position = path.read_bytes().rfind(b"\n") + 1
         trackers = make_trackers(self._job.config.run.track)
         recorder = Recorder(RunLock(self._folder), self._job.num_rounds, trackers)
-        recorder.begin(self._job.config.resolved, position, recorder.last_round())
+        recorder.begin(self._job.settings, position, recorder.last_round())
         for record, metrics in self._recent:
             if record["round"] > recorder.last.get("round", 0):
                 recorder.round(record, metrics)

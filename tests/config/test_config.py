@@ -43,7 +43,7 @@ def test_rounds_on_the_command_line_undo_the_epochs_of_a_file(tmp_path):
     file.write_text("epochs: 30\nlocal_epochs: 2\n")
     run = read("--config", file, "--rounds", 8, "--local-steps", 3).run
     assert (run.rounds, run.epochs, run.local_steps, run.local_epochs) == (8, None, 3, None)
-    assert read("--config", file, "--rounds", 8, "--epochs", 2).run.epochs == 2
+    assert read("--config", file, "--epochs", 2).run.epochs == 2
     assert read("--config", file, "--batch-size", 8).run.epochs == 30
 
 
@@ -98,6 +98,8 @@ def test_a_class_by_its_dotted_path():
         (["--algorithm", "breaks.Mine"], "algorithm 'breaks.Mine': cannot be imported: ZeroDivisionError"),
         (["--rounds", "2.5"], "rounds = 2.5: expected a whole number"),
         (["--clip-norm", "inf"], "clip_norm = inf: expected a finite number or null"),
+        (["--epochs", "1", "--rounds", "2"], "--rounds and --epochs: expected only one of them"),
+        (["--local-steps", "3", "--local_epochs", "2"], "--local_steps and --local_epochs: expected only one of them"),
         (["--epochs", "0"], "epochs = 0.0: expected a number > 0"),
         (["--tf32", "perhaps"], "tf32 = perhaps: expected true or false"),
     ],

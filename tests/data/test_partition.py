@@ -1,10 +1,13 @@
 """Partitions: exact sizes, disjointness, coverage, determinism, and what each promises."""
 
+import os
+import sys
 import types
 
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT, execute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -250,3 +253,13 @@ def test_every_partition_splits_what_a_task_trains_on_or_is_refused(task, name):
     source = task.version(open_source("digits", None), 0)
     parts = partition(source.column(partition.column), 10, 0)
     assert [loaded.num_samples(client) for client in range(10)] == [len(part) for part in parts]
+
+
+def test_without_matplotlib_plot_is_refused_before_any_work(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
+    words = ["digits", "--clients", "2", "--write", "silo_{client}.h5", "--plot", "split.png"]
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    ended = execute([sys.executable, "-m", "fedmpi.data", "partition", *words], env=variables, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--plot needs matplotlib: pip install" in ended.stderr
+    assert not list(tmp_path.glob("silo_*"))

@@ -74,7 +74,7 @@ def test_a_second_ctrl_c_is_one_line_for_the_job(tmp_path, any_mpi):
             time.sleep(1.5)
         output, _ = job.communicate(timeout=100)
     assert job.returncode != 0
-    lines = [line for line in output.splitlines() if "fedmpi" in line]
+    lines = [line for line in output.splitlines() if "fedmpi:" in line]
     assert lines == ["fedmpi: interrupted during the local steps of round 1"], output
     assert "Traceback" not in output
 

@@ -36,8 +36,18 @@ def shell(command, **options):
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, launcher):
     ended = shell(f"{launcher}{JOB} --out {tmp_path} --name it 2>&1 | head -1")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("round 1/30: train_loss")
+    assert ended.stdout == f"fedmpi {fedmpi.__version__} is starting\n"
     assert len(read_run(tmp_path / "it").records) == 30 and outcome(tmp_path / "it") == "complete"
+
+
+def test_the_first_line_does_not_wait_for_torch(tmp_path):
+    """Here torch cannot even be imported; rank 1 prints nothing, and no line stands above a text for programs."""
+    (tmp_path / "torch.py").write_text("import sys; sys.exit(7)\n")
+    for rank, words, expected in (("0", [], 1), ("1", [], 0), ("0", ["--print_config"], 0)):
+        variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PMI_RANK": rank}
+        ended = execute([sys.executable, "-m", "fedmpi.train", *words], env=variables, cwd=tmp_path)
+        assert ended.returncode == 7
+        assert ended.stdout.count("is starting\n") == expected
 
 
 @pytest.mark.parametrize("program", ["train", "doctor", "bench"])

@@ -96,6 +96,17 @@ def test_a_figure_for_a_paper(tmp_path):
             fedmpi.report.figure(tmp_path / "runs", **{"metric": "accuracy", **wrong})
 
 
+def test_a_figure_has_the_size_asked_for_also_with_long_names(tmp_path):
+    for number in range(9):
+        make_run(tmp_path / "runs" / str(number), "fafed", 0, algorithm={"name": "fafed", "step_size": 0.1 + number})
+    figure = fedmpi.report.figure(tmp_path / "runs", "accuracy", width=245, height=170, size=8)
+    assert tuple(72 * figure.get_size_inches()) == pytest.approx((245, 170))
+    (axes,) = figure.axes
+    assert axes.get_window_extent().height * 72 / figure.dpi > 50
+    assert figure._repr_svg_().lstrip().startswith("<?xml")  # which a notebook shows
+    assert len({str(line._unscaled_dash_pattern) for line in axes.lines[:7]}) == 7  # also without colour
+
+
 def test_accuracy_as_error_on_a_log_axis_and_zoomed_in(tmp_path):
     make_run(tmp_path / "runs" / "a", "fafed", 0)
     (axes,) = fedmpi.report.figure(tmp_path / "runs", "accuracy", scale="error").axes
@@ -152,7 +163,7 @@ def test_clients_roc_and_settings_are_shown(tmp_path):
         "accuracy",
         [0.01, 0.1, 1.0],
     )
-    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html")
+    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html", "--format", "svg", "--format", "png")
     assert ended.returncode == 0, ended.stderr
     made = {path.name for path in (tmp_path / "page").iterdir()}
     assert {"clients.svg", "roc-curve-on-the-test-set.png", "what-step-size-does.svg"} <= made

@@ -26,7 +26,7 @@ from fedmpi.report.__main__ import _folder as files_folder
 from fedmpi.report.curves import Target, curve, final
 from fedmpi.report.live import RESTART, is_running, may_go_on, watch
 from fedmpi.report.page import page, section
-from fedmpi.report.tables import final_table
+from fedmpi.report.tables import final_table, target_table
 from fedmpi.runs.comparison import Spread, problems
 from fedmpi.runs.folder import find_runs, read_run
 from fedmpi.text import Table
@@ -82,7 +82,9 @@ def made(tmp_path_factory):
     for name in FLOOR:
         for seed in range(3):
             make_run(folder / "runs" / f"{name}-{seed}", name, seed)
-    ended = report(folder / "runs", "--out", folder / "page.html", "--target", "accuracy=0.6")
+    ended = report(
+        folder / "runs", "--out", folder / "page.html", "--target", "accuracy=0.6", "--format", "svg", "--format", "png"
+    )
     assert ended.returncode == 0, ended.stderr
     return folder, ended.stdout
 
@@ -141,10 +143,49 @@ def test_final_values_are_means_and_deviations(made):
 
 
 def test_rounds_and_bytes_to_a_target(made):
-    """FedAvg's accuracy is 0.65 - 0.5 / round + 0.01 seed, evaluated every other round: 0.6 takes 10, 10 and 8."""
-    assert [round(accuracy("fedavg", seed, n), 6) >= 0.6 for seed, n in ((0, 10), (1, 10), (2, 8))] == [True] * 3
+    """FedAvg's accuracy is 0.65 - 0.5 / round + 0.01 seed, evaluated every other round: straight lines between."""
+    costs = []
+    for seed, before, after in ((0, 8, 10), (1, 8, 10), (2, 6, 8)):
+        low, high = (accuracy("fedavg", seed, n) for n in (before, after))
+        costs.append(before + 2 * (0.6 - low) / (high - low))
+    mean, least, most = statistics.fmean(costs), min(costs), max(costs)
     (row,) = [row for row in Page((made[0] / "page.html").read_text()).rows[4:] if row[0] == "fedavg"][:1]
-    assert row[1:4] == ["3 of 3", "9 (8–10)", "8.9 MiB (7.6 MiB–9.5 MiB)"]
+    assert row[1:4] == ["3 of 3", "2", f"{mean:.0f} ({least:.0f}–{most:.0f})"]
+    (exact,) = [m for p in problems(find_runs([made[0] / "runs"])[0]) for m in p.methods if m.label == "fedavg"]
+    assert sorted(Target.parse("accuracy=0.6").cost(exact)[1]["round"].values) == pytest.approx(sorted(costs))
+
+
+def test_a_target_does_not_depend_on_how_often_the_model_is_evaluated(tmp_path):
+    """A straight course: evaluated every 2nd or only every 20th round, 30 rounds are needed."""
+    found = []
+    for every in (2, 20):
+        folder = make_run(tmp_path / str(every) / "run", "fafed", 0)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [{k: v for k, v in line.items() if k != "accuracy"} for line in lines]
+        for line in lines:
+            line |= {} if line["round"] % every else {"accuracy": line["round"] / 100}
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (problem,) = problems([read_run(folder)])
+        table = target_table(problem, Target.parse("accuracy=0.3"))
+        found.append(table.rows[0][2:5])
+    assert [row[1:] for row in found] == [["30", "85.8 MiB"]] * 2
+    assert [row[0] for row in found] == ["2", "20"]
+
+
+def test_the_same_seed_twice_is_one_run(tmp_path):
+    for name in "ab":
+        make_run(tmp_path / name, "fafed", 0, ended=name == "b")
+    (problem,) = problems(find_runs([tmp_path])[0])
+    row = dict(zip(final_table(problem).header, final_table(problem).rows[0]))
+    assert (row["runs"], row["test accuracy"]) == ("1", f"{accuracy('fafed', 0, ROUNDS):.4f}")
+    assert target_table(problem, Target.parse("accuracy=0.6")).rows[0][1] == "1 of 1"
+
+
+def test_files_of_figures_are_written_only_if_a_format_is_chosen(tmp_path):
+    make_run(tmp_path / "run", "fafed", 0)
+    ended = report(tmp_path / "run", "--out", tmp_path / "page.html")
+    assert ended.returncode == 0, ended.stderr
+    assert {path.suffix for path in (tmp_path / "page").iterdir() if path.suffix} == {".csv", ".md"}
 
 
 def test_figures_lie_beside_the_page(made):
@@ -352,7 +393,7 @@ def test_names_of_figures_are_short_and_each_its_own(tmp_path):
     for number in range(3):
         data = {"name": "classification", "data": f"{'far/' * 50}{number}/{'long' * 20}.h5"}
         make_run(tmp_path / f"runs/{number}", "fafed", 0, rounds=2, task=data)
-    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html")
+    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html", "--format", "svg")
     assert ended.returncode == 0, ended.stderr
     names = [path.name for path in (tmp_path / "page").glob("*accuracy-round.svg")]
     assert len(names) == 3 and all(len(name) < 80 for name in names)

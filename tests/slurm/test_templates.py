@@ -60,6 +60,40 @@ def test_a_module_and_another_folder(slurm, tmp_path):
     assert find_runs([folder / "runs"])[0]
 
 
+PROGRAM = """
+import pathlib, sys
+import torch
+from mpi4py import MPI
+
+import fedmpi
+
+rank, saved = MPI.COMM_WORLD.rank, pathlib.Path(f"state-{MPI.COMM_WORLD.rank}.pt")
+model = torch.nn.Linear(2, 1)
+fed = fedmpi.join(model, algorithm="fedavg", local_steps=2, step_size=0.1)
+before = torch.load(saved, weights_only=False) if saved.exists() else None
+if before:
+    fed.load_state_dict(before)
+for step in range(4):
+    fed.step(lambda: (model(torch.ones(1, 2)) - rank).square().mean())
+if before is None:
+    torch.save(fed.state_dict(), saved)
+    MPI.COMM_WORLD.Barrier()
+    sys.exit(75)
+fed.finish()
+print(f"rank {rank} of {MPI.COMM_WORLD.size} ended, argument {sys.argv[1]}", flush=True)
+"""
+
+
+def test_a_program_of_ones_own_is_requeued_and_goes_on(slurm, tmp_path):
+    """It ends with a checkpoint and exit code 75 at its first start."""
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    number = slurm.submit(tmp_path, SLURM / "program.sbatch", "mine.py", "--here", options=ONE_EACH, **QUICK)
+    job = slurm.wait(number)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.log
+    assert "is not finished (exit code 75): it is requeued" in job.log
+    assert sorted(re.findall(r"rank (\d) of 2 ended, argument --here", job.log)) == ["0", "1"], job.log
+
+
 def test_an_environment_without_the_package(tmp_path):
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "", "FEDMPI_VENV": str(tmp_path)}
     ended = execute(["bash", SLURM / "train.sbatch"], env=variables, cwd=tmp_path)

@@ -4,13 +4,12 @@ import pathlib
 
 import numpy as np
 
-from fedmpi.data.commands.plot import PROGRAM, draw_class_counts, draw_sizes
+from fedmpi.data.commands.plot import check_plot, draw_class_counts, draw_sizes
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.source import SILO_NAME, SPLITS, find_file, names_silos, open_source, silo_name
 from fedmpi.data.text import Text, is_text
 from fedmpi.data.writer import check_writable, write_file
 from fedmpi.errors import UserError
-from fedmpi.own_files import check_figure
 
 DEFAULT_CLIENTS = 10
 MAX_CLASSES = 20  # columns of the table; with more classes, it has only the total of each client
@@ -32,6 +31,8 @@ def add_parser(commands):
 
 def run(options):
     """Print a table with one line per client; draw and write the parts if requested."""
+    if options.plot:
+        check_plot(options.plot)
     from fedmpi.config.build import read_command_line  # imports torch: the other commands start faster without it
 
     config = read_command_line(["--data", options.data, *options.settings])
@@ -43,8 +44,6 @@ def run(options):
     if config.partition is not None and config.partition.redeal:
         raise UserError("partition.redeal = true: there is a split for every round, and none to show: leave it out")
     num_clients = config.run.clients or DEFAULT_CLIENTS
-    if options.plot:
-        check_figure(options.plot, PROGRAM)
     paths = _silo_paths(options.write, num_clients) if options.write else None
     task = config.resolved["task"]["name"]
     path = None if options.data == "digits" else find_file(options.data, config.run.data_dir)

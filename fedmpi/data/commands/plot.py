@@ -5,7 +5,7 @@ import textwrap
 import numpy as np
 
 from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import save_figure
+from fedmpi.own_files import check_figure, save_figure
 
 PROGRAM = "fedmpi.data"  # which the figures' files name
 COLOUR = "#2c7fb8"
@@ -14,6 +14,16 @@ MIN_SIDE, MAX_SIDE = 4, 20  # inches
 LETTERS = 11  # of the title, per inch
 LARGEST = 0.9  # diameter of the largest bubble, as a share of its cell
 MAX_CLIENT_TICKS, MAX_CLASS_TICKS = 40, 25
+
+
+def check_plot(path):
+    """Check, before any work, that a figure can be drawn and written.
+
+    Raises:
+        UserError: if matplotlib is not installed, or something else is at the path.
+    """
+    _figure(MIN_SIDE, MIN_SIDE)
+    check_figure(path, PROGRAM)
 
 
 def draw_class_counts(path, counts, title, names=None):

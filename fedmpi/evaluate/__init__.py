@@ -1,0 +1,1 @@
+"""A trained model measured on silos, without training: see `__main__`."""
