@@ -3,9 +3,12 @@
 import numpy as np
 
 from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.table import INTEGER, check_lines, read_table
+from fedmpi.data.formats.frames import read_table, table_ending
+from fedmpi.data.formats.table import INTEGER
 from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError, attempt
+
+NO_COLUMNS = {"missing": "refuse", "classes": [], "columns": {}}  # of models that were not trained on a table
 
 
 def read_samples(path, split, label, description):
@@ -29,7 +32,7 @@ def read_samples(path, split, label, description):
             samples, labels = _read_hdf5(path, split)
         elif path.suffix == ".npz":
             samples, labels = _read_npz(path, split)
-        elif path.suffix in (".csv", ".parquet"):
+        elif table_ending(path):
             samples, labels = _read_table(path, label, description)
         else:
             raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, .csv or .parquet")
@@ -68,27 +71,30 @@ def _check(path, name, samples):
 
 
 def _read_table(path, label, description):
-    """The features that the model was trained on, or all columns but the label if it does not say which."""
-    names, rows = read_table(path)
-    check_lines(path, names, rows)
-    table = {name: np.array(values) for name, values in zip(names, zip(*rows))}
-    if label and label not in table:
-        raise UserError(f"{path}: lacks the column {label}; its header is {', '.join(names)}")
-    if "columns" in description:
-        encoded = Columns.of(description["columns"], "columns in model.json").features(path, table)
-    else:
-        encoded = {name: values for name, values in table.items() if name != label}
-    features = description.get("feature_names") or list(encoded)
+    """The features that the model was trained on, or all columns but the label if it does not say which; and labels."""
+    columns = Columns.of(description.get("columns", NO_COLUMNS), "columns in model.json")
+    categories = [name for name, how in columns.columns.items() if isinstance(how, list)]
+
+    def wanted(names):
+        chosen = [*columns.columns] or [*(description.get("feature_names") or names)]
+        chosen = [*dict.fromkeys([*chosen, *filter(None, [label])])]
+        missing = [name for name in chosen if name not in names]
+        if missing:
+            raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(names)}")
+        return chosen, [*categories, *filter(None, [label])]
+
+    table = read_table(path, columns.reading, wanted)
+    encoded = columns.features(table) if columns.columns else table.columns
+    features = description.get("feature_names") or [name for name in encoded if name != label]
     missing = [name for name in features if name not in encoded]
     if missing:
-        raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(names)}")
-    try:
-        with np.errstate(over="ignore"):  # what is not finite is refused later
-            samples = np.array([encoded[name] for name in features], dtype=np.float32).T
-    except ValueError as error:
-        raise UserError(f"{path}: expected numbers in the columns {', '.join(features)}: {error}") from None
+        raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(table.columns)}")
+    odd = next((name for name in features if not isinstance(encoded[name], np.ndarray)), None)
+    if odd is not None:
+        raise UserError(f"{path}: expected numbers in the columns {', '.join(features)}: {odd} contains words")
+    samples = np.array([encoded[name] for name in features], dtype=np.float64).T
     _check(path, "the table", samples)
-    return samples, table[label] if label else None
+    return samples, table.columns[label].fillna("").to_numpy(str) if label else None
 
 
 def _numbers(path, labels, class_names):

@@ -81,7 +81,7 @@ def test_silos_that_share_the_columns_have_the_same_features(tmp_path):
         with pytest.raises(UserError, match="--columns .*columns.json: (expected what|cannot be read as JSON)"):
             read(tmp_path, **options)
     agreed.unlink()
-    with pytest.raises(UserError, match="line 4 has 1e99 in column age: expected a finite number"):
+    with pytest.raises(UserError, match=r"line 4 has 1e\+99 in column age: expected a finite number"):
         read(tmp_path, [line.replace("30", "1e99") for line in LINES], **options)
     assert not agreed.exists()
 
