@@ -43,7 +43,7 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     read, readable_path = find_reader(name, origin)
     try:
         splits, attributes = read(readable_path, options)
-        if name not in OFFICIAL_READERS and "train/labels" in splits:
+        if read not in OFFICIAL_READERS.values() and "train/labels" in splits:
             account = {"test_rows": _test_rows(options), **attributes.get(ACCOUNT, {})}
             account["command"] = _command(name, origin, options, account.pop("given", {}))
             attributes = {**attributes, ACCOUNT: account}

@@ -4,6 +4,7 @@ import numpy as np
 
 from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.frames import read_table, table_ending
+from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array
 from fedmpi.data.formats.table import INTEGER
 from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError, attempt
@@ -54,10 +55,12 @@ def _read_npz(path, split):
     if isinstance(content, np.ndarray):
         raise UserError(f"{path}: is a single array, as np.save writes it: expected what np.savez writes")
     with content as file:
-        ending = "" if "x" in file.files else f"_{split}"
-        samples, labels = (file[name] if name in file.files else None for name in (f"x{ending}", f"y{ending}"))
-        _check(path, f"x{ending}", samples)
-        return samples, None if labels is None else labels.reshape(-1)
+        names = [
+            find_array(file.files, "", words) or find_array(file.files, split, words) for words in (SAMPLES, LABELS)
+        ]
+        samples, labels = (name and file[name] for name in names)
+        _check(path, f"x or x_{split}", samples)
+        return samples, labels if labels is None else labels.reshape(-1)
 
 
 def _check(path, name, samples):

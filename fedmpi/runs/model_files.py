@@ -264,6 +264,9 @@ def prepare_inputs(description, samples):
     given = tuple(values.shape[1:])
     try:
         shape, per_value, mean, std = (facts[name] for name in ("shape", "divide_by", "mean", "std"))
+        if list(input_shape(given)) != shape and len(given) > 2 and shape in ([*given], [1, *given]):
+            values = values.movedim(1, -1) if shape == [*given] else values.unsqueeze(-1)  # channels first, or none
+            given = tuple(values.shape[1:])
         is_flat = math.prod(given) == math.prod(shape) and (len(given) == 1 or (len(given) == 2 and len(shape) == 1))
         if list(input_shape(given)) != shape and not is_flat:
             raise UserError(f"samples are {list(given)}: the model takes inputs of shape {shape}")
