@@ -133,7 +133,7 @@ def check_labels(link, name, sources, num_classes):
                 raise UserError(
                     f"{source.path}: contains the labels {_some(np.unique(labels))}, but no client has the label "
                     f"{_some(missing, count)}: expected labels from 0 on without gaps that mean the same in all files, "
-                    "or the number of classes as attribute num_classes of each file"
+                    "or the number of classes as attribute num_classes of each file (of a Dataset: a list, classes)"
                 )
 
     agree(link, check)
