@@ -8,6 +8,9 @@ from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array
 from fedmpi.data.formats.table import INTEGER
 from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError, attempt
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 NO_COLUMNS = {"missing": "refuse", "classes": [], "columns": {}}  # of models that were not trained on a table
 
@@ -21,11 +24,12 @@ def read_samples(path, split, label, description):
         label: column of a table, or None. description: the content of the model's model.json.
 
     Returns:
-        ([n, ...] array, [n] int64 array or None).
+        ([n, ...] array, [n] int64 array or None, and {column: [n] str} of a table's identifiers).
 
     Raises:
         UserError: one line, if the file cannot be read or lacks something.
     """
+    ids = {}
     with attempt("read", path, Exception):  # each library has its own errors for damaged files
         if not path.is_file():  # reading a FIFO or a device might never end
             raise UserError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
@@ -34,12 +38,12 @@ def read_samples(path, split, label, description):
         elif path.suffix == ".npz":
             samples, labels = _read_npz(path, split)
         elif table_ending(path):
-            samples, labels = _read_table(path, label, description)
+            samples, labels, ids = _read_table(path, label, description)
         else:
             raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, .csv or .parquet")
     if labels is not None and len(labels) != len(samples):
         raise UserError(f"{path}: has {len(labels)} labels for {len(samples)} samples")
-    return samples, labels if labels is None else _numbers(path, labels, description.get("class_names"))
+    return samples, labels if labels is None else _numbers(path, labels, description.get("class_names")), ids
 
 
 def _read_hdf5(path, split):
@@ -74,7 +78,7 @@ def _check(path, name, samples):
 
 
 def _read_table(path, label, description):
-    """The features that the model was trained on, or all columns but the label if it does not say which; and labels."""
+    """(the features that the model was trained on, or all columns but the label if it names none; labels; ids)."""
     columns = Columns.of(description.get("columns", NO_COLUMNS), "columns in model.json")
     categories = [name for name, how in columns.columns.items() if isinstance(how, list)]
 
@@ -84,10 +88,16 @@ def _read_table(path, label, description):
         missing = [name for name in chosen if name not in names]
         if missing:
             raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(names)}")
-        return chosen, [*categories, *filter(None, [label])]
+        ids = [name for name in columns.id if name in names and name not in chosen]
+        return [*chosen, *ids], [*categories, *ids, *filter(None, [label])]
 
     table = read_table(path, columns.reading, wanted)
-    encoded = columns.features(table) if columns.columns else table.columns
+    unknown = {}
+    encoded = columns.features(table, unknown) if columns.columns else table.columns
+    for name, number in unknown.items():
+        log.warning(
+            f"{path}: {number} rows have a category of {name} that the model does not know: it counts as missing"
+        )
     features = description.get("feature_names") or [name for name in encoded if name != label]
     missing = [name for name in features if name not in encoded]
     if missing:
@@ -97,7 +107,8 @@ def _read_table(path, label, description):
         raise UserError(f"{path}: expected numbers in the columns {', '.join(features)}: {odd} contains words")
     samples = np.array([encoded[name] for name in features], dtype=np.float64).T
     _check(path, "the table", samples)
-    return samples, table.columns[label].fillna("").to_numpy(str) if label else None
+    ids = {name: table.columns[name].fillna("").tolist() for name in columns.id if name in table.columns}
+    return samples, table.columns[label].fillna("").to_numpy(str) if label else None, ids
 
 
 def _numbers(path, labels, class_names):

@@ -142,11 +142,12 @@ class Columns:
         if options.classes and options.classes != self.classes:
             raise UserError(f"{given} the classes {', '.join(self.classes)}: expected the same in --classes")
 
-    def features(self, table):
+    def features(self, table, unknown=None):
         """name -> [n] values of each feature, in an order that is the same on all silos.
 
         Args:
-            table: a `Table`.
+            table: a `Table`. unknown: dict of column -> how many of its categories are not known, which then count as
+                missing; None: they are an error.
 
         Raises:
             UserError: if the table lacks a column, or a field is not allowed.
@@ -155,11 +156,14 @@ class Columns:
         for name, how in self.columns.items():
             if name not in table.columns:
                 raise UserError(f"{table.path}: lacks the column {name}; its header is {', '.join(table.columns)}")
-            features |= (self._one_hot if isinstance(how, list) else self._numbers)(table, name, how)
+            is_list = isinstance(how, list)
+            features |= self._one_hot(table, name, how, unknown) if is_list else self._numbers(table, name, how)
         return features
 
-    def numbered(self, table, name, known, what):
+    def numbered(self, table, name, known, what, counts=None):
         """[n] number in the list `known` of each field of a column of words, after its aliases; -1 of an empty one.
+
+        Those that are not in the list are counted in the dict `counts`, if it is given.
 
         Raises:
             UserError: one line with all fields that are not in the list.
@@ -169,7 +173,9 @@ class Columns:
         meant |= {word: meant[other] for word, other in aliases.items() if other in meant}
         words = table.columns[name]
         unknown = sorted({*words.dropna()} - {*meant})
-        if unknown:
+        if unknown and counts is not None:
+            counts[name] = int(words.isin(unknown).sum())
+        elif unknown:
             plain = {_plain(word): word for word in known}
             same = {word: plain[_plain(word)] for word in unknown if _plain(word) in plain}
             hint = f'; if it means the same, add "aliases": {json.dumps({name: same})}' if same else ""
@@ -206,11 +212,11 @@ class Columns:
         indicator = {f"{name} is {WITHOUT}": is_blank} if self.missing == "category" else {}
         return {name: np.where(is_blank, values.dtype.type(how["median"]), values), **indicator}
 
-    def _one_hot(self, table, name, categories):
+    def _one_hot(self, table, name, categories, unknown):
         if table.kinds[name] not in ("words", "empty"):
             raise UserError(f"{table.path}: column {name} contains {table.kinds[name]}: expected categories")
-        numbers = self.numbered(table, name, categories, "")
-        self._refuse_empty(table, name, numbers < 0, "a category")
+        numbers = self.numbered(table, name, categories, "", unknown)
+        self._refuse_empty(table, name, table.columns[name].isna().to_numpy(), "a category")
         if self.missing == "category":
             numbers = np.where(numbers < 0, categories.index(WITHOUT), numbers)
         return {f"{name}={category}": numbers == number for number, category in enumerate(categories)}
