@@ -40,7 +40,8 @@ def write_file(path, splits, attributes):
                 file.attrs[WRITTEN_BY] = PROGRAM
                 for name, rows in splits.items():
                     _write_rows(file, name, rows)
-                if "train/images" in splits and attributes.get("dataset") not in NORMALISATION:
+                is_known = attributes.get("dataset") in NORMALISATION or "mean" in attributes
+                if "train/images" in splits and not is_known:
                     file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
                 attributes |= (
                     {ACCOUNT: _complete(attributes[ACCOUNT], splits, attributes)} if ACCOUNT in attributes else {}
@@ -132,7 +133,9 @@ def _write_rows(file, name, rows):
     row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
     most_rows = ROWS_PER_CHUNK if len(rows.shape) > 1 else TEXT_CHUNK
     chunk = (max(1, min(len(rows), most_rows, BYTES_PER_CHUNK // row_bytes)), *rows.shape[1:])
-    data = file.create_dataset(name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, compression="gzip")
+    data = file.create_dataset(
+        name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, compression="gzip", compression_opts=1
+    )
     for start in range(0, len(rows), chunk[0]):
         piece = rows[start : start + chunk[0]]
         if piece.dtype.kind == "f" and not np.isfinite(piece).all():

@@ -194,15 +194,17 @@ def _notes(table, columns, labels, label):
         return notes
     if len(columns.classes) > MANY_CLASSES and 2 * len(columns.classes) > num_rows:
         notes.append(f"{label}: {len(columns.classes)} classes in {num_rows} rows: is it a quantity, or an identifier?")
-    present = len(np.unique(labels))
+    by_class = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[by_class], prepend=-1))  # of each class
     for name, how in columns.columns.items():
         if isinstance(how, list):
             continue
         values = table.columns[name]
         if (values == np.floor(values)).all() and len(np.unique(values)) > 0.95 * num_rows:
             notes.append(f"{name}: nearly all of its whole numbers differ: is it an identifier? (--drop, --id)")
-        runs = np.count_nonzero(np.diff(labels[np.argsort(values, kind="stable")])) + 1
-        if runs == present > 1:
+        low, high = (extreme.reduceat(values[by_class], starts) for extreme in (np.minimum, np.maximum))
+        first = np.argsort(low)
+        if len(starts) > 1 and (high[first[:-1]] < low[first[1:]]).all():
             notes.append(f"{name}: its order is that of {label}: does it contain the answer?")
     return notes
 
