@@ -47,6 +47,7 @@ setup(
         "h5py>=3.10",  # data sets and models on disk
         "safetensors>=0.4",  # models and checkpoints on disk, as Hugging Face and others read them
         "jinja2>=3.1",  # the report's page; torch needs it, too
+        "pandas>=2.0",  # tables
         "pyyaml>=6.0",  # settings files
         "rich>=13.0",  # the live view of running jobs
         "tqdm>=4.66",  # progress on a terminal
@@ -62,7 +63,8 @@ setup(
         "wandb": ["wandb>=0.16"],  # --track wandb
         "mlflow": ["mlflow>=2.10"],  # --track mlflow
         "images": ["pillow>=10.0"],  # data sets from folders of image files
-        "parquet": ["pandas>=2.0", "pyarrow>=14"],  # tables in parquet files
+        "parquet": ["pyarrow>=14"],  # tables in parquet and feather files
+        "formats": ["pyarrow>=14", "openpyxl>=3.1"],  # tables in all formats that `data prepare` reads
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
         "docs": DOCS,
         "dev": [

@@ -207,6 +207,32 @@ def test_how_torch_computes_is_as_before_after_a_run(monkeypatch):
     assert ways() == before
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x.byte(), y), "the inputs of some clients are bytes (uint8), those of others not"),
+        (lambda x, y: (x, y + 7), "data: contains the labels 0, 1, 7, 8, but no client has the label 2, 3, 4, 5, 6"),
+        (lambda x, y: (x / 0, y), "data of client 1: item 0 has an input that is not finite"),
+    ],
+)
+def test_datasets_are_checked_as_files_are(change, message):
+    x, y = torch.arange(1.0, 81.0).reshape(20, 4), torch.arange(20) % 2
+    data = [torch.utils.data.TensorDataset(x, y), torch.utils.data.TensorDataset(*change(x, y))]
+    settings = {"algorithm": "fedavg", "threads": 1, "clients": 2, "rounds": 1, "model": "mlp"}
+    with pytest.raises(fedmpi.UserError, match=re.escape(message)):
+        fedmpi.train(data=data, **settings)
+    data[1].classes = data[0].classes = [*"abcdefghi"]
+    if "labels" in message:
+        fedmpi.train(data=data, **settings)
+
+
+def test_bytes_of_datasets_are_scaled_as_those_of_files_are():
+    x, y = torch.randint(0, 256, (20, 4)), torch.arange(20) % 2
+    settings = {"algorithm": "fedavg", "threads": 1, "clients": 1, "rounds": 3, "model": "mlp"}
+    runs = [fedmpi.train(data=[torch.utils.data.TensorDataset(one, y)], **settings) for one in (x.byte(), x / 255)]
+    assert runs[0].final["train_loss"] == pytest.approx(runs[1].final["train_loss"])
+
+
 def test_datasets_of_clients_and_a_module():
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
     before = [p.clone() for p in net.parameters()]
@@ -281,7 +307,7 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ({"data": [[(1.0, 0.5)]]}, "data of client 0: item 0 has the label 0.5"),
         ({"data": [[]]}, "data of client 0: has no items"),
         ({"data": [[("a", 0)]]}, "data of client 0: item 0: expected numbers as (input, label)"),
-        ({"data": [[([1.0], 10**12)]]}, "model MLP: "),
+        ({"data": [[([1.0], 10**12)]]}, "data: contains the labels 1000000000000, but no client has the label 0, 1, 2"),
         ({"data": datasets(2), "clients": 3}, "data: 2 Datasets for 3 clients"),
         ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),
         ({"data": {"a": datasets(1)[0]}}, "data is a dict: expected a name, a path, or one Dataset per client"),
@@ -306,6 +332,7 @@ def test_wrong_arguments_are_errors_in_one_line(settings, message):
 def test_labels_that_no_sample_of_any_client_has_are_named(capfd):
     labels = [torch.tensor([0, 1, 0, 1]), torch.tensor([4, 4, 1, 0])]
     sets = [torch.utils.data.TensorDataset(torch.rand(4, 3), own) for own in labels]
+    sets[0].classes = [*"abcde"]  # as torchvision's
     fedmpi.train(algorithm="fedavg", threads=1, rounds=1, data=sets)
     assert "fedmpi: data: no sample has label 2, 3, of 5 classes\n" in capfd.readouterr().err
 

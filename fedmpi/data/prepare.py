@@ -1,9 +1,11 @@
 """Make the HDF5 file of a data set from official files, downloaded or not, or from the user's own files."""
 
+import shlex
+
 from fedmpi.data.download import fetch
 from fedmpi.data.formats import OFFICIAL_READERS, find_reader
 from fedmpi.data.official import OFFICIAL
-from fedmpi.data.source import SILO_NAME
+from fedmpi.data.source import ACCOUNT, SILO_NAME
 from fedmpi.data.writer import check_writable, write_file
 from fedmpi.errors import UserError
 from fedmpi.text import short
@@ -41,6 +43,10 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     read, readable_path = find_reader(name, origin)
     try:
         splits, attributes = read(readable_path, options)
+        if read not in OFFICIAL_READERS.values() and "train/labels" in splits:
+            account = {"test_rows": _test_rows(options), **attributes.get(ACCOUNT, {})}
+            account["command"] = _command(name, origin, options, account.pop("given", {}))
+            attributes = {**attributes, ACCOUNT: account}
         silo = {SILO_NAME: options.silo} if options.silo else {}
         write_file(path, splits, {"dataset": name, **attributes, **silo})
     except UserError:
@@ -48,6 +54,29 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     except Exception as error:  # noqa: BLE001  damaged files make readers raise errors of many kinds
         raise UserError(f"{readable_path}: cannot be read: {short(f'{type(error).__name__}: {error}')}") from error
     return path
+
+
+def _test_rows(options):
+    """How the test rows were chosen."""
+    if options.test_from:
+        return f"those of {options.test_from}"
+    if options.group:
+        return f"a random share {options.test_share:g} of the values of {options.group}, seed {options.seed}"
+    return f"a random share {options.test_share:g} of each class, seed {options.seed}"
+
+
+def _command(name, origin, options, assumed):
+    """The command line that reads the same files in the same way, whatever is found in them."""
+    given = {**vars(options), **vars(options.reading), **assumed}
+    defaults = {**vars(type(options)()), **vars(type(options.reading)())}
+    words = ["python", "-m", "fedmpi.data", "prepare", name, "--from", origin]
+    for key, value in given.items():
+        if key == "reading" or value in (defaults[key], [], ()):
+            continue
+        value = ",".join(value) if key == "classes" else value
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += ["--date" if key == "dates" else f"--{key.replace('_', '-')}", one]
+    return shlex.join(map(str, words))
 
 
 def _download(name, folder, mirror):

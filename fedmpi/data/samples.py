@@ -98,9 +98,11 @@ class Samples:
         rows: [n, ...] tensor; images are [n, height, width] or [n, height, width, channels].
         labels: [n] int64 tensor; on the CPU, as the rows, or both on the device.
         scale, shift: 0-d or [channels], on the device; an input is row * scale + shift.
+        dtype: of the inputs; None: that of scale.
     """
 
-    def __init__(self, rows, labels, scale, shift):
+    def __init__(self, rows, labels, scale, shift, dtype=None):
+        self._dtype = dtype or scale.dtype
         self._rows, self.labels, self._scale, self._shift = rows, labels, scale, shift
         self._scale_number = scale.item() if scale.dim() == 0 else None
         self.num = len(labels)
@@ -120,12 +122,15 @@ class Samples:
         """
         rows = torch.from_numpy(rows)
         per_value = 255.0 if rows.dtype == torch.uint8 else 1.0
-        mean, std = (torch.tensor(values, dtype=context.dtype).squeeze() for values in (mean, std))
+        # What is stored in float64 would lose its differences in float32, like times in seconds since 1970.
+        dtype = torch.float64 if rows.dtype == torch.float64 else context.dtype
+        mean, std = (torch.tensor(values, dtype=dtype).squeeze() for values in (mean, std))
         scale, shift = 1 / (per_value * std), -mean / std
-        _check_size(rows, scale, shift)
+        _check_size(rows, scale, shift, context.dtype)
         labels = torch.from_numpy(labels)
         device = context.device_of_data(rows.nbytes + labels.nbytes)
-        return cls(rows.to(device), labels.to(device), scale.to(context.device), shift.to(context.device))
+        scale, shift = scale.to(context.device), shift.to(context.device)
+        return cls(rows.to(device), labels.to(device), scale, shift, context.dtype)
 
     def at(self, indices, augmentation=None, transform=None):
         """(inputs, labels) at int64 `indices` [b], on the device; inputs of images are [b, channels, height, width].
@@ -141,12 +146,12 @@ class Samples:
         if transform is not None:
             per_value = 255 if rows.dtype == torch.uint8 else 1
             values = _channels_first(transform(_channels_first(rows.to(self._scale.dtype) / per_value)), back=True)
-            return _channels_first(values.mul_(self._scale * per_value).add_(self._shift)), labels
+            return _channels_first(values.mul_(self._scale * per_value).add_(self._shift).to(self._dtype)), labels
         if self._scale_number is not None and rows.dtype == torch.uint8:
             inputs = torch.add(self._shift, rows, alpha=self._scale_number)  # also converts to float
         else:
             inputs = rows.to(self._scale.dtype).mul_(self._scale).add_(self._shift)
-        return _channels_first(inputs), labels
+        return _channels_first(inputs.to(self._dtype)), labels
 
     def _gather(self, values, indices):
         """`values` at `indices`, on the device."""
@@ -170,7 +175,7 @@ class Samples:
         """The `Samples` at an int64 array `indices`, in memory of their own."""
         chosen = torch.from_numpy(indices).to(self.labels.device)
         rows, labels = (part.index_select(0, chosen) for part in (self._rows, self.labels))
-        return type(self)(rows, labels, self._scale, self._shift)
+        return type(self)(rows, labels, self._scale, self._shift, self._dtype)
 
     def all(self):
         """(inputs, labels) of all samples, batch by batch, in order and without augmentation."""
@@ -192,11 +197,11 @@ def _channels_first(rows, back=False):
     if rows.dim() < 3:
         return rows
     if back:
-        return rows.squeeze(1) if rows.shape[1] == 1 else rows.permute(0, 2, 3, 1)
-    return rows.unsqueeze(1) if rows.dim() == 3 else rows.permute(0, 3, 1, 2)
+        return rows.squeeze(1) if rows.shape[1] == 1 and rows.dim() == 4 else rows.movedim(1, -1)
+    return rows.unsqueeze(1) if rows.dim() == 3 else rows.movedim(-1, 1)
 
 
-def _check_size(rows, scale, shift):
+def _check_size(rows, scale, shift, dtype):
     """Check that no input is so large that its square overflows: a first layer's sums would be infinite."""
     if not rows.numel():
         return
@@ -205,12 +210,12 @@ def _check_size(rows, scale, shift):
     values = torch.stack([low, high]).double()
     inputs = values * scale.double() + shift.double()
     largest = float(inputs.abs().max())
-    most = math.sqrt(torch.finfo(scale.dtype).max)
+    most = math.sqrt(torch.finfo(dtype).max)
     if not largest <= most:
         raise UserError(
             f"the samples: values from {float(values.min()):.4g} to {float(values.max()):.4g} are as large as "
             f"{largest:.4g} after normalisation with mean and std: expected at most {most:.2g}, so that their squares "
-            f"fit into {scale.dtype}"
+            f"fit into {dtype}"
         )
 
 

@@ -28,6 +28,8 @@ NORMALISATION = {
 NUM_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "tiny_imagenet": 200, "digits": 10}
 SPLITS = ("train", "test")
 SILO_NAME = "silo"  # attribute of a client's file: its name, like the hospital's
+GROUP, ID = "group_column", "id_columns"  # attributes: columns of samples that stay together, and of their names
+ACCOUNT = "account"  # attribute: JSON of what `data prepare` decided
 COLUMNS = "columns"  # attribute of a table's file: `fedmpi.data.formats.features.Columns` as JSON
 MAX_CLASSES = 1_000_000  # more are a mistake in the labels: no network has so many outputs
 CLIENT = re.compile(r"\{client(:0?\d{0,2}d?)?\}")  # in the pattern of silo files
@@ -72,6 +74,11 @@ class Source:
     def columns(self, split="train"):
         """name -> [n] values of the further columns of a split, besides samples and labels."""
         return {}
+
+    def groups(self, split="train"):
+        """[n] numbers of the groups of samples that stay on one side of every split, or None."""
+        name = self.attributes.get(GROUP)
+        return None if name is None else np.unique(self.column(str(name), split), return_inverse=True)[1]
 
     def file_rows(self, indices):
         """[n] row numbers in the file's training set of the training samples `indices` [n]."""
@@ -126,7 +133,7 @@ def check_labels(link, name, sources, num_classes):
                 raise UserError(
                     f"{source.path}: contains the labels {_some(np.unique(labels))}, but no client has the label "
                     f"{_some(missing, count)}: expected labels from 0 on without gaps that mean the same in all files, "
-                    "or the number of classes as attribute num_classes of each file"
+                    "or the number of classes as attribute num_classes of each file (of a Dataset: a list, classes)"
                 )
 
     agree(link, check)

@@ -1,11 +1,12 @@
 """Write the HDF5 files that training reads."""
 
 import io
+import json
 
 import h5py
 import numpy as np
 
-from fedmpi.data.source import NORMALISATION, SPLITS, HDF5Source
+from fedmpi.data.source import ACCOUNT, NORMALISATION, SPLITS, HDF5Source
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular, check_replaceable, replacing
 
@@ -35,12 +36,16 @@ def write_file(path, splits, attributes):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, PROGRAM.encode()) as unfinished:
-            with _File(unfinished, "w+") as disk, h5py.File(disk, "w") as file:
+            with _File(unfinished, "w+") as disk, h5py.File(disk, "w", libver=("v108", "latest")) as file:
                 file.attrs[WRITTEN_BY] = PROGRAM
                 for name, rows in splits.items():
                     _write_rows(file, name, rows)
-                if "train/images" in splits and attributes.get("dataset") not in NORMALISATION:
+                is_known = attributes.get("dataset") in NORMALISATION or "mean" in attributes
+                if "train/images" in splits and not is_known:
                     file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
+                attributes |= (
+                    {ACCOUNT: _complete(attributes[ACCOUNT], splits, attributes)} if ACCOUNT in attributes else {}
+                )
                 for name, value in attributes.items():
                     file.attrs[name] = value
             if disk.error:
@@ -52,6 +57,18 @@ def write_file(path, splits, attributes):
     except OSError as error:
         error = (disk and disk.error) or error
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _complete(account, splits, attributes):
+    """What `data prepare` decided, as JSON, with the numbers of samples and classes."""
+    if isinstance(account, str):
+        return account
+    labels = [splits[f"{split}/labels"] for split in SPLITS]
+    counts = dict(zip(*np.unique(np.concatenate(labels), return_counts=True)))
+    names = enumerate(attributes["class_names"]) if "class_names" in attributes else zip(counts, counts)
+    classes = {str(name): int(counts.get(number, 0)) for number, name in names}
+    rows = {split: len(values) for split, values in zip(SPLITS, labels)}
+    return json.dumps({"rows": rows, "classes": classes, **account}, ensure_ascii=False)
 
 
 class _File(io.FileIO):
@@ -110,13 +127,15 @@ def _check_labelled(path, splits):
 
 def _write_rows(file, name, rows):
     """Write one data set chunk by chunk, so that rows which are read only when sliced need no more memory."""
-    if rows.dtype.kind == "S":
+    if rows.dtype.kind == "S" or len(rows.shape) == 1 and rows.dtype.kind != "u":
         file.create_dataset(name, data=rows)
         return
     row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
     most_rows = ROWS_PER_CHUNK if len(rows.shape) > 1 else TEXT_CHUNK
     chunk = (max(1, min(len(rows), most_rows, BYTES_PER_CHUNK // row_bytes)), *rows.shape[1:])
-    data = file.create_dataset(name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, compression="gzip")
+    data = file.create_dataset(
+        name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, compression="gzip", compression_opts=1
+    )
     for start in range(0, len(rows), chunk[0]):
         piece = rows[start : start + chunk[0]]
         if piece.dtype.kind == "f" and not np.isfinite(piece).all():
@@ -126,18 +145,22 @@ def _write_rows(file, name, rows):
 
 
 def _mean_and_std(images):
-    """Mean and standard deviation [channels] of an HDF5 data set, for bytes of value/255, in one pass.
+    """Mean and standard deviation [channels] of an HDF5 data set, for bytes of value/255, in two passes.
 
     Grey images have one channel, samples that are vectors one per feature. A constant channel gets
     the standard deviation 1.
     """
     is_grey = images.ndim == 3
     axes = (0, 1, 2) if is_grey else tuple(range(images.ndim - 1))
-    total, squares, num_values = 0.0, 0.0, 0
-    for start in range(0, len(images), images.chunks[0]):
-        piece = images[start : start + images.chunks[0]].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
-        total, squares = total + piece.sum(axes), squares + (piece**2).sum(axes)
-        num_values += piece.size if is_grey else piece.size // piece.shape[-1]
-    mean = total / num_values
-    std = np.sqrt(np.maximum(squares / num_values - mean**2, 0))
+    num_values = images.size if is_grey else images.size // images.shape[-1]
+
+    def mean_of(function):
+        return sum(function(piece).sum(axes) for piece in pieces()) / num_values
+
+    def pieces():
+        for start in range(0, len(images), images.chunks[0]):
+            yield images[start : start + images.chunks[0]] / np.float64(255 if images.dtype == np.uint8 else 1)
+
+    mean = mean_of(lambda piece: piece)
+    std = np.sqrt(mean_of(lambda piece: (piece - mean) ** 2))
     return np.atleast_1d(mean), np.atleast_1d(np.where(std > 0, std, 1.0))

@@ -1,6 +1,7 @@
 """Predict classes with a trained model: ``python -m fedmpi.predict runs/NAME samples.csv``."""
 
 import csv
+import importlib
 import io
 import pathlib
 import sys
@@ -20,8 +21,8 @@ HEADER = b"sample,predicted,probability"  # of the table
 DESCRIPTION = """\
 Write the class that the model of a run folder predicts for every sample of a file, and its probability, as CSV.
 
-The file is HDF5 (test/images, or images), npz (x_test, or x) or a table (CSV or parquet) with the columns that the
-model was trained on. If it has labels, they are written too, and the accuracy is printed."""
+The file is HDF5 (test/images, or images), npz (x_test, or x) or a table with the columns that the model was trained
+on. Columns that --id named are written, too. If it has labels, they are written, and the accuracy is printed."""
 
 
 def main(arguments=None):
@@ -41,6 +42,8 @@ def make_parser():
     parser.add_argument("--probabilities", action="store_true", help=text)
     text = "number of the client whose own model predicts, if layers are personal (--private)"
     parser.add_argument("--client", type=int, metavar="N", help=text)
+    text = "module with the model's class, which is trusted, like mymodel; may be repeated"
+    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE", help=text)
     return parser
 
 
@@ -50,9 +53,14 @@ def _run(arguments):
     check_replaceable(pathlib.Path(options.out), HEADER)
     if options.client is None and has_client_models(folder):
         raise UserError(f"{folder}: each client has a model of its own (--private): choose one, like --client 0")
+    for name in options.modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001  a user's module can raise anything
+            raise UserError(f"--import {name}: {type(error).__name__}: {short(error)}") from error
     model = load_model(folder, client=options.client)
     _check_weights(model_file(folder, options.client), model)
-    samples, labels = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
+    samples, labels, ids = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
     try:
         probabilities = predict(model, samples)
     except UserError as error:
@@ -63,7 +71,7 @@ def _run(arguments):
         raise UserError(f"{options.file}: label {outside[0]}: {what}")
     accuracy = "" if labels is None else f"; accuracy {(labels == predicted).mean():.4f}"
     further = probabilities if options.probabilities else None
-    _write(options.out, model.fedmpi.get("class_names"), (predicted, probability, labels), further)
+    _write(options.out, model.fedmpi.get("class_names"), (predicted, probability, labels), ids, further)
     print(f"{len(predicted)} predictions in {options.out}{accuracy}")
 
 
@@ -121,12 +129,12 @@ def _check_finite(begin, values, what):
         raise UserError(f"sample {begin + int(is_finite.int().argmin())} (from 0) has {what}")
 
 
-def _write(path, names, columns, further=None):
+def _write(path, names, columns, ids, further=None):
     """Write the table.
 
     Args:
         names: of the classes, or None. columns: predicted classes, their probabilities, and labels or None.
-        further: [n, classes] probabilities of all classes, or None.
+        ids: name -> values of further columns. further: [n, classes] probabilities of all classes, or None.
     """
     predicted, probability, labels = columns
 
@@ -140,6 +148,8 @@ def _write(path, names, columns, further=None):
     if further is not None:
         titles = [f"probability of {name(k)}" for k in range(further.shape[1])]
         rows = [[*row, *more] for row, more in zip(rows, [titles, *([f"{p:.6f}" for p in each] for each in further)])]
+    for column, values in ids.items():
+        rows = [[*row, value] for row, value in zip(rows, [as_cell(column), *map(as_cell, values)])]
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     with attempt("write", f"--out {path}", OSError, ValueError), replacing(path, HEADER) as part:

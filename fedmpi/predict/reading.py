@@ -3,9 +3,16 @@
 import numpy as np
 
 from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.table import INTEGER, check_lines, read_table
+from fedmpi.data.formats.frames import read_table, table_ending
+from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array
+from fedmpi.data.formats.table import INTEGER
 from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError, attempt
+from fedmpi.text import Log
+
+log = Log(__name__)
+
+NO_COLUMNS = {"missing": "refuse", "classes": [], "columns": {}}  # of models that were not trained on a table
 
 
 def read_samples(path, split, label, description):
@@ -17,11 +24,12 @@ def read_samples(path, split, label, description):
         label: column of a table, or None. description: the content of the model's model.json.
 
     Returns:
-        ([n, ...] array, [n] int64 array or None).
+        ([n, ...] array, [n] int64 array or None, and {column: [n] str} of a table's identifiers).
 
     Raises:
         UserError: one line, if the file cannot be read or lacks something.
     """
+    ids = {}
     with attempt("read", path, Exception):  # each library has its own errors for damaged files
         if not path.is_file():  # reading a FIFO or a device might never end
             raise UserError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
@@ -29,13 +37,13 @@ def read_samples(path, split, label, description):
             samples, labels = _read_hdf5(path, split)
         elif path.suffix == ".npz":
             samples, labels = _read_npz(path, split)
-        elif path.suffix in (".csv", ".parquet"):
-            samples, labels = _read_table(path, label, description)
+        elif table_ending(path):
+            samples, labels, ids = _read_table(path, label, description)
         else:
             raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, .csv or .parquet")
     if labels is not None and len(labels) != len(samples):
         raise UserError(f"{path}: has {len(labels)} labels for {len(samples)} samples")
-    return samples, labels if labels is None else _numbers(path, labels, description.get("class_names"))
+    return samples, labels if labels is None else _numbers(path, labels, description.get("class_names")), ids
 
 
 def _read_hdf5(path, split):
@@ -51,10 +59,12 @@ def _read_npz(path, split):
     if isinstance(content, np.ndarray):
         raise UserError(f"{path}: is a single array, as np.save writes it: expected what np.savez writes")
     with content as file:
-        ending = "" if "x" in file.files else f"_{split}"
-        samples, labels = (file[name] if name in file.files else None for name in (f"x{ending}", f"y{ending}"))
-        _check(path, f"x{ending}", samples)
-        return samples, None if labels is None else labels.reshape(-1)
+        names = [
+            find_array(file.files, "", words) or find_array(file.files, split, words) for words in (SAMPLES, LABELS)
+        ]
+        samples, labels = (name and file[name] for name in names)
+        _check(path, f"x or x_{split}", samples)
+        return samples, labels if labels is None else labels.reshape(-1)
 
 
 def _check(path, name, samples):
@@ -68,27 +78,37 @@ def _check(path, name, samples):
 
 
 def _read_table(path, label, description):
-    """The features that the model was trained on, or all columns but the label if it does not say which."""
-    names, rows = read_table(path)
-    check_lines(path, names, rows)
-    table = {name: np.array(values) for name, values in zip(names, zip(*rows))}
-    if label and label not in table:
-        raise UserError(f"{path}: lacks the column {label}; its header is {', '.join(names)}")
-    if "columns" in description:
-        encoded = Columns.of(description["columns"], "columns in model.json").features(path, table)
-    else:
-        encoded = {name: values for name, values in table.items() if name != label}
-    features = description.get("feature_names") or list(encoded)
+    """(the features that the model was trained on, or all columns but the label if it names none; labels; ids)."""
+    columns = Columns.of(description.get("columns", NO_COLUMNS), "columns in model.json")
+    categories = [name for name, how in columns.columns.items() if isinstance(how, list)]
+
+    def wanted(names):
+        chosen = [*columns.columns] or [*(description.get("feature_names") or names)]
+        chosen = [*dict.fromkeys([*chosen, *filter(None, [label])])]
+        missing = [name for name in chosen if name not in names]
+        if missing:
+            raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(names)}")
+        ids = [name for name in columns.id if name in names and name not in chosen]
+        return [*chosen, *ids], [*categories, *ids, *filter(None, [label])]
+
+    table = read_table(path, columns.reading, wanted)
+    unknown = {}
+    encoded = columns.features(table, unknown) if columns.columns else table.columns
+    for name, number in unknown.items():
+        log.warning(
+            f"{path}: {number} rows have a category of {name} that the model does not know: it counts as missing"
+        )
+    features = description.get("feature_names") or [name for name in encoded if name != label]
     missing = [name for name in features if name not in encoded]
     if missing:
-        raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(names)}")
-    try:
-        with np.errstate(over="ignore"):  # what is not finite is refused later
-            samples = np.array([encoded[name] for name in features], dtype=np.float32).T
-    except ValueError as error:
-        raise UserError(f"{path}: expected numbers in the columns {', '.join(features)}: {error}") from None
+        raise UserError(f"{path}: lacks the column {missing[0]}; its header is {', '.join(table.columns)}")
+    odd = next((name for name in features if not isinstance(encoded[name], np.ndarray)), None)
+    if odd is not None:
+        raise UserError(f"{path}: expected numbers in the columns {', '.join(features)}: {odd} contains words")
+    samples = np.array([encoded[name] for name in features], dtype=np.float64).T
     _check(path, "the table", samples)
-    return samples, table[label] if label else None
+    ids = {name: table.columns[name].fillna("").tolist() for name in columns.id if name in table.columns}
+    return samples, table.columns[label].fillna("").to_numpy(str) if label else None, ids
 
 
 def _numbers(path, labels, class_names):

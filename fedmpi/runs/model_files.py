@@ -260,18 +260,21 @@ def prepare_inputs(description, samples):
     if not facts:
         raise UserError(f"a model of task {description.get('task')} takes no samples from a file")
     with np.errstate(over="ignore"):  # the caller refuses what is not finite
-        values = torch.from_numpy(np.array(samples, dtype=np.float32))
+        values = torch.from_numpy(np.array(samples, dtype=np.float64))
     given = tuple(values.shape[1:])
     try:
         shape, per_value, mean, std = (facts[name] for name in ("shape", "divide_by", "mean", "std"))
+        if list(input_shape(given)) != shape and len(given) > 2 and shape in ([*given], [1, *given]):
+            values = values.movedim(1, -1) if shape == [*given] else values.unsqueeze(-1)  # channels first, or none
+            given = tuple(values.shape[1:])
         is_flat = math.prod(given) == math.prod(shape) and (len(given) == 1 or (len(given) == 2 and len(shape) == 1))
         if list(input_shape(given)) != shape and not is_flat:
             raise UserError(f"samples are {list(given)}: the model takes inputs of shape {shape}")
         check_normalisation(mean, std, given, f"{MODEL_DESCRIPTION}: ")
         if not 0 < per_value < math.inf:
             raise ValueError(f"divide_by is {per_value}")
-        mean, std = (torch.tensor(numbers, dtype=torch.float32).squeeze() for numbers in (mean, std))
-        inputs = (values / per_value - mean) / std
+        mean, std = (torch.tensor(numbers, dtype=torch.float64).squeeze() for numbers in (mean, std))
+        inputs = ((values / per_value - mean) / std).float()
         return (inputs.movedim(-1, 1) if inputs.dim() >= 4 else inputs).reshape(-1, *shape)
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         what = "expected the shape, divide_by, mean and std that a run writes"

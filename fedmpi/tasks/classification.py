@@ -153,9 +153,11 @@ class LoadedClassification(LoadedTask):
     def __init__(self, settings, context, sources, parts, rows, tests, names):
         source = sources[context.clients[0]]
         self._settings, self._context, self._parts, self._rows = settings, context, parts, rows
-        self._own = {  # client -> those of its rows that it trains on, and those that are held out
-            client: hold_out(len(parts[client]), context.holdout, context.seed, client) for client in sources
-        }
+        self._own = {}  # client -> those of its rows that it trains on, and those that are held out
+        for client, own in sources.items():
+            groups = own.groups()
+            groups = None if groups is None or not context.holdout else groups[parts[client]]
+            self._own[client] = hold_out(len(parts[client]), context.holdout, context.seed, client, groups)
         labels = {client: own.labels["train"][parts[client]] for client, own in sources.items()}
         self._labels = {client: labels[client][training] for client, (training, _) in self._own.items()}
         self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}

@@ -31,7 +31,8 @@ def classification_of(train, test=None, cache=False):
 class _DatasetClassification(BaseTask):
     """Train a classifier on one `torch.utils.data.Dataset` per client, whose items are (input, label).
 
-    Datasets whose items are in memory (see `IN_MEMORY`) are read once and held there as float32. Another Dataset may
+    Bytes are divided by 255, as those of files. Datasets whose items are in memory (see `IN_MEMORY`) are read once and
+    held there as float32. Another Dataset may
     transform its items at random: it is read once for its labels and then in every pass.
 
     Args:
@@ -61,11 +62,19 @@ class _DatasetClassification(BaseTask):
         return LoadedDatasets(context, train, test, (num_tests, np.arange(*edges)))
 
     def _items(self, dataset, name, indices=None):
-        """(inputs, labels [n]) of the items at `indices` (or all); the inputs as `_Items`, if they change."""
+        """(inputs, labels [n], whether inputs are bytes, number of declared classes) of the items at `indices` or all.
+
+        The inputs are `_Items`, if they change.
+        """
         indices = np.arange(_length(dataset, name)) if indices is None else indices
         keeps = self.cache or _is_in_memory(dataset)
-        inputs, labels = _read(dataset, name, indices, keeps=keeps)
-        return (inputs if keeps else _Items(dataset, name, indices, inputs.shape[1:])), labels
+        inputs, labels, are_bytes = _read(dataset, name, indices, keeps=keeps)
+        return (
+            (inputs if keeps else _Items(dataset, name, indices, inputs.shape[1:])),
+            labels,
+            are_bytes,
+            _declared(dataset),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +98,8 @@ class LoadedDatasets(LoadedClassification):
     """See `LoadedClassification`.
 
     Args:
-        context: a `RankContext`. train: client -> (inputs, labels). test: (inputs, labels) of this rank's share of the
-            test set, or None.
+        context: a `RankContext`. train: client -> (inputs, labels, whether they are bytes, number of declared classes).
+            test: the same of this rank's share of the test set, or None.
         test_rows: (number of test samples, which of them this rank has).
     """
 
@@ -99,6 +108,8 @@ class LoadedDatasets(LoadedClassification):
     def __init__(self, context, train, test, test_rows):
         self._context, self._augmentation, self._transform, self._is_shared = context, None, None, True
         self._files = []
+        self._bytes, declared = zip(*(one[2:] for one in [*train.values(), *([test] if test else [])]))
+        train, test = {client: one[:2] for client, one in train.items()}, test and test[:2]
         first = next(iter(train.values()))[0]
         self.shape = tuple(first.shape[1:])
         tests = [test] if test else []
@@ -106,9 +117,11 @@ class LoadedDatasets(LoadedClassification):
         odd = next((inputs for inputs, _ in pairs if tuple(inputs.shape[1:]) != self.shape), None)
         if odd is not None:
             raise UserError(f"data: inputs are {list(self.shape)} and {list(odd.shape[1:])}: expected one shape")
-        self.num_classes = 1 + max(int(labels.max()) for _, labels in pairs)
-        labels = [np.concatenate([np.empty(0), *(labels for _, labels in part)]) for part in (train.values(), tests)]
-        self._sources = [SimpleNamespace(labels=dict(zip(SPLITS, labels)), classes_declared=True)]
+        self.num_classes = max(*declared, *(1 + int(labels.max()) for _, labels in pairs))
+        labels = [
+            np.concatenate([np.empty(0, int), *(labels for _, labels in part)]) for part in (train.values(), tests)
+        ]
+        self._sources = [SimpleNamespace(labels=dict(zip(SPLITS, labels)), classes_declared=any(declared), path="data")]
         samples = functools.partial(_samples, context)
         self._is_read_anew = any(isinstance(inputs, _Items) for inputs, _ in pairs)
         self.random_batches = self.user_batches = self._is_read_anew
@@ -120,6 +133,10 @@ class LoadedDatasets(LoadedClassification):
         self._count()
 
     def synchronise(self, link):
+        if len(np.unique(link.allgatherv(np.array(self._bytes, float)))) > 1:
+            raise UserError(
+                "data: the inputs of some clients are bytes (uint8), those of others not: expected one type"
+            )
         self.num_classes = int(link.allgather([self.num_classes]).max())
         check_labels(link, "data", self._sources, self.num_classes)
 
@@ -127,7 +144,9 @@ class LoadedDatasets(LoadedClassification):
         """Nothing to write: the program that made the Datasets knows."""
 
     def describe_inputs(self):
-        return {"input": {"shape": list(self.shape), "divide_by": 1, "mean": [0.0], "std": [1.0]}}
+        return {
+            "input": {"shape": list(self.shape), "divide_by": 255 if self._bytes[0] else 1, "mean": [0.0], "std": [1.0]}
+        }
 
     @property
     def reading(self):
@@ -157,7 +176,7 @@ class _ReadSamples(Samples):
     def at(self, indices, augmentation=None, transform=None):
         # The oracle has seeded the generator by the client and the draw: the item's number completes the key.
         items, draw = self._rows[indices.numpy()], torch.initial_seed()
-        inputs, labels = _read(items.dataset, items.name, items.indices, draw)
+        inputs, labels, _ = _read(items.dataset, items.name, items.indices, draw)
         torch.default_generator.manual_seed(draw)
         return inputs.to(self._scale), labels.to(self._scale.device)
 
@@ -175,6 +194,13 @@ def _is_in_memory(dataset):
     return _is_in_memory(dataset.dataset) if type(dataset) is Subset else type(dataset) in IN_MEMORY
 
 
+def _declared(dataset):
+    """Number of classes that a Dataset declares by its attribute `classes`, as those of torchvision do; or 0."""
+    inner = dataset.dataset if type(dataset) is Subset else dataset
+    classes = getattr(inner, "classes", None)
+    return len(classes) if isinstance(classes, list | tuple) else 0
+
+
 def _length(dataset, name):
     """Number of items of a Dataset."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
@@ -189,13 +215,15 @@ def _length(dataset, name):
 
 
 def _read(dataset, name, indices, draw=None, keeps=True):
-    """(inputs [n, ...] float32, labels [n] int64) of the items of a Dataset at `indices`.
+    """(inputs [n, ...] float32, labels [n] int64, whether inputs are bytes) of the items of a Dataset at `indices`.
+
+    Bytes are divided by 255.
 
     Args:
         draw: number from which the generators are seeded, item by item; None: they are not.
         keeps: whether all inputs are returned; otherwise only the first one is.
     """
-    inputs, labels = [], []
+    inputs, labels, kinds = [], [], set()
     for index in indices.tolist():
         if draw is not None:
             seed_all(derive(draw, index), torch.device("cpu"))
@@ -203,16 +231,22 @@ def _read(dataset, name, indices, draw=None, keeps=True):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"{name}: item {index} is a {type(item).__name__}: expected (input, label)")
         try:
-            inputs.append(torch.as_tensor(item[0], dtype=torch.float32, device="cpu").to_dense())
+            given = torch.as_tensor(item[0], device="cpu").to_dense()
+            kinds.add(given.dtype == torch.uint8)
+            inputs.append(given.float() / 255 if given.dtype == torch.uint8 else given.float())
             label = torch.as_tensor(item[1])
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise UserError(f"{name}: item {index}: expected numbers as (input, label): {short(error)}") from None
         if label.numel() != 1 or label.is_floating_point() or label.item() < 0:
             raise UserError(f"{name}: item {index} has the label {item[1]}: expected a class, a whole number from 0")
+        if not inputs[-1].isfinite().all():
+            raise UserError(f"{name}: item {index} has an input that is not finite: expected finite numbers")
         labels.append(int(label))
         if not keeps and len(inputs) > 1 and inputs[0].shape == inputs[1].shape:
             inputs.pop()
+    if len(kinds) > 1:
+        raise UserError(f"{name}: some inputs are bytes (uint8), others not: expected one type")
     try:
-        return torch.stack(inputs), torch.tensor(labels)
+        return torch.stack(inputs), torch.tensor(labels), True in kinds
     except RuntimeError as error:
         raise UserError(f"{name}: expected inputs of one shape: {one_line(error)}") from None

@@ -125,7 +125,7 @@ def test_stride_deals_the_sorted_file():
 def test_halves_of_the_papers(name, first, deal):
     labels = shuffled()
     parts = Halves(first_classes=name, deal=deal)(labels, 4, 0)
-    data_set = types.SimpleNamespace(name=name, column=lambda column: labels)
+    data_set = types.SimpleNamespace(name=name, groups=lambda: None, column=lambda column: labels)
     for mine, by_name in zip(parts, Halves(deal=deal).split_source(data_set, 4, 0)):
         np.testing.assert_array_equal(mine, by_name)  # the data set's name alone says as much
     assert classes_of(parts, labels) == [first, first, set(range(10)) - first, set(range(10)) - first]

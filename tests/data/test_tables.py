@@ -5,7 +5,7 @@ import json
 import h5py
 import numpy as np
 import pytest
-from helpers import train
+from helpers import ROOT, train
 
 from fedmpi.data.__main__ import main
 from fedmpi.data.formats import find_reader
@@ -81,7 +81,7 @@ def test_silos_that_share_the_columns_have_the_same_features(tmp_path):
         with pytest.raises(UserError, match="--columns .*columns.json: (expected what|cannot be read as JSON)"):
             read(tmp_path, **options)
     agreed.unlink()
-    with pytest.raises(UserError, match="line 4 has 1e99 in column age: expected a finite number"):
+    with pytest.raises(UserError, match=r"line 4 has 1e\+99 in column age: expected a finite number"):
         read(tmp_path, [line.replace("30", "1e99") for line in LINES], **options)
     assert not agreed.exists()
 
@@ -135,3 +135,29 @@ def test_silos_with_tables_of_their_own_train_together_only_with_the_same_column
     with h5py.File(tmp_path / "shared_1.h5", "a") as file:
         file.attrs["feature_names"] = ["weight", *file.attrs["feature_names"][1:]]
     assert "client 1 has feature names: weight, ward=a, ward=b; client 0" in start("shared", "again").stderr
+
+
+def test_predictions_have_ids_and_count_categories_that_are_not_known(tmp_path, capsys, monkeypatch):
+    (tmp_path / "ownnet.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Sequential):\n    def __init__(self, shape, num_classes):\n"
+        "        super().__init__(nn.Linear(shape[0], num_classes))\n"
+    )
+    lines = ["name,age,ward,ill", *(f"P{n},{n}.5,{'ab'[n % 2]},{'yes' if n > 49 else 'no'}" for n in range(100))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    words = ["--id", "name", "--one-hot", "ward", "--data-dir", str(tmp_path)]
+    main(["prepare", "t", "--from", str(tmp_path / "t.csv"), *words])
+    words = ["--data", tmp_path / "t.h5", "--rounds", 20, "--name", "it", "--model", "ownnet.Net"]
+    ended = train(2, tmp_path, *words, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert ended.returncode == 0, ended.stderr
+    (tmp_path / "t.csv").write_text("\n".join(lines).replace("P7,7.5,b", "P7,7.5,c"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    capsys.readouterr()
+    words = [str(tmp_path / "it"), str(tmp_path / "t.csv"), "--out", str(tmp_path / "out.csv"), "--label", "ill"]
+    predict([*words, "--import", "ownnet"])
+    printed = capsys.readouterr()
+    assert "1 rows have a category of ward that the model does not know" in printed.err and "accuracy" in printed.out
+    rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert rows[0] == "sample,predicted,probability,label,name" and rows[8].split(",")[3:] == ["no", "P7"]
+    with pytest.raises(SystemExit):
+        predict([*words, "--import", "no_such_module"])
+    assert "--import no_such_module: ModuleNotFoundError" in capsys.readouterr().err

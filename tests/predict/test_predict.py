@@ -81,7 +81,7 @@ def test_a_sample_that_is_not_finite_is_named(folder, tmp_path, capsys, value):
 
 
 def test_a_field_of_a_table_that_is_not_finite_is_refused(folder, tmp_path, capsys):
-    for field in ("nan", "inf", "1e39", "9" * 400):
+    for field in ("nan", "inf", "1e42", "9" * 400):
         rows = [",".join(f"p{n}" for n in range(16)), ",".join("1" * 16), ",".join([*"1" * 15, field])]
         (tmp_path / "odd.csv").write_text("\n".join(rows))
         assert "sample 1 (from 0)" in refused(capsys, folder, tmp_path / "odd.csv")
@@ -131,11 +131,22 @@ def test_samples_of_other_kinds_are_refused(folder, tmp_path, capsys):
         assert "odd.h5: " in refused(capsys, folder, tmp_path / "odd.h5"), value.dtype
 
 
+@pytest.mark.parametrize("shape", [[3, 4, 5], [1, 6, 4, 5]])
+def test_channels_may_stand_first_and_volumes_have_none(folder, tmp_path, shape):
+    arguments = {**ARGUMENTS, "shape": shape}
+    save_file(MLP(**arguments).state_dict(), folder / "model.safetensors")
+    about = description(model={"class": "fedmpi.models.mlp.MLP", "arguments": arguments})
+    (folder / "model.json").write_text(json.dumps({**about, "input": {**INPUT, "shape": shape}}))
+    first = np.random.default_rng(0).integers(0, 256, (7, *shape)).astype(np.uint8)
+    np.savez(tmp_path / "last.npz", x=np.moveaxis(first, 1, -1))
+    np.savez(tmp_path / "other.npz", x=first if shape[0] > 1 else first[:, 0])
+    assert predicted(folder, tmp_path / "other.npz") == predicted(folder, tmp_path / "last.npz")
+
+
 def test_samples_of_other_shapes_are_refused(folder, tmp_path, capsys):
     for shape in (
         (2, 4, 5),
         (2, 2, 8),
-        (2, 1, 4, 4),
         (2, 4, 4, 3),
         (2, 1, 1, 16),
         (2, 4, 4, 1, 1),

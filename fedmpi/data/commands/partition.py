@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmpi.data.commands.plot import check_plot, draw_class_counts, draw_sizes
 from fedmpi.data.imbalanced import ImbalancedBinary
-from fedmpi.data.source import SILO_NAME, SPLITS, find_file, names_silos, open_source, silo_name
+from fedmpi.data.source import ACCOUNT, SILO_NAME, SPLITS, find_file, names_silos, open_source, silo_name
 from fedmpi.data.text import Text, is_text
 from fedmpi.data.writer import check_writable, write_file
 from fedmpi.errors import UserError
@@ -135,7 +135,8 @@ def _write_silos(source, parts, tests, names, paths):
         splits |= {f"{split}/labels": source.labels[split][rows[split]] for split in SPLITS}
         splits |= {f"{split}/{name}": v[rows[split]] for split in SPLITS for name, v in columns[split].items()}
         facts = {"dataset": source.name, "num_classes": source.num_classes, "mean": source.mean, "std": source.std}
-        write_file(path, splits, source.attributes | facts | ({SILO_NAME: names[client]} if names else {}))
+        attributes = {key: value for key, value in source.attributes.items() if key != ACCOUNT}
+        write_file(path, splits, attributes | facts | ({SILO_NAME: names[client]} if names else {}))
 
 
 def _partition_text(text, num_clients, paths, options):

@@ -4,11 +4,33 @@ import dataclasses
 import pathlib
 
 from fedmpi.data.commands import add_data_dir
-from fedmpi.data.commands.show import show_file
+from fedmpi.data.commands.show import show_account
+from fedmpi.data.formats import ENDINGS
 from fedmpi.data.formats.common import ReaderOptions
 from fedmpi.data.formats.features import MISSING
+from fedmpi.data.formats.frames import Reading
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.prepare import prepare
+
+# option -> (attribute of `Reading`, how its text is read, help)
+READING = {
+    "na": ("MARKS", str, "fields that mean no value, separated by commas, like '?,-'; besides empty ones, NA and null"),
+    "decimal": ("MARK", str, "decimal mark in numbers; default: ."),
+    "thousands": ("MARK", str, "mark between thousands in numbers, like , in 1,234.5"),
+    "censored": (None, ("half", "bound"), "what <0.3 is in a column of numbers: half of it, or the bound itself"),
+    "date": ("COLUMN", list, "this column of dates (2026-01-31) becomes days since 1970-01-01"),
+    "separator": ("MARK", str, "separator of CSV; default: what the first lines suggest"),
+    "encoding": ("NAME", str, "encoding of CSV, like latin-1; default: what the first bytes suggest"),
+    "skip-lines": ("N", int, "number of a line of CSV that is left out, like one of units"),
+}  # fmt: skip
+# option -> help, of those that name a column and may be repeated
+COLUMNS = {
+    "one-hot": "turn this column of words into one feature per category",
+    "drop": "leave this column out",
+    "id": "this column is not learned from, but stored, and written to predictions",
+    "keep": "this column is not learned from, but stored, to assign samples to clients by",
+    "features": "use this column, and of the others only those that are named so",
+}
 
 
 def add_parser(commands):
@@ -16,33 +38,58 @@ def add_parser(commands):
     parser.set_defaults(run=run)
     parser.add_argument("name", help=f"{', '.join(OFFICIAL)}, or a name for your own data")
     add_data_dir(parser)
-    text = "folder of the official files; or your own data: x.npz, x.csv, x.parquet, a folder of images or texts"
+    text = f"folder of the official files; or your own data: a folder of images or texts, or a file {ENDINGS}, .npz"
     parser.add_argument("--from", dest="origin", metavar="PATH", help=text)
     parser.add_argument("--mirror", metavar="URL", help="download the official files from this address instead")
     parser.add_argument("--force", action="store_true", help="replace the HDF5 file if fedmpi wrote it")
+    parser.add_argument("--json", action="store_true", help="print what was decided as JSON")
     share, seed = ReaderOptions.test_share, ReaderOptions.seed
-    text = f"share of the samples that becomes the test set, if your data have none; default: {share}"
+    text = f"share of each class that becomes the test set, if your data have none; default: {share}"
     parser.add_argument("--test-share", type=float, metavar="SHARE", default=share, help=text)
     text = f"seed of the random choice of that test set; default: {seed}"
     parser.add_argument("--seed", type=int, metavar="N", default=seed, help=text)
-    parser.add_argument("--label", metavar="COLUMN", help="tables: column that contains the label; default: the last")
-    text = (
-        "tables: what happens to empty fields: refuse (default), median (filled with the column's median), or "
-        "category (the same, and a further feature of every column of numbers says where they were)"
-    )
-    parser.add_argument("--missing", choices=MISSING, default=ReaderOptions.missing, help=text)
-    text = "tables: turn this column of words into one feature per category; may be repeated"
-    parser.add_argument("--one-hot", action="append", default=[], metavar="COLUMN", help=text)
-    text = (
-        "tables: JSON file of medians, means, categories and classes (no rows), written if it does not exist; with the "
-        "same file, the tables of all silos get the same features"
-    )
-    parser.add_argument("--columns", metavar="FILE", help=text)
+    text = "classes of all silos, in the order of their labels, separated by commas; default: those of the data"
+    parser.add_argument("--classes", metavar="A,B,C", type=lambda names: names.split(","), default=(), help=text)
     parser.add_argument("--silo", metavar="NAME", help="name of the silo whose data these are; results show it")
     parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
+    parser.add_argument("--mode", help="images: convert them to this mode of pillow, like L, RGB or RGBA")
+    text = "arrays: letters of their axes, like nchw or nhwc, with c for channels and d for depth"
+    parser.add_argument("--layout", metavar="AXES", help=text)
+    tables = parser.add_argument_group("tables")
+    tables.add_argument("--label", metavar="COLUMN", help="column that contains the label; default: the last")
+    tables.add_argument("--test-from", metavar="PATH", type=pathlib.Path, help="table of the test set")
+    text = (
+        "what happens to empty fields: refuse (default), median (filled with the column's median), or "
+        "category (the same, and a further feature of every column of numbers says where they were)"
+    )
+    tables.add_argument("--missing", choices=MISSING, help=text)
+    for name, text in COLUMNS.items():
+        text = f"{text}; may be repeated"
+        tables.add_argument(f"--{name}", action="append", default=[], metavar="COLUMN", help=text)
+    text = "rows with one value of this column, like those of a patient, are never divided; it is not learned from"
+    tables.add_argument("--group", metavar="COLUMN", help=text)
+    text = (
+        "JSON file of medians, means, categories, classes and aliases (no rows), written if it does not exist; with "
+        "the same file, the tables of all silos get the same features"
+    )
+    tables.add_argument("--columns", metavar="FILE", help=text)
+    for name, (mark, kind, text) in READING.items():
+        if kind in (list, int):
+            tables.add_argument(f"--{name}", metavar=mark, action="append", default=[], help=f"{text}; may be repeated",
+                                type=int if kind is int else None)  # fmt: skip
+        elif mark is None:
+            tables.add_argument(f"--{name}", choices=kind, help=text)
+        else:
+            tables.add_argument(f"--{name}", metavar=mark, help=text)
 
 
 def run(options):
-    reading = ReaderOptions(**{field.name: getattr(options, field.name) for field in dataclasses.fields(ReaderOptions)})
+    given = vars(options)
+    reading = {name.replace("-", "_"): given[name.replace("-", "_")] for name in READING}
+    reading["dates"] = reading.pop("date")
+    reading = {key: tuple(one) if isinstance(one, list) else one for key, one in reading.items() if one}
+    names = {field.name for field in dataclasses.fields(ReaderOptions)} - {"reading"}
+    reader = ReaderOptions(**{name: given[name] for name in names}, reading=Reading(**reading))
     folder, origin = pathlib.Path(options.data_dir), options.origin and pathlib.Path(options.origin)
-    show_file(prepare(options.name, folder, reading, origin, options.mirror, options.force))
+    path = prepare(options.name, folder, reader, origin, options.mirror, options.force)
+    show_account(path, options.json)

@@ -1,13 +1,17 @@
 """``python -m fedmpi.data show``: what a data file contains."""
 
+import json
+import sys
+
 import numpy as np
 
 from fedmpi.data.checksum import checksum
 from fedmpi.data.commands import add_data_dir
 from fedmpi.data.hdf5 import data_sets, readable
-from fedmpi.data.source import find_file
+from fedmpi.data.source import ACCOUNT, find_file
 from fedmpi.text import short
 
+MANY = 30  # columns or classes that the closing block names
 MAX_CLASSES = 20  # classes whose numbers of samples are printed
 
 
@@ -20,6 +24,47 @@ def add_parser(commands):
 
 def run(options):
     show_file(find_file(options.file, options.data_dir, given="show "))
+
+
+def show_account(path, as_json=False):
+    """Print what `data prepare` decided about a file; everything in the file, if it is an official data set or a text.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    with readable(path) as file:
+        account = json.loads(file.attrs.get(ACCOUNT, "null"))
+    if as_json:
+        print(json.dumps(account, indent=1, ensure_ascii=False))
+    elif account is None:
+        show_file(path)
+    else:
+        print(f"{path}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
+        print("\n".join(_lines(account, MANY)))
+
+
+def _lines(account, most):
+    """What was decided; of each list the first `most` entries."""
+
+    def some(words):
+        words = [str(word) for word in words]
+        return ", ".join(words[:most]) + (f" and {len(words) - most} more (data show)" if len(words) > most else "")
+
+    rows, classes = account["rows"], account["classes"]
+    of = f" of {account['label']}" if "label" in account else ""
+    lines = [
+        f"  rows: {rows['train']} to train, {rows['test']} to test ({account['test_rows']})",
+        f"  {len(classes)} classes{of}: " + some(f"{name} ({count})" for name, count in classes.items()),
+    ]
+    if "features" in account:
+        features = [f"{name} ({kind})" for name, kind in account["features"].items()]
+        lines.append(f"  features, {len(features)} columns: {some(features)}")
+    lines += [f"  stored, not learned from: {some(account['stored'])}"] if account.get("stored") else []
+    left_out = [f"  not used: {name}: {why}" for name, why in account.get("not_used", {}).items()]
+    lines += left_out[:most] + ([f"  not used: {len(left_out) - most} more (data show)"] if left_out[most:] else [])
+    lines += [f"  assumed: {'; '.join(account['assumed'])}"] if account.get("assumed") else []
+    lines += [f"  note: {line}" for line in account.get("notes", ())]
+    return [*lines, f"  the same again: {account['command']}"]
 
 
 def show_file(path):
@@ -37,7 +82,11 @@ def show_file(path):
 def _describe(file):
     """One line per attribute and data set of an open HDF5 file, and one more for labels."""
     lines = []
+    if ACCOUNT in file.attrs:
+        lines += _lines(json.loads(file.attrs[ACCOUNT]), sys.maxsize)
     for name, value in file.attrs.items():
+        if name == ACCOUNT:
+            continue
         text = np.array2string(np.asarray(value), precision=4, threshold=10) if np.ndim(value) else short(value)
         lines.append(f"  {name} = {text}")
     for name, data in data_sets(file):

@@ -6,7 +6,7 @@ arrays, or to objects with a length, a shape, a dtype and rows by slices, which 
 `attributes` are those of the HDF5 file. A reader raises `UserError` if the files are damaged or incomplete.
 """
 
-from fedmpi.data.formats import cifar10, idx, images, npz, table, text, tiny_imagenet
+from fedmpi.data.formats import cifar10, frames, idx, images, npz, table, text, tiny_imagenet
 from fedmpi.errors import UserError
 
 OFFICIAL_READERS = {
@@ -17,6 +17,7 @@ OFFICIAL_READERS = {
     "wikitext2": text.read_wikitext2,
 }
 ALSO_AS_IMAGES = ("mnist", "fashion_mnist", "cifar10")  # official data sets that people also have as image files
+ENDINGS = ", ".join([*frames.TEXTS, *frames.TYPED])
 HDF5_ENDINGS = (".h5", ".hdf5")
 
 
@@ -39,15 +40,15 @@ def find_reader(name, path):
         return text.read if text.is_text_folder(path) else images.read, path
     if path.suffix == ".npz":
         return npz.read, path
-    if path.suffix in (".csv", ".parquet"):
+    if frames.table_ending(path):
         return table.read, path
     if path.suffix in HDF5_ENDINGS:
         raise UserError(f"--from {path}: is already an HDF5 file: train with --data {path}")
-    raise UserError(f"--from {path}: expected a folder of images or texts, or a file ending in .npz, .csv or .parquet")
+    raise UserError(f"--from {path}: expected a folder of images or texts, or a file ending in .npz, {ENDINGS}")
 
 
 def _is_general(name, path):
     """Whether an official data set comes in a general format and not as its official files."""
     if path.is_dir():
         return name in ALSO_AS_IMAGES and images.train_folder(path) is not None
-    return path.suffix in (".npz", ".csv", ".parquet", *HDF5_ENDINGS)
+    return path.suffix in (".npz", *HDF5_ENDINGS) or frames.table_ending(path) is not None

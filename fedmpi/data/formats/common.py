@@ -1,10 +1,13 @@
 """What several readers share: their options, and the reading of files that may be damaged."""
 
 import dataclasses
+import pathlib
 import zipfile
+from collections.abc import Sequence
 
 import numpy as np
 
+from fedmpi.data.formats.frames import Reading
 from fedmpi.errors import UserError, attempt
 from fedmpi.streams import generator
 
@@ -15,39 +18,70 @@ class ReaderOptions:
 
     Attributes:
         test_share: share in (0, 1) of the samples that become the test set, if the data have none.
+        test_from: path of a table that is the test set, or None.
         seed: of the random choice of these samples.
-        label: column of the label in a CSV table; None: the last.
-        missing: what happens to empty fields of a table, one of `fedmpi.data.formats.features.MISSING`.
+        label: column of the label in a table; None: the last.
+        missing: what happens to empty fields of a table, one of `fedmpi.data.formats.features.MISSING`; None: refuse,
+            or what the file of `columns` says.
         one_hot: columns of words in a table that become features. columns: path of the file that silos share, or None.
+        drop, id, keep, features: names of columns: those left out; not learned from, and shown in predictions; not
+            learned from; and, if there are any, the only features. group: column of samples that stay together.
+        classes: names of all classes, or () for those of the data. reading: how fields of a table are read.
         silo: name of the client whose data these are, or None.
         size: pixels per side that images are resized to; None: images keep their size.
+        mode: pillow's mode that images are converted to, like RGB; None: they must have one. layout: letters of the
+            axes of arrays, like nchw; None: as their shape suggests.
     """
 
     test_share: float = 0.2
+    test_from: pathlib.Path | None = None
     seed: int = 0
     label: str | None = None
     size: int | None = None
-    missing: str = "refuse"
-    one_hot: tuple = ()
+    missing: str | None = None
+    one_hot: Sequence = ()
     columns: str | None = None
+    drop: Sequence = ()
+    id: Sequence = ()
+    group: str | None = None
+    keep: Sequence = ()
+    features: Sequence = ()
+    classes: Sequence = ()
+    reading: Reading = Reading()
     silo: str | None = None
+    mode: str | None = None
+    layout: str | None = None
+
+    @property
+    def dates(self):
+        """Names of the columns that contain dates."""
+        return self.reading.dates
 
 
-def choose_test_set(labels, options):
-    """{"train": rows, "test": rows}, each sorted; a random share of the samples is the test set.
+def choose_test_set(labels, options, groups=None):
+    """{"train": rows, "test": rows}, each sorted; a random share of each class, or of the groups, is the test set.
+
+    Args:
+        labels: [n]. groups: [n] numbers from 0; samples of one group are in the same set. None: each is its own.
 
     Raises:
         UserError: if the training set or the test set would be empty.
     """
     is_share = 0 < options.test_share < 1  # false for nan
-    num_test = round(options.test_share * len(labels)) if is_share else 0
-    if not 0 < num_test < len(labels):
+    names = np.unique(labels, return_inverse=True)[1] if groups is None else np.zeros(groups.max(initial=-1) + 1)
+    num_test = round(options.test_share * len(names)) if is_share else 0
+    if not 0 < num_test < len(names):
+        what = "samples" if groups is None else f"groups ({options.group})"
         raise UserError(
-            f"--test-share {options.test_share}: makes {num_test} of {len(labels)} samples the test set: "
-            "expected a share that leaves samples for both sets"
+            f"--test-share {options.test_share}: makes {num_test} of {len(names)} {what} the test set: "
+            f"expected a share that leaves {what} for both sets"
         )
-    order = generator(options.seed, "test share").permutation(len(labels))
-    return {"train": np.sort(order[num_test:]), "test": np.sort(order[:num_test])}
+    order = generator(options.seed, "test share").permutation(len(names))
+    order = order[np.argsort(names[order], kind="stable")]  # class by class: evenly spaced ones are a share of each
+    is_test = np.zeros(len(names), bool)
+    is_test[order[(2 * np.arange(num_test) + 1) * len(names) // (2 * num_test)]] = True
+    is_test = is_test if groups is None else is_test[groups]
+    return {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
 
 
 def first_file(folder, *names):

@@ -6,12 +6,13 @@ import pathlib
 
 import numpy as np
 
-from fedmpi.errors import UserError, attempt, cannot
+from fedmpi.data.formats.frames import Reading
+from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_regular, replacing
 from fedmpi.text import short
 
 MISSING = ("refuse", "median", "category")  # what happens to empty fields
-EMPTY = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")  # fields without a value
+LARGEST = np.finfo(np.float32).max
 WITHOUT = "missing"  # the category of empty fields
 
 
@@ -24,41 +25,43 @@ class Columns:
             "category" each column of numbers also has a feature that says where it was empty.
         classes: the names of the classes, in the order of their labels.
         columns: name -> {"median", "mean", "std"} of a column of numbers, or the categories of a one-hot column.
+        reading: a `Reading`: how fields are read.
+        aliases: name of a column or of the label -> {what fields contain: the category or class that it means}.
+        id: names of columns that are not learned from, and that predictions show. group: name of the column of groups.
     """
 
     missing: str
     classes: list
     columns: dict
+    reading: Reading = Reading()
+    aliases: dict = dataclasses.field(default_factory=dict)
+    id: tuple = ()
+    group: str | None = None
 
     @classmethod
-    def learn(cls, path, table, classes, options, training):
-        """Those of a table.
+    def learn(cls, table, names, classes, options, training):
+        """Those of a `Table`.
 
         Args:
-            path: of the table, for messages. table: name -> [n] str, without the label. classes: names.
+            table: with all columns. names: of those that are features. classes: names.
             options: `ReaderOptions`. training: rows of which the statistics are computed.
-
-        Raises:
-            UserError: if a one-hot column does not exist.
         """
-        absent = [name for name in options.one_hot if name not in table]
-        if absent:
-            raise UserError(
-                f"--one-hot {absent[0]}: {path} has no such column besides the label; it has {', '.join(table)}"
-            )
-        columns = {}
-        for name, values in table.items():
-            if name in options.one_hot:
-                words = sorted({*np.char.strip(values).tolist()} - {*EMPTY})
-                columns[name] = [*words, WITHOUT] if options.missing == "category" else words
-            elif (numbers := as_numbers(values)) is not None:
-                known = numbers[training][~np.isnan(numbers[training])]
-                known = known if len(known) else numbers[~np.isnan(numbers)]
-                with np.errstate(invalid="ignore", over="ignore"):  # `features` refuses what is not finite
-                    filled = np.where(np.isnan(numbers[training]), np.median(known), numbers[training])
-                    mean, std = float(filled.mean()), float(filled.std())
-                columns[name] = {"median": float(np.median(known)), "mean": mean, "std": std or 1.0}
-        return cls(options.missing, classes, columns)
+        columns, missing = {}, options.missing or "refuse"
+        for name in names:
+            values = table.columns[name]
+            if table.kinds[name] == "words":
+                words = sorted({*values.dropna()})
+                columns[name] = [*words, WITHOUT] if missing == "category" else words
+                continue
+            numbers = np.asarray(values[training], np.float64)
+            known = numbers[~np.isnan(numbers)]
+            known = known if len(known) else values[~np.isnan(values)]
+            with np.errstate(invalid="ignore", over="ignore"):  # `features` refuses what is not finite
+                median = float(np.median(known))
+                filled = np.where(np.isnan(numbers), median, numbers)
+                mean, std = float(filled.mean()), float(filled.std())
+            columns[name] = {"median": median, "mean": mean, "std": std or 1.0}
+        return cls(missing, classes, columns, options.reading, {}, tuple(options.id), options.group)
 
     @classmethod
     def read(cls, file):
@@ -95,7 +98,16 @@ class Columns:
                 raise ValueError("a median, mean or std is not finite, or a std is not above 0")
             if content["missing"] not in MISSING:
                 raise ValueError(f"missing is not one of {', '.join(MISSING)}")
-            return cls(content["missing"], [str(name) for name in content["classes"]], columns)
+            aliases = {
+                str(name): {str(word): str(other) for word, other in one.items()}
+                for name, one in content.get("aliases", {}).items()
+            }
+            reading = {
+                key: tuple(one) if isinstance(one, list) else one for key, one in content.get("reading", {}).items()
+            }
+            roles = tuple(map(str, content.get("id", ()))), content.get("group")
+            classes = [str(name) for name in content["classes"]]
+            return cls(content["missing"], classes, columns, Reading(**reading), aliases, *roles)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise UserError(f"{given}: expected what data prepare --columns writes: {short(repr(error))}") from None
 
@@ -121,25 +133,57 @@ class Columns:
         """
         one_hot = [name for name, one in self.columns.items() if isinstance(one, list)]
         agreed = f"--missing {self.missing}" + "".join(f" --one-hot {name}" for name in one_hot)
-        if options.missing != self.missing or {*options.one_hot} != {*one_hot}:
-            raise UserError(f"--columns {options.columns}: was made with {agreed}: expected the same options")
+        given = f"--columns {options.columns}: was made with"
+        if options.missing not in (None, self.missing) or {*options.one_hot} - {*one_hot}:
+            raise UserError(f"{given} {agreed}: expected the same options")
+        lost = [*{*self.columns} & {*options.drop, *options.id, *options.keep, options.group}]
+        if lost or (options.features and {*options.features} != {*self.columns}):
+            raise UserError(f"{given} the features {', '.join(self.columns)}: expected no other, and none left out")
+        if options.classes and options.classes != self.classes:
+            raise UserError(f"{given} the classes {', '.join(self.classes)}: expected the same in --classes")
 
-    def features(self, path, table):
-        """name -> [n] float32 of each feature, in an order that is the same on all silos.
+    def features(self, table, unknown=None):
+        """name -> [n] values of each feature, in an order that is the same on all silos.
 
         Args:
-            path: of the table, for messages. table: name -> [n] str.
+            table: a `Table`. unknown: dict of column -> how many of its categories are not known, which then count as
+                missing; None: they are an error.
 
         Raises:
             UserError: if the table lacks a column, or a field is not allowed.
         """
         features = {}
         for name, how in self.columns.items():
-            if name not in table:
-                raise UserError(f"{path}: lacks the column {name}; its header is {', '.join(table)}")
-            encode = self._one_hot if isinstance(how, list) else self._numbers
-            features |= encode(path, name, table[name], how)
+            if name not in table.columns:
+                raise UserError(f"{table.path}: lacks the column {name}; its header is {', '.join(table.columns)}")
+            is_list = isinstance(how, list)
+            features |= self._one_hot(table, name, how, unknown) if is_list else self._numbers(table, name, how)
         return features
+
+    def numbered(self, table, name, known, what, counts=None):
+        """[n] number in the list `known` of each field of a column of words, after its aliases; -1 of an empty one.
+
+        Those that are not in the list are counted in the dict `counts`, if it is given.
+
+        Raises:
+            UserError: one line with all fields that are not in the list.
+        """
+        meant = {word: number for number, word in enumerate(known)}
+        aliases = self.aliases.get(name, {})
+        meant |= {word: meant[other] for word, other in aliases.items() if other in meant}
+        words = table.columns[name]
+        unknown = sorted({*words.dropna()} - {*meant})
+        if unknown and counts is not None:
+            counts[name] = int(words.isin(unknown).sum())
+        elif unknown:
+            plain = {_plain(word): word for word in known}
+            same = {word: plain[_plain(word)] for word in unknown if _plain(word) in plain}
+            hint = f'; if it means the same, add "aliases": {json.dumps({name: same})}' if same else ""
+            raise UserError(
+                f"{table.path}: column {name} contains {short(', '.join(unknown), 300)}, which is not among {what}"
+                f"{', '.join(known)}: add it to the file of --columns, and prepare all silos with that file{hint}"
+            )
+        return words.map(meant).fillna(-1).to_numpy(np.int64)
 
     def normalisation(self):
         """(mean, std) of every feature; 0 and 1 of those that are 0 or 1."""
@@ -151,76 +195,48 @@ class Columns:
                 pairs += [(how["mean"], how["std"])] + [(0.0, 1.0)] * (self.missing == "category")
         return tuple(zip(*pairs))
 
-    def _numbers(self, path, name, values, how):
-        numbers, is_blank = as_numbers(values), is_empty(values)
-        if numbers is None and not is_blank.all():
-            odd = next(row for row in np.flatnonzero(~is_blank) if as_numbers(values[row : row + 1]) is None)
-            raise UserError(f"{path}: line {odd + 2} has {values[odd]} in column {name}: expected a number")
-        self._refuse_empty(path, name, is_blank, "a number")
-        with np.errstate(over="ignore"):
-            filled = np.where(is_blank, how["median"], 0.0 if numbers is None else numbers).astype(np.float32)
-        if not np.isfinite(filled).all():
-            odd = int(np.flatnonzero(~np.isfinite(filled))[0])
-            raise UserError(f"{path}: line {odd + 2} has {values[odd]} in column {name}: expected a finite number")
-        indicator = {f"{name} is {WITHOUT}": is_blank.astype(np.float32)} if self.missing == "category" else {}
-        return {name: filled, **indicator}
-
-    def _one_hot(self, path, name, values, categories):
-        is_blank = is_empty(values)
-        self._refuse_empty(path, name, is_blank, "a category")
-        words = np.where(is_blank, WITHOUT if self.missing == "category" else "", np.char.strip(values))
-        unknown = sorted({*words.tolist()} - {*categories, ""})
-        if unknown:
+    def _numbers(self, table, name, how):
+        values = table.columns[name]
+        if table.kinds[name] == "words":
+            row = next(row for row, word in enumerate(values) if isinstance(word, str) and not _is_number(word))
+            found = f"{table.place(row)} has {short(values[row], 60)} in column {name}"
+            raise UserError(f"{table.path}: {found}: expected a number")
+        values = np.asarray(values, np.float64 if table.kinds[name] == "empty" else None)
+        is_blank = np.isnan(values)
+        self._refuse_empty(table, name, is_blank, "a number")
+        if not np.isfinite(values[~is_blank]).all() or np.abs(values[~is_blank]).max(initial=0) > LARGEST:
+            row = int(np.flatnonzero(~is_blank & ~(np.abs(values) <= LARGEST))[0])
             raise UserError(
-                f"{path}: column {name} contains {unknown[0]}, which is not among {', '.join(categories)}: "
-                "add it to the file of --columns, and prepare all silos with that file"
+                f"{table.path}: {table.place(row)} has {values[row]:.4g} in column {name}: expected a finite number"
             )
-        return {f"{name}={category}": (words == category).astype(np.float32) for category in categories}
+        indicator = {f"{name} is {WITHOUT}": is_blank} if self.missing == "category" else {}
+        return {name: np.where(is_blank, values.dtype.type(how["median"]), values), **indicator}
 
-    def _refuse_empty(self, path, name, is_blank, expected):
+    def _one_hot(self, table, name, categories, unknown):
+        if table.kinds[name] not in ("words", "empty"):
+            raise UserError(f"{table.path}: column {name} contains {table.kinds[name]}: expected categories")
+        numbers = self.numbered(table, name, categories, "", unknown)
+        self._refuse_empty(table, name, table.columns[name].isna().to_numpy(), "a category")
+        if self.missing == "category":
+            numbers = np.where(numbers < 0, categories.index(WITHOUT), numbers)
+        return {f"{name}={category}": numbers == number for number, category in enumerate(categories)}
+
+    def _refuse_empty(self, table, name, is_blank, expected):
         if self.missing == "refuse" and is_blank.any():
-            line = 2 + int(np.flatnonzero(is_blank)[0])
+            place = table.place(int(np.flatnonzero(is_blank)[0]))
             raise UserError(
-                f"{path}: line {line} has an empty field in column {name}: expected {expected} in every line; "
+                f"{table.path}: {place} has an empty field in column {name}: expected {expected} in every line; "
                 "--missing median or --missing category accepts empty fields"
             )
 
 
-def as_numbers(values):
-    """[n] float64 of a column of numbers, nan where a field is empty; None for a column of words, or an empty one.
+def _plain(word):
+    """A word without what often differs by mistake: case, blanks, and the .0 of a whole number."""
+    return "".join(word.lower().split()).removesuffix(".0")
 
-    Args:
-        values: [n] str.
-    """
-    is_blank = is_empty(values)
-    if is_blank.all():
-        return None
+
+def _is_number(word):
     try:
-        return np.where(is_blank, "nan", values).astype(np.float64)
+        return bool(np.isfinite(float(word)))
     except ValueError:
-        return None
-
-
-def is_empty(values):
-    """[n] where a column of text has no value."""
-    return np.isin(np.char.strip(values), EMPTY)
-
-
-def read_parquet(path):
-    """(names, rows as lists of str) of a parquet file; an empty field is "".
-
-    Raises:
-        UserError: if it cannot be read, or a package for it is missing.
-    """
-    try:
-        import pandas
-
-        frame = pandas.read_parquet(path)
-    except ImportError:
-        raise UserError(f'{path}: parquet needs pandas and pyarrow: pip install "fedmpi[parquet]"') from None
-    except Exception as error:  # noqa: BLE001  pyarrow's errors are of many kinds
-        raise cannot("read as parquet", path, error) from None
-    texts = [
-        ["" if missing else str(value) for value, missing in zip(frame[name], frame[name].isna())] for name in frame
-    ]
-    return [str(name) for name in frame], [list(row) for row in zip(*texts)]
+        return False

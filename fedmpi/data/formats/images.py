@@ -5,35 +5,34 @@ import io
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 class ImageFiles:
-    """Image files that look like one uint8 array, [n, size, size] grey or [n, size, size, 3] colour.
+    """Image files that look like one array, [n, height, width] grey or [n, height, width, channels]; slices read them.
 
-    Slices read the files; nothing else is kept in memory.
+    Bytes are uint8; deeper pixels (16 bits, floats) are float32, as they are.
 
     Args:
         files: paths, which may lie in a zip file.
-        is_colour: whether rows have three channels; None: as in the first file.
+        mode: of pillow ("L", "RGB"), to which all images are converted; None: all must have that of the first.
         size: pixels per side that images are resized to; None: all must have the size of the first.
     """
 
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, files, is_colour=None, size=None):
-        self._files, self._size = files, size
-        is_grey = is_colour is False or (is_colour is None and _open_image(files[0]).mode in ("1", "L"))
-        self._mode = "L" if is_grey else "RGB"
-        self.shape = (len(files), *self._pixels(files[0]).shape)
+    def __init__(self, files, mode=None, size=None):
+        self._files, self._size, self._mode = files, size, mode
+        self.mode = mode or _open_image(files[0]).mode
+        first = self._pixels(files[0])
+        self.shape, self.dtype = (len(files), *first.shape), first.dtype
 
     def __len__(self):
         return len(self._files)
 
     def __getitem__(self, rows):
-        images = np.empty((len(self._files[rows]), *self.shape[1:]), np.uint8)
+        images = np.empty((len(self._files[rows]), *self.shape[1:]), self.dtype)
         for image, file in zip(images, self._files[rows]):
             pixels = self._pixels(file)
             if pixels.shape != image.shape:
@@ -45,21 +44,32 @@ class ImageFiles:
         return images
 
     def _pixels(self, file):
-        image = _open_image(file, self._mode)
-        if self._size and image.size != (self._size, self._size):
-            image = image.resize((self._size, self._size))
-        return np.asarray(image)
+        image = _open_image(file)
+        if self._mode is None and image.mode != self.mode:
+            raise UserError(
+                f"{file}: has the mode {image.mode}: expected {self.mode}, the mode of {self._files[0]}; --mode "
+                f"{'RGB' if 'RGB' in (image.mode, self.mode) else self.mode} converts all images"
+            )
+        with attempt("read as an image", file, Exception):
+            image = image.convert(self._mode) if self._mode else image
+            if self._size and image.size != (self._size, self._size):
+                image = image.resize((self._size, self._size))
+            pixels = np.asarray(image)
+        return pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
 
 
-def _open_image(file, mode=None):
-    """A pillow image of a file, converted to a mode like "L" or "RGB" if one is given."""
+def _open_image(file):
+    """A pillow image of a file; black and white is grey, and a palette is replaced by its colours."""
     try:
         from PIL import Image
     except ImportError:
         raise UserError("images need pillow: pip install 'fedmpi[images]'") from None
     with attempt("read as an image", file, Exception):
         image = Image.open(io.BytesIO(file.read_bytes()))
-        return image.convert(mode) if mode else image
+        if getattr(image, "n_frames", 1) > 1:
+            raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
+        plain = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB"}
+        return image.convert(plain[image.mode]) if image.mode in plain else image
 
 
 def _format_size(shape):
@@ -73,16 +83,41 @@ def read(root, options):
     images becomes it (`ReaderOptions.test_share`).
 
     Returns:
-        images [n, height, width] or [n, height, width, 3] uint8, read when written; labels [n];
-        attributes num_classes, class_names (the folders' names, sorted).
+        images as `ImageFiles`, read when written; labels [n]; attributes num_classes, class_names (the folders' names,
+        sorted, or --classes).
     """
     train = train_folder(root)
-    files, labels, class_names = _read_one_folder(root, options) if train is None else _read_two_folders(root, train)
-    train_images = ImageFiles(files["train"], size=options.size)
-    test_images = ImageFiles(files["test"], is_colour=len(train_images.shape) == 4, size=options.size)
-    splits = {"train/images": train_images, "test/images": test_images}
-    splits |= {f"{split}/labels": labels[split] for split in ("train", "test")}
-    return splits, {"num_classes": len(class_names), "class_names": class_names}
+    files, labels, class_names = (
+        _read_one_folder(root, options) if train is None else _read_two_folders(root, train, options)
+    )
+    images = {"train": ImageFiles(files["train"], options.mode, options.size)}
+    images["test"] = ImageFiles(files["test"], options.mode, options.size)
+    if images["train"].mode != images["test"].mode:
+        modes = f"{images['train'].mode} and {images['test'].mode}"
+        raise UserError(f"{root}: the images to train and to test have the modes {modes}: expected one, or --mode")
+    splits = {f"{split}/images": images[split] for split in images}
+    splits |= {f"{split}/labels": labels[split] for split in images}
+    account = {
+        "assumed": [f"images have the mode {images['train'].mode}, and are {images['train'].dtype}"],
+        "not_used": {str(path.relative_to(root)): why for path, why in _others(root)},
+    }
+    if train is not None:
+        account["test_rows"] = "those of the folder"
+    return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account}
+
+
+def _others(root):
+    """(path, why) of each hidden folder, and of each file that is no image."""
+    for path in sorted(root.rglob("*")):
+        if _is_hidden(path.relative_to(root)):
+            if not _is_hidden(path.relative_to(root).parent):
+                yield path, "is hidden"
+        elif path.is_file() and path.suffix.lower() not in ENDINGS:
+            yield path, "is no image"
+
+
+def _is_hidden(path):
+    return any(part.startswith((".", "__")) for part in path.parts)
 
 
 def train_folder(root):
@@ -92,7 +127,7 @@ def train_folder(root):
 
 def _read_one_folder(root, options):
     """({split: files}, {split: labels}, class names) of root/CLASS/*."""
-    files, labels, class_names = _list_by_class(root)
+    files, labels, class_names = _list_by_class(root, options.classes)
     rows = choose_test_set(labels, options)
     return (
         {split: [files[row] for row in rows[split]] for split in rows},
@@ -101,24 +136,33 @@ def _read_one_folder(root, options):
     )
 
 
-def _read_two_folders(root, train):
+def _read_two_folders(root, train, options):
     """What `_read_one_folder` returns, for a folder of training images and one of test images."""
     test = next((root / name for name in ("test", "testing") if (root / name).is_dir()), root / "val")
     if not test.is_dir():
         raise UserError(f"{root}: contains {train.name}/ but no test/: expected both, with a folder per class in each")
-    found = {"train": _list_by_class(train), "test": _list_by_class(test)}
+    found = {"train": _list_by_class(train, options.classes), "test": _list_by_class(test, options.classes)}
     files, labels, class_names = ({split: found[split][i] for split in found} for i in range(3))
     if class_names["train"] != class_names["test"]:
         raise UserError(f"{test}: expected the same folders as in {train}: {', '.join(class_names['train'][:10])}")
     return files, labels, class_names["train"]
 
 
-def _list_by_class(root):
-    """(image files, [n] labels, class names) of root/CLASS/*; folders without images are no class."""
-    names = sorted(folder.name for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
-    files = {name: sorted(f for f in (root / name).rglob("*") if f.suffix.lower() in ENDINGS) for name in names}
-    class_names = [name for name in names if files[name]]
-    if not class_names:
+def _list_by_class(root, classes):
+    """(image files, [n] labels, class names) of root/CLASS/*; folders without images are no class, unless named so."""
+    folders = sorted(f for f in root.iterdir() if f.is_dir() and not _is_hidden(f.relative_to(root)))
+    files = {
+        folder.name: sorted(
+            f for f in folder.rglob("*") if f.suffix.lower() in ENDINGS and not _is_hidden(f.relative_to(root))
+        )
+        for folder in folders
+    }
+    found = [name for name in files if files[name]]
+    if not found:
         raise UserError(f"{root}: expected one folder of images per class")
-    labels = np.concatenate([np.full(len(files[name]), label) for label, name in enumerate(class_names)])
-    return sum((files[name] for name in class_names), []), labels, class_names
+    if classes and {*found} - {*classes}:
+        odd = ", ".join(sorted({*found} - {*classes}))
+        raise UserError(f"{root}: contains the folders {odd}: expected those of --classes {','.join(classes)}")
+    class_names = list(classes or found)
+    labels = np.concatenate([np.full(len(files[name]), class_names.index(name)) for name in found])
+    return sum((files[name] for name in found), []), labels, class_names

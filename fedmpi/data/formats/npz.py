@@ -3,37 +3,80 @@
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
+
+SAMPLES, LABELS = ("x", "images", "data"), ("y", "labels", "targets")
+CHANNELS = (1, 3, 4)
 
 
 def read(path, options):
-    """An npz file with x_train, y_train, x_test and y_test, or with x and y.
+    """An npz file with x_train, y_train, x_test and y_test, or with x and y; also in the words of MedMNIST.
 
     x: [n, ...] samples. y: [n] or [n, 1] labels, which may be words. Of x and y, a random share becomes
     the test set (`ReaderOptions.test_share`).
 
     Returns:
         images: integers and truth values as uint8, or as float32 if they are not all in 0..255; other values
-        as they are. labels [n]. Attributes: num_classes and class_names if the labels are words or truth values.
+        as they are; channels last. labels [n]. Attributes: num_classes and class_names if the labels are words or truth
+        values, or `ReaderOptions.classes` names them.
     """
     with attempt("read as npz", path, Exception), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    if {"x_train", "y_train", "x_test", "y_test"} <= set(arrays):
-        samples = {split: arrays[f"x_{split}"] for split in ("train", "test")}
-        labels = {split: arrays[f"y_{split}"].squeeze() for split in samples}
-    elif {"x", "y"} <= set(arrays):
-        x, y = arrays["x"], arrays["y"].squeeze()
+    used = {(split, kind): find_array(arrays, split, words) for split in ("train", "test", "")
+            for kind, words in (("x", SAMPLES), ("y", LABELS))}  # fmt: skip
+    account = {}
+    if all(used[split, kind] for split in ("train", "test") for kind in "xy"):
+        samples, labels = ({split: arrays[used[split, kind]] for split in ("train", "test")} for kind in "xy")
+        labels = {split: values.squeeze() for split, values in labels.items()}
+        rest = {*arrays} - {used[split, kind] for split in ("train", "test") for kind in "xy"}
+        account["test_rows"] = "those of the file"
+    elif used["", "x"] and used["", "y"]:
+        x, y = arrays[used["", "x"]], arrays[used["", "y"]].squeeze()
         if y.ndim != 1 or x.ndim == 0 or len(y) != len(x):
-            raise UserError(f"{path}: y is {list(arrays['y'].shape)}: expected one label per row of x")
+            raise UserError(f"{path}: y is {list(arrays[used['', 'y']].shape)}: expected one label per row of x")
         rows = choose_test_set(y, options)
         samples, labels = ({split: array[rows[split]] for split in rows} for array in (x, y))
+        rest = {*arrays} - {used["", "x"], used["", "y"]}
     else:
         names = ", ".join(arrays) or "nothing"
         raise UserError(f"{path}: contains {names}: expected x and y, or x_train, y_train, x_test and y_test")
-    samples = _compact(samples)
-    labels, attributes = _number_words(labels)
+    layout = options.layout or guess_layout(samples["train"].shape)
+    samples = {split: channels_last(path, values, layout) for split, values in _compact(samples).items()}
+    labels, attributes = _number_words(path, labels, options.classes)
     splits = {f"{split}/images": samples[split] for split in samples}
-    return splits | {f"{split}/labels": labels[split] for split in labels}, attributes
+    account["assumed"] = [f"the axes of the arrays are {layout}"] if samples["train"].ndim > 2 else []
+    account |= {"given": {"layout": layout}} if account["assumed"] else {}
+    account["not_used"] = dict.fromkeys(sorted(rest), "another array")
+    return splits | {f"{split}/labels": labels[split] for split in labels}, attributes | {ACCOUNT: account}
+
+
+def find_array(names, split, words):
+    """The name of the array of a split ("" if there is none) that is called by one of some words, or None."""
+    ways = [f"{word}_{split}" for word in words] + [f"{split}_{word}" for word in words] if split else words
+    return next((name for name in names if name.lower() in ways), None)
+
+
+def guess_layout(shape):
+    """Letters of the axes of an array: n samples, c channels, d h w depth, height and width."""
+    is_last = shape[-1] in CHANNELS
+    if len(shape) < 4:
+        return "nhw"[: len(shape)]
+    if len(shape) == 4:
+        return "nhwc" if is_last else "nchw" if shape[1] in CHANNELS else "ndhw"
+    return "ncdhw" if shape[1] in CHANNELS and not is_last else "ndhwc"
+
+
+def channels_last(path, values, layout):
+    """An array whose axes are in the order of the file: n, d, h, w, c; a volume gets a channel."""
+    right = [letter for letter in "ndhwc" if letter in layout]
+    if sorted(layout) != sorted(right) or "n" not in layout or len(layout) != values.ndim:
+        if values.ndim > 5:
+            return values
+        what = f"expected {values.ndim} of the letters n, c, d, h and w, each once, and n"
+        raise UserError(f"{path}: --layout {layout}: samples are {list(values.shape)}: {what}")
+    values = values.transpose([layout.index(letter) for letter in right])
+    return values[..., None] if "d" in right and "c" not in right else values
 
 
 def _compact(samples):
@@ -44,11 +87,20 @@ def _compact(samples):
     return {split: values.astype(np.uint8 if are_bytes else np.float32) for split, values in samples.items()}
 
 
-def _number_words(labels):
+def _number_words(path, labels, classes):
     """({split: labels}, attributes); words and truth values become numbers, and the attributes name them."""
-    if any(values.dtype.kind not in "USb" for values in labels.values()):
+    every = np.concatenate([values.reshape(-1) for values in labels.values()])
+    if every.dtype.kind not in "USb" and not classes:
         return labels, {}
-    class_names, numbers = np.unique(np.concatenate(list(labels.values())), return_inverse=True)
+    words = np.char.strip(every.astype(str))
+    names, numbers = np.unique(words, return_inverse=True)
+    if classes and every.dtype.kind in "iu" and every.max(initial=0) < len(classes) and not {*names} <= {*classes}:
+        numbers, names = every, classes
+    elif classes:
+        if odd := {*names} - {*classes}:
+            raise UserError(
+                f"{path}: has labels {', '.join(sorted(odd))}: expected those of --classes {','.join(classes)}"
+            )
+        numbers, names = np.array([classes.index(name) for name in names])[numbers], classes
     numbers = np.split(numbers, np.cumsum([len(values) for values in labels.values()])[:-1])
-    attributes = {"num_classes": len(class_names), "class_names": class_names.astype(str).tolist()}
-    return dict(zip(labels, numbers)), attributes
+    return dict(zip(labels, numbers)), {"num_classes": len(names), "class_names": [*map(str, names)]}

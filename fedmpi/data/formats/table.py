@@ -1,138 +1,215 @@
-"""A table: CSV or parquet."""
+"""Tables: which columns are features, and what the others are."""
 
-import collections
-import csv
 import re
 
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
-from fedmpi.data.formats.features import Columns, as_numbers, is_empty, read_parquet
-from fedmpi.data.source import COLUMNS
-from fedmpi.errors import UserError, attempt
+from fedmpi.data.formats.features import Columns
+from fedmpi.data.formats.frames import NAMELESS, Reading, read_table
+from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
+from fedmpi.errors import UserError
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
+FEW = 20  # rows, below which nothing is remarkable
+MANY_CLASSES = 50
+
+
+class Rows:
+    """Columns that look like one array [n, features], which is made slice by slice.
+
+    Args:
+        columns: [features] arrays [m]. rows: [n] numbers of the rows to use.
+    """
+
+    def __init__(self, columns, rows):
+        self._columns, self._rows = columns, rows
+        self.shape, self.dtype = (len(rows), len(columns)), np.result_type(np.float32, *{one.dtype for one in columns})
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, chosen):
+        return np.stack([column[self._rows[chosen]] for column in self._columns], axis=-1).astype(self.dtype)
+
+    def __array__(self, dtype=None, copy=None):
+        return self[:]
 
 
 def read(path, options):
-    """A CSV file in UTF-8 with a header, one sample per line, or a parquet file.
+    """A table with a header, one sample per row; `fedmpi.data.formats.frames` lists the formats.
 
-    One column is the label (`ReaderOptions.label`, by default the last), numbers or words. Of the others,
-    columns of numbers are features, and columns of words are kept as columns that a partition can split by;
-    those of `ReaderOptions.one_hot` become features, too. `Columns` says how, and can be shared by silos.
-    A random share of the lines becomes the test set (`ReaderOptions.test_share`).
+    One column is the label (`ReaderOptions.label`, by default the last), numbers or words. Of the others, columns of
+    numbers and those of `ReaderOptions.one_hot` are features. `Columns` says how, and can be shared by silos. The
+    columns of `ReaderOptions.id`, `group` and `keep` are stored beside them, and nothing else is. A random share of the
+    rows becomes the test set (`ReaderOptions.test_share`), unless it has a file of its own (`test_from`).
 
     Returns:
-        images [n, features] float32, labels [n], one bytes array [n] per column of words;
-        attributes num_classes, class_names, feature_names, mean, std, columns (`Columns` as JSON).
+        images [n, features] float32 or float64, labels [n], one array [n] per column of id, group and keep;
+        attributes num_classes, class_names, feature_names, mean, std, columns (`Columns` as JSON), and the account.
     """
-    names, rows = read_table(path)
-    label = options.label or names[-1]
-    if label not in names or len(rows) < 2:
-        raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
-    check_lines(path, names, rows)
-    table = {name: np.array(values) for name, values in zip(names, zip(*rows))}
-    answers = table.pop(label)
-    if (without := is_empty(answers)).any():
+    agreed = Columns.read(options.columns)
+    if agreed is not None:
+        agreed.check(options)
+    reading = options.reading if options.reading != Reading() or agreed is None else agreed.reading
+    kept = [*dict.fromkeys([*options.id, *filter(None, [options.group]), *options.keep])]
+    label, left_out = None, []
+
+    def wanted(names):
+        """The columns to read, and those of them that are words whatever they contain."""
+        nonlocal label, left_out
+        for option, given in (("drop", options.drop), ("id", options.id), ("group", [options.group]),
+                              ("keep", options.keep), ("features", options.features), ("one-hot", options.one_hot),
+                              ("date", options.dates)):  # fmt: skip
+            for name in filter(None, given):
+                rest = ", ".join(one for one in names if one != options.label)
+                if name not in names or name == options.label:
+                    raise UserError(f"--{option} {name}: {path} has no such column besides the label; it has {rest}")
+        present = [name for name in names if name not in options.drop]
+        label = options.label or (present or names)[-1]
+        for name in (*kept, *options.one_hot, *options.dates, *options.features, label):
+            excluded = [*options.drop, *(kept if name in (*options.one_hot, *options.features) else ())]
+            if name in excluded:
+                raise UserError(
+                    f"{name}: is in --drop, --id, --group or --keep, and used otherwise: expected one of both"
+                )
+        if label not in names:
+            raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
+        named = {*options.one_hot, *options.features, *options.dates, *(agreed.columns if agreed else ())}
+        if options.features:
+            left_out = [name for name in present if name not in (*options.features, *options.one_hot, *kept, label)]
+        categories = [name for name, how in (agreed.columns if agreed else {}).items() if isinstance(how, list)]
+        chosen = [name for name in present if name not in left_out and (name in named or name in (*kept, label)
+                  or not NAMELESS.fullmatch(name))]  # fmt: skip
+        used = {*chosen}
+        left_out = [name for name in present if name not in used]
+        return chosen, [label, *kept, *options.one_hot, *categories]
+
+    table = read_table(path, reading, wanted)
+    num_training = len(table)
+    if options.test_from:
+        other = read_table(options.test_from, reading, wanted)
+        _append(table, other)
+    if len(table) < 2:
+        raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(table.columns)}")
+    answers = table.columns[label]
+    if (without := answers.isna().to_numpy()).any():
         raise UserError(
-            f"{path}: line {2 + int(np.flatnonzero(without)[0])} has an empty field in column {label}, the label: "
+            f"{path}: {table.place(int(np.flatnonzero(without)[0]))} has an empty field in column {label}, the label: "
             "expected a class in every line"
         )
-    chosen = choose_test_set(answers, options)
-    agreed = Columns.read(options.columns)
-    if agreed is None:
-        columns = Columns.learn(path, table, _classes(answers), options, chosen["train"])
+    if reserved := {"images", "labels"} & {*kept}:
+        raise UserError(f"{path}: a column that is stored is called {reserved.pop()}: expected another name for it")
+    groups = None if options.group is None else np.unique(_words(table, options.group), return_inverse=True)[1]
+    if options.test_from:
+        chosen = {"train": np.arange(num_training), "test": np.arange(num_training, len(table))}
     else:
-        agreed.check(options)
+        chosen = choose_test_set(np.unique(answers.to_numpy(str), return_inverse=True)[1], options, groups)
+    others = [name for name in table.columns if name not in (*kept, label)]
+    usable = [name for name in others if table.kinds[name] not in ("words", "empty") or name in options.one_hot]
+    if agreed is None:
+        columns = Columns.learn(table, usable, options.classes or _classes(answers), options, chosen["train"])
+    else:
         columns = agreed
-    labels = _number_classes(path, label, answers, columns.classes)
-    words = _columns_of_words(path, table, columns)
-    features = columns.features(path, table)
+        odd = next((name for name in usable if name not in columns.columns), None)
+        if odd is not None:
+            known = ", ".join(columns.columns)
+            what = f"column {odd} is not among those of the file of --columns: {known}; --drop {odd} leaves it out"
+            raise UserError(f"{path}: {what}")
+    labels = columns.numbered(table, label, columns.classes, "the classes ")
+    features = columns.features(table)
     if not features:
         raise UserError(f"{path}: expected at least one column of numbers besides {label}")
     if agreed is None and options.columns:
         columns.write(options.columns)
-    matrix = np.stack(list(features.values()), axis=1)  # [n, features]
+    stored = {name: np.char.encode(_words(table, name), "utf-8") for name in kept}
     splits = {}
     for split, rows in chosen.items():
-        splits |= {f"{split}/images": matrix[rows], f"{split}/labels": labels[rows]}
-        splits |= {f"{split}/{name}": values[rows] for name, values in words.items()}
+        splits |= {f"{split}/images": Rows([*features.values()], rows), f"{split}/labels": labels[rows]}
+        splits |= {f"{split}/{name}": values[rows] for name, values in stored.items()}
     mean, std = columns.normalisation()
     attributes = {"num_classes": len(columns.classes), "class_names": columns.classes, "feature_names": list(features)}
-    return splits, {**attributes, "mean": mean, "std": std, COLUMNS: columns.text()}
+    roles = {GROUP: options.group} if options.group else {}
+    roles |= {ID: [*options.id]} if options.id else {}
+    given = {"separator": table.separator, "encoding": table.encoding} if table.lines else {}
+    account = {
+        "label": label,
+        "features": {name: table.kinds[name] for name in columns.columns},
+        "not_used": _not_used(table, columns, others, left_out, options),
+        "stored": {name: "not learned from" for name in kept},
+        "assumed": table.assumed,
+        "notes": _notes(table, columns, labels, label),
+        "given": {"label": label, **given},
+    }
+    attributes |= {"mean": mean, "std": std, COLUMNS: columns.text(), ACCOUNT: account}
+    return splits, attributes | roles
 
 
-def read_table(path):
-    """(names of the columns, rows as lists of text) of a CSV or parquet file.
+def _append(table, other):
+    """Add the rows of another `Table` with the same columns."""
+    import pandas
 
-    Raises:
-        UserError: if the file cannot be read, or is empty.
-    """
-    return read_parquet(path) if path.suffix == ".parquet" else read_lines(path)
-
-
-def read_lines(path):
-    """(names in the header, lines as lists of fields); blank lines at the end are dropped.
-
-    Raises:
-        UserError: if the file cannot be read, or is empty.
-    """
-    with (
-        attempt("read as CSV with a header", path, OSError, ValueError, csv.Error),
-        open(path, newline="", encoding="utf-8-sig") as file,
-    ):
-        lines = list(csv.reader(file))
-    while lines and not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise UserError(f"{path}: is empty: expected CSV with a header")
-    return lines[0], lines[1:]
+    for name, values in table.columns.items():
+        if table.kinds[name] != other.kinds[name]:
+            what = f"{table.kinds[name]} in {table.path} and {other.kinds[name]} in {other.path}"
+            raise UserError(f"--test-from: column {name} contains {what}: expected the same")
+        both = [values, other.columns[name]]
+        is_array = isinstance(values, np.ndarray)
+        table.columns[name] = np.concatenate(both) if is_array else pandas.concat(both, ignore_index=True)
 
 
-def check_lines(path, names, rows):
-    """Check that no two columns have one name, and that all lines have as many fields as the header.
+def _words(table, name):
+    """[n] str of a column that is not learned from; an empty field is ""."""
+    return table.columns[name].fillna("").to_numpy(str)
 
-    Raises:
-        UserError: one line that names the first column or line that is wrong.
-    """
-    repeated = next((name for name, number in collections.Counter(names).items() if number > 1), None)
-    if repeated is not None:
-        raise UserError(f"{path}: the header contains {repeated} twice: expected another name for each column")
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(names):
-            raise UserError(f"{path}: line {line} has {len(row)} fields: expected {len(names)}, as in the header")
+
+def _not_used(table, columns, others, left_out, options):
+    """name -> why, of the columns that are no features."""
+    reasons = dict.fromkeys(options.drop, "--drop")
+    reasons |= {
+        name: "has no name, like the row numbers that pandas writes"
+        if NAMELESS.fullmatch(name)
+        else "is not in --features"
+        for name in left_out
+    }
+    for name in others:
+        if name in columns.columns:
+            continue
+        values = table.columns[name]
+        if table.kinds[name] == "empty":
+            reasons[name] = "is empty"
+            continue
+        distinct, filled = values.nunique(), int(values.notna().sum())
+        how = f"words, {distinct} of {filled} differ"
+        if len(values) >= FEW and 2 * distinct <= filled:
+            how += f": --one-hot {name} (categories), --group {name} (rows of one are not divided), --keep {name}"
+        reasons[name] = how
+    return reasons
+
+
+def _notes(table, columns, labels, label):
+    """Lines about what may be a mistake."""
+    notes, num_rows = [], len(labels)
+    if num_rows < FEW:
+        return notes
+    if len(columns.classes) > MANY_CLASSES and 2 * len(columns.classes) > num_rows:
+        notes.append(f"{label}: {len(columns.classes)} classes in {num_rows} rows: is it a quantity, or an identifier?")
+    by_class = np.argsort(labels, kind="stable")
+    starts = np.flatnonzero(np.diff(labels[by_class], prepend=-1))  # of each class
+    for name, how in columns.columns.items():
+        if isinstance(how, list):
+            continue
+        values = table.columns[name]
+        if (values == np.floor(values)).all() and len(np.unique(values)) > 0.95 * num_rows:
+            notes.append(f"{name}: nearly all of its whole numbers differ: is it an identifier? (--drop, --id)")
+        low, high = (extreme.reduceat(values[by_class], starts) for extreme in (np.minimum, np.maximum))
+        first = np.argsort(low)
+        if len(starts) > 1 and (high[first[:-1]] < low[first[1:]]).all():
+            notes.append(f"{name}: its order is that of {label}: does it contain the answer?")
+    return notes
 
 
 def _classes(values):
     """The names of the classes, sorted as numbers if all are integers, otherwise as text."""
-    names = np.unique(values)
-    if all(INTEGER.fullmatch(name) for name in names):  # 0, 2, 10 and not 0, 10, 2
-        names = names[np.argsort(names.astype(int))]
-    return names.tolist()
-
-
-def _number_classes(path, label, values, classes):
-    """[n] labels from 0 of a column of class names."""
-    numbers = {name: number for number, name in enumerate(classes)}
-    unknown = sorted({*values.tolist()} - {*classes})
-    if unknown:
-        raise UserError(
-            f"{path}: column {label} contains {unknown[0]}, which is not among the classes "
-            f"{', '.join(classes)}: add it to the file of --columns, and prepare all silos with that file"
-        )
-    return np.array([numbers[value] for value in values.tolist()])
-
-
-def _columns_of_words(path, table, columns):
-    """name -> [n] bytes of the columns by which a partition can split: those of words, also if they are features."""
-    words = {}
-    for name, values in table.items():
-        if isinstance(columns.columns.get(name), dict):
-            continue
-        if name not in columns.columns and as_numbers(values) is not None:
-            known = ", ".join(columns.columns)
-            raise UserError(f"{path}: column {name} is not among those of the file of --columns: {known}")
-        if name in ("images", "labels"):
-            raise UserError(f"{path}: a column of words is called {name}: expected another name for it")
-        words[name] = np.char.encode(values, "utf-8")
-    return words
+    names = sorted({*values})
+    return sorted(names, key=int) if all(map(INTEGER.fullmatch, names)) else names  # 0, 2, 10 and not 0, 10, 2

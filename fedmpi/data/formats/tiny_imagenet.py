@@ -29,7 +29,7 @@ def read(folder, options):
     train = [(file, label_of[name]) for name in class_names for file in _list_files(root / "train" / name / "images")]
     splits = {}
     for split, files in (("train", train), ("test", test)):
-        splits[f"{split}/images"] = ImageFiles([file for file, _ in files], is_colour=True, size=SIDE)
+        splits[f"{split}/images"] = ImageFiles([file for file, _ in files], "RGB", size=SIDE)
         splits[f"{split}/labels"] = np.array([label for _, label in files], np.uint8)
     return splits, {"num_classes": len(class_names), "class_names": class_names}
 

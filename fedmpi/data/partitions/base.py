@@ -75,8 +75,19 @@ class Partition:
         return parts
 
     def split_source(self, source, num_clients, seed):
-        """One sorted int64 array per client: the training set of a `fedmpi.data.source.Source`, split by `column`."""
-        return self.for_data_set(source.name)(source.column(self.column), num_clients, seed)
+        """One sorted int64 array per client: the training set of a `fedmpi.data.source.Source`, split by `column`.
+
+        If the data have groups, they are dealt as samples are, each by its most frequent value.
+        """
+        values, groups = source.column(self.column), source.groups()
+        partition = self.for_data_set(source.name)
+        if groups is None:
+            return partition(values, num_clients, seed)
+        known, codes = np.unique(values, return_inverse=True)
+        counts = np.zeros((groups.max() + 1, len(known)), int)
+        np.add.at(counts, (groups, codes), 1)
+        parts = partition(known[counts.argmax(1)], num_clients, seed)
+        return [np.flatnonzero(np.isin(groups, part)) for part in parts]
 
     def split_test_set(self, source, parts):
         """One sorted int64 array per client: the rows of the test set that are like the client's training rows.

@@ -1,0 +1,362 @@
+"""Tables of many formats as columns of numbers and of words; pandas reads them."""
+
+import bz2
+import codecs
+import collections
+import csv
+import dataclasses
+import gzip
+import itertools
+import lzma
+import re
+import warnings
+
+import numpy as np
+
+from fedmpi.errors import UserError, attempt
+from fedmpi.text import short
+
+EMPTY = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")  # fields without a value
+# What often means that there is no value; it is not taken for that unasked.
+MARKS = {"?", "-", "--", ".", "n/a", "na", "none", "nil", "missing", "unknown", "#n/a"}
+NUMBER = re.compile(r"[<>≤≥~]?\s*[-+]?(\d{1,3}([,.'\s]\d{3})+|\d+)?([.,]?\d+)?([eE][-+]?\d+)?\s*%?")
+MOSTLY = 0.9  # share of numbers above which a column of words is a mistake
+FIRST_BYTES = 1 << 20  # from which encoding and separator are found
+FIELDS_AT_ONCE = 1 << 22
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+TYPED = {
+    ".parquet": ("read_parquet", {}),
+    ".feather": ("read_feather", {}),
+    ".xlsx": ("read_excel", {}),
+    ".json": ("read_json", {}),
+    ".jsonl": ("read_json", {"lines": True}),
+    ".arff": ("", {}),  # by scipy
+}
+TEXTS = (".csv", ".tsv")
+NAMELESS = re.compile(r"(Unnamed: \d+|__index_level_\d+__)?")  # what pandas calls a column without a name
+NEGLIGIBLE = 1e-4  # standard deviations by which a number may change in float32
+
+
+def table_ending(path):
+    """The ending of a table's name, without that of a compressed file; None if it is no table."""
+    ending = path.with_suffix("").suffix.lower() if path.suffix in OPENERS else path.suffix.lower()
+    return ending if ending in TEXTS or (ending in TYPED and path.suffix not in OPENERS) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How the fields of a table are read; a model contains it, so that predictions read theirs in the same way.
+
+    Attributes:
+        na: comma-separated fields that mean "no value", besides `EMPTY`. decimal, thousands: marks in numbers.
+        separator, encoding: of CSV; None: they are found. skip_lines: numbers of lines of CSV that are left out.
+        censored: what <0.3 is: "half" 0.15 or "bound" 0.3; None: a mistake. dates: columns that are days since 1970.
+    """
+
+    na: str = ""
+    decimal: str = "."
+    thousands: str | None = None
+    separator: str | None = None
+    encoding: str | None = None
+    skip_lines: tuple = ()
+    censored: str | None = None
+    dates: tuple = ()
+
+    @property
+    def marks(self):
+        """All fields that mean "no value"."""
+        return {*EMPTY, *(mark.strip() for mark in self.na.split(","))}
+
+
+@dataclasses.dataclass
+class Table:
+    """Columns by name.
+
+    Attributes:
+        path: of the file. columns: name -> [n] float32 or float64, nan where a field is empty; or a pandas Series of
+            str, stripped, missing where it is empty.
+        kinds: name -> "numbers", "true or false", "dates", "words" or "empty". assumed: lines on how it was read.
+        lines: function that gives the line numbers of the rows of CSV; None if rows have no lines.
+        separator, encoding: of CSV.
+    """
+
+    path: object
+    columns: dict
+    kinds: dict = dataclasses.field(default_factory=dict)
+    assumed: list = dataclasses.field(default_factory=list)
+    lines: object = None
+    separator: str = ""
+    encoding: str = ""
+
+    def __len__(self):
+        return len(next(iter(self.columns.values()), ()))
+
+    def place(self, row):
+        """Where a row is in the file: "line 3", or "row 1"."""
+        return f"row {row + 1}" if self.lines is None else f"line {next(itertools.islice(self.lines(), row, None))}"
+
+
+def read_table(path, reading, wanted=None):
+    """The `Table` of a file.
+
+    Args:
+        path: a `pathlib.Path` for which `table_ending` is not None. reading: a `Reading`.
+        wanted: function of the names of all columns; it gives those to read, and those that are words, whatever they
+            contain, or raises `UserError`. None: all, and none of them.
+
+    Raises:
+        UserError: one line, if the file cannot be read, or a column is neither of numbers nor of words.
+    """
+    ending = table_ending(path)
+    wanted = wanted or (lambda names: (names, ()))
+    if ending in TEXTS:
+        table, words = _read_text(path, reading, wanted)
+    else:
+        frame = _read_typed(path, ending)
+        check_names(path, frame.columns.tolist())
+        names, words = wanted(frame.columns.tolist())
+        table = Table(path, {name: frame.pop(name) for name in names})
+    odd = []
+    for name in table.columns:
+        table.columns[name], table.kinds[name] = _recognise(table, name, reading, name in words, odd)
+    if odd:
+        others = f"; the same is so of {', '.join(name for name, _ in odd[1:])}" if odd[1:] else ""
+        raise UserError(f"{odd[0][1]}{others}")
+    return table
+
+
+def check_names(path, names):
+    """Check that no two columns have one name.
+
+    Raises:
+        UserError: if two have.
+    """
+    repeated = next((name for name, number in collections.Counter(names).items() if number > 1), None)
+    if repeated is not None:
+        raise UserError(f"{path}: the header contains {repeated} twice: expected another name for each column")
+
+
+def _read_typed(path, ending):
+    """The pandas frame of a file whose columns have types."""
+    import pandas
+
+    function, options = TYPED[ending]
+    try:
+        if ending == ".arff":
+            from scipy.io import arff
+
+            with open(path, encoding="utf-8") as file:
+                frame = pandas.DataFrame(arff.loadarff(file)[0])
+            for name in frame.select_dtypes(object):
+                frame[name] = frame[name].str.decode("utf-8")
+        else:
+            frame = getattr(pandas, function)(path, **options)
+    except ImportError as error:
+        raise UserError(f"{path}: {ending} needs another package: pip install 'fedmpi[formats]' ({error})") from None
+    except Exception as error:  # noqa: BLE001  each library has its own
+        raise UserError(
+            f"{path}: cannot be read as {ending[1:]}: {short(f'{type(error).__name__}: {error}')}"
+        ) from None
+    frame.columns = [str(name) for name in frame.columns]
+    return frame
+
+
+def _read_text(path, reading, wanted):
+    """(`Table` of a CSV file, columns that are words)."""
+    import pandas
+
+    with attempt("read as CSV with a header", path, OSError, ValueError, EOFError, lzma.LZMAError, LookupError):
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            begin = file.read(FIRST_BYTES)
+        encoding = reading.encoding or _encoding(begin)
+        text = codecs.getincrementaldecoder(encoding)().decode(begin)
+    separator = reading.separator or ("\t" if ".tsv" in path.suffixes else _separator(text))
+    if len(separator) != 1:
+        raise UserError(f"--separator {separator}: expected one character")
+
+    def numbered():
+        """(number of its last line, fields) of the header and each row."""
+        with OPENERS.get(path.suffix, open)(path, "rt", encoding=encoding, newline="") as file:
+            rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
+            yield from ((rows.line_num, row) for row in rows if row and rows.line_num not in reading.skip_lines)
+
+    with attempt("read as CSV with a header", path, OSError, ValueError, csv.Error, EOFError):
+        header = next(numbered(), (1, ()))
+    if not header[1]:
+        raise UserError(f"{path}: is empty: expected CSV with a header")
+    names = [name.strip() or f"Unnamed: {number}" for number, name in enumerate(header[1])]
+    check_names(path, names)
+    chosen, words = wanted(names)
+    options = {
+        "sep": separator, "encoding": encoding, "names": names, "header": 0, "index_col": False,
+        "skipinitialspace": True, "keep_default_na": False, "na_values": sorted(reading.marks),
+        "decimal": reading.decimal, "thousands": reading.thousands, "on_bad_lines": "error",
+        "skiprows": [line - 1 for line in reading.skip_lines],
+    }  # fmt: skip
+    columns = _in_chunks(path, {**options, "dtype": dict.fromkeys({*words, *reading.dates} & {*chosen}, str)}, chosen)
+    mixed = [name for name, pieces in columns.items() if len({piece.dtype.kind in "fiub" for piece in pieces}) > 1]
+    if mixed:  # words from some line on: the fields before it are read as they stand, too
+        columns |= _in_chunks(path, {**options, "dtype": str}, mixed)
+    length = sum(len(piece) for piece in columns[chosen[0]]) if chosen else 0
+    for name, pieces in columns.items():
+        is_number = all(isinstance(piece, np.ndarray) for piece in pieces)
+        columns[name] = (np.concatenate if is_number else pandas.concat)([*pieces] or [np.empty(0)])
+        if not is_number:
+            columns[name].index = range(length)
+    if length and names[-1] in chosen and pandas.isna(columns[names[-1]]).any():  # are lines too short?
+        for line, row in numbered():
+            if len(row) != len(names):
+                what = f"expected {len(names)}, as in the header"
+                raise UserError(f"{path}: line {line} has {len(row)} fields: {what}")
+    said = [f"the separator is a {SEPARATORS.get(separator, separator)}", f"the encoding is {encoding}"]
+
+    def lines():
+        return itertools.islice((line for line, _ in numbered()), 1, None)
+
+    return Table(path, columns, {}, said, lines, separator, encoding), words
+
+
+def _in_chunks(path, options, names):
+    """name -> [pieces]: arrays of float32 if nothing is lost, else float64; or Series of words or truth values."""
+    import pandas
+
+    columns = {name: [] for name in names}
+    rows = max(1, FIELDS_AT_ONCE // max(1, len(options["names"])))
+    with (
+        attempt("read as CSV with a header", path, OSError, ValueError, EOFError, Warning),
+        warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning),
+        pandas.read_csv(path, usecols=names, chunksize=rows, low_memory=False, **options) as chunks,
+    ):
+        for chunk in chunks:
+            for name in names:
+                values = chunk[name]
+                columns[name].append(_compact(values) if values.dtype.kind in "fiu" else values)
+    return columns
+
+
+def _compact(values):
+    """[n] numbers as float32, or as float64 if float32 would change them."""
+    exact = np.asarray(values, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        small = exact.astype(np.float32)
+        lost = np.nanmax(np.abs(small - exact), initial=0)
+        return small if not lost > 0 or lost <= NEGLIGIBLE * np.nanstd(exact) else exact
+
+
+def _encoding(begin):
+    """The encoding of a text by its first bytes."""
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begin)
+        return "utf-8-sig" if begin.startswith(codecs.BOM_UTF8) else "utf-8"
+    except UnicodeDecodeError:
+        return "cp1252"
+
+
+def _separator(text):
+    """The separator by which most lines have as many fields as the first, and the most of them."""
+    lines = text.splitlines()[:100]
+    lines = lines[:-1] or lines  # the last one may be cut
+
+    def rank(separator):
+        try:
+            counts = [len(row) for row in csv.reader(lines, delimiter=separator) if row]
+        except csv.Error:
+            return 0, 0
+        is_table = bool(counts) and counts[0] > 1
+        return (is_table and counts.count(counts[0]) / len(counts)) * (counts[0] if counts else 0), -len(separator)
+
+    return max(SEPARATORS, key=rank)
+
+
+def _recognise(table, name, reading, is_word, odd):
+    """(column, kind) of a column as it was read; what is wrong with it is added to `odd`."""
+    import pandas
+
+    values = table.columns[name]
+    kind = values.dtype.kind
+    if isinstance(values, np.ndarray):
+        return values, "numbers" if not np.isnan(values).all() else "empty"
+    if kind in "Mm":
+        if kind == "m":
+            return _compact(values / pandas.Timedelta(days=1)), "numbers"
+        if name in reading.dates:
+            return _days(values), "dates"
+        return values.astype(str).where(values.notna()), "words"
+    if is_word and kind != "b" and not isinstance(values.dtype, pandas.StringDtype):
+        values = values.astype(object).where(values.notna())
+    elif kind in "fiu" or (not is_word and kind == "b"):
+        is_bool, values = kind == "b", _compact(values.astype("Float64").to_numpy(np.float64, na_value=np.nan))
+        return values, "true or false" if is_bool else "numbers"
+    words = values.map(str, na_action="ignore").astype(object).str.strip()
+    words = words.where(~words.isin(reading.marks))
+    if name in reading.dates:
+        try:
+            return _days(pandas.to_datetime(words, format="ISO8601")), "dates"
+        except (ValueError, TypeError, OverflowError) as error:
+            raise UserError(f"{table.path}: --date {name}: expected dates like 2026-01-31: {short(error)}") from None
+    distinct = words.value_counts()
+    if is_word or not len(distinct):
+        return words, "words" if len(distinct) else "empty"
+    if {*distinct.index.str.lower()} <= {"true", "false"}:
+        table.assumed.append(f"{name}: true is 1, false is 0")
+        numbers = words.str.lower().map({"true": 1.0, "false": 0.0})
+        return numbers.to_numpy(np.float32, na_value=np.nan), "true or false"
+    return _numbers(table, name, words, distinct, reading, odd)
+
+
+def _numbers(table, name, words, distinct, reading, odd):
+    """(column, kind) of a column of text that is neither empty nor of truth values."""
+    import pandas
+
+    fields = distinct.index
+    if fields.str.endswith("%").all():
+        fields = fields.str.rstrip("%").str.strip()
+        table.assumed.append(f"{name}: percent signs are left out")
+    if reading.censored:
+        bounds = pandas.to_numeric(fields.str.replace(r"^[<>≤≥]=?\s*", "", regex=True), errors="coerce")
+        below = fields.str.startswith(("<", "≤")) & (reading.censored == "half")
+        numbers = np.where(below, bounds / 2, bounds)
+    else:
+        numbers = np.asarray(pandas.to_numeric(fields, errors="coerce"), np.float64)
+    is_number = ~np.isnan(numbers)
+    counts = distinct.to_numpy()
+    if is_number.all():
+        return _compact(words.map(dict(zip(distinct.index, numbers))).astype(np.float64)), "numbers"
+    like = np.array([bool(NUMBER.fullmatch(field)) and any(map(str.isdigit, field)) for field in distinct.index])
+    is_mark = distinct.index.str.lower().isin(MARKS)
+    others = counts[~is_mark].sum()
+    share = counts[(like | is_number) & ~is_mark].sum() / max(1, others)
+    if others and share >= MOSTLY:
+        field = next(word for word in words if word in {*distinct.index[~is_number]})
+        row = int(np.flatnonzero(words == field)[0])
+        odd.append((name, _advice(table, name, field, table.place(row), share)))
+    return words, "words"
+
+
+def _advice(table, name, field, place, share):
+    """What to do about a field that is no number in a column of numbers."""
+    ways = [f"--na '{field}' (it means no value)"]
+    if field[:1] in "<>≤≥":
+        ways.append("--censored half or bound (<0.3 is 0.15 or 0.3)")
+    if re.fullmatch(r"[-+]?\d*,\d+", field):
+        ways.append("--decimal ,")
+    if re.search(r"\d[,.' ]\d{3}\b", field):
+        ways.append(f"--thousands '{re.search(r'[0-9]([^0-9])', field)[1]}'")
+    if place == "line 2":
+        ways.append("--skip-lines 2 (it contains units)")
+    ways += [f"--one-hot {name} (they are categories)", f"--drop {name}"]
+    return (
+        f"{table.path}: {place} has {short(field, 60)} in column {name}, and {share:.4g} of its fields are numbers: "
+        f"expected a number, or one of {', '.join(ways)}"
+    )
+
+
+def _days(dates):
+    """[n] days since 1970-01-01."""
+    import pandas
+
+    epoch = pandas.Timestamp("1970-01-01", tz=dates.dt.tz)
+    return _compact((dates - epoch) / pandas.Timedelta(days=1))

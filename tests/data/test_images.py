@@ -1,0 +1,108 @@
+"""Images and arrays: depth, modes, axes and classes are kept, or named in one line."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from fedmpi.data.__main__ import main
+from fedmpi.data.source import HDF5Source
+
+DRAW = np.random.default_rng(0)
+Image = pytest.importorskip("PIL.Image")
+
+
+def prepare(folder, origin, *words, name="t"):
+    main([str(word) for word in ("prepare", name, "--from", origin, "--data-dir", folder, "--force", *words)])
+    with h5py.File(folder / f"{name}.h5") as file:
+        return HDF5Source(folder / f"{name}.h5"), json.loads(file.attrs["account"])
+
+
+def refused(capsys, folder, origin, *words):
+    with pytest.raises(SystemExit) as ended:
+        prepare(folder, origin, *words)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1, error
+    return error
+
+
+def pictures(folder, arrays, classes="AB", ending="png"):
+    """A folder of ten pictures per class."""
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number, array in enumerate(arrays):
+            Image.fromarray(array).save(folder / name / f"{number}.{ending}")
+    return folder
+
+
+def everything(source):
+    return np.concatenate([source.read(split, np.arange(len(source.labels[split]))) for split in source.labels])
+
+
+@pytest.mark.parametrize(("dtype", "ending"), [(np.uint16, "png"), (np.uint16, "tif"), (np.float32, "tif")])
+def test_deep_images_keep_their_depth(tmp_path, dtype, ending):
+    """All pixels were 255."""
+    arrays = (1000 + 400 * DRAW.random((10, 6, 5))).astype(dtype)
+    source, account = prepare(tmp_path, pictures(tmp_path / "deep", arrays, ending=ending))
+    assert source.dtype == np.float32 and source.shape == (6, 5)
+    assert np.array_equal(np.sort(everything(source), None), np.sort(np.concatenate([arrays] * 2), None))
+    assert account["assumed"][0].endswith("and are float32")
+
+
+def test_modes_agree_or_are_named(tmp_path, capsys):
+    arrays = DRAW.integers(0, 256, (10, 6, 5, 4)).astype(np.uint8)
+    folder = pictures(tmp_path / "it", arrays)
+    assert prepare(tmp_path, folder)[0].shape == (6, 5, 4)
+    Image.fromarray(arrays[0, ..., 0]).save(folder / "B" / "3.png")
+    assert "3.png: has the mode L: expected RGBA, the mode of" in refused(capsys, tmp_path, folder)
+    assert prepare(tmp_path, folder, "--mode", "RGB")[0].shape == (6, 5, 3)
+    pages = [Image.fromarray(one) for one in arrays[..., 0]]
+    pages[0].save(folder / "A" / "9.tif", save_all=True, append_images=pages[1:])
+    assert "9.tif: contains 10 images: expected one per file" in refused(capsys, tmp_path, folder, "--mode", "L")
+
+
+def test_a_silo_may_lack_a_class_and_hidden_folders_are_none(tmp_path, capsys):
+    arrays = DRAW.integers(0, 256, (10, 6, 5)).astype(np.uint8)
+    folder = pictures(tmp_path / "it", arrays, classes=["A", "C", ".ipynb_checkpoints"])
+    (folder / "A" / "notes.txt").write_text("x")
+    source, account = prepare(tmp_path, folder, "--classes", "A,B,C")
+    assert source.num_classes == 3 and account["classes"] == {"A": 10, "B": 0, "C": 10}
+    assert account["not_used"] == {".ipynb_checkpoints": "is hidden", "A/notes.txt": "is no image"}
+    assert "contains the folders C: expected those of --classes A,B" in refused(
+        capsys, tmp_path, folder, "--classes", "A,B"
+    )
+    np.savez(tmp_path / "it.npz", x=arrays, y=np.array(["A", "C"] * 5))
+    assert prepare(tmp_path, tmp_path / "it.npz", "--classes", "A,B,C")[0].labels["train"].max() == 2
+    np.savez(tmp_path / "it.npz", x=arrays, y=np.array([0, 1] * 5))
+    source, account = prepare(tmp_path, tmp_path / "it.npz", "--classes", "A,B,C")
+    assert source.num_classes == 3 and account["classes"] == {"A": 5, "B": 5, "C": 0}
+
+
+@pytest.mark.parametrize(
+    ("shape", "words", "axes", "expected"),
+    [
+        ((20, 3, 6, 5), (), (0, 2, 3, 1), (6, 5, 3)),
+        ((20, 6, 5, 3), (), (0, 1, 2, 3), (6, 5, 3)),
+        ((20, 7, 6, 5), (), None, (7, 6, 5, 1)),
+        ((20, 1, 7, 6, 5), (), (0, 2, 3, 4, 1), (7, 6, 5, 1)),
+        ((20, 6, 5, 2), ("--layout", "nhwc"), (0, 1, 2, 3), (6, 5, 2)),
+        ((20, 4, 6, 3), ("--layout", "nchw"), (0, 2, 3, 1), (6, 3, 4)),
+    ],
+)
+def test_axes_of_arrays(tmp_path, shape, words, axes, expected):
+    x = DRAW.integers(0, 256, shape).astype(np.uint8)
+    names = {"train_images": x[:10], "train_labels": np.arange(10)[:, None] % 2} | {  # as in MedMNIST
+        "test_images": x[10:], "test_labels": np.arange(10)[:, None] % 2, "val_images": x[:2],
+    }  # fmt: skip
+    np.savez(tmp_path / "it.npz", **names)
+    source, account = prepare(tmp_path, tmp_path / "it.npz", *words)
+    assert source.shape == expected and account["not_used"] == {"val_images": "another array"}
+    assert np.array_equal(everything(source), x[..., None] if axes is None else x.transpose(axes))
+    assert "the axes of the arrays are n" in account["assumed"][0]
+
+
+def test_a_layout_that_does_not_fit(tmp_path, capsys):
+    np.savez(tmp_path / "it.npz", X=np.zeros((20, 6, 5)), Y=np.arange(20) % 2)
+    assert prepare(tmp_path, tmp_path / "it.npz")[0].shape == (6, 5)
+    assert "--layout nchw: samples are [16, 6, 5]" in refused(capsys, tmp_path, tmp_path / "it.npz", "--layout", "nchw")
