@@ -102,13 +102,25 @@ CASES = [
         (FedAdam, {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.7, "epsilon": 0.01, **option})
         for option in (
             {"second_moment_decay": 0.8},
-            {"second_moment_decay": 0.8, "bias_correction": True},
+            {"second_moment_decay": 0.8, "correction": "torch"},
+            {"second_moment_decay": 0.8, "correction": "keras", "v0": 0.0},
+            {"second_moment_decay": 0.8, "correction": "flower", "v0": 0.0},
             {"second_moment_decay": 0.8, "v0": 0.0},
         )
     ),
-    (
-        FedYogi,
-        {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.7, "second_moment_decay": 0.6, "epsilon": 0.1},
+    *(
+        (
+            FedYogi,
+            {
+                "step_size": 0.1,
+                "server_step_size": 0.2,
+                "momentum": 0.7,
+                "second_moment_decay": 0.6,
+                "epsilon": 0.1,
+                **option,
+            },
+        )
+        for option in ({}, {"correction": "torch"}, {"correction": "keras"})
     ),
     (FedAdagrad, {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.3, "epsilon": 0.01}),
     *(
@@ -126,9 +138,11 @@ CASES = [
         for option in (
             {},
             {"option": 2},
-            {"bias_correction": True},
-            {"bias_correction": True, "option": 2},
-            {"bias_correction": True, "epsilon": 0.0, "v0": 1e-3},
+            {"correction": "torch"},
+            {"correction": "torch", "option": 2},
+            {"correction": "keras", "option": 2},
+            {"correction": "flower"},
+            {"correction": "torch", "epsilon": 0.0, "v0": 1e-3},
         )
     ),
     (FedAvgServerMomentum, {"step_size": 0.1, "momentum": 0.7}),
@@ -363,9 +377,11 @@ def test_every_setting_has_a_range_and_a_help_text(cls, settings):
 def test_settings_that_do_not_go_together():
     with pytest.raises(UserError, match="epsilon"):
         FedAMS(epsilon=0.0)
-    for cls in (FedAdam, FedAMS):
-        with pytest.raises(UserError, match="second_moment_decay"):
-            cls(bias_correction=True, second_moment_decay=1.0)
+    for cls in (FedAdam, FedYogi, FedAMS):
+        for correction in ("torch", "keras", "flower"):
+            with pytest.raises(UserError, match="second_moment_decay"):
+                cls(correction=correction, second_moment_decay=1.0)
+        assert cls(second_moment_decay=1.0).correction == "none"
     for cls in (FedAvgM, SCAFFOLDM):
         with pytest.raises(UserError, match="fresh_weight"):
             cls(form="reparameterised", fresh_weight=0.0)
