@@ -92,10 +92,8 @@ def former_names(cls: type) -> dict[str, str]:
 def current_value(cls: Any, name: str, value: Any) -> Any:
     """The value of a setting that was given with one of its former values; others as they are."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    former: dict[str, str] = next(
-        (field.metadata.get("former_values", {}) for field in fields if field.name == name), {}
-    )
-    return former.get(str(value).lower(), value)
+    former = {field.name: field.metadata.get("former_values", {}) for field in fields}
+    return former.get(name, {}).get(str(value).lower(), value)
 
 
 def check(settings: Any, prefix: str = "") -> None:

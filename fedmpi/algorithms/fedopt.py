@@ -12,15 +12,15 @@ from fedmpi.settings import setting
 CORRECTIONS = ("none", "torch", "keras", "flower")
 
 
-def correction(bias_correction):
-    """The setting; `bias_correction` says which form its former name had when it was true."""
+def correction(bias_correction=None):
+    """The setting; `bias_correction` says which form its former name meant when it was true, if it had that name."""
     return setting(
         "none",
         "Adam's bias correction, t = 1, 2, ... in rounds 0, 1, ...: none; torch, m / (1-β1^t) and v / (1-β2^t); keras, "
         "η √(1-β2^t) / (1-β1^t); flower, as keras with t + 1",
         among=CORRECTIONS,
-        renamed_from=("bias_correction",),
-        former_values={"true": bias_correction, "false": "none"},
+        renamed_from=("bias_correction",) if bias_correction else (),
+        former_values={"true": bias_correction, "false": "none"} if bias_correction else {},
     )
 
 
@@ -32,10 +32,12 @@ def check_correction(algorithm):
 
 
 def corrections(algorithm, round_index):
-    """(factor of m, divisor of the step, divisor of √v): Adam's bias correction in a round."""
+    """(factor and divisor of the step size, divisor of √v): Adam's bias correction in a round."""
+    if algorithm.correction == "none":
+        return 1, 1, 1
     t = round_index + (2 if algorithm.correction == "flower" else 1)
     beta1, root = 1 - algorithm.momentum**t, math.sqrt(1 - algorithm.second_moment_decay**t)
-    return {"none": (1, 1, 1), "torch": (1, beta1, root)}.get(algorithm.correction, (root, beta1, 1))
+    return (1, beta1, root) if algorithm.correction == "torch" else (root, beta1, 1)
 
 
 @dataclasses.dataclass(frozen=True)

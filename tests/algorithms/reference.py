@@ -444,21 +444,41 @@ def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, eps
             yield {"x": x_i, "m": u, "v": v}
 
 
-def mimeadam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, lite=False):
+def mimeadam(
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    momentum,
+    second_moment_decay,
+    epsilon,
+    lite=False,
+    server_step_size=1.0,
+    v0=None,
+    update="frozen",
+    correction="none",
+):
     beta1, beta2 = momentum, second_moment_decay
-    m, v = np.zeros(x.size), np.zeros(x.size)
+    m, v = np.zeros(x.size), np.full(x.size, v0 or 0.0)
     yield {"x": everywhere(x, f), "m": m, "v": v}
     for r in range(rounds):
         c = np.mean([f.whole(i, x) for i in S(r)], axis=0)
+        shown = v
+        if v0 is None and r == 0:
+            v = c**2
         y = everywhere(x, f)
         for _, here in steps(S(r), K):
             xi = f.draw(here)
             g = f(here, y, xi)
             if not lite:
                 g = g - f(here, x, xi) + c
-            y[here] = y[here] - at(step_size, r) * (beta1 * m + (1 - beta1) * g) / (np.sqrt(v) + epsilon)
-            yield {"x": y, "m": m, "v": v}
-        x = y[S(r)].mean(0)
+            root = np.sqrt(v if update == "frozen" else beta2 * v + (1 - beta2) * g**2)
+            direction = beta1 * m + (1 - beta1) * g
+            y[here] = y[here] - adam_move(correction, r, direction, root, at(step_size, r), beta1, beta2, epsilon)
+            yield {"x": y, "m": m, "v": shown}  # as at the round's start
+        x = x + server_step_size * (y[S(r)].mean(0) - x)
         m, v = beta1 * m + (1 - beta1) * c, beta2 * v + (1 - beta2) * c**2
         yield {"x": everywhere(x, f), "m": m, "v": v, "c": everywhere(c, f)}
 

@@ -160,8 +160,17 @@ CASES = [
         },
     ),
     (LocalAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.1}),
-    (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3}),
-    (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3, "lite": True}),
+    *(
+        (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3, **option})
+        for option in (
+            {},
+            {"v0": 0.0},
+            {"lite": True, "v0": 0.2},
+            {"server_step_size": 0.7},
+            {"update": "fresh", "v0": 0.0, "correction": "torch"},
+            {"update": "fresh", "correction": "keras", "server_step_size": 1.5, "lite": True},
+        )
+    ),
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8}),
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "v0": 0.3}),
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "refresh": "after"}),
@@ -382,6 +391,8 @@ def test_settings_that_do_not_go_together():
             with pytest.raises(UserError, match="second_moment_decay"):
                 cls(correction=correction, second_moment_decay=1.0)
         assert cls(second_moment_decay=1.0).correction == "none"
+    with pytest.raises(UserError, match="correction = torch: expected none, or update = fresh"):
+        MimeAdam(correction="torch")
     for cls in (FedAvgM, SCAFFOLDM):
         with pytest.raises(UserError, match="fresh_weight"):
             cls(form="reparameterised", fresh_weight=0.0)

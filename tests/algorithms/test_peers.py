@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import fedmpi.algorithms
 from fedmpi import simulate
-from fedmpi.algorithms import FedAdam, FedAMS, FedYogi
+from fedmpi.algorithms import Algorithm, DiLoCo, FedAdam, FedAMS, FedAvg, FedYogi, MimeAdam
+from fedmpi.registry import known
 
 ROUNDS = 20
 X0 = np.array([1.0, -0.5, 0.0, 2.0])
@@ -74,3 +76,54 @@ def test_one_word_has_one_meaning_in_all_methods(correction):
     first = simulate(FedYogi(**settings, v0=0.0), lambda i, x, sample: -growing[sample], X0, rounds=1, local_steps=1)
     second = simulate(FedAdam(**settings, v0=0.0), lambda i, x, sample: -growing[sample], X0, rounds=1, local_steps=1)
     assert_equal(first[-1]["rows"]["x"], second[-1]["rows"]["x"])
+
+
+def test_mimeadam_has_fedjaxs_numbers():
+    """fedjax's mime.py with its Adam (optax): each local step is Adam's from the round's start, t = r + 1."""
+    curvature = np.array([[1.0, 3.0, 0.2, 1.0], [2.0, 0.5, 1.0, 0.7], [0.5, 1.0, 2.0, 1.2]])
+
+    def gradient(i, x, sample):
+        return curvature[i] * (np.asarray(x) - i) + (0 if sample == -2 else 0.1 * np.sin(sample + i + np.arange(4)))
+
+    def adam(g, m, v, t):
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+        return 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.99**t)) + 1e-8), m, v
+
+    settings = {"update": "fresh", "v0": 0.0, "correction": "torch", "epsilon": 1e-8, "server_step_size": 0.7}
+    ours = simulate(MimeAdam(step_size=0.05, **settings), gradient, X0, 3, ROUNDS, 2)
+    ours = [record["rows"]["x"][0] for record in ours if record["step"] is None][1:]
+    x, m, v = X0, np.zeros(4), np.zeros(4)
+    for r, found in enumerate(ours):
+        c = np.mean([gradient(i, x, -2) for i in range(3)], axis=0)
+        moves = []
+        for i in range(3):
+            y = x
+            for sample in (2 * r, 2 * r + 1):
+                y = y - adam(gradient(i, y, sample) - gradient(i, x, sample) + c, m, v, r + 1)[0]
+            moves.append(x - y)
+        x = x - 0.7 * np.mean(moves, axis=0)
+        _, m, v = adam(c, m, v, r + 1)
+        assert_equal(found, x)
+
+
+ADAPTIVE = [
+    cls
+    for cls in known(fedmpi.algorithms, Algorithm).values()
+    if {"v0", "second_moment_decay"} & set(cls.__dataclass_fields__) and cls.__name__ != "FAFedZO"
+]
+
+
+@pytest.mark.parametrize("cls", ADAPTIVE, ids=lambda cls: cls.__name__)
+def test_no_first_step_is_divided_by_epsilon_alone(cls):
+    """Gradients of many sizes, and one that is 0: no coordinate's first step is longer than 10 step sizes."""
+    scale = np.array([1e-5, 1e-2, 1.0, 100.0, 0.0])
+
+    def gradient(client, x, sample):
+        return scale * (1 + 0.3 * client + 0.2 * np.sin(sample))
+
+    floor = {"epsilon": 1e-8} if "epsilon" in cls.__dataclass_fields__ else {}
+    on_server = issubclass(cls, FedAvg) and cls is not DiLoCo
+    algorithm = cls(step_size=1e-3, **floor, **({"server_step_size": 1e-3} if on_server else {}))
+    records = simulate(algorithm, gradient, np.ones(5), rounds=1, local_steps=2, segments=[slice(0, 5)])
+    x = [record["rows"]["x"] for record in records if not on_server or record["step"] is None]
+    assert all(np.abs(after - before).max() <= 10 * 1e-3 for before, after in zip(x, x[1:]))
