@@ -205,7 +205,8 @@ def _texts(assignments, settings, classes):
 def _unknown(key, settings, classes, others):
     """Raise the `UserError` for a key that no setting has; `others`: its end, about further keys."""
     key = short(key, 100)
-    if hint := our_name(key):
+    offered = {*settings, *CHOICES, *SHORT}
+    if hint := our_name(key, offered, command_name(classes["algorithm"])):
         raise UserError(f"unknown setting {key}{hint} (more such names: docs/coming_from.md){others}")
     group, _, name = key.rpartition(".") if key.startswith(f"{STAGES}.") else key.partition(".")
     if group not in classes or not name:
