@@ -9,6 +9,7 @@ import torch
 import fedmpi.algorithms
 from fedmpi import simulate
 from fedmpi.algorithms import Algorithm, DiLoCo, FedAdam, FedAMS, FedAvg, FedYogi, MimeAdam
+from fedmpi.errors import UserError
 from fedmpi.registry import known
 
 ROUNDS = 20
@@ -127,3 +128,11 @@ def test_no_first_step_is_divided_by_epsilon_alone(cls):
     records = simulate(algorithm, gradient, np.ones(5), rounds=1, local_steps=2, segments=[slice(0, 5)])
     x = [record["rows"]["x"] for record in records if not on_server or record["step"] is None]
     assert all(np.abs(after - before).max() <= 10 * 1e-3 for before, after in zip(x, x[1:]))
+
+
+def test_weights_of_the_clients():
+    """simulate(weights=...) averages as Flower does, by numbers of samples."""
+    trace = simulate(FedAvg(step_size=0.5), lambda i, x, s: x - i, [4.0], 2, rounds=1, local_steps=1, weights=[3, 1])
+    assert trace[-1]["rows"]["x"][0] == [(3 * 2.0 + 2.5) / 4]
+    with pytest.raises(UserError, match="weights: 1 given"):
+        simulate(FedAvg(), lambda i, x, s: x, [1.0], 2, weights=[1])
