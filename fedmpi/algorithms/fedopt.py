@@ -9,12 +9,43 @@ from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.errors import UserError
 from fedmpi.settings import setting
 
+CORRECTIONS = ("none", "torch", "keras", "flower")
+
+
+def correction(bias_correction=None):
+    """The setting; `bias_correction` says which form its former name meant when it was true, if it had that name."""
+    return setting(
+        "none",
+        "Adam's bias correction, t = 1, 2, ... in rounds 0, 1, ...: none; torch, m / (1-β1^t) and v / (1-β2^t); keras, "
+        "η √(1-β2^t) / (1-β1^t); flower, as keras with t + 1",
+        among=CORRECTIONS,
+        renamed_from=("bias_correction",) if bias_correction else (),
+        former_values={"true": bias_correction, "false": "none"} if bias_correction else {},
+    )
+
+
+def check_correction(algorithm):
+    """Raise UserError if the correction would divide by 0, or make the step 0."""
+    if algorithm.correction != "none" and algorithm.second_moment_decay == 1:
+        given = f"second_moment_decay = 1: correction {algorithm.correction}"
+        raise UserError(f"algorithm.{given} needs a number < 1 (1 - β2^t would be 0)")
+
+
+def corrections(algorithm, round_index):
+    """(factor and divisor of the step size, divisor of √v): Adam's bias correction in a round."""
+    if algorithm.correction == "none":
+        return 1, 1, 1
+    t = round_index + (2 if algorithm.correction == "flower" else 1)
+    beta1, root = 1 - algorithm.momentum**t, math.sqrt(1 - algorithm.second_moment_decay**t)
+    return (1, beta1, root) if algorithm.correction == "torch" else (root, beta1, 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class _FedOpt(FedAvg):
-    """The common part of FedAdam, FedYogi and FedAdagrad: FedAvg's local steps, then one adaptive server step.
+    """The common part: FedAvg's local steps, then one adaptive server step.
 
-    Subclasses define `update_v(server, square)`: it changes server.v by square = Δ² [dim], which it may overwrite.
+    Subclasses define `update_v(server, square)`: it changes server.v by square = Δ² [dim], which it may overwrite,
+    and returns the row whose root divides.
     A server step reuses the row of the average: server.x is Δ, then Δ², then the denominator.
     """
 
@@ -32,17 +63,26 @@ class _FedOpt(FedAvg):
         server.v.fill_(self.epsilon**2 if self.v0 is None else self.v0)
 
     def server_step(self, server):
-        """m <- β1 m + (1-β1) Δ, then v, then x <- x + η m / (√v + τ)."""
+        """m <- β1 m + (1-β1) Δ, then v, then x <- x + η m / (√v + τ), with Adam's bias correction if it is set."""
         delta = server.x.sub_(server.x_start)  # Δ = mean(x_i) - x, downhill
         server.m.lerp_(delta, 1 - self.momentum)
-        self.update_v(server, delta.square_())
-        denominator = torch.sqrt(server.v, out=server.x).add_(self.epsilon)
-        server.x_start.addcdiv_(server.m, denominator, value=self.rate(server))
+        denominator = torch.sqrt(self.update_v(server, delta.square_()), out=server.x)
+        factor, divisor, of_root = self.corrections(server)
+        if of_root != 1:
+            denominator.div_(of_root)
+        if self.offset:
+            denominator.add_(self.offset)
+        server.x_start.addcdiv_(server.m, denominator, value=self.server_step_size * factor / divisor)
         server.x.copy_(server.x_start)
 
-    def rate(self, server):
-        """The server's step size of this round: η."""
-        return self.server_step_size
+    def corrections(self, server):
+        """See the function `corrections`."""
+        return 1, 1, 1
+
+    @property
+    def offset(self):
+        """What is added to the root."""
+        return self.epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,33 +95,31 @@ class FedAdam(_FedOpt):
     η_l -> step_size; η -> server_step_size; β1 -> momentum; β2 -> second_moment_decay; τ -> epsilon.
     Special cases: β1 = 0, β2 = 1 and η = 2τ is FedAvg; β1 = β2 = 0 moves by η Δ / (|Δ| + τ).
 
-    No bias correction, as in the paper. bias_correction is Adam's, with exponent r + 1 in round r = 0, 1, ...;
-    Flower's FedAdam, which starts from v0 = 0, has exponent r + 2 instead, because it counts rounds from 1
-    and adds 1.
+    No bias correction, as in the paper, unless `correction` names one, with t = r + 1 in round r = 0, 1, ...:
+        torch   x + η m̂ / (√v̂ + τ), m̂ = m / (1-β1^t), v̂ = v / (1-β2^t): torch.optim.Adam, optax, and so pfl-research,
+                NVFlare, fedjax and the public code of FedCAMS, all with v0 = 0.
+        keras   x + η √(1-β2^t) / (1-β1^t) m / (√v + τ): keras.optimizers.Adam, with v0 = 0; τ is not corrected.
+        flower  as keras, with t = r + 2: Flower's FedAdam, with v0 = 0, which counts rounds from 1 and adds 1.
     """
 
     second_moment_decay: float = setting(0.99, "β2, weight of the old second moment", least=0, most=1)
-    bias_correction: bool = setting(False, "Adam's factor √(1-β2^(r+1)) / (1-β1^(r+1)) of η in round r = 0, 1, ...")
+    correction: str = correction(bias_correction="keras")
 
     def __post_init__(self):
         super().__post_init__()
-        if self.bias_correction and self.second_moment_decay == 1:
-            raise UserError("algorithm.second_moment_decay = 1: bias_correction needs a number < 1 (the factor is 0)")
+        check_correction(self)
 
     def update_v(self, server, square):
         """v <- β2 v + (1-β2) Δ²."""
-        server.v.lerp_(square, 1 - self.second_moment_decay)
+        return server.v.lerp_(square, 1 - self.second_moment_decay)
 
-    def rate(self, server):
-        """η, with Adam's correction if bias_correction is set."""
-        if not self.bias_correction:
-            return self.server_step_size
-        t = server.round_index + 1
-        return self.server_step_size * math.sqrt(1 - self.second_moment_decay**t) / (1 - self.momentum**t)
+    def corrections(self, server):
+        """See the function `corrections`."""
+        return corrections(self, server.round_index)
 
 
 @dataclasses.dataclass(frozen=True)
-class FedYogi(_FedOpt):
+class FedYogi(FedAdam):
     """FedAvg's clients and Yogi on the server: v changes by (1-β2) Δ², however far it is from Δ².
 
     Source: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
@@ -89,14 +127,12 @@ class FedYogi(_FedOpt):
     Special case: β1 = 0, β2 = 1 and η = 2τ is FedAvg.
     """
 
-    second_moment_decay: float = setting(0.99, "β2, weight of the old second moment", least=0, most=1)
-
     server_rows = ("x_start", "m", "v", "sign")
 
     def update_v(self, server, square):
         """v <- v - (1-β2) Δ² sign(v - Δ²), and never below 0."""
         torch.sub(server.v, square, out=server.sign).sign_()
-        server.v.addcmul_(square, server.sign, value=self.second_moment_decay - 1).clamp_(min=0)
+        return server.v.addcmul_(square, server.sign, value=self.second_moment_decay - 1).clamp_(min=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +148,11 @@ class FedAdagrad(_FedOpt):
 
     def update_v(self, server, square):
         """v <- v + Δ²."""
-        server.v.add_(square)
+        return server.v.add_(square)
 
 
 @dataclasses.dataclass(frozen=True)
-class FedAMS(FedAvg):
+class FedAMS(FedAdam):
     """FedAvg's clients and AMSGrad on the server: the second moment in the denominator never shrinks.
 
     Not Fed-AMS, which is `local_amsgrad`.
@@ -129,48 +165,35 @@ class FedAMS(FedAvg):
     Special case: option 1 with β1 = 0, β2 = 1 and η = √ε is FedAvg.
 
     ε of option 1 is compared with v, a square: √ε is the floor of the denominator. The public code is
-    option 1 with bias_correction, epsilon = 0 and v0 = 0.001 (its max_init).
+    option 1 with correction torch, epsilon = 0 and v0 = 0.001 (its max_init). Adam with amsgrad of torch.optim
+    and of Keras is option 2 with the correction of that name.
     """
 
     step_size: float = setting(0.01, "η_l, step size of the local SGD steps", above=0)
     server_step_size: float = setting(1.0, "η, step size of the server", above=0)
-    momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
-    second_moment_decay: float = setting(0.99, "β2, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(0.01, "ε, under the root (option 1) or beside it (option 2)", least=0)
     option: int = setting(1, "1: divide by √max(v̂, v, ε); 2: by √max(v̂, v) + ε", among=(1, 2))
-    bias_correction: bool = setting(False, "Adam's corrections m / (1-β1^t) and √v̂ / √(1-β2^t), t = 1, 2, ...")
+    correction: str = correction(bias_correction="torch")
     v0: float = setting(0.0, "v̂ before the first round", least=0)
 
     server_rows = ("x_start", "m", "v", "v_hat")
-    downlink = ("x",)
 
     def __post_init__(self):
         super().__post_init__()
         if self.epsilon == 0 and self.v0 == 0:
             raise UserError("algorithm.epsilon = 0: expected a number > 0, or algorithm.v0 > 0 beside it")
-        if self.bias_correction and self.second_moment_decay == 1:
-            raise UserError("algorithm.second_moment_decay = 1: bias_correction needs a number < 1 (it divides by 0)")
 
     def server_start(self, server):
         """m = v = 0, v̂ = v0."""
         server.x_start.copy_(server.x)
         server.v_hat.fill_(self.v0)
 
-    def server_step(self, server):
-        """m and v as Adam's, v̂ <- max(v̂, v, ε), x <- x + η m / √v̂ (option 1)."""
-        delta = server.x.sub_(server.x_start)  # Δ = mean(x_i) - x, downhill
-        server.m.lerp_(delta, 1 - self.momentum)
-        server.v.lerp_(delta.square_(), 1 - self.second_moment_decay)
-        torch.maximum(server.v_hat, server.v, out=server.v_hat)
-        if self.option == 1:
-            server.v_hat.clamp_(min=self.epsilon)
-        denominator = torch.sqrt(server.v_hat, out=server.x)
-        rate = self.server_step_size
-        if self.bias_correction:
-            t = server.round_index + 1
-            rate /= 1 - self.momentum**t
-            denominator.div_(math.sqrt(1 - self.second_moment_decay**t))
-        if self.option == 2:
-            denominator.add_(self.epsilon)
-        server.x_start.addcdiv_(server.m, denominator, value=rate)
-        server.x.copy_(server.x_start)
+    def update_v(self, server, square):
+        """v as Adam's, v̂ <- max(v̂, v, ε) (option 1)."""
+        torch.maximum(server.v_hat, super().update_v(server, square), out=server.v_hat)
+        return server.v_hat.clamp_(min=self.epsilon) if self.option == 1 else server.v_hat
+
+    @property
+    def offset(self):
+        """ε in option 2."""
+        return self.epsilon if self.option == 2 else 0

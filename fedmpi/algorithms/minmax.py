@@ -169,9 +169,10 @@ class _Staged(_MinMax):
     )
     stage_output: str = setting(
         "last",
-        "θ from which the next stage starts: the last one, as in the authors' code, or the average over the stage's "
-        "local steps, as in the paper (this sends one more vector per round)",
-        among=("last", "average"),
+        "θ from which the next stage starts, and to which it is pulled: the last one; the average over the stage's "
+        "local steps, as in the paper; code: from the last one, and pulled to the average, as in the authors' code "
+        "(average and code send one more vector per round)",
+        among=("last", "average", "code"),
     )
 
     clock = "round_index"
@@ -184,11 +185,11 @@ class _Staged(_MinMax):
 
     @property
     def exchanged(self):
-        return ("x", "x_mean") if self.stage_output == "average" else ("x",)  # x_mean: over the round's steps
+        return ("x", "x_mean") if self.stage_output != "last" else ("x",)  # x_mean: over the round's steps
 
     @property
     def server_rows(self):
-        return ("x_ref", "x_sum") if self.stage_output == "average" else ("x_ref",)  # x_sum: over the stage
+        return ("x_ref", "x_sum") if self.stage_output != "last" else ("x_ref",)  # x_sum: over the stage
 
     def eta(self, clock):
         """The current step size: its schedule, and the fall from stage to stage."""
@@ -212,7 +213,7 @@ class _Staged(_MinMax):
 
     def download(self, client, server):
         """The mean over the round's steps begins at 0."""
-        if self.stage_output == "average":
+        if self.stage_output != "last":
             client.x_mean.zero_()
 
     def _pull(self, client, server):
@@ -222,7 +223,7 @@ class _Staged(_MinMax):
 
     def _add_to_mean(self, client):
         """Add x_i to the mean over the round's steps."""
-        if self.stage_output == "average":
+        if self.stage_output != "last":
             client.x_mean.add_(client.x, alpha=1 / client.num_steps)
 
     def _ends_stage(self, server):
@@ -233,16 +234,20 @@ class _Staged(_MinMax):
         return server.round_index + 1 == first + length
 
     def _end_round(self, server):
-        """At the end of a stage: set the start of the next, which is also its θ_ref; w stays as it is."""
-        if self.stage_output == "average":
+        """At the end of a stage: set the start of the next and its θ_ref; w stays as it is."""
+        if self.stage_output != "last":
             server.x_sum.add_(server.x_mean)
         if not self._ends_stage(server):
             return
         if self.stage_output == "average":
             for block in server.primal:
                 torch.div(server.x_sum[block], self._stage(server.round_index)[2], out=server.x[block])
+        if self.stage_output == "code":
+            torch.div(server.x_sum, self._stage(server.round_index)[2], out=server.x_ref)
+        else:
+            server.x_ref.copy_(server.x)
+        if self.stage_output != "last":
             server.x_sum.zero_()
-        server.x_ref.copy_(server.x)
 
 
 @dataclasses.dataclass(frozen=True)

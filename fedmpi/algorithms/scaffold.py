@@ -70,7 +70,10 @@ class SCAFFOLD(Algorithm):
         client.c_i.add_(client.delta_c)
 
     def server_step(self, server):
-        """x <- x + η_g (mean(y_i) - x), c <- c + |S|/N mean(Δc_i)."""
+        """x <- x + η_g (mean(y_i) - x), c <- c + |S|/N mean(Δc_i).
+
+        |S|/N is the participants' share in the weight of all clients: c moves by it times the mean of Δc_i.
+        """
         server.x_start.lerp_(server.x, self.server_step_size)
         server.x.copy_(server.x_start)
         server.c.add_(server.delta_c, alpha=server.participation)

@@ -51,7 +51,7 @@ from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
 from fedmpi.registry import BROKEN, command_name, find, known
-from fedmpi.settings import LARGEST, former_names, nearest, per_rank
+from fedmpi.settings import LARGEST, current_value, former_names, nearest, per_rank
 from fedmpi.tasks.base import BaseTask
 from fedmpi.text import short
 
@@ -198,13 +198,15 @@ def _texts(assignments, settings, classes):
         others = [short(key, 50) for key in unknown[1:4]]
         others += [f"and {len(unknown) - 4:,} more"] if len(unknown) > 4 else []
         _unknown(unknown[0], settings, classes, f"; also unknown: {', '.join(others)}" if others else "")
-    return {names[key]: text for key, text in assignments if key in names}
+    texts = {names[key]: text for key, text in assignments if key in names}
+    return {key: current_value(classes.get(key.split(".")[0]), key.split(".")[-1], text) for key, text in texts.items()}
 
 
 def _unknown(key, settings, classes, others):
     """Raise the `UserError` for a key that no setting has; `others`: its end, about further keys."""
     key = short(key, 100)
-    if hint := our_name(key):
+    offered = {*settings, *CHOICES, *SHORT}
+    if hint := our_name(key, offered, command_name(classes["algorithm"])):
         raise UserError(f"unknown setting {key}{hint} (more such names: docs/coming_from.md){others}")
     group, _, name = key.rpartition(".") if key.startswith(f"{STAGES}.") else key.partition(".")
     if group not in classes or not name:

@@ -34,6 +34,7 @@ def simulate(
     directions: Callable[[int, int], Any] | None = None,
     smoothing: float = 1e-3,
     sending: Sending | None = None,
+    weights: Sequence[float] | None = None,
 ) -> list[dict[str, Any]]:
     """Run an algorithm on given gradients, or on given losses, and return its rows at every moment.
 
@@ -69,6 +70,7 @@ def simulate(
         loss, directions: instead of `gradient`, `loss(client, x, sample) -> number` and
             `directions(client, sample) -> [b2, dim]`, used as they are: gradients are then two-point
             estimates with the radius `smoothing` (μ). Both points of a pair use the same directions.
+        weights: > 0, of every client in all averages (its number of samples, say); None: all equal.
         sending: a `fedmpi.Sending`: what becomes of the clients' rows; None: their mean.
 
     Returns:
@@ -97,7 +99,7 @@ def simulate(
         algorithm,
         SoloLink(),
         dict.fromkeys(range(num_clients), make_oracle),
-        Plan(num_clients, local_steps, participants, chosen),
+        Plan(num_clients, local_steps, participants, chosen, weights=weights),
         Variables(x0, segments=None if segments is None else list(segments), ascent=ascent),
         sending,
         observe=recorder,

@@ -78,7 +78,8 @@ def average(
         private: names of parameters, buffers or modules that each rank keeps for itself, as in ``--private``.
         aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
             `Aggregation`. stages: what a rank's rows pass before it: a list of the same for `Stage`s.
-        settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay (adam).
+        settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay, correction and v0
+            (adam, see ``--algorithm fedadam --help``).
 
     Returns:
         an `Averaged`.
@@ -122,10 +123,10 @@ def _make_algorithm(outer: Any, exchange: Any, optimizers: list[Any], settings: 
     if names and not optimizers:
         raise UserError(f"exchange = {names}: expected the optimizer that has this state, too")
     offered = [name for name in OUTER_SETTINGS if name in OUTER[outer].__dataclass_fields__]
-    return OUTER[outer](**known_settings(f"outer {outer}", offered, settings), names=names)
+    return OUTER[outer](**known_settings(f"outer {outer}", OUTER[outer], offered, settings), names=names)
 
 
-OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "bias_correction")
+OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "correction", "v0")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, check_equal
-from fedmpi.config.foreign_names import OURS
+from fedmpi.config.foreign_names import our_names
 from fedmpi.errors import UserError
 from fedmpi.federation.private import matching
 from fedmpi.membership.equality import check_same_model, check_software
-from fedmpi.settings import LARGEST, nearest
+from fedmpi.settings import LARGEST, current_value, former_names, nearest
 from fedmpi.text import short
 
 BUFFERS = ("equal", "rank0", "average")
@@ -88,18 +88,22 @@ def check_arguments(model: Any, **values: Any) -> None:
             raise UserError(f"model {type(model).__name__}: '{name}' is sparse, quantized or without memory (meta)")
 
 
-def known_settings(owner: str, names: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, if `owner` has all of them.
+def known_settings(owner: str, cls: Any, names: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings under their current names, if `owner` has all of them.
 
     Args:
-        owner: text, whose settings they are. names: of its settings. settings: name -> value.
+        owner: text, whose settings they are. cls: its class. names: of its settings. settings: name -> value.
 
     Raises:
         UserError: one line, for the first that it does not have.
     """
+    former = former_names(cls)
+    settings = {former.get(name, name): value for name, value in settings.items()}
     for name in settings:
         if name not in names:
-            ours = OURS.get(name, "").removeprefix("algorithm.")
-            hint = f"; its name in fedmpi is {ours}" if ours in names else nearest(name, names)
+            known = {f"algorithm.{one}" for one in names}
+            ours = [one for one in our_names(name, known, owner.rpartition(" ")[2]) if one in known]
+            said = " or ".join(one.removeprefix("algorithm.") for one in ours)
+            hint = f"; its name in fedmpi is {said}" if said else nearest(name, names)
             raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
-    return settings
+    return {name: current_value(cls, name, value) for name, value in settings.items()}

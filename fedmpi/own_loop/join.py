@@ -96,7 +96,8 @@ def _make_algorithm(algorithm: Any, settings: dict[str, Any]) -> Algorithm:
     cls: Any = algorithm if isinstance(algorithm, type) else type(algorithm)
     if not issubclass(cls, Algorithm):
         raise UserError(f"algorithm is a {type(algorithm).__name__}: expected a name like 'fafed', or an Algorithm")
-    known_settings(f"algorithm {command_name(cls)}", [field.name for field in dataclasses.fields(cls)], settings)
+    names = [field.name for field in dataclasses.fields(cls)]
+    settings = known_settings(f"algorithm {command_name(cls)}", cls, names, settings)
     if cls is not algorithm and not settings:
         made: Algorithm = algorithm
     else:

@@ -292,6 +292,16 @@ def fedopt(f, x, rounds, K, S, step_size, momentum, v, new_v, move):
         yield {"x": everywhere(x, f), "m": m, "v": v}
 
 
+def adam_move(correction, r, m, root, eta, beta1, beta2, offset):
+    """The step in round r = 0, 1, ...; `root` is √v."""
+    t = r + 2 if correction == "flower" else r + 1
+    if correction == "torch":
+        return eta * (m / (1 - beta1**t)) / (root / np.sqrt(1 - beta2**t) + offset)
+    if correction != "none":
+        eta = eta * np.sqrt(1 - beta2**t) / (1 - beta1**t)
+    return eta * m / (root + offset)
+
+
 def fedadam(
     f,
     x,
@@ -304,15 +314,12 @@ def fedadam(
     second_moment_decay,
     epsilon,
     v0=None,
-    bias_correction=False,
+    correction="none",
 ):
     beta2, tau = second_moment_decay, epsilon
 
     def move(r, m, v):
-        rate = server_step_size
-        if bias_correction:
-            rate = rate * np.sqrt(1 - beta2 ** (r + 1)) / (1 - momentum ** (r + 1))
-        return rate * m / (np.sqrt(v) + tau)
+        return adam_move(correction, r, m, np.sqrt(v), server_step_size, momentum, beta2, tau)
 
     v = np.full(x.size, tau**2 if v0 is None else v0)
     yield from fedopt(
@@ -320,12 +327,12 @@ def fedadam(
     )
 
 
-def fedyogi(f, x, rounds, K, S, step_size, server_step_size, momentum, second_moment_decay, epsilon):
+def fedyogi(f, x, rounds, K, S, step_size, server_step_size, momentum, second_moment_decay, epsilon, correction="none"):
     def new_v(v, delta):
         return np.maximum(0, v - (1 - second_moment_decay) * delta**2 * np.sign(v - delta**2))
 
     def move(r, m, v):
-        return server_step_size * m / (np.sqrt(v) + epsilon)
+        return adam_move(correction, r, m, np.sqrt(v), server_step_size, momentum, second_moment_decay, epsilon)
 
     yield from fedopt(f, x, rounds, K, S, step_size, momentum, np.full(x.size, epsilon**2), new_v, move)
 
@@ -350,7 +357,7 @@ def fedams(
     second_moment_decay,
     epsilon,
     option=1,
-    bias_correction=False,
+    correction="none",
     v0=0.0,
 ):
     beta1, beta2 = momentum, second_moment_decay
@@ -361,10 +368,8 @@ def fedams(
         v_hat = np.maximum(v_hat, v)
         if option == 1:
             v_hat = np.maximum(v_hat, epsilon)
-        root = np.sqrt(v_hat)
-        if bias_correction:
-            m, root = m / (1 - beta1 ** (r + 1)), root / np.sqrt(1 - beta2 ** (r + 1))
-        return server_step_size * m / (root if option == 1 else root + epsilon)
+        offset = 0 if option == 1 else epsilon
+        return adam_move(correction, r, m, np.sqrt(v_hat), server_step_size, beta1, beta2, offset)
 
     def new_v(v, delta):
         return beta2 * v + (1 - beta2) * delta**2
@@ -439,21 +444,41 @@ def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, eps
             yield {"x": x_i, "m": u, "v": v}
 
 
-def mimeadam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, lite=False):
+def mimeadam(
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    momentum,
+    second_moment_decay,
+    epsilon,
+    lite=False,
+    server_step_size=1.0,
+    v0=None,
+    update="frozen",
+    correction="none",
+):
     beta1, beta2 = momentum, second_moment_decay
-    m, v = np.zeros(x.size), np.zeros(x.size)
+    m, v = np.zeros(x.size), np.full(x.size, v0 or 0.0)
     yield {"x": everywhere(x, f), "m": m, "v": v}
     for r in range(rounds):
         c = np.mean([f.whole(i, x) for i in S(r)], axis=0)
+        shown = v
+        if v0 is None and r == 0:
+            v = c**2
         y = everywhere(x, f)
         for _, here in steps(S(r), K):
             xi = f.draw(here)
             g = f(here, y, xi)
             if not lite:
                 g = g - f(here, x, xi) + c
-            y[here] = y[here] - at(step_size, r) * (beta1 * m + (1 - beta1) * g) / (np.sqrt(v) + epsilon)
-            yield {"x": y, "m": m, "v": v}
-        x = y[S(r)].mean(0)
+            root = np.sqrt(v if update == "frozen" else beta2 * v + (1 - beta2) * g**2)
+            direction = beta1 * m + (1 - beta1) * g
+            y[here] = y[here] - adam_move(correction, r, direction, root, at(step_size, r), beta1, beta2, epsilon)
+            yield {"x": y, "m": m, "v": shown}  # as at the round's start
+        x = x + server_step_size * (y[S(r)].mean(0) - x)
         m, v = beta1 * m + (1 - beta1) * c, beta2 * v + (1 - beta2) * c**2
         yield {"x": everywhere(x, f), "m": m, "v": v, "c": everywhere(c, f)}
 

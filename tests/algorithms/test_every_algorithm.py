@@ -102,13 +102,25 @@ CASES = [
         (FedAdam, {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.7, "epsilon": 0.01, **option})
         for option in (
             {"second_moment_decay": 0.8},
-            {"second_moment_decay": 0.8, "bias_correction": True},
+            {"second_moment_decay": 0.8, "correction": "torch"},
+            {"second_moment_decay": 0.8, "correction": "keras", "v0": 0.0},
+            {"second_moment_decay": 0.8, "correction": "flower", "v0": 0.0},
             {"second_moment_decay": 0.8, "v0": 0.0},
         )
     ),
-    (
-        FedYogi,
-        {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.7, "second_moment_decay": 0.6, "epsilon": 0.1},
+    *(
+        (
+            FedYogi,
+            {
+                "step_size": 0.1,
+                "server_step_size": 0.2,
+                "momentum": 0.7,
+                "second_moment_decay": 0.6,
+                "epsilon": 0.1,
+                **option,
+            },
+        )
+        for option in ({}, {"correction": "torch"}, {"correction": "keras"})
     ),
     (FedAdagrad, {"step_size": 0.1, "server_step_size": 0.2, "momentum": 0.3, "epsilon": 0.01}),
     *(
@@ -126,9 +138,11 @@ CASES = [
         for option in (
             {},
             {"option": 2},
-            {"bias_correction": True},
-            {"bias_correction": True, "option": 2},
-            {"bias_correction": True, "epsilon": 0.0, "v0": 1e-3},
+            {"correction": "torch"},
+            {"correction": "torch", "option": 2},
+            {"correction": "keras", "option": 2},
+            {"correction": "flower"},
+            {"correction": "torch", "epsilon": 0.0, "v0": 1e-3},
         )
     ),
     (FedAvgServerMomentum, {"step_size": 0.1, "momentum": 0.7}),
@@ -146,8 +160,17 @@ CASES = [
         },
     ),
     (LocalAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.1}),
-    (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3}),
-    (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3, "lite": True}),
+    *(
+        (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3, **option})
+        for option in (
+            {},
+            {"v0": 0.0},
+            {"lite": True, "v0": 0.2},
+            {"server_step_size": 0.7},
+            {"update": "fresh", "v0": 0.0, "correction": "torch"},
+            {"update": "fresh", "correction": "keras", "server_step_size": 1.5, "lite": True},
+        )
+    ),
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8}),
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "v0": 0.3}),
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "refresh": "after"}),
@@ -363,9 +386,13 @@ def test_every_setting_has_a_range_and_a_help_text(cls, settings):
 def test_settings_that_do_not_go_together():
     with pytest.raises(UserError, match="epsilon"):
         FedAMS(epsilon=0.0)
-    for cls in (FedAdam, FedAMS):
-        with pytest.raises(UserError, match="second_moment_decay"):
-            cls(bias_correction=True, second_moment_decay=1.0)
+    for cls in (FedAdam, FedYogi, FedAMS):
+        for correction in ("torch", "keras", "flower"):
+            with pytest.raises(UserError, match="second_moment_decay"):
+                cls(correction=correction, second_moment_decay=1.0)
+        assert cls(second_moment_decay=1.0).correction == "none"
+    with pytest.raises(UserError, match="correction = torch: expected none, or update = fresh"):
+        MimeAdam(correction="torch")
     for cls in (FedAvgM, SCAFFOLDM):
         with pytest.raises(UserError, match="fresh_weight"):
             cls(form="reparameterised", fresh_weight=0.0)

@@ -142,6 +142,19 @@ def test_stages_that_grow(active, average):
     assert_same(averages(found), reference.codasca(*arguments, active=active, growth=1.6))
 
 
+@pytest.mark.parametrize("cls", [CODA, CODASCA])
+def test_a_stage_of_the_authors_code_starts_at_the_last_point_and_is_pulled_to_the_average(cls):
+    def rows(output, rounds):
+        algorithm = cls(0.06, 0.03, prox_weight=0.4, stage_rounds=2, stage_output=output)
+        return run(algorithm, rounds=rounds)[-1]["rows"]
+
+    last, average, code = (rows(output, 2) for output in ("last", "average", "code"))
+    np.testing.assert_array_equal(code["x"], last["x"])
+    np.testing.assert_allclose(code["x_ref"][:D1], average["x"][0, :D1], rtol=1e-12)
+    assert not np.array_equal(code["x_ref"][:D1], last["x_ref"][:D1]) and not code["x_sum"].any()
+    assert not np.array_equal(rows("code", 3)["x"], rows("last", 3)["x"])  # the pull differs
+
+
 def test_growing_stages_need_a_first_length():
     with pytest.raises(UserError, match=r"algorithm.stage_growth = 3: expected stage_rounds too"):
         CODASCA(stage_growth=3)

@@ -151,7 +151,7 @@ def test_help_and_lists():
     ],
 )
 def test_settings_of_other_systems_get_an_answer(theirs, ours):
-    with pytest.raises(UserError, match=f"its name in fedmpi is --{ours} ") as error:
+    with pytest.raises(UserError, match=f"its name in fedmpi is --{ours}[ ,]") as error:
         read_command_line([f"--{theirs}", "0.1"])
     assert "\n" not in str(error.value)
 
@@ -159,11 +159,41 @@ def test_settings_of_other_systems_get_an_answer(theirs, ours):
 def test_every_answer_is_a_setting():
     """Ours exist, theirs do not: no setting of ours is answered with another."""
     settings = {*(field.name for field in dataclasses.fields(RunSettings)), *CHOICES, "data", "autocast"}
-    for theirs, ours in OURS.items():
+    for theirs, ours in ((theirs, one) for theirs, several in OURS.items() for one in several):
         group, _, name = ours.partition(".")
         assert group in settings and theirs not in settings, (theirs, ours)
         classes = known(CHOICES[group].package, CHOICES[group].base).values() if name else ()
         assert not name or any(name in cls.__dataclass_fields__ for cls in classes), ours
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("fedadam --eta", ": its name in fedmpi is --algorithm.server_step_size (more"),
+        ("fedadam --eta_l", ": its name in fedmpi is --algorithm.step_size (more"),
+        ("scaffold --eta", "--algorithm.step_size or --algorithm.server_step_size (the clients', or the server's)"),
+        ("fafed --eta", ": its name in fedmpi is --algorithm.step_size (more"),
+        ("fedadam --beta_1", ": its name in fedmpi is --algorithm.momentum (more"),
+        ("diloco --beta1", ": its name in fedmpi is --algorithm.first_moment_decay (more"),
+        ("diloco --outer_momentum", ": its name in fedmpi is --algorithm.momentum (more"),
+        ("fedavg --algorithm.momentum", "unknown setting algorithm.momentum: algorithm fedavg has "),
+        ("fedavg --momentum", "--algorithm.momentum, which algorithm fedavg does not have"),
+        ("fedavg --clip_value", "unknown setting clip_value; "),
+        ("fedavg --cohort_size", "--participation, a share of the clients"),
+        ("fedavg --per_device_train_batch_size", "--batch_size (more"),
+        ("fedavg --num_train_epochs", "--epochs (more"),
+        ("fedavg --learning_rate", "--algorithm.step_size (more"),
+        ("fedavg --central_num_iterations", "--rounds (more"),
+        ("fedams --server_adapt_param", "--algorithm.epsilon (more"),
+        ("fedavg --epochs_per_round", "--local_epochs (more"),
+        ("fedavg --centralised", "use --clients 1"),
+        ("fedavg --local_only", "use --clients 1 and its own --data"),
+    ],
+)
+def test_the_answer_to_a_foreign_name_depends_on_the_algorithm(words, answer):
+    with pytest.raises(UserError) as error:
+        read_command_line(["--algorithm", *words.split(), "1"])
+    assert answer in str(error.value), error.value
 
 
 NO_DATA = ["quadratic", "counterexample", "saddle_quadratic", "two_parameter_auc", "slow", "saddle", "language"]

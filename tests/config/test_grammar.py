@@ -140,6 +140,19 @@ def test_a_former_name_works_in_files_and_is_mentioned_once(tmp_path, suffix):
         read_command_line(["--output", "worst"])
 
 
+@pytest.mark.parametrize(("algorithm", "meaning"), [("fedadam", "keras"), ("fedyogi", "keras"), ("fedams", "torch")])
+def test_a_former_value_keeps_its_meaning(tmp_path, algorithm, meaning):
+    """A settings file of before; true meant one form in FedAdam and another in FedAMS."""
+    file = tmp_path / "settings.yaml"
+    for text, value in (("true", meaning), ("false", "none")):
+        file.write_text(f"algorithm: {{name: {algorithm}, bias_correction: {text}}}\n")
+        for words in (["--config", str(file)], ["--algorithm", algorithm, "--algorithm.bias_correction", text.title()]):
+            config = read_command_line(words)
+            assert config.algorithm.correction == config.resolved["algorithm"]["correction"] == value
+    with pytest.raises(UserError, match="correction = adam: expected one of none, torch, keras, flower"):
+        read_command_line(["--algorithm", algorithm, "--algorithm.correction", "adam"])
+
+
 def test_rank_0_mentions_a_former_name(tmp_path):
     words = ("--output", "uniform", "--rounds", 1, "--local-steps", 1, "--name", "it")
     ended = train(2, tmp_path, *words)
