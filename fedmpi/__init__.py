@@ -7,6 +7,7 @@
 import importlib
 import os
 import pathlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ _DEFINED_IN = {
     "simulate": "fedmpi.federation.simulate",
 }
 _MODULES = ("algorithms", "train")
+
+if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
+    # A worker of spawn or forkserver, which imports the user's program anew: if that begins MPI, it must not be as a
+    # second process of this rank, for which MPICH ends the job and Open MPI waits forever, but alone.
+    for _name in [_name for _name in os.environ if _name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_"))]:
+        del os.environ[_name]
 
 
 def load_run(folder: str | os.PathLike[str]) -> "RunFolder":

@@ -56,12 +56,15 @@ LAUNCHERS = {
 
 def started_by(environment=os.environ):
     """(the launcher of a process, how many processes it started or more, the number of this one)."""
+    found = []
     for launcher, names in LAUNCHERS.items():
         size, number = (environment.get(name, "") for name in names)
         if number.isdigit():
             is_known = size.isdigit()
-            return f"{launcher} ({names[not is_known]})", int(size) if is_known else int(number) + 1, int(number)
-    return "no launcher", 1, 0
+            at_least = int(size) if is_known else int(number) + 1
+            found.append((not is_known, f"{launcher} ({names[not is_known]})", at_least, int(number)))
+    # The first that says how many there are; if none does, there are those up to this one.
+    return min(found, key=lambda one: one[0], default=(True, "no launcher", 1, 0))[1:]
 
 
 def ancestors(process=None):

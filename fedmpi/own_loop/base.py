@@ -52,6 +52,7 @@ class OwnLoop:
         choices: a `Choices`.
 
     Attributes:
+        rank, size: number of this rank, and how many there are.
         federation: the `Federation`.
         averaged: whether the last step ended with an average: all ranks have the same model then.
         round_loss: mean loss of the last round over all clients; nan if unknown.
@@ -69,6 +70,7 @@ class OwnLoop:
         choices: Choices,
     ) -> None:
         self._link, self._flat = link, flat
+        self.rank, self.size = link.rank, link.size
         agree(link, check_alone)
         self._threads = _take_share_of_cores(link)
         weights = link.allgather([weight])[:, 0]

@@ -33,6 +33,7 @@ def alone(variables, *words):
         ({"PMI_SIZE": "4", "PMI_RANK": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
          ("the launcher (PMI_SIZE)", 4, 1)),
         ({"FLUX_JOB_SIZE": "3", "FLUX_TASK_RANK": "0"}, ("flux run (FLUX_JOB_SIZE)", 3, 0)),
+        ({"PALS_RANKID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, ("srun (SLURM_STEP_NUM_TASKS)", 2, 0)),
         ({"PALS_RANKID": "2"}, ("the launcher of PALS (PALS_RANKID)", 3, 2)),
         ({"PMIX_RANK": "1"}, ("the launcher of PMIx (PMIX_RANK)", 2, 1)),
         ({"SLURM_PROCID": "0"}, ("srun (SLURM_PROCID)", 1, 0)),  # in the script of a job
@@ -88,6 +89,12 @@ def _waits(process):
 def test_a_child_that_breaks_does_not_end_the_job():
     ended = start(2, BEGINS, "fork", is_forked=False)
     assert ended.returncode == 0 and ended.stdout.count("done 2") == 2, ended.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_import_the_program_are_no_ranks(any_mpi, method):
+    ended = start(2, PROGRAMS / "begins_workers.py", method, mpi=any_mpi, is_forked=False, timeout=100)
+    assert ended.returncode == 0 and ended.stdout.count("worker of 2") == 2, ended.stderr
 
 
 def test_ranks_of_an_own_loop_end_with_their_launcher():
