@@ -125,3 +125,13 @@ def test_many_ranks_with_little_shared_memory(size, used, code):
     else:
         (line,) = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: error: /dev/shm has ")]
         assert line.endswith("rm /dev/shm/mpich_shm_old")
+
+
+@pytest.mark.parametrize("words", [(), ("-m", "mpi4py")], ids=["python", "mpi4py"])
+def test_the_users_files_do_not_hide_those_of_python(tmp_path, words):
+    for name in ("random", "queue", "json", "logging"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
+    (tmp_path / "mymodel.py").write_text("import torch\n\nclass Net(torch.nn.Linear):\n    pass\n")
+    command = [sys.executable, *words, "-m", "fedmpi.train", "--model", "mymodel.Net", "--print_config"]
+    ended = execute(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0 and "mymodel.Net" in ended.stdout, ended.stderr
