@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say_starting(sys.argv[1:])
     from fedmpi.program.ranks import run_program
 
-    run_program(_run, sys.argv[1:] if arguments is None else list(arguments))
+    def program(words: list[str], link: Any) -> None:
+        if arguments is None:
+            remember_signals((signal.SIGTERM, signal.SIGHUP))  # until MPI has begun, they end the process
+        _run(words, link)
+
+    run_program(program, sys.argv[1:] if arguments is None else list(arguments))
 
 
 def _run(arguments: list[str], link: Any) -> None:

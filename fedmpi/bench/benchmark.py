@@ -10,7 +10,7 @@ from fedmpi.bench.rounds import Rounds
 from fedmpi.bench.timing import time_cases
 from fedmpi.bench.workloads import WORKLOADS, arguments_of
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.host import share_of_cores
+from fedmpi.comm.host import choose_threads
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
 from fedmpi.settings import nearest
@@ -38,7 +38,7 @@ class Benchmark:
     """
 
     def __init__(self, options, link):
-        torch.set_num_threads(share_of_cores(link))
+        torch.set_num_threads(choose_threads(link)[0])
         self.options, self.link = options, link
         self.quick, self.workload = options.quick, options.workload
         self.seconds = options.seconds or (1.0 if options.quick else 10.0)

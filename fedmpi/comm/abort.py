@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 
 from fedmpi.comm.mpi_library import MPI
 
@@ -14,8 +15,10 @@ def abort(comm, code):
     code of the job. So a handler is registered that ends the process before the others run.
 
     Args:
-        comm: an mpi4py communicator; None: COMM_WORLD.
+        comm: an mpi4py communicator; None: COMM_WORLD. A forked child, which has no part in MPI, ends alone.
     """
+    if os.getpid() != MPI.process:
+        os._exit(code)
     with contextlib.suppress(OSError, AttributeError):  # the C library is another one
         library = ctypes.CDLL(None)
         # Handlers run in reverse order, so this one is the first.

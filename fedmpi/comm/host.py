@@ -82,14 +82,21 @@ def core_quota(root=pathlib.Path("/")):
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
-            top = root / "sys/fs/cgroup"
-            if controllers:  # version 1
-                if "cpu" not in controllers.split(","):
-                    continue
-                top /= controllers
+            if controllers and "cpu" not in controllers.split(","):
+                continue
             groups = pathlib.PurePosixPath(path.lstrip("/"))
-            quotas += [_quota_of(top / group) for group in (groups, *groups.parents)]
+            for top in {f"/sys/fs/cgroup/{controllers}", *_mounts(root, is_version_1=bool(controllers))}:
+                quotas += [_quota_of(root / top[1:] / group) for group in (groups, *groups.parents)]
     return min(quotas)
+
+
+def _mounts(root, is_version_1):
+    """Where the control groups of a version that limit cores are mounted, under whatever names."""
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/mounts").read_text(encoding="utf-8").splitlines():
+            _, folder, kind, options, *_ = line.split()
+            if kind == ("cgroup" if is_version_1 else "cgroup2") and (not is_version_1 or "cpu" in options.split(",")):
+                yield folder
 
 
 def _quota_of(group):
@@ -113,9 +120,28 @@ def seconds_without_core():
     return sum(found) if found else None
 
 
-def share_of_cores(link):
-    """Threads for this rank: the node's usable cores divided among its ranks, at least 1.
+def choose_threads(link, given=None):
+    """(number of threads for this rank, what has decided it as text; "" for its share of the cores).
 
-    A rank that its launcher bound to fewer cores takes those.
+    A variable overrides the share: the node's usable cores divided among its ranks, or the cores to which the launcher
+    bound this rank, if these are fewer.
+
+    Args:
+        given: the user's number (``--threads``), which overrides both; or None.
     """
-    return max(1, min(len(usable_cores()), link.usable_cores // link.local_size))
+    if given:
+        return given, "--threads"
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
+        number = os.environ.get(name, "").split(",")[0]
+        if number.isdecimal() and int(number) > 0:
+            return int(number), name
+    return max(1, min(len(usable_cores()), link.usable_cores // link.local_size)), ""
+
+
+def library_threads():
+    """The numbers of threads that torch takes by itself: as many as usable cores, with hyperthreads or without."""
+    cores, siblings = usable_cores(), set()
+    for core in cores:
+        with contextlib.suppress(OSError):
+            siblings.add(pathlib.Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text())
+    return {len(cores), len(siblings)}

@@ -4,16 +4,11 @@ import os
 import time
 
 from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.orphan import started_directly
+from fedmpi.comm.process import started_by
 from fedmpi.errors import UserError
 
-# Who started the process -> (variable with the number of processes started, variable with the number of this one). The
-# innermost launcher comes first: ranks of an mpirun inside a SLURM job also inherit SLURM's variables from its daemon.
-LAUNCHERS = {
-    "the launcher": ("PMI_SIZE", "PMI_RANK"),  # MPICH and its relatives, srun --mpi=pmi2
-    "mpirun of Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-}
-PATIENCE = 1.0  # seconds by which the other processes end later than the first: srun -K kills all when one ends
+PATIENCE = 2.0  # seconds by which the other processes end later than the first: srun -K kills all when one ends
 # Seconds to wait before an abort: a launcher drops output that it has not yet passed on (seen with MPICH's).
 OUTPUT_SECONDS = 1.0
 
@@ -21,8 +16,9 @@ OUTPUT_SECONDS = 1.0
 def check_launch(link, expected=None):
     """Check that all processes of the job found each other.
 
-    A launcher of another MPI than mpi4py's starts N jobs of one rank each, and each of them would train alone without
-    an error. The first of such processes raises an error that says so, the others one without a text.
+    A launcher of another MPI than mpi4py's, or of torch.distributed, starts N jobs of one rank each, and each of them
+    would train alone without an error. The first of such processes raises an error that says so; the others, which
+    the launcher ends meanwhile if it can, later, and without a text if the launcher has started the first beside them.
 
     Args:
         link: a `Link`.
@@ -35,6 +31,7 @@ def check_launch(link, expected=None):
     if started > 1 and link.size == 1 == getattr(link, "world_size", 1):  # not COMM_SELF, which is one rank's choice
         if number > 0:
             time.sleep(PATIENCE)
+        if number > 0 and started_directly():
             raise UserError("")
         raise UserError(f"{launcher} started {started} processes but each of them is alone: {_remedy(launcher)}")
     if expected is not None and expected != link.size:
@@ -44,15 +41,6 @@ def check_launch(link, expected=None):
         )
 
 
-def started_by():
-    """(the launcher of this process, how many processes it started, the number of this one)."""
-    for launcher, names in LAUNCHERS.items():
-        size, number = (os.environ.get(name, "") for name in names)
-        if size.isdigit():
-            return f"{launcher} ({names[0]})", int(size), int(number) if number.isdigit() else 0
-    return "no launcher", 1, 0
-
-
 def _remedy(launcher):
     """What the user can do, as text."""
     vendor, _ = MPI.get_vendor()
@@ -60,7 +48,11 @@ def _remedy(launcher):
     by_srun = launcher.startswith("srun") or (
         "SLURM_STEP_NUM_TASKS" in os.environ and "MPI_LOCALNRANKS" not in os.environ
     )
+    if launcher.startswith("torchrun"):
+        return "fedmpi's ranks are those of MPI: start the program with mpirun -np, without torchrun"
     if not by_srun or "Open MPI" in launcher:
-        return f"this mpirun belongs to another MPI than mpi4py's, {vendor} (python -m mpi4py --mpi-library)"
+        hint = f"this mpirun belongs to another MPI than mpi4py's, {vendor} (python -m mpi4py --mpi-library)"
+        variable = launcher.split()[-1][1:-1]
+        return hint if started_directly() else f"{hint}, or {variable} comes from an outer job: unset it"
     kind = "pmix" if vendor == "Open MPI" else "pmi2"
     return f"mpi4py uses {vendor}, which needs srun --mpi={kind}, or its own mpirun instead of srun"

@@ -1,28 +1,159 @@
 """MPI itself: it begins when it is first used, not when a module is imported."""
 
+import atexit
+import contextlib
+import ctypes
+import os
+import pathlib
+import platform
+import select
+import signal
+import sys
+import threading
+import time
 from typing import Any
 
-from fedmpi.comm.shared_memory import check_shared_memory, remove_remains
-from fedmpi.errors import UserError
+from fedmpi.comm.orphan import launcher_above
+from fedmpi.comm.process import started_by
+from fedmpi.comm.shared_memory import prepare_shared_memory
+from fedmpi.errors import INTERRUPTED, STOPPED, UserError
+
+LIMIT = 1800.0  # seconds in which all ranks must begin MPI
+SAYING_SECONDS = 1.0  # after a line, until a process ends: the launcher passes it on meanwhile
+LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # variables: how many ranks this machine has
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Library:
-    """mpi4py's module `MPI`, whose import would begin MPI in this process."""
+    """mpi4py's module `MPI`, whose import would begin MPI in this process.
+
+    Attributes:
+        process: the number of the process in which MPI began.
+    """
+
+    process: int
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # of Python, which looks at objects in many ways
             raise AttributeError(name)
-        if not vars(self):
-            remove_remains()
-            check_shared_memory()
-        try:
-            from mpi4py import MPI as library
-        except (ImportError, RuntimeError) as error:
-            if "libmpi" not in str(error):
-                raise
-            hint = "pip install mpich, or load your cluster's module of an MPI"
-            raise UserError(f"mpi4py finds no MPI library: {hint}") from None
+        if "process" not in vars(self):
+            begin()
+        if name == "process":
+            return vars(self)[name]
+        from mpi4py import MPI as library
+
         return vars(self).setdefault(name, getattr(library, name))
 
 
 MPI = _Library()
+
+
+def begin(limit: float = LIMIT) -> None:
+    """Begin MPI, if it has not begun. Collective on all ranks.
+
+    Until all ranks have come, SIGTERM, SIGHUP and Ctrl-C end this process, and so does the limit, with a line.
+
+    Args:
+        limit: seconds after which ranks that have not come are given up.
+
+    Raises:
+        UserError: if there is no MPI library.
+    """
+    if "process" in vars(MPI):
+        return
+    import mpi4py
+
+    before = mpi4py.rc.initialize, mpi4py.rc.finalize
+    # mpi4py would begin MPI in a call in which no other thread of Python can run, not even to end the process.
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI as library
+    except (ImportError, RuntimeError) as error:
+        if "libmpi" not in str(error):
+            raise
+        hint = "pip install mpich, or load your cluster's module of an MPI"
+        raise UserError(f"mpi4py finds no MPI library: {hint}") from None
+    finally:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = before
+    hangup = signal.getsignal(signal.SIGHUP)
+    if threading.current_thread() is threading.main_thread() and hangup is not None:
+        signal.signal(signal.SIGHUP, hangup)  # MPICH has loaded UCX, which stops at it for a debugger
+    if not library.Is_initialized() and not library.Is_finalized():
+        prepare_shared_memory()
+        is_other = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ and library.get_vendor()[0] == "MPICH"
+        if is_other and "pmix" not in library.Get_library_version():  # it would abort: begin alone
+            for name in [name for name in os.environ if name.startswith("PMIX_")]:
+                del os.environ[name]
+        begin_mpi, level = ctypes.CDLL(library.__file__).MPI_Init_thread, mpi4py.rc.thread_level.upper()
+        with _watched(limit):
+            begin_mpi(None, None, getattr(library, f"THREAD_{level}"), ctypes.byref(ctypes.c_int()))
+        if before[1] is not False:
+            atexit.register(_finalize, library)
+        for comm in (library.COMM_SELF, library.COMM_WORLD):
+            comm.Set_errhandler(library.ERRORS_RETURN)  # as mpi4py does: errors become exceptions
+    vars(MPI)["process"] = os.getpid()
+
+
+def _finalize(library):
+    """End MPI; not in a forked child, which would end it for its parent. Collective."""
+    if os.getpid() == MPI.process and not library.Is_finalized():
+        library.Finalize()
+
+
+@contextlib.contextmanager
+def _watched(limit):
+    """A context in which a thread ends this process at a signal or at the limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ends, woken = os.pipe()
+    os.set_blocking(woken, False)
+    before = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)  # written to by Python's handler of any signal
+    watch = threading.Thread(target=_watch, args=(ends, limit), name="begin MPI", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(woken)
+        watch.join()
+        os.close(ends)
+
+
+def _watch(ends, limit):
+    until = time.monotonic() + limit
+    while select.select([ends], [], [], max(0, until - time.monotonic()))[0]:
+        numbers = os.read(ends, 1)
+        if not numbers:
+            return  # MPI has begun
+        if numbers[0] in ENDING:
+            if numbers[0] == signal.SIGINT and started_by()[2] == 0:
+                _say("interrupted during the start")
+            os._exit(INTERRUPTED if numbers[0] == signal.SIGINT else 128 + numbers[0])
+    _, started, number = started_by()
+    begun, others = _ranks_here()
+    if str(started) in map(os.environ.get, LOCAL_SIZES):  # all are on this machine, and some of them have ended
+        others |= {*range(started)} - begun
+    if number == min(begun, default=number):
+        who = f"rank {', '.join(map(str, sorted(others)))}" if others else "ranks of other machines"
+        what = f"not all {started} ranks have begun MPI within {limit:g} s: no sign on {platform.node()} of {who}"
+        _say(f"error: {what}: stuck, ended, or without MPI")
+    time.sleep(SAYING_SECONDS)
+    os._exit(STOPPED)
+
+
+def _ranks_here():
+    """(ranks of this machine that have loaded MPI, its other ranks), as far as /proc says it."""
+    begun, found, launcher = set(), set(), launcher_above()
+    for folder in pathlib.Path("/proc").glob("[0-9]*") if launcher else ():
+        with contextlib.suppress(OSError, TypeError):  # of another user, or it has ended
+            if launcher_above(int(folder.name)) == launcher:
+                words = (folder / "environ").read_text(errors="replace").split("\0")
+                _, _, number = started_by(dict(word.split("=", 1) for word in words if "=" in word))
+                found.add(number)
+                begun |= {number} if "libmpi" in (folder / "maps").read_text(errors="replace") else set()
+    return begun, found - begun
+
+
+def _say(line):
+    print(f"fedmpi: {line}", file=sys.stderr, flush=True)

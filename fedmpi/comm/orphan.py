@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
 import signal
@@ -17,14 +18,18 @@ OUTLIVES = 4.0  # seconds by which a rank may outlive its launcher, so that a ra
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 
 
-def end_with_launcher():
+@functools.cache
+def end_with_launcher(process):
     """Let this process end when the launcher that started it on this node has ended, however that was; on Linux.
+
+    Args:
+        process: this one's number; the second call in a process does nothing.
 
     A launcher that is killed cannot end its ranks, and those would train on without it.
     """
     if not sys.platform.startswith("linux"):
         return
-    launcher = _launcher()
+    launcher = launcher_above()
     if launcher is None:
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -34,9 +39,16 @@ def end_with_launcher():
         threading.Thread(target=_end_after, args=(watched,), name="launcher", daemon=True).start()
 
 
-def _launcher():
-    """The process that started this one as a rank, directly or through scripts; None if there is none."""
-    return next((process for process, name in ancestors() if name in LAUNCHERS), None)
+def launcher_above(process=None):
+    """The process that started one (by default this one) as a rank, directly or not; None if there is none."""
+    return next((above for above, name in ancestors(process) if name in LAUNCHERS), None)
+
+
+def started_directly():
+    """Whether a launcher started this process, and not a Python program that may be a rank itself."""
+    names = [name for _, name in ancestors()]
+    first = next((position for position, name in enumerate(names) if name in LAUNCHERS), None)
+    return first is not None and not any(name.startswith("python") for name in names[:first])
 
 
 def _end_after(watched):

@@ -41,9 +41,35 @@ def _is_here(machine, process, start):
     return machine == describe_process()[0] != 0 and stat is not None and stat[1:] == (process, start)
 
 
-def ancestors():
-    """Yield (number, name) of the processes above this one, its parent first; nothing where /proc does not say it."""
-    process = os.getppid()
+# Who started the process -> (variable with the number of processes started, variable with the number of this one). The
+# innermost launcher comes first: ranks of an mpirun inside a SLURM job also inherit SLURM's variables from its daemon.
+LAUNCHERS = {
+    "the launcher": ("PMI_SIZE", "PMI_RANK"),  # MPICH and its relatives, srun --mpi=pmi2
+    "mpirun of Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    "flux run": ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    "the launcher of PALS": ("", "PALS_RANKID"),
+    "torchrun or a relative": ("WORLD_SIZE", "RANK"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    "the launcher of PMIx": ("", "PMIX_RANK"),
+}
+
+
+def started_by(environment=os.environ):
+    """(the launcher of a process, how many processes it started or more, the number of this one)."""
+    found = []
+    for launcher, names in LAUNCHERS.items():
+        size, number = (environment.get(name, "") for name in names)
+        if number.isdigit():
+            is_known = size.isdigit()
+            at_least = int(size) if is_known else int(number) + 1
+            found.append((not is_known, f"{launcher} ({names[not is_known]})", at_least, int(number)))
+    # The first that says how many there are; if none does, there are those up to this one.
+    return min(found, key=lambda one: one[0], default=(True, "no launcher", 1, 0))[1:]
+
+
+def ancestors(process=None):
+    """Yield (number, name) of the processes above one, by default this one, its parent first; on Linux."""
+    process = os.getppid() if process is None else int(_read_stat(process)[1][_PARENT])
     while process > 1 and (found := _read_stat(process)) is not None:
         name, fields = found
         yield process, name

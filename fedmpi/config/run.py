@@ -147,7 +147,7 @@ class RunSettings:
     )
     threads: int | None = setting(
         None,
-        "CPU threads per rank; default: cores of the node divided by its number of ranks",
+        "CPU threads per rank; default: OMP_NUM_THREADS, SLURM_CPUS_PER_TASK, or the node's cores divided by its ranks",
         least=1,
         most=1024,
         role="speed",

@@ -9,7 +9,7 @@ import torch
 
 from fedmpi.comm.binding import near_cores
 from fedmpi.comm.device import device_key, pick_device
-from fedmpi.comm.host import share_of_cores, usable_cores
+from fedmpi.comm.host import choose_threads, usable_cores
 from fedmpi.errors import UserError
 from fedmpi.membership.equality import versions
 
@@ -66,7 +66,7 @@ def describe_rank(link, device):
         leader=leader,
         cores=usable_cores(),
         cores_online=os.cpu_count() or 1,
-        threads=share_of_cores(link),
+        threads=choose_threads(link)[0],
         device=name,
         device_key=key,
         device_error=error,

@@ -1,6 +1,7 @@
 """`open_link`: the ranks meet, and none of them waits forever for one that is stuck or ends."""
 
 import numbers
+import os
 import sys
 import threading
 import time
@@ -9,9 +10,12 @@ import torch
 
 from fedmpi.comm.abort import abort
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.launch import OUTPUT_SECONDS, started_by
+from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.meeting import wait_for_all
 from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.mpi_library import begin
+from fedmpi.comm.orphan import end_with_launcher
+from fedmpi.comm.process import started_by
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT
 from fedmpi.errors import UserError
 from fedmpi.membership.exits import forget, guard_exits
@@ -19,21 +23,33 @@ from fedmpi.membership.exits import forget, guard_exits
 TIMEOUT = 1800.0  # seconds, at every door
 
 
-def open_link(comm=None, timeout=TIMEOUT):
+def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     """The `Link` of an mpi4py communicator, or of all ranks. Collective.
 
     Until `close_link`, the job ends with one line and an exit code that is not 0 if a rank makes the others wait for
-    longer than `timeout` seconds, or ends; see `fedmpi.membership.exits`.
+    longer than `timeout` seconds, or ends; see `fedmpi.membership.exits`. A rank ends when its launcher has ended.
+
+    Args:
+        check: called with the link; a UserError that it raises ends this process with one line and exit code 2.
 
     Raises:
         UserError: if `comm` or `timeout` is not what is expected.
     """
+    end_with_launcher(os.getpid())
     is_number = isinstance(timeout, numbers.Real) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
     given, timeout = timeout, timeout if is_number else TIMEOUT
+    begin(timeout + GRACE)
     missing = wait_for_all(comm, timeout + GRACE)
     if missing is not None:
         _end_opening(comm, timeout, *missing)
     link = MPILink(comm)
+    try:
+        check(link)
+    except UserError as error:
+        if str(error):
+            print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(2)  # at once, so that a launcher can end the others before they say it, too
     link.watch(timeout)
     guard_exits(link)
     agree(link, lambda: _check_timeout(given, is_number))

@@ -11,6 +11,7 @@ import torch
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
+from fedmpi.comm.host import choose_threads, library_threads
 from fedmpi.errors import UserError
 from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan
@@ -51,6 +52,7 @@ class OwnLoop:
         choices: a `Choices`.
 
     Attributes:
+        rank, size: number of this rank, and how many there are.
         federation: the `Federation`.
         averaged: whether the last step ended with an average: all ranks have the same model then.
         round_loss: mean loss of the last round over all clients; nan if unknown.
@@ -68,7 +70,9 @@ class OwnLoop:
         choices: Choices,
     ) -> None:
         self._link, self._flat = link, flat
+        self.rank, self.size = link.rank, link.size
         agree(link, check_alone)
+        self._threads = _take_share_of_cores(link)
         weights = link.allgather([weight])[:, 0]
         if not (weights > 0).all():
             raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
@@ -210,6 +214,7 @@ class OwnLoop:
         differs = difference(self._link, texts)
         if differs and self._link.rank == 0:
             log.warning(f"{differs}: integer and complex buffers are not averaged")
+        torch.set_num_threads(self._threads or torch.get_num_threads())
         close_link(self._link)
 
     def state_dict(self) -> dict[str, Any]:
@@ -425,6 +430,22 @@ def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str
             link.allreduce(moves)
             part.of(flat.buffers).copy_(first + moves / total)
     return places, own
+
+
+def _take_share_of_cores(link: Any) -> int | None:
+    """Set torch's threads to this rank's share, if nobody has set them and all ranks would use all cores.
+
+    Returns:
+        how many there were before, if they were changed.
+    """
+    threads, before = choose_threads(link)[0], int(torch.get_num_threads())
+    if threads >= before or before not in library_threads():
+        return None
+    torch.set_num_threads(threads)
+    if link.rank == 0:
+        hint = "torch.set_num_threads or OMP_NUM_THREADS choose otherwise"
+        log.warning(f"torch uses {threads} of its {before} threads on this rank, its share of the cores: {hint}")
+    return before
 
 
 def _take_rank_0s(link: Any, tensor: torch.Tensor) -> None:

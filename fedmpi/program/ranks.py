@@ -7,9 +7,7 @@ import sys
 import time
 import traceback
 
-from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
-from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.exits import forget
@@ -33,14 +31,12 @@ def run_program(program, arguments, check=check_launch):
     """
     make_output_safe()
     print_log()
-    end_with_launcher()
     atexit.register(gc.freeze)  # then Python ends without a search for garbage in all of torch: 0.3 s of each rank
-    link = _make_link()
+    link = _make_link(check)
     if link.rank == 0:
         write_past_launcher()
     wants_traceback = "--traceback" in arguments
     try:
-        agree(link, lambda: check(link))
         program(arguments, link)
         _leave(link, 0)
     except AgreedUserError as error:
@@ -57,10 +53,10 @@ def run_program(program, arguments, check=check_launch):
         end_at_once(link, error, wants_traceback)
 
 
-def _make_link():
+def _make_link(check):
     """The link of all ranks; ends the job if one of them has died before."""
     try:
-        return open_link()
+        return open_link(check=check)
     except UserError as error:  # MPI is finalized, or not there
         print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedmpi.comm.agreement import agree, check_equal, share
 from fedmpi.comm.binding import bind_to_near_cores
 from fedmpi.comm.device import pick_device, set_arithmetic, warn_if_shared
-from fedmpi.comm.host import keep_freed_memory, share_of_cores
+from fedmpi.comm.host import choose_threads, keep_freed_memory
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
 from fedmpi.comm.survivors import why_unavailable
@@ -102,7 +102,7 @@ def prepare(config, link):
     agree(link, lambda: check_launch(link, run.ranks))
     agree(link, check_alone)
     keep_freed_memory()
-    torch.set_num_threads(run.threads or share_of_cores(link))
+    torch.set_num_threads(choose_threads(link, run.threads)[0])
     set_arithmetic(run.tf32, run.deterministic)
     link.transport = run.transport
     if run.on_loss == "continue":

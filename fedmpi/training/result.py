@@ -8,6 +8,7 @@ import tempfile
 
 import torch
 
+from fedmpi.comm.host import choose_threads
 from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
@@ -194,7 +195,9 @@ def closing_table(job, record, metrics, result, facts):
         facts: name -> text of further lines.
     """
     context, link, seconds, num_threads = job.context, job.link, record["seconds"], torch.get_num_threads()
+    _, chosen_by = choose_threads(link, job.config.run.threads)
     where = f"{context.device}{', data in host memory' if job.task.is_on_host else ''}"
+    where = f" ({chosen_by}), {where}" if chosen_by else f", {where}"
 
     def share(part):
         return f"{part:.2f} s ({100 * part / seconds:.0f} %)"
@@ -204,7 +207,7 @@ def closing_table(job, record, metrics, result, facts):
             ("algorithm", command_name(type(job.config.algorithm))),
             ("clients", f"{context.num_clients} on {link.size} ranks"),
             *_lost(job),
-            ("each rank", f"{num_threads} thread{'s' if num_threads > 1 else ''}, {where}"),
+            ("each rank", f"{num_threads} thread{'s' if num_threads > 1 else ''}{where}"),
             ("parameters", f"{job.flat.dim:,}"),
             (
                 "rounds",

@@ -7,16 +7,24 @@ import time
 
 # Signal -> the bit with which a rank reports it to the others (`Federation.requests`).
 SIGNALS = {signal.SIGINT: 1, signal.SIGTERM: 2, signal.SIGUSR1: 4}
+# These only if they would end the program: not if the user ignores (nohup) or handles them.
+SIGNALS |= {signal.SIGHUP: 64, signal.SIGUSR2: 128, signal.SIGXCPU: 256}  # 8 to 32: `fedmpi.checkpoints.writer`
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 SAME_KEY_PRESS = 1.0  # seconds in which both the terminal and the launcher may pass on the same Ctrl-C
 
 
 _remembered = 0  # bits of the signals that came before there was a `StopSignals`
 
 
-def remember_signals():
-    """Remember SIGTERM and SIGUSR1 from now on, for the next `StopSignals`; Ctrl-C still ends the program at once."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _remember)
+def remember_signals(numbers=WARNINGS):
+    """Remember some signals from now on, for the next `StopSignals`; Ctrl-C still ends the program at once."""
+    for number in numbers:
+        if _may_take(number):
+            signal.signal(number, _remember)
+
+
+def _may_take(number):
+    return SIGNALS[number] < 8 or signal.getsignal(number) in (signal.SIG_DFL, _remember)
 
 
 def _remember(number, frame):
@@ -25,7 +33,7 @@ def _remember(number, frame):
 
 
 class StopSignals:
-    """A context in which SIGINT, SIGTERM and SIGUSR1 are only remembered.
+    """A context in which the signals of `SIGNALS` are only remembered.
 
     A second SIGINT some time after the first one raises KeyboardInterrupt: the user does not want to wait. Python lets
     only the main thread handle signals: in any other thread, nothing is remembered.
@@ -39,7 +47,7 @@ class StopSignals:
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._remember) for number in filter(_may_take, SIGNALS)}
         self.bits |= _remembered
         return self
 

@@ -29,7 +29,7 @@ def test_ranks_that_do_not_find_each_other(slurm, tmp_path, kind):
     line = f"srun --mpi={kind} python -m mpi4py -m fedmpi.train"
     job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=TWO))
     assert job.code != 0 and not (tmp_path / "runs").exists()
-    if kind == "pmix":  # MPICH itself fails at it, or SLURM, where it has no PMIx
+    if kind == "pmix" and job.code != 2:  # SLURM itself fails at it, where it has no PMIx
         assert re.search("PMIx|pmix", job.log), job.log
         return
     assert job.code == 2, job.log

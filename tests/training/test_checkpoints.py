@@ -657,6 +657,20 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR2", "SIGXCPU"])
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN, lambda *_: None], ids=["default", "ignored", "own"])
+def test_other_signals_stop_a_run_unless_the_user_decides_otherwise(name, before):
+    number, taken = getattr(signal, name), before == signal.SIG_DFL
+    usual = signal.signal(number, before)
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(number)
+        assert stopping_signal(signals.bits) == (name if taken else None)
+        assert signal.getsignal(number) == before
+    finally:
+        signal.signal(number, usual)
+
+
 LONG = ("--clients", 4, "--local-steps", 3, "--rounds", 60, "--eval-every", 20, "--transport", "shared", "--threads", 1)
 
 
