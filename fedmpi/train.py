@@ -132,12 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say_starting(sys.argv[1:])
     from fedmpi.program.ranks import run_program
 
-    def program(words: list[str], link: Any) -> None:
-        if arguments is None:
-            remember_signals((signal.SIGTERM, signal.SIGHUP))  # until MPI has begun, they end the process
-        _run(words, link)
-
-    run_program(program, sys.argv[1:] if arguments is None else list(arguments))
+    if arguments is None:  # until MPI has begun, these signals end the process
+        run_program(_run, sys.argv[1:], begun=lambda: remember_signals((signal.SIGTERM, signal.SIGHUP)))
+    else:
+        run_program(_run, list(arguments))
 
 
 def _run(arguments: list[str], link: Any) -> None:

@@ -16,7 +16,7 @@ from fedmpi.program.output import make_output_safe, print_log, write_past_launch
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
-def run_program(program, arguments, check=check_launch):
+def run_program(program, arguments, check=check_launch, begun=lambda: None):
     """Run `program(arguments, link)` and end the process with the right exit code.
 
     Errors that are raised on all ranks end them in order: `AgreedUserError` with exit code 2, `Diverged`
@@ -28,6 +28,7 @@ def run_program(program, arguments, check=check_launch):
 
     Args:
         check: called with the link before the program; it raises a `UserError` if the ranks did not find each other.
+        begun: called after that, without arguments.
     """
     make_output_safe()
     print_log()
@@ -37,6 +38,7 @@ def run_program(program, arguments, check=check_launch):
         write_past_launcher()
     wants_traceback = "--traceback" in arguments
     try:
+        begun()
         program(arguments, link)
         _leave(link, 0)
     except AgreedUserError as error:
