@@ -305,7 +305,8 @@ class HDF5Source(Source):
             if not isinstance(column, h5py.Dataset) or column.shape != (len(self.labels[split]),):
                 columns = ", ".join(sorted(set(file[split]) - {"images"}))
                 raise UserError(
-                    f"{self.path}: has no column {split}/{name} with one value per sample; {split} contains {columns}"
+                    f"{self.path}: has no column {split}/{name} with one value per sample; {split} contains {columns} "
+                    f"(of a table's words, it contains those that data prepare was told to --keep)"
                 )
             return column[:]
 

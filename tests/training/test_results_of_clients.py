@@ -34,7 +34,7 @@ def hospitals(tmp_path_factory):
             lines.writerow(
                 [*values.round(3), draw.choice(list(HOSPITALS), p=list(HOSPITALS.values())), values.sum() > 0]
             )
-    data_program(folder, "prepare", "patients", "--from", "patients.csv", "--data-dir", ".")
+    data_program(folder, "prepare", "patients", "--from", "patients.csv", "--data-dir", ".", "--keep", "hospital")
     split = ("--partition", "column", "--partition.by", "hospital", "--clients", "3")
     assert "Bonn" in data_program(folder, "partition", "patients.h5", *split, "--write", "silo_{client}.h5")
     return folder
