@@ -1,6 +1,6 @@
 """Where the time of a round goes.
 
-The parts are timed from outside: wrappers around the algorithm, the link and the oracles take the
+The parts are timed from outside: wrappers around the algorithm, the reports, the sums and the oracles take the
 time of their methods. On a GPU its own events take it: nothing waits for them before the end of a round.
 """
 
@@ -16,7 +16,7 @@ ALGORITHM_METHODS = ("start", "server_start", "client_start", "download", "local
 ORACLE_PARTS = {
     "draw": "data", "draw_first": "data", "whole": "data", "gradient": "gradient", "gradient_pair": "gradient",
 }  # fmt: skip
-LINK_PARTS, STORE_PARTS = {"allgather": "waiting"}, {"average": "communication"}
+REPORT_PARTS, STORE_PARTS = {"exchange": "waiting"}, {"average": "communication"}
 
 
 def break_down(rounds, seconds):
@@ -32,9 +32,10 @@ def break_down(rounds, seconds):
     """
     clock = _Clock()
     federation = rounds.federation
-    algorithm, link, store = federation.algorithm, federation.link, federation.store
+    algorithm, reports, store = federation.algorithm, federation.reports, federation.store
+    link = federation.link
     oracles = [client.oracle for client in federation.clients]
-    federation.algorithm, federation.link = _TimedAlgorithm(algorithm, clock), _Timed(link, clock, LINK_PARTS)
+    federation.algorithm, federation.reports = _TimedAlgorithm(algorithm, clock), _Timed(reports, clock, REPORT_PARTS)
     federation.store = _Timed(store, clock, STORE_PARTS)
     for client, oracle in zip(federation.clients, oracles):
         client.oracle = _Timed(oracle, clock, ORACLE_PARTS)
@@ -46,7 +47,7 @@ def break_down(rounds, seconds):
         for _ in range(number - 1):
             clock.round(rounds.run)
     finally:
-        federation.algorithm, federation.link, federation.store = algorithm, link, store
+        federation.algorithm, federation.reports, federation.store = algorithm, reports, store
         for client, oracle in zip(federation.clients, oracles):
             client.oracle = oracle
     parts = {part: spent / number for part, spent in clock.seconds.items()}

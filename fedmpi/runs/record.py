@@ -63,6 +63,7 @@ METRICS = _table(
     Field("distortion", "distortion", less_is_better=True),
     Field("distance", "distance to the solution", less_is_better=True),
     Field("gap", "gap", less_is_better=True),
+    Field("gradient_norm", "norm of the gradient", less_is_better=True),
 )
 CLIENTS_KEY = "clients"  # in a record: metric -> a list with each client's value, nan if it has none
 TABLES_KEY = "tables"  # in a record: metric -> {"classes": names, "values": a vector or matrix as nested lists}

@@ -174,7 +174,7 @@ def test_the_breakdown_accounts_for_the_round_and_leaves_no_trace():
     link = MPILink()
     rounds = Rounds(link, [*arguments_of("fashion"), "--algorithm", "fafed", "--clients", "2", "--threads", "1"])
     federation = rounds.federation
-    before = federation.algorithm, federation.link, [client.oracle for client in federation.clients]
+    before = federation.algorithm, federation.reports, [client.oracle for client in federation.clients]
     begun, first = time.perf_counter(), federation.round_index
     parts = break_down(rounds, seconds=0.01)
     spent = time.perf_counter() - begun
@@ -182,7 +182,7 @@ def test_the_breakdown_accounts_for_the_round_and_leaves_no_trace():
     assert list(parts) == ["gradient", "update", "data", "communication", "waiting", "overhead"]
     assert all(seconds > 0 for seconds in parts.values())
     assert parts["gradient"] > parts["update"] and parts["gradient"] > parts["data"]
-    assert before == (federation.algorithm, federation.link, [client.oracle for client in federation.clients])
+    assert before == (federation.algorithm, federation.reports, [client.oracle for client in federation.clients])
     x = federation.server.x.clone()
     rounds.communicate()
     rounds.evaluate_gradients()
