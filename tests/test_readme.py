@@ -141,7 +141,7 @@ def test_the_readme_runs_in_order_from_an_empty_folder(tmp_path):
 
 
 def shape_of(output):
-    """The lines of an output with every number, and the kinds of bytes and counts, as #; threads may be chosen outside."""
+    """The lines of an output with every number, and the kinds of bytes and counts, as #."""
     output = output.replace(" (OMP_NUM_THREADS)", "")
     return [re.sub(r"[\d.,]+|\b[KM]iB\b|Allreduces?", "#", line) for line in output.splitlines() if line.strip()]
 

@@ -306,7 +306,7 @@ class HDF5Source(Source):
                 columns = ", ".join(sorted(set(file[split]) - {"images"}))
                 raise UserError(
                     f"{self.path}: has no column {split}/{name} with one value per sample; {split} contains {columns} "
-                    f"(of a table's words, it contains those that data prepare was told to --keep)"
+                    "(data prepare --keep NAME stores a column of words)"
                 )
             return column[:]
 

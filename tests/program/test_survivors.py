@@ -83,8 +83,7 @@ def planned(tmp_path, absent, *settings):
             marks=pytest.mark.slow,
         ),
         # Only before a first loss is the number of agreements the same in every run.
-        # Rank 0 has two clients: two turns in round 1, two in round 2 until a rank is lost, and two when it is repeated.
-        (4, "2@agree:17 1@shrink:1 0@turn:7", ["1@1", "2@1", "0@2"], ()),
+        (4, "2@agree:17 1@shrink:1 0@record:2", ["1@1", "2@1", "0@2"], ()),
         (3, "0@save:1", [], ()),
     ],
     ids=["rank_0", "two_at_once", "all_but_one", "at_the_end"],
