@@ -45,7 +45,7 @@ that a method reaches a value is confirmed if every seed reaches it.
 
 A claim that a method ends worse in one place than in another is confirmed if it is clearly worse there.
 
-Claims are judged by what the paper's figure or table shows: those of the momentum paper by the test loss (Figures 1, 3,
+Claims are judged by what the paper's figure or table shows: those of Cheng et al. by the test loss (Figures 1, 3,
 5 and 7) and the test accuracy (2, 4, 6 and 8). Until commit bf9c264c most of them were judged by the training loss.
 FAFedZO's whole objective, which has a verdict here, is no curve of its paper.
 

@@ -17,7 +17,7 @@ from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
 from fedmpi.text import format_table
 
-NOISE = 8.0  # s of the momentum paper's methods: so large that the noise dominates and the weight is below 1
+NOISE = 8.0  # s for FedAvg-M and its relatives: so large that the noise dominates and the weight is below 1
 LOCAL = 0.02  # their ηK / γ
 EPSILONS, BUDGET = (0.28, 0.2, 0.14, 0.1), 6400  # of first hits: ε, and local steps
 DRIFT = (0.4, 0.2, 0.1, 0.05)  # β of FedAvg-M with exact gradients
@@ -64,7 +64,7 @@ MOMENTUM = {  # class, factor k, γ/k of β, N, S, K
 
 
 def momentum(method, R, N=4, S=None, K=4):
-    """A `Trial` of one of the momentum paper's methods: β and B of the theorem, γ = k times its γ without the cap."""
+    """A `Trial` of FedAvg-M or one of its relatives: β and B of the theorem, γ = k times its γ without the cap."""
     S = S or N
     problem = Slow(noise=NOISE).problem(N)
     constants = {"L": 1, "Delta": problem.Delta, "sigma": NOISE, "N": N, "K": K, "R": R}
