@@ -29,7 +29,12 @@ def prepare(folder, frame, *words, name="t", ending="csv"):
         path.write_bytes(frame.encode() if isinstance(frame, str) else frame)
     else:
         frame.to_csv(path, index=False)
-    main([str(word) for word in ("prepare", name, "--from", path, "--data-dir", folder, "--force", *words)])
+    return prepared(folder, path, *words, name=name)
+
+
+def prepared(folder, origin, *words, name="t"):
+    """(the source, what was decided) after `data prepare` of a file or folder."""
+    main([str(word) for word in ("prepare", name, "--from", origin, "--data-dir", folder, "--force", *words)])
     with h5py.File(folder / f"{name}.h5") as file:
         return HDF5Source(folder / f"{name}.h5"), json.loads(file.attrs["account"])
 

@@ -1,22 +1,11 @@
 """Images and arrays: depth, modes, axes and classes are kept, or named in one line."""
 
-import json
-
-import h5py
 import numpy as np
 import pytest
-
-from fedmpi.data.__main__ import main
-from fedmpi.data.source import HDF5Source
+from test_columns import prepared as prepare
 
 DRAW = np.random.default_rng(0)
 Image = pytest.importorskip("PIL.Image")
-
-
-def prepare(folder, origin, *words, name="t"):
-    main([str(word) for word in ("prepare", name, "--from", origin, "--data-dir", folder, "--force", *words)])
-    with h5py.File(folder / f"{name}.h5") as file:
-        return HDF5Source(folder / f"{name}.h5"), json.loads(file.attrs["account"])
 
 
 def refused(capsys, folder, origin, *words):
