@@ -199,3 +199,10 @@ def test_wrong_names_of_metrics_are_one_line(tmp_path):
         fedmpi.train(task={"name": "classification", "metrics": "aurocc"}, rounds=1, out=tmp_path)
     with pytest.raises(UserError, match="specificity is of two classes, and the data have 10"):
         fedmpi.train(task={"name": "classification", "metrics": "specificity"}, rounds=1, out=tmp_path)
+
+
+def test_one_data_set_without_test_data_is_evaluated(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(10, 5, generator=draw), torch.arange(10) % 2)
+    run = fedmpi.train(data=[data], model=torch.nn.Linear(5, 2), rounds=1, threads=1, out=tmp_path)
+    assert run.final["train_loss"] > 0 and "test_loss" not in run.final
