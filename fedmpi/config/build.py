@@ -29,7 +29,7 @@ from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.algorithms.fafed import FAFED
-from fedmpi.config.foreign_names import OF_FAFED, our_name
+from fedmpi.config.foreign_names import OF_FAFED, our_name, similar
 from fedmpi.config.grammar import (
     FLAGS,
     SHORT,
@@ -211,7 +211,7 @@ def _unknown(key, settings, classes, others):
     group, _, name = key.rpartition(".") if key.startswith(f"{STAGES}.") else key.partition(".")
     if group not in classes or not name:
         every = [*settings, *CHOICES, STAGES, *FLAGS, *SWITCHES, *SHORT]
-        raise UserError(f"unknown setting {key}{nearest(key, every)}; --help lists them{others}")
+        raise UserError(f"unknown setting {key}{similar(key, every)}; --help lists them{others}")
     if classes[group] is None:
         raise UserError(f"unknown setting {key}: choose the {group} by name first (--{group} NAME){others}")
     if key in OF_FAFED and issubclass(classes["algorithm"], FAFED):

@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, check_equal
-from fedmpi.config.foreign_names import our_names
+from fedmpi.config.foreign_names import our_names, similar
 from fedmpi.errors import UserError
 from fedmpi.federation.private import matching
 from fedmpi.membership.equality import check_same_model, check_software
@@ -104,6 +104,6 @@ def known_settings(owner: str, cls: Any, names: Collection[str], settings: dict[
             known = {f"algorithm.{one}" for one in names}
             ours = [one for one in our_names(name, known, owner.rpartition(" ")[2]) if one in known]
             said = " or ".join(one.removeprefix("algorithm.") for one in ours)
-            hint = f"; its name in fedmpi is {said}" if said else nearest(name, names)
+            hint = f"; its name in fedmpi is {said}" if said else similar(name, names)
             raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
     return {name: current_value(cls, name, value) for name, value in settings.items()}

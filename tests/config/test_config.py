@@ -188,6 +188,25 @@ def test_every_answer_is_a_setting():
         ("fedavg --epochs_per_round", "--local_epochs (more"),
         ("fedavg --centralised", "use --clients 1"),
         ("fedavg --local_only", "use --clients 1 and its own --data"),
+        (
+            "fedavg --beta_1",
+            "--algorithm.first_moment_decay or --algorithm.momentum (the clients', or the server's), which",
+        ),
+        ("fedadam --lr", "--algorithm.step_size or --algorithm.server_step_size (the clients', or the server's)"),
+        ("fedavg --lr", ": its name in fedmpi is --algorithm.step_size (more"),
+        ("diloco --server_momentum", ": its name in fedmpi is --algorithm.momentum (more"),
+        ("local_adam --server_momentum", "unknown setting server_momentum; --help"),  # its momentum is the clients'
+        ("diloco --server_adapt_param", "unknown setting server_adapt_param; --help"),  # its epsilon is the clients'
+        ("local_adam --adam_beta1", ": its name in fedmpi is --algorithm.momentum (more"),
+        ("fedadam --adam_beta1", "unknown setting adam_beta1; --help"),  # its momentum is the server's
+        ("fedadam --adam_epsilon", "unknown setting adam_epsilon; --help"),
+        ("fedprox --mu", ": its name in fedmpi is --algorithm.proximal_weight (more"),
+        ("fafedzo --mu", ": its name in fedmpi is --oracle.smoothing (more"),
+        ("fedavg --num_epochs", "--epochs or --local_epochs (in the whole run, or in a round)"),
+        ("fedavg --aggregator", ": its name in fedmpi is --algorithm or --aggregation (more"),
+        ("fedavg --dirichlet_alpha", "--partition.concentration, of --partition dirichlet (more"),
+        ("fedavg --min_clients", "unknown setting min_clients; --help"),  # not --clients
+        ("fedavg --max_steps", "unknown setting max_steps; --help"),  # not --local_steps
     ],
 )
 def test_the_answer_to_a_foreign_name_depends_on_the_algorithm(words, answer):
