@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import tempfile
 
 import pytest
 import torch
-from helpers import ROOT, disk_of, execute, train, wait_for
+from helpers import ROOT, disk_of, execute, launch_words, train, wait_for
 from tensorboard.backend.event_processing import event_accumulator
 
 import fedmpi
@@ -63,6 +64,33 @@ def test_a_machine_without_mpi(program):
 def test_output_to_a_full_disk_does_not_end_the_run(tmp_path):
     assert shell(f"{JOB} --out {tmp_path} --name it > /dev/full 2>&1").returncode == 0
     assert outcome(tmp_path / "it") == "complete"
+
+
+def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path):
+    """MPICH's launcher dies of it, so the ranks write behind what it has written."""
+    with disk_of(tmp_path / "small", "4k") as folder:
+        job = f"mpirun -np 2 {JOB} --local-steps 1 --rounds 80 --out {tmp_path} --name it"
+        ended = shell(f"{job} > {folder}/log 2>&1")
+        lines = (folder / "log").read_text().splitlines()[:-1]
+    assert ended.returncode == 0 and outcome(tmp_path / "it") == "complete"
+    assert lines[0].endswith("is starting") and len(lines) > 40
+    assert [line.split("/")[0] for line in lines[1:]] == [f"round {number}" for number in range(1, len(lines))]
+
+
+def test_a_text_for_a_full_disk_is_one_line_instead(any_mpi):
+    command, variables = launch_words(2, "-m", "fedmpi.train", "--print_config", mpi=any_mpi)
+    ended = shell(f"{shlex.join(command)} > /dev/full", env=variables)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[0] == (
+        "fedmpi: error: standard output: cannot be written: No space left on device"
+    )
+
+
+@pytest.mark.parametrize("words", ["data show --help", "sweep --help", "evaluate --help"])
+def test_a_help_text_for_a_full_disk_is_one_line_instead(words):
+    job = f"{sys.executable} -m fedmpi.{words}"
+    ended = shell(f"{job} > /dev/null; echo $?; {job} > /dev/full; echo $?")
+    assert ended.stdout.split() == ["0", "2"] and len(ended.stderr.splitlines()) == 1, ended.stderr
 
 
 @pytest.mark.parametrize(
