@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 
+import h5py
+import numpy as np
 import pytest
 import torch
 from helpers import ROOT, disk_of, execute, launch_words, train, wait_for
@@ -103,6 +105,32 @@ def test_any_alphabet_will_do(alphabet):
     ended = subprocess.run(words, env={**os.environ, **alphabet}, cwd=ROOT, capture_output=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
     assert rb"\u03b7" in ended.stdout
+
+
+def test_a_file_system_without_locks(tmp_path):
+    """Calls for locks fail as on NFS without lockd. A silo's file is a view of another one."""
+    library, source = (
+        tmp_path / "locks.so",
+        "#include <errno.h>\nint {}(int file, int what) {{ errno = ENOLCK; return -1; }}",
+    )
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    (tmp_path / "locks.c").write_text(source.format("flock"))
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "locks.c"], check=True)
+    with h5py.File(tmp_path / "data.h5", "w") as data, h5py.File(tmp_path / "silo_0.h5", "w") as silo:
+        for split in ("train", "test"):
+            data[f"{split}/images"] = np.zeros((20, 4), "float32")
+            silo[f"{split}/labels"] = np.arange(20) % 2
+            layout = h5py.VirtualLayout((20, 4), "float32")
+            layout[:] = h5py.VirtualSource("data.h5", f"{split}/images", (20, 4))
+            silo.create_virtual_dataset(f"{split}/images", layout)
+        silo.attrs["num_classes"] = 2
+    job = f"{JOB.replace('30', '2')} --clients 1 --data 'silo_{{client}}.h5' --model mlp --name it --resume auto"
+    job = f"{job} && {job} --rounds 4"
+    ended = execute(["bash", "-c", job], cwd=tmp_path, env={"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0 and len(read_run(tmp_path / "runs/it").records) == 4, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if "no locks" in line]
+    assert lines == ["fedmpi: runs: this file system has no locks: two jobs notice each other within 40 s"] * 2
 
 
 @pytest.fixture
