@@ -147,8 +147,7 @@ def _run(arguments: list[str], link: Any) -> None:
 
     config = read_config(arguments, link)
     if isinstance(config, str):
-        if link.rank == 0:
-            show(config)
+        show(link, config)
         return
     for note in config.notes if link.rank == 0 else ():
         log.warning(note)

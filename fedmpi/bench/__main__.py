@@ -8,6 +8,7 @@ from fedmpi.bench.parts import PARTS
 from fedmpi.bench.workloads import WORKLOADS
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.program.output import check_output
 from fedmpi.program.parser import Parser
 from fedmpi.program.ranks import run_program, show
 
@@ -70,10 +71,11 @@ def _positive(text):
 
 def _run(arguments, link):
     chosen = agree(link, lambda: read_arguments(arguments))
-    if not isinstance(chosen, str):
+    if isinstance(chosen, str):
+        show(link, chosen)
+    else:
         Benchmark(chosen, link).run()
-    elif link.rank == 0:
-        show(chosen)
+        agree(link, check_output)
 
 
 if __name__ == "__main__":

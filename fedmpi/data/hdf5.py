@@ -1,6 +1,7 @@
 """Opening HDF5 files, which may come from strangers: damaged ones, and those that refer to other files."""
 
 import contextlib
+import errno
 import pathlib
 
 import h5py
@@ -18,9 +19,19 @@ def readable(path):
     Raises:
         UserError: if the file is not HDF5, or is truncated or damaged.
     """
-    with attempt("read as HDF5", path, *HDF5_ERRORS), h5py.File(path) as file:
+    with attempt("read as HDF5", path, *HDF5_ERRORS), _open(path) as file:
         _check_own(path, file, pathlib.Path(path).parent.resolve(), {pathlib.Path(path).resolve()})
         yield file
+
+
+def _open(path):
+    """An open HDF5 file, without a lock on a file system that has none."""
+    try:
+        return h5py.File(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        return h5py.File(path, locking=False)
 
 
 def files_of(path):
@@ -74,7 +85,7 @@ def _check_virtual(where, item, folder, files):
             raise UserError(f"{where} is a view of {source.file_name}, which is missing: its samples would be 0")
         if file not in files:  # it may refer to others in turn
             files.add(file)
-            with h5py.File(file) as other:
+            with _open(file) as other:
                 _check_own(file, other, folder, files)
 
 

@@ -72,8 +72,7 @@ def read_arguments(arguments):
 def _run(arguments, link):
     read = agree(link, lambda: read_arguments(arguments))
     if isinstance(read, str):
-        if link.rank == 0:
-            show(read)
+        show(link, read)
         return
     options, config = read
     agree(link, lambda: _check_launch(link, options.json, config.run.ranks))
@@ -93,8 +92,7 @@ def _run(arguments, link):
     for name, speed in speeds.items():
         text = f"{speed['bandwidth'] / 1e9:.3g} GB/s, {1e6 * speed['latency']:.3g} us a message"
         checks.append(Check(f"link {name}", OK, text))
-    if link.rank == 0:
-        show(_as_json(ranks, checks, speeds) if options.json else _as_tables(ranks, checks, used))
+    show(link, _as_json(ranks, checks, speeds) if options.json else _as_tables(ranks, checks, used))
     failed = [check.name for check in checks if check.state == FAILED]
     if failed:
         word = "check" if len(failed) == 1 else "checks"
@@ -112,7 +110,7 @@ def _check_launch(link, as_json, expected=None):
         check_launch(link, expected)
     except UserError as error:
         if as_json and link.rank == 0 and str(error):
-            show(_as_json([], [Check("ranks", FAILED, str(error), LAUNCH_ADVICE)], {}))
+            print(_as_json([], [Check("ranks", FAILED, str(error), LAUNCH_ADVICE)], {}), flush=True)
         raise
 
 

@@ -34,22 +34,20 @@ def make_parser():
 def _run(arguments, link):
     """The program. Collective on the link."""
     words = agree(link, lambda: _words(arguments))
-    config = read_config(words, link)
+    config = words if isinstance(words, str) else read_config(words, link)
     if isinstance(config, str):
-        if link.rank == 0:
-            show(config)
+        show(link, config)
         return
     agree(link, lambda: _check(config))
     job = prepare(config, link)
     metrics = Evaluation(job)(job.flat.x, job.flat.buffers, 0, whole=True)
-    if link.rank == 0:
-        show(_report(job, metrics))
+    show(link, _report(job, metrics) if link.rank == 0 else "")
 
 
 def _words(arguments):
-    """The words of a training program that begins from the model, and the settings of its run."""
+    """The words of a training program that begins from the model with its run's settings; or the text of --help."""
     if {"--help", "-h"} & {*arguments}:
-        make_parser().parse_args(["--help"])
+        return make_parser().format_help()
     options, settings = make_parser().parse_known_args(arguments)
     settings_file = options.model / SETTINGS
     config = ["--config", str(settings_file)] if settings_file.is_file() else []

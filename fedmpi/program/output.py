@@ -1,6 +1,7 @@
 """Output that cannot end a program: neither by a character that cannot be encoded, nor because nobody reads it."""
 
 import contextlib
+import ctypes
 import logging
 import os
 import pathlib
@@ -9,9 +10,11 @@ import stat
 import sys
 
 from fedmpi.comm.process import ancestors
+from fedmpi.errors import cannot
 
 # Programs that pass on the output of the ranks which they start.
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
+PIDFD_GETFD = 438  # number of the call on Linux, see pidfd_getfd(2)
 # Options of launchers that label the output or write it elsewhere: it must pass through them.
 OUTPUT_OPTIONS = re.compile(r"-+(l|prepend\S*|outfile\S*|errfile\S*|output\S*|tag\S*|timestamp\S*|xml)")
 
@@ -42,40 +45,64 @@ def make_output_safe():
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  until the process ends
-        elif not isinstance(stream, _SafeStream):
+            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  until the process ends
+        if not isinstance(stream, _SafeStream):
             with contextlib.suppress(AttributeError, ValueError, OSError):  # another library's stream
                 stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _SafeStream(stream))
 
 
 def write_past_launcher():
-    """Write to the pipes that the launcher writes to, not through it, if that is possible.
+    """Write to the pipes and files that the launcher writes to, not through it, if that is possible.
 
-    A launcher dies of a pipe whose reader is gone (``mpirun ... | head -1``), and its job with it.
+    A launcher dies of a pipe whose reader is gone (``mpirun ... | head -1``), and MPICH's of a full disk, and its job
+    with it.
     """
     launcher = _launcher()
     for number in (1, 2) if launcher else ():
-        path = f"/proc/{launcher}/fd/{number}"
         with contextlib.suppress(OSError):
-            if stat.S_ISFIFO(os.stat(path).st_mode) and stat.S_ISFIFO(os.fstat(number).st_mode):
-                there = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails, and does not wait, without a reader
-                os.set_blocking(there, True)
-                os.dup2(there, number)
+            if os.isatty(number) or stat.S_ISFIFO(os.fstat(number).st_mode):
+                there = _open_again(launcher, number)
+                if not os.isatty(there):
+                    os.dup2(there, number)
                 os.close(there)
 
 
+def _open_again(process, number):
+    """A number of this process for what another one writes to; of a file, both go on behind what either has written."""
+    path = f"/proc/{process}/fd/{number}"
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        there = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails, and does not wait, without a reader
+        os.set_blocking(there, True)
+        return there
+    return ctypes.CDLL(None).syscall(PIDFD_GETFD, os.pidfd_open(process), number, 0)  # -1 if it is not allowed
+
+
+def check_output():
+    """Check that all that was printed is written, or that nobody reads it.
+
+    Raises:
+        UserError: if it is not: the disk is full.
+    """
+    if lost := getattr(sys.stdout, "lost", None):
+        raise cannot("write", "standard output", lost)
+
+
 class _SafeStream:
-    """A text stream whose `write` and `flush` do not fail."""
+    """A text stream whose `write` and `flush` do not fail.
+
+    Attributes:
+        lost: the error after which everything is dropped, but for a missing reader; or None.
+    """
 
     def __init__(self, stream):
-        self._stream = stream
+        self._stream, self.lost = stream, None
 
     def __getattr__(self, name):
         return getattr(self._stream, name)
 
     def write(self, text):
-        with _dropping(self._stream):
+        with self._dropping():
             self._stream.write(text)
         return len(text)
 
@@ -84,22 +111,22 @@ class _SafeStream:
             self.write(line)
 
     def flush(self):
-        with _dropping(self._stream):
+        with self._dropping():
             self._stream.flush()
 
-
-@contextlib.contextmanager
-def _dropping(stream):
-    """Drop what cannot be written, and everything after it."""
-    try:
-        yield
-    except ValueError:  # closed
-        pass
-    except OSError:
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+    @contextlib.contextmanager
+    def _dropping(self):
+        """Drop what cannot be written, and everything after it."""
+        try:
+            yield
+        except ValueError:  # closed
+            pass
+        except OSError as error:
+            self.lost = None if isinstance(error, BrokenPipeError) else error
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
 
 
 def _launcher():

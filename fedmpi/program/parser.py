@@ -19,6 +19,9 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"{bad[0]}: expected another value than --")
         return super().parse_known_args(args, namespace)
 
+    def print_help(self, file=None):
+        print(self.format_help(), end="", file=file, flush=True)  # argparse's own ignores a full disk
+
     def error(self, message):
         raise UserError(f"{message} (see {self.prog} --help)")
 

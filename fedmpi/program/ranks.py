@@ -7,12 +7,13 @@ import sys
 import time
 import traceback
 
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.exits import forget
 from fedmpi.membership.opening import open_link
-from fedmpi.program.output import make_output_safe, print_log, write_past_launcher
+from fedmpi.program.output import check_output, make_output_safe, print_log, write_past_launcher
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
@@ -34,8 +35,7 @@ def run_program(program, arguments, check=check_launch, begun=lambda: None):
     print_log()
     atexit.register(gc.freeze)  # then Python ends without a search for garbage in all of torch: 0.3 s of each rank
     link = _make_link(check)
-    if link.rank == 0:
-        write_past_launcher()
+    write_past_launcher()
     wants_traceback = "--traceback" in arguments
     try:
         begun()
@@ -69,9 +69,15 @@ def _make_link(check):
         raise
 
 
-def show(text):
-    """Print a text like that of --help, which is all that the program does."""
-    print(text, flush=True)
+def show(link, text):
+    """Print a text on rank 0 that is all that the program does, like that of --help. Collective on the link.
+
+    Raises:
+        AgreedUserError: on every rank, if the disk is full.
+    """
+    if link.rank == 0:
+        print(text, flush=True)
+    agree(link, check_output)
 
 
 def _end_in_order(link, text, error, code):

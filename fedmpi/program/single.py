@@ -8,7 +8,7 @@ import os
 import sys
 
 from fedmpi.errors import INTERRUPTED, STOPPED, Stopped, UserError
-from fedmpi.program.output import print_log
+from fedmpi.program.output import check_output, print_log
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
@@ -26,6 +26,7 @@ def run_single(program, arguments):
     try:
         program(arguments)
         sys.stdout.flush()  # here, so that a closed output is not reported at exit
+        check_output()
     except UserError as error:
         print(f"fedmpi: error: {short(error, LONGEST_MESSAGE)}", file=sys.stderr)
         sys.exit(2)

@@ -52,6 +52,8 @@ class RunLock:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._owner = {**_this_process(), "token": secrets.token_hex(8), "count": 0}
         self._is_lost, self._written = False, 0.0
+        if _flock(self._file) is None:
+            _say_without_locks(folder.parent)
         try:
             is_certain = self._wait()
             self._write()
@@ -169,6 +171,11 @@ def _flock(file):
         return False
     except OSError:
         return None
+
+
+@functools.cache
+def _say_without_locks(folder):
+    log.warning(f"{folder}: this file system has no locks: two jobs notice each other within {LIFETIME:.0f} s")
 
 
 def _read_again(path, file):

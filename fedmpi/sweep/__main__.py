@@ -10,6 +10,7 @@ from fedmpi.config.grammar import read_file
 from fedmpi.config.run import former_keys, role
 from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_regular, check_replaceable, replacing
+from fedmpi.program.output import make_output_safe
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.runs.folder import is_run, outcome, read_run
@@ -97,6 +98,7 @@ def make_parser():
 
 def _run(arguments):
     options, common = make_parser().parse_known_args(arguments)
+    make_output_safe()  # a line that cannot be printed does not end the runs
     if options.metric:
         check_metric(options.metric)
     if options.search:

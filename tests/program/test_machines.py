@@ -6,15 +6,18 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 
+import h5py
+import numpy as np
 import pytest
 import torch
-from helpers import ROOT, disk_of, execute, train, wait_for
+from helpers import ROOT, disk_of, execute, launch_words, train, wait_for
 from tensorboard.backend.event_processing import event_accumulator
 
 import fedmpi
@@ -65,6 +68,33 @@ def test_output_to_a_full_disk_does_not_end_the_run(tmp_path):
     assert outcome(tmp_path / "it") == "complete"
 
 
+def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path):
+    """MPICH's launcher dies of it, so the ranks write behind what it has written."""
+    with disk_of(tmp_path / "small", "4k") as folder:
+        job = f"mpirun -np 2 {JOB} --local-steps 1 --rounds 80 --out {tmp_path} --name it"
+        ended = shell(f"{job} > {folder}/log 2>&1")
+        lines = (folder / "log").read_text().splitlines()[:-1]
+    assert ended.returncode == 0 and outcome(tmp_path / "it") == "complete"
+    assert lines[0].endswith("is starting") and len(lines) > 40
+    assert [line.split("/")[0] for line in lines[1:]] == [f"round {number}" for number in range(1, len(lines))]
+
+
+def test_a_text_for_a_full_disk_is_one_line_instead(any_mpi):
+    command, variables = launch_words(2, "-m", "fedmpi.train", "--print_config", mpi=any_mpi)
+    ended = shell(f"{shlex.join(command)} > /dev/full", env=variables)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[0] == (
+        "fedmpi: error: standard output: cannot be written: No space left on device"
+    )
+
+
+@pytest.mark.parametrize("words", ["data show --help", "sweep --help", "evaluate --help"])
+def test_a_help_text_for_a_full_disk_is_one_line_instead(words):
+    job = f"{sys.executable} -m fedmpi.{words}"
+    ended = shell(f"{job} > /dev/null; echo $?; {job} > /dev/full; echo $?")
+    assert ended.stdout.split() == ["0", "2"] and len(ended.stderr.splitlines()) == 1, ended.stderr
+
+
 @pytest.mark.parametrize(
     "alphabet", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"},
                  {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
@@ -75,6 +105,32 @@ def test_any_alphabet_will_do(alphabet):
     ended = subprocess.run(words, env={**os.environ, **alphabet}, cwd=ROOT, capture_output=True, timeout=100)
     assert ended.returncode == 0, ended.stderr
     assert rb"\u03b7" in ended.stdout
+
+
+def test_a_file_system_without_locks(tmp_path):
+    """Calls for locks fail as on NFS without lockd. A silo's file is a view of another one."""
+    library, source = (
+        tmp_path / "locks.so",
+        "#include <errno.h>\nint {}(int file, int what) {{ errno = ENOLCK; return -1; }}",
+    )
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    (tmp_path / "locks.c").write_text(source.format("flock"))
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "locks.c"], check=True)
+    with h5py.File(tmp_path / "data.h5", "w") as data, h5py.File(tmp_path / "silo_0.h5", "w") as silo:
+        for split in ("train", "test"):
+            data[f"{split}/images"] = np.zeros((20, 4), "float32")
+            silo[f"{split}/labels"] = np.arange(20) % 2
+            layout = h5py.VirtualLayout((20, 4), "float32")
+            layout[:] = h5py.VirtualSource("data.h5", f"{split}/images", (20, 4))
+            silo.create_virtual_dataset(f"{split}/images", layout)
+        silo.attrs["num_classes"] = 2
+    job = f"{JOB.replace('30', '2')} --clients 1 --data 'silo_{{client}}.h5' --model mlp --name it --resume auto"
+    job = f"{job} && {job} --rounds 4"
+    ended = execute(["bash", "-c", job], cwd=tmp_path, env={"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0 and len(read_run(tmp_path / "runs/it").records) == 4, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if "no locks" in line]
+    assert lines == ["fedmpi: runs: this file system has no locks: two jobs notice each other within 40 s"] * 2
 
 
 @pytest.fixture
