@@ -7,6 +7,7 @@ import re
 from fedmpi.own_files import replacing
 from fedmpi.runs.record import title
 from fedmpi.text import Table, as_markdown, format_seconds
+from reproduction import grids
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
 from reproduction.length import section
@@ -89,6 +90,7 @@ def page(experiment, scale, results, figures):
     lines += _claims(experiment, results)
     lines += _list("What was found out", experiment.findings.get(scale, []))
     lines += _list("What differs from the paper", experiment.differs)
+    lines += grids.section(experiment, scale)
     lines += _settings(results, paths(pathlib.Path(), experiment, scale)[1].name)
     lines += _made(experiment, scale, results)
     return "\n".join(lines).rstrip() + "\n"
