@@ -45,6 +45,7 @@ class Job:
         config: the `Config`. link: the `Link`. context: the `RankContext`.
         task: the `LoadedTask`. flat: the model as a `FlatModule`. federation: the `Federation`.
         num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
+        samplers: client -> its sampler, of the clients of this rank.
     """
 
     config: Config
@@ -55,6 +56,7 @@ class Job:
     federation: Federation
     num_rounds: int
     num_batches: int
+    samplers: dict
 
     @property
     def settings(self):
@@ -138,7 +140,7 @@ def prepare(config, link):
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
     parts = (config.sending, SlowSteps(link, context.device))
     federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
-    return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
+    return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers)
 
 
 def rank_context(run, link):
@@ -154,7 +156,7 @@ def rank_context(run, link):
         device=pick_device(run.device, link),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
-        is_personal=run.private is not None,
+        is_personal=run.private is not None or run.baselines is not None,
         participation=run.participation,
         num_local=link.local_size,
         weighting=run.weighting,
