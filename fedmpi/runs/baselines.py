@@ -6,7 +6,7 @@ import statistics
 from fedmpi.own_files import replacing
 from fedmpi.run_files import BASELINES
 from fedmpi.runs.record import from_line, less_is_better, title, to_line
-from fedmpi.text import Table, format_bytes, format_count, format_seconds
+from fedmpi.text import Table, format_bytes, format_count, format_seconds, short
 
 METHODS = {
     "federated": "the silos train one model together",
@@ -14,7 +14,7 @@ METHODS = {
     "pooled": "one model, trained as if the data of all silos lay in one place",
     "tuned": "the federated model, which each silo then trains further alone",
 }
-MOST_SILOS = 12  # columns of single silos
+MOST_SILOS, LONGEST_NAME = 12, 40  # columns of single silos; characters of a silo's name
 BEGIN = b'{"pending"'  # of the file
 
 
@@ -27,8 +27,10 @@ def read(folder):
     """
     try:
         content = from_line((folder / BASELINES).read_bytes())
-        return content if isinstance(content["rows"], list) and isinstance(content["runs"], dict) else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        if not content["pending"]:
+            in_words(content)  # raises an error if it is not what fedmpi wrote
+        return content if isinstance(content["runs"], dict) else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -71,7 +73,7 @@ def _why_no_local(rows):
 
 def name_of(content, silo):
     """A silo's name, or its number."""
-    return (content["names"] or {silo: ""})[silo] or f"silo {silo}"
+    return short((content["names"] or {silo: ""})[silo] or f"silo {silo}", LONGEST_NAME)
 
 
 def baseline_table(content):
@@ -100,11 +102,12 @@ def baseline_table(content):
 
 
 def notes(content):
-    """Lines that say what the table contains."""
-    methods = [f"{row['method']}: {METHODS[row['method']]}" for row in content["rows"]]
-    return [*methods, *content["notes"]]
+    """[(word, what it means)] of the words in the table."""
+    methods = [(row["method"], METHODS[row["method"]]) for row in content["rows"]]
+    return [*methods, *((short(word), short(meaning)) for word, meaning in content["notes"])]
 
 
 def in_words(content):
     """All of it as text for a terminal: first what a silo gains."""
-    return "\n".join([gain_in_words(content), baseline_table(content).text(), *(f"  {n}" for n in notes(content))])
+    meanings = [f"  {word}: {meaning}" for word, meaning in notes(content)]
+    return "\n".join([gain_in_words(content), baseline_table(content).text(), *meanings])

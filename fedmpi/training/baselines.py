@@ -88,13 +88,19 @@ class _Baselines:
 
     def _notes(self):
         has_tests = not self._content["metric"].startswith(HELD_OUT)
-        tests = "its own test data, or its part of the common test set" if has_tests else "its held-out data"
+        tests = (
+            "its own test data (without such, an equal part of the common test set)"
+            if has_tests
+            else "its held-out data"
+        )
         chosen = "given, because nothing is held out to choose it by (--holdout)"
         if len(self._sizes) > 1:
             chosen = f"the best of {', '.join(f'{size:.4g}' for size in self._sizes)} on held-out data, for each method"
-        own = "own tests: each silo's model on " + tests + "; their mean and the worst count each silo once"
-        costs = "samples, bytes (of one silo) and time are those of the chosen run; tuned includes the federated one's"
-        return [own, f"step size: {chosen}", costs]
+        own = f"the model that a silo ends with, on {tests}; the mean counts each silo once"
+        costs = "samples of all silos, bytes of one, and time of the run with that step size; tuned includes federated"
+        crossed = [("all silos' tests", "each silo's model on the tests of every silo, on average")]
+        crossed = crossed if self._config.run.cross_site else []
+        return [("own tests", own), *crossed, ("step size", chosen), ("costs", costs)]
 
     def _best(self, name, settings_of, start=None):
         """The key of a method's run with the best step size; it is made for each if it is not there."""
