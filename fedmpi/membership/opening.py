@@ -26,7 +26,7 @@ from fedmpi.text import Log
 log = Log(__name__)
 
 TIMEOUT = 1800.0  # seconds, at every door
-TAKEN = 0.3  # of the time of the cores: other processes that use more of it are told
+TAKEN = 0.3  # of the time of the cores; a line says so if other processes use more of it
 
 
 def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
