@@ -72,7 +72,8 @@ def test_random_numbers_of_a_device_are_the_same_in_every_run(device, words):
 
 
 FASTER = [
-    "", "--algorithm scaffold", "--task fedmpi.bench.workloads.RandomImages --model fashion_cnn", "--model odd_modules.Dropping",
+    "", "--algorithm scaffold", "--task fedmpi.bench.workloads.RandomImages --model fashion_cnn",
+    "--model odd_modules.Dropping",
     "--model odd_modules.Lazy --batch_size 4", "--clip_norm 0.1 --weight_decay 0.01",
 ]  # fmt: skip
 
