@@ -98,8 +98,7 @@ def test_ranks(device, tmp_path):
         found[kind] = read_state(folder)
     for name, value in found["cpu"].items():
         torch.testing.assert_close(found[device][name], value, rtol=1e-10, atol=1e-10, msg=name)
-    place = "shared memory" if device == "cpu" else "memory of the node's GPUs (CUDA IPC)"
-    assert f", {place}" in ended.stdout
+    assert f", {'shared memory' if device == 'cpu' else 'Allreduce in host memory'}" in ended.stdout
 
 
 @needs_gpu

@@ -8,7 +8,8 @@ DEFAULT = "default"
 CHANGES = {
     "plain Allreduce": ["--transport", "allreduce"],
     "bf16 autocast": ["--autocast", "bf16"],
-    "torch.compile": ["--compile", "default"],
+    "compile default": ["--compile", "default"],
+    "compile reduce-overhead": ["--compile", "reduce-overhead"],
 }
 
 
