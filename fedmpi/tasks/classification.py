@@ -179,7 +179,7 @@ class LoadedClassification(LoadedTask):
         self.num_classes = max(own.num_classes for own in sources.values())
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
-        self._tests = [self._samples(own.read("test", at), own.labels["test"][at]) for own, at in tests]
+        self._test_rows = [(own.read("test", at), own.labels["test"][at]) for own, at in tests]
         # For each of these test parts: number of its test set (0 if there is only one, else the client), how many test
         # sets there are, how many samples its set has, and which of them the part contains; `subset` draws by it.
         divisor = 1 if self._is_shared else context.num_clients
@@ -198,17 +198,35 @@ class LoadedClassification(LoadedTask):
         self.num_classes = int(link.allgather([self.num_classes]).max())
         if not self._is_shared:
             check_labels(link, self._settings.data, self._sources, self.num_classes)
+            self._pool_normalisation(link)
         if self._settings.metrics:
             self._metrics = by_name(self._settings.metrics, self.num_classes, "task.metrics")
             self.measured = f"{', '.join(self._metrics)}: of all test samples"
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
-        self._rows = self._labels = self._held_labels = self._sources = None
+        self._tests = agree(link, lambda: [self._samples(*pair) for pair in self._test_rows])
+        self._test_rows = self._rows = self._labels = self._held_labels = self._sources = None
         self._count()
         self._clients = self._describe_clients(link)
         self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
             raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
+
+    def _pool_normalisation(self, link):
+        """Set mean and std to those of all silos' training samples together, if they differ. Collective on the link."""
+        mine = [[len(own.labels["train"]), *own.mean, *own.std] for own in self._sources]
+        num_means = len(next(iter(self._sources)).mean)
+        facts = link.allgatherv(np.ravel(mine)).reshape(-1, len(mine[0]))
+        if (facts[:, 1:] == facts[0, 1:]).all():
+            return
+        shares, means, stds = facts[:, 0] / facts[:, 0].sum(), *np.split(facts[:, 1:], [num_means], 1)
+        mean = shares @ means
+        std = np.sqrt(shares @ (stds**2 + (means - mean) ** 2))
+        self._normalisation = (self._settings.mean or (*mean.tolist(),), self._settings.std or (*std.tolist(),))
+        if link.rank == 0:
+            log.warning(
+                f"{self._settings.data}: inputs are scaled by the mean and std of all clients' samples together"
+            )
 
     def _count(self):
         """Remember the numbers of samples of this rank's clients, which a `subset` keeps though it has fewer."""
@@ -365,13 +383,17 @@ def as_strings(values):
 
 
 def _facts(source, settings):
-    """What must be equal in the files of all clients, a list of str. The settings may replace mean and std."""
+    """What must be equal in the files of all clients, a list of str: of tables, mean and std, too.
+
+    Fields of a table were filled and encoded by what its silo knew; other samples are as they were measured.
+    """
     names = {key: as_strings(source.attributes[key]) for key in NAMES if key in source.attributes}
+    mean, std = settings.mean or source.mean, settings.std or source.std
     return [
         f"{source.dtype} samples {list(source.shape)}",
         f"{source.num_classes} classes" if source.classes_declared else "no attribute num_classes",
         *(f"{key.replace('_', ' ')}: {', '.join(names.get(key, ['none']))}" for key in NAMES),
-        f"mean {list(settings.mean or source.mean)}, std {list(settings.std or source.std)}",
+        f"mean {list(mean)}, std {list(std)}" if COLUMNS in source.attributes else f"{len(mean)} mean, {len(std)} std",
     ]
 
 
@@ -383,7 +405,7 @@ def _check_equal(link, facts, data):
             if other != first:
                 raise UserError(
                     f"{data}: client {client} has {short(other)}; client 0 has {short(first)}: expected the same; "
-                    "see data prepare --columns (tables), --task.mean and --task.std (images)"
+                    "see data prepare --columns (tables)"
                 )
 
 
