@@ -37,6 +37,8 @@ def fetch(url, path, sha256):
             _download_rest(url, part)
     except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
+        if part.is_file() and not part.stat().st_size:
+            part.unlink()
         raise UserError(
             f"{url}: cannot be downloaded: {' '.join(str(reason).split())}; without a network, copy {path.name} "
             "into a folder and give that folder with --from"

@@ -21,8 +21,8 @@ HEADER = b"sample,predicted"  # of the table
 DESCRIPTION = """\
 Write the class that the model of a run folder predicts for every sample of a file, and its probability, as CSV.
 
-The file is HDF5 (test/images, or images), npz (x_test, or x), a table with the columns that the model was trained on, or
-a folder of images. Columns that --id named are written, too. If it has labels, they are written, and the accuracy is
+The file is HDF5 (test/images, or images), npz (x_test, or x), a table with the columns that the model was trained on,
+or a folder of images. Columns that --id named are written, too. If it has labels, they are written, and the accuracy is
 printed. Of a model of one's own task that computes values, these are written."""
 
 

@@ -34,7 +34,7 @@ def read_samples(path, split, label, description):
     """
     ids = {}
     with attempt("read", path, Exception):  # each library has its own errors for damaged files
-        if path.is_dir():
+        if path.is_dir() and path.suffix not in (".h5", ".hdf5", ".npz"):
             samples, labels, ids = _read_images(path, split, description)
         elif not path.is_file():  # reading a FIFO or a device might never end
             raise UserError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
@@ -45,7 +45,7 @@ def read_samples(path, split, label, description):
         elif table_ending(path):
             samples, labels, ids = _read_table(path, label, description)
         else:
-            raise UserError(f"{path}: expected a folder of images, or a file ending in .h5, .hdf5, .npz, {ENDINGS}")
+            raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, {ENDINGS}, or a folder of images")
     if labels is not None and len(labels) != len(samples):
         raise UserError(f"{path}: has {len(labels)} labels for {len(samples)} samples")
     return samples, labels if labels is None else _numbers(path, labels, description.get("class_names")), ids

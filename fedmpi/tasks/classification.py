@@ -24,6 +24,7 @@ from fedmpi.data.source import (
     check_labels,
     names_silos,
     open_source,
+    pool_normalisation,
     silo_name,
     silo_path,
 )
@@ -198,7 +199,8 @@ class LoadedClassification(LoadedTask):
         self.num_classes = int(link.allgather([self.num_classes]).max())
         if not self._is_shared:
             check_labels(link, self._settings.data, self._sources, self.num_classes)
-            self._pool_normalisation(link)
+            mean, std = pool_normalisation(link, self._settings.data, self._sources)
+            self._normalisation = (self._settings.mean or mean, self._settings.std or std)
         if self._settings.metrics:
             self._metrics = by_name(self._settings.metrics, self.num_classes, "task.metrics")
             self.measured = f"{', '.join(self._metrics)}: of all test samples"
@@ -211,22 +213,6 @@ class LoadedClassification(LoadedTask):
         self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
             raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
-
-    def _pool_normalisation(self, link):
-        """Set mean and std to those of all silos' training samples together, if they differ. Collective on the link."""
-        mine = [[len(own.labels["train"]), *own.mean, *own.std] for own in self._sources]
-        num_means = len(next(iter(self._sources)).mean)
-        facts = link.allgatherv(np.ravel(mine)).reshape(-1, len(mine[0]))
-        if (facts[:, 1:] == facts[0, 1:]).all():
-            return
-        shares, means, stds = facts[:, 0] / facts[:, 0].sum(), *np.split(facts[:, 1:], [num_means], 1)
-        mean = shares @ means
-        std = np.sqrt(shares @ (stds**2 + (means - mean) ** 2))
-        self._normalisation = (self._settings.mean or (*mean.tolist(),), self._settings.std or (*std.tolist(),))
-        if link.rank == 0:
-            log.warning(
-                f"{self._settings.data}: inputs are scaled by the mean and std of all clients' samples together"
-            )
 
     def _count(self):
         """Remember the numbers of samples of this rank's clients, which a `subset` keeps though it has fewer."""

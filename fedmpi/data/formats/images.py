@@ -67,6 +67,18 @@ class ImageFiles:
 
 def _open_image(file):
     """A pillow image of a file; black and white is grey, and a palette is replaced by its colours."""
+    image = open_raw(file)
+    plain = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB"}
+    with attempt("read as an image", file, Exception):
+        return image.convert(plain[image.mode]) if image.mode in plain else image
+
+
+def open_raw(file):
+    """A pillow image of a file, as it is.
+
+    Raises:
+        UserError: if it cannot be read, or contains several images.
+    """
     try:
         from PIL import Image
     except ImportError:
@@ -75,8 +87,7 @@ def _open_image(file):
         image = Image.open(io.BytesIO(file.read_bytes()))
         if getattr(image, "n_frames", 1) > 1:
             raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
-        plain = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB"}
-        return image.convert(plain[image.mode]) if image.mode in plain else image
+        return image
 
 
 def _format_size(shape):
