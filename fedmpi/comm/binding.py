@@ -8,7 +8,7 @@ import pathlib
 import torch
 
 from fedmpi.comm.device import number_on_node
-from fedmpi.comm.host import run_on, usable_cores
+from fedmpi.machine.cores import run_on, usable_cores
 
 
 def bind_to_near_cores(device, link):

@@ -134,8 +134,9 @@ class LoadedAUC(LoadedClassification):
 
     def __init__(self, settings, context, sources, *data):
         super().__init__(settings, context, sources, *data)
-        if settings.metrics:
-            raise UserError(f"task.metrics = {settings.metrics}: the task auc measures auc only: leave it out")
+        for name in ("metrics", "class_weights"):
+            if (value := getattr(settings, name)) != getattr(Classification, name):
+                raise UserError(f"task.{name} = {value}: the task auc measures and trains auc only: leave it out")
         originals = [f"{source.num_original_classes} original classes" for source in sources.values()]
         self._facts = [[*facts, original] for facts, original in zip(self._facts, originals)]
         self.ascent_scale = settings.ascent_scale

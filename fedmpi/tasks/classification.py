@@ -76,6 +76,12 @@ class Classification(BaseTask):
         "or [features]; applied before mean and std, like mymodule.augment = torchvision.transforms.v2.Compose([...])",
     )
 
+    class_weights: str = setting(
+        "equal",
+        "weight of a class in every loss: 1 (equal); balanced is scikit-learn's n / (classes * samples of the class), "
+        "counted over the training samples of all clients together, without those held out",
+        among=("equal", "balanced"),
+    )
     metrics: str | None = setting(
         None, f"further metrics of the test set by scikit-learn, separated by commas, of {', '.join(METRIC_NAMES)}"
     )
@@ -150,6 +156,7 @@ class LoadedClassification(LoadedTask):
     is_personal = True
     random_loss = False
     _metrics = None  # name -> `Metric`
+    _class_weights = None  # [num_classes] on the device; None: all are 1
 
     def __init__(self, settings, context, sources, parts, rows, tests, names):
         source = sources[context.clients[0]]
@@ -204,6 +211,10 @@ class LoadedClassification(LoadedTask):
         if self._settings.metrics:
             self._metrics = by_name(self._settings.metrics, self.num_classes, "task.metrics")
             self.measured = f"{', '.join(self._metrics)}: of all test samples"
+        if self._settings.class_weights == "balanced":
+            self._class_weights = self._balanced(link)
+            weighted = "losses: means over samples of class weight * loss"
+            self.measured = "; ".join(filter(None, [self.measured, weighted]))
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._tests = agree(link, lambda: [self._samples(*pair) for pair in self._test_rows])
@@ -213,6 +224,16 @@ class LoadedClassification(LoadedTask):
         self.client_names = self._clients["names"]
         if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
             raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
+
+    def _balanced(self, link):
+        """[num_classes] weights of the classes, whose mean over all training samples is 1. Collective on the link.
+
+        A class without training samples does not count, as in scikit-learn, and weighs 1.
+        """
+        labels = np.concatenate([*self._labels.values()])
+        counts = link.allgather(np.bincount(labels, minlength=self.num_classes).astype(float)).sum(0)
+        weights = np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1)
+        return torch.from_numpy(weights).to(self._context.device, self._context.dtype)
 
     def _count(self):
         """Remember the numbers of samples of this rank's clients, which a `subset` keeps though it has fewer."""
@@ -254,7 +275,10 @@ class LoadedClassification(LoadedTask):
 
     def loss(self, module, batch):
         inputs, labels = batch
-        return functional.cross_entropy(module(inputs), labels)
+        if self._class_weights is None:
+            return functional.cross_entropy(module(inputs), labels)
+        # Divided by the number of samples, not by their weights: these would cancel in a silo with a single class.
+        return functional.cross_entropy(module(inputs), labels, self._class_weights, reduction="sum") / len(labels)
 
     def evaluate(self, module, link):
         losses = [sums[0] / sums[2] for sums in self._sums_of_clients(module, self._train.values())]
@@ -300,7 +324,7 @@ class LoadedClassification(LoadedTask):
         totals = []
         for client, samples in zip(self._context.clients, parts):
             self.visit(client)
-            totals.append(_totals(module, samples))
+            totals.append(_totals(module, samples, self._class_weights))
         return totals
 
     def subset(self, num_samples, tests=True):
@@ -402,11 +426,11 @@ def _per_sample(loss, accuracy, totals):
     return {loss: sums[:, 0] / number, accuracy: sums[:, 1] / number}
 
 
-def _totals(module, samples):
+def _totals(module, samples, weights):
     """[sum of losses, number of correct answers, number of samples] of `Samples`."""
     loss, correct = 0.0, 0
     for inputs, labels in samples.all():
         scores = module(inputs)
-        loss += functional.cross_entropy(scores, labels, reduction="sum").item()
+        loss += functional.cross_entropy(scores, labels, weights, reduction="sum").item()
         correct += (scores.argmax(1) == labels).sum().item()
     return np.array([loss, correct, samples.num])

@@ -206,3 +206,40 @@ def test_one_data_set_without_test_data_is_evaluated(tmp_path):
     data = torch.utils.data.TensorDataset(torch.randn(10, 5, generator=draw), torch.arange(10) % 2)
     run = fedmpi.train(data=[data], model=torch.nn.Linear(5, 2), rounds=1, threads=1, out=tmp_path)
     assert run.final["train_loss"] > 0 and "test_loss" not in run.final
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_balanced_class_weights_are_those_of_scikit_learn_over_all_silos(silos, tmp_path, ranks):
+    sk = pytest.importorskip("sklearn.utils.class_weight")
+    words = ("--data", silos / "silo_{client}.h5", "--clients", 3, "--rounds", 2, "--algorithm", "fedavg")
+    ended = train(ranks, tmp_path, *words, "--name", "a", "--task.class_weights", "balanced")
+    assert ended.returncode == 0 and "means over samples of class weight * loss" in ended.stdout, ended.stderr
+    model, files = fedmpi.load(tmp_path / "a"), [h5py.File(silos / f"silo_{client}.h5") for client in range(3)]
+    labels = np.concatenate([file["train/labels"][:] for file in files])
+    weights = torch.tensor(sk.compute_class_weight("balanced", classes=np.arange(2), y=labels), dtype=torch.float32)
+    run = fedmpi.load_run(tmp_path / "a")
+    for split in ("train", "test"):
+        of_silos = []
+        for file in files:
+            with torch.no_grad():
+                losses = torch.nn.functional.cross_entropy(
+                    model(torch.tensor(file[f"{split}/images"][:])),
+                    right := torch.tensor(file[f"{split}/labels"][:]),
+                    reduction="none",
+                )
+            of_silos.append((weights[right] * losses).mean().item())
+        assert run.clients[f"{split}_loss"] == pytest.approx(of_silos, rel=1e-6)
+        assert run.final(f"{split}_loss") == pytest.approx(np.mean(of_silos), rel=1e-6)
+
+
+def test_balanced_class_weights_change_what_images_train_and_other_values_are_one_line(tmp_path):
+    pytest.importorskip("sklearn")
+    common = {"clients": 2, "rounds": 2, "batch_size": 40, "algorithm": "fedavg", "model": "mlp", "holdout": 0.1}
+    words = {"partition": {"name": "dirichlet", "concentration": 0.3}, "threads": 1, "out": tmp_path}
+    plain = fedmpi.train(**common, **words)
+    run = fedmpi.train(task={"name": "classification", "class_weights": "balanced"}, **common, **words)
+    assert run.metrics[0]["loss"] != plain.metrics[0]["loss"]
+    with pytest.raises(UserError, match=r"task\.class_weights = 3: expected one of equal, balanced"):
+        fedmpi.train(task={"name": "classification", "class_weights": "3"}, **common, **words)
+    with pytest.raises(UserError, match=r"task\.class_weights = balanced: the task auc"):
+        fedmpi.train(task={"name": "auc", "class_weights": "balanced"}, rounds=1, out=tmp_path)

@@ -8,7 +8,9 @@ DEFAULT = "default"
 CHANGES = {
     "plain Allreduce": ["--transport", "allreduce"],
     "bf16 autocast": ["--autocast", "bf16"],
-    "torch.compile": ["--compile", "default"],
+    "CUDA graphs": ["--compile", "cuda_graph"],
+    "compile default": ["--compile", "default"],
+    "compile reduce-overhead": ["--compile", "reduce-overhead"],
 }
 
 
