@@ -23,7 +23,7 @@ Write the class that the model of a run folder predicts for every sample of a fi
 
 The file is HDF5 (test/images, or images), npz (x_test, or x), a table with the columns that the model was trained on,
 or a folder of images. Columns that --id named are written, too. If it has labels, they are written, and the accuracy is
-printed. Of a model of one's own task that computes values, these are written."""
+printed. If the model of the user's own task computes values, these are written."""
 
 
 def main(arguments=None):
