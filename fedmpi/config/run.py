@@ -168,7 +168,7 @@ class RunSettings:
     )
     threads: int | None = setting(
         None,
-        "CPU threads per rank; default: OMP_NUM_THREADS, SLURM_CPUS_PER_TASK, or the node's cores divided by its ranks",
+        "CPU threads per rank; default: OMP_NUM_THREADS, SLURM_CPUS_PER_TASK, or its share of the node's free cores",
         least=1,
         most=1024,
         role="speed",

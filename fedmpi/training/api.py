@@ -16,10 +16,11 @@ from torch.nn.parameter import is_lazy
 from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.comm.device import WORKSPACE, arithmetic_kept
-from fedmpi.comm.host import return_freed_memory, run_on, usable_cores
 from fedmpi.config.build import CHOICES, STAGES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.machine.cores import run_on, usable_cores
+from fedmpi.machine.memory import return_freed_memory
 from fedmpi.membership.equality import check_same_model
 from fedmpi.membership.opening import TIMEOUT, close_link, open_link
 from fedmpi.oracles.base import generators_kept

@@ -8,7 +8,6 @@ import tempfile
 
 import torch
 
-from fedmpi.comm.host import choose_threads
 from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
@@ -204,9 +203,8 @@ def closing_table(job, record, metrics, result, facts):
         facts: name -> text of further lines.
     """
     context, link, seconds, num_threads = job.context, job.link, record["seconds"], torch.get_num_threads()
-    _, chosen_by = choose_threads(link, job.config.run.threads)
     where = f"{context.device}{', data in host memory' if job.task.is_on_host else ''}"
-    where = f" ({chosen_by}), {where}" if chosen_by else f", {where}"
+    where = f" ({job.threads_by}), {where}" if job.threads_by else f", {where}"
 
     def share(part):
         return f"{part:.2f} s ({100 * part / seconds:.0f} %)"

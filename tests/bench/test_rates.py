@@ -190,8 +190,35 @@ def test_a_best_point_at_an_end_of_the_grid_is_flagged():
 
 
 def test_local_steps_double_until_the_best_is_inside():
-    runs = rates.grid("fedavg", 320, (0.25, 1.0), (0,), epsilons=(0.8,))
+    runs, scales = rates.grid("fedavg", 320, (0.25, 1.0), (0,), epsilons=(0.8,))
     assert list(runs) == [2**power for power in range(len(runs))]
-    assert all(len(one) == 320 // q for q, one in runs.items())
-    best = best_hit(runs, (0.25, 1.0), 0.8)
+    assert all(one.shape == (320 // q, len(scales), 1) for q, one in runs.items())
+    best = best_hit(runs, scales, 0.8)
     assert best.q < max(runs) or 2 * 10 * 2 * max(runs) > 320
+
+
+@pytest.mark.parametrize("scales", [(2.0**-6, 2.0**-5), (1.0, 2.0)])
+def test_step_sizes_are_added_until_the_best_is_inside(scales):
+    """From either side; the added ones are the runs that they would have been from the beginning."""
+    runs, found = rates.grid("fedavg", 160, scales, (0,), epsilons=(0.8,))
+    best = best_hit(runs, found, 0.8)
+    assert best.rounds and "step size" not in best.flag and set(scales) < set(found)
+    assert list(found) == sorted(found)
+    again, _ = rates.grid("fedavg", 160, found, (0,), epsilons=(0.8,))
+    np.testing.assert_array_equal(again[1], runs[1])
+
+
+def test_ablations_change_one_thing():
+    found = rates.ablations()
+    own = [trial for what, value, trial in found if what == "stem: α / its own" and value == 1]
+    for what, value, trial in found:
+        if what == "stem: heterogeneity":
+            assert trial.problem.task.heterogeneity == value and trial.algorithm == own[0].algorithm
+        elif "own" in what:
+            same = next(one for kind, factor, one in found if kind == what and factor == 1).algorithm
+            assert trial.algorithm.fresh_weight == pytest.approx(min(1, value * same.fresh_weight))
+            assert dataclasses.replace(trial.algorithm, fresh_weight=1) == dataclasses.replace(same, fresh_weight=1)
+        else:
+            assert trial.rounds * trial.local_steps >= 4096 > (trial.rounds - 1) * trial.local_steps
+    trial = dataclasses.replace(own[0], rounds=3, seeds=(0,))
+    assert np.isfinite(trial.run()).all()

@@ -135,6 +135,7 @@ def measure(bench):
     _bounds(bench, seeds)
     _drift(bench)
     if not bench.quick:
+        _ablations(bench, seeds[:3])
         _first_hits(bench)
     if bench.options.figure and bench.link.rank == 0:
         _draw(points, pathlib.Path(bench.options.figure))
@@ -188,25 +189,70 @@ def _drift(bench):
     bench.results.print(f"  exponent {found.value:.3f}")
 
 
+def ablations():
+    """(what is changed, its value, `Trial`) of theorem-shaped runs of STEM and FedAvg-M in which one thing changes."""
+    stem, momentous = recursive("stem", 4, 4, 4096), momentum("fedavg_m", 1024)
+    found = [("stem: q, T fixed", q, recursive("stem", q, 4, 4096)) for q in (1, 2, 4, 8, 16, 32)]
+    found += [("stem: N, q fixed", N, recursive("stem", 4, N, 4096)) for N in (2, 4, 8, 16)]
+    for unlike in (0.0, 0.5, 1.0, 2.0):
+        found.append(
+            ("stem: heterogeneity", unlike, dataclasses.replace(stem, problem=Slow(heterogeneity=unlike).problem(4)))
+        )
+    for what, trial in (("stem: α / its own", stem), ("fedavg_m: β / its own", momentous)):
+        for factor in (0.1, 0.3, 1.0, 3.0, 10.0):
+            weight = min(1.0, factor * trial.algorithm.fresh_weight)
+            changed = dataclasses.replace(trial.algorithm, fresh_weight=weight)
+            found.append((what, factor, dataclasses.replace(trial, algorithm=changed)))
+    return found
+
+
+def _ablations(bench, seeds):
+    what, values, trials = zip(*ablations())
+    found = np.sqrt(_run(bench.link, [dataclasses.replace(trial, seeds=seeds) for trial in trials]))
+    of_all, of_half = (one.mean(1) for one in np.split(found, 2, axis=1))
+    rows = [[*map(str, row[:2]), *(f"{one:.4f}" for one in row[2:])] for row in zip(what, values, of_all, of_half)]
+    bench.results.print("", "rates: root mean square of ‖∇f‖ where one thing changes")
+    bench.results.print(*format_table(["what", "value", "all rounds", "last half"], rows))
+
+
 HIT = {"fedavg": (algorithms.FedAvg, 3), "scaffold": (algorithms.SCAFFOLD, 2)}  # linear in the gradients; proved order
 
 
 def grid(method, budget, scales, seeds, epsilons=EPSILONS):
-    """q -> [rounds, scales, seeds] squares with `budget` local steps; q doubles until the best is inside for all ε."""
-    runs, q, algorithm = {}, 1, HIT[method][0](step_size=1.0)
-    while 2 * FEWEST * q <= budget and (
-        q < 4 or any(best_hit(runs, scales, epsilon).q in (0, q // 2) for epsilon in epsilons)
-    ):
-        runs[q] = Trial(Slow().problem(8), algorithm, budget // q, q, 8, scales=scales, seeds=seeds).run()
-        q *= 2
-    return runs
+    """(q -> [rounds, scales, seeds] squares with `budget` local steps, all scales), until the best is inside for all ε.
+
+    q doubles while the budget has the fewest rounds; step sizes, which are doubled and halved twice at a time, have no
+    end: larger ones diverge, and smaller ones reach no ε.
+    """
+    runs, algorithm, problem = {}, HIT[method][0](step_size=1.0), Slow().problem(8)
+
+    def run(q, some):
+        return Trial(problem, algorithm, budget // q, q, 8, scales=some, seeds=seeds).run()
+
+    q, further = 1, True
+    while further:
+        while 2 * FEWEST * q <= budget and (
+            q < 4 or any(best_hit(runs, scales, epsilon).q in (0, q // 2) for epsilon in epsilons)
+        ):
+            runs[q] = run(q, scales)
+            q *= 2
+        best, further = {best_hit(runs, scales, epsilon).scale for epsilon in epsilons}, ()
+        if scales[0] in best:
+            further = (scales[0] / 4, scales[0] / 2)
+            runs = {q: np.concatenate([run(q, further), one], 1) for q, one in runs.items()}
+            scales = further + scales
+        elif scales[-1] in best:
+            further = (scales[-1] * 2, scales[-1] * 4)
+            runs = {q: np.concatenate([one, run(q, further)], 1) for q, one in runs.items()}
+            scales += further
+    return runs, scales
 
 
 def _first_hits(bench):
     """Rounds until ε, best over local steps and step sizes: chosen on seeds 0 to 2, and again on ten others."""
-    scales, rows = tuple(2.0**power for power in range(-8, 2)), []
+    rows = []
     for method, (cls, order) in HIT.items():
-        runs, clean = grid(method, BUDGET, scales, (0, 1, 2)), {}
+        (runs, scales), clean = grid(method, BUDGET, tuple(2.0**power for power in range(-6, 0)), (0, 1, 2)), {}
         for epsilon in EPSILONS:
             hit, again = best_hit(runs, scales, epsilon), None
             if hit.rounds is not None:
