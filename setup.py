@@ -66,6 +66,8 @@ setup(
         "parquet": ["pyarrow>=14"],  # tables in parquet and feather files
         "formats": ["pyarrow>=14", "openpyxl>=3.1"],  # tables in all formats that `data prepare` reads
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
+        # Tests compare with these and are skipped without; use pip's --no-deps, or they replace torch.
+        "peers": ["flwr", "keras", "appfl", "nvflare", "pfl", "fluke-fl", "fedlab", "accelerate", "torchft"],
         "docs": DOCS,
         "dev": [
             "pytest>=8.0",  # tests
