@@ -63,6 +63,9 @@ class AutogradOracle(ModuleOracle):
             return self._task.loss(module, batch)
 
 
+_modes = set()  # of `compile` that this process has used on a GPU
+
+
 @functools.lru_cache(maxsize=1)  # the clients of a rank have one model
 def _compiled(module, mode):
     return torch.compile(module, mode=mode)
@@ -93,7 +96,14 @@ class Autograd(OracleKind):
 
     def workspace(self, flat):
         rows, is_captured = flat.x.new_zeros(2, flat.dim), self.compile == "cuda_graph"
-        if is_captured and flat.x.device.type != "cuda":
+        if flat.x.device.type == "cuda" and self.compile != "off":
+            others = _modes - {self.compile} if is_captured else _modes & {"cuda_graph"}
+            if others:  # CUDA's errors come late, at some other call
+                raise UserError(
+                    f"compile = {self.compile} and {others.pop()} do not work in one process: start another"
+                )
+            _modes.add(self.compile)
+        elif is_captured:
             raise UserError(f"compile = cuda_graph: this rank computes on {flat.x.device}: leave it out, or use a GPU")
         # Compiled code expects each parameter at an address that is aligned as at its first call.
         fixed = torch.empty_like(flat.x) if self.uses_torch_compile else None
