@@ -1,8 +1,10 @@
-"""A run and, beside it, the runs that everybody compares it with (`--baselines`). Collective on the link."""
+"""A run and, beside it, the runs that it is compared with (`--baselines`). Collective on the link."""
 
 import dataclasses
 import itertools
 import math
+
+import torch
 
 from fedmpi.aggregation.sending import Sending
 from fedmpi.comm.agreement import agree, share
@@ -129,6 +131,7 @@ class _Baselines:
         config, folder = self._config, self._folder / FOLDER
         name = share(self._link, lambda: _unused(folder, settings["name"]))
         common = {"out": str(folder), "name": name, "checkpoint_clients": None, "baselines_step_sizes": None}
+        common["threads"] = torch.get_num_threads()  # the run's: another number might round differently
         common["baselines"] = "local"  # so that each silo's own tests are measured
         resume = share(self._link, lambda: str(folder / name) if find_checkpoints(folder / name) else AUTO)
         run = dataclasses.replace(config.run, **{**settings, **common, "resume": resume})
