@@ -145,6 +145,7 @@ class LoadedOwnTask(LoadedTask):
         first = next(iter(sample.values())) if isinstance(sample, dict) else sample
         first = first[0] if isinstance(first, tuple | list) else first
         self.shape = tuple(first.shape[1:]) if isinstance(first, torch.Tensor) else ()
+        self._takes_numbers = isinstance(first, torch.Tensor) and first.is_floating_point()
         self._loaders = {}  # client -> _Loader
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
@@ -154,6 +155,14 @@ class LoadedOwnTask(LoadedTask):
 
     def num_samples(self, client):
         return len(self._train[client])
+
+    def describe_inputs(self):
+        if not self._takes_numbers:
+            return {}
+        names, shape = self._task.class_names, list(self.shape)
+        kinds = {"class_names": [*map(str, names)]} if names else {}
+        outputs = "classes" if names or (self._task.num_classes or 0) > 1 else "values"
+        return {"input": {"shape": shape, "divide_by": 1, "mean": [0.0], "std": [1.0]}, "outputs": outputs, **kinds}
 
     def batch(self, client, indices):
         loader = self._loaders.get(client)

@@ -231,7 +231,10 @@ def _read(dataset, name, indices, draw=None, keeps=True):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"{name}: item {index} is a {type(item).__name__}: expected (input, label)")
         try:
-            given = torch.as_tensor(item[0], device="cpu").to_dense()
+            given = item[0]
+            if isinstance(given, np.ndarray) and not given.dtype.isnative:
+                given = given.astype(given.dtype.newbyteorder("="))
+            given = torch.as_tensor(given, device="cpu").to_dense()
             kinds.add(given.dtype == torch.uint8)
             inputs.append(given.float() / 255 if given.dtype == torch.uint8 else given.float())
             label = torch.as_tensor(item[1])

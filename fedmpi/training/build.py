@@ -136,7 +136,7 @@ def prepare(config, link):
         if note and link.rank == 0:
             log.warning(note)
         try_metrics(flat, task, link)
-    oracles = _oracles(config, task, flat, samplers)
+    oracles = agree(link, lambda: _oracles(config, task, flat, samplers))
     private = agree(link, lambda: private_parts(run, task, flat))
     parameters = (flat.buffer_parts, flat.names, flat.shapes)
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
@@ -229,7 +229,7 @@ def _dealt_steps(run, dealer, sampler):
 def _oracles(config, task, flat, samplers):
     """Client number -> function(`Client`) -> oracle, for the clients of this rank; not collective."""
     run, kind = config.run, config.oracle
-    workspace = kind.workspace(flat.x)
+    workspace = kind.workspace(flat)
 
     def make(client):
         objective = LocalObjective(

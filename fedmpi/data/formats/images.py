@@ -20,10 +20,14 @@ class ImageFiles:
         files: paths, which may lie in a zip file.
         mode: of pillow ("L", "RGB"), to which all images are converted; None: all must have that of the first.
         size: pixels per side that images are resized to; None: all must have the size of the first.
+
+    Attributes:
+        mode: of all images. converted, resized: those of the files read so far that had another mode or size.
     """
 
     def __init__(self, files, mode=None, size=None):
         self._files, self._size, self._mode = files, size, mode
+        self.converted, self.resized = set(), set()
         self.mode = mode or _open_image(files[0]).mode
         first = self._pixels(files[0])
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
@@ -51,15 +55,30 @@ class ImageFiles:
                 f"{'RGB' if 'RGB' in (image.mode, self.mode) else self.mode} converts all images"
             )
         with attempt("read as an image", file, Exception):
-            image = image.convert(self._mode) if self._mode else image
+            if self._mode and image.mode != self._mode:
+                image = image.convert(self._mode)
+                self.converted.add(file)
             if self._size and image.size != (self._size, self._size):
                 image = image.resize((self._size, self._size))
+                self.resized.add(file)
             pixels = np.asarray(image)
         return pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
 
 
 def _open_image(file):
     """A pillow image of a file; black and white is grey, and a palette is replaced by its colours."""
+    image = open_raw(file)
+    plain = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB"}
+    with attempt("read as an image", file, Exception):
+        return image.convert(plain[image.mode]) if image.mode in plain else image
+
+
+def open_raw(file):
+    """A pillow image of a file, as it is.
+
+    Raises:
+        UserError: if it cannot be read, or contains several images.
+    """
     try:
         from PIL import Image
     except ImportError:
@@ -68,8 +87,7 @@ def _open_image(file):
         image = Image.open(io.BytesIO(file.read_bytes()))
         if getattr(image, "n_frames", 1) > 1:
             raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
-        plain = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB"}
-        return image.convert(plain[image.mode]) if image.mode in plain else image
+        return image
 
 
 def _format_size(shape):
@@ -120,6 +138,11 @@ def _is_hidden(path):
     return any(part.startswith((".", "__")) for part in path.parts)
 
 
+def is_image(file, root):
+    """Whether a file in a folder is an image and not hidden."""
+    return file.suffix.lower() in ENDINGS and not _is_hidden(file.relative_to(root))
+
+
 def train_folder(root):
     """The folder of training images in `root`, or None."""
     return next((root / name for name in ("train", "training") if (root / name).is_dir()), None)
@@ -151,12 +174,7 @@ def _read_two_folders(root, train, options):
 def _list_by_class(root, classes):
     """(image files, [n] labels, class names) of root/CLASS/*; folders without images are no class, unless named so."""
     folders = sorted(f for f in root.iterdir() if f.is_dir() and not _is_hidden(f.relative_to(root)))
-    files = {
-        folder.name: sorted(
-            f for f in folder.rglob("*") if f.suffix.lower() in ENDINGS and not _is_hidden(f.relative_to(root))
-        )
-        for folder in folders
-    }
+    files = {folder.name: sorted(file for file in folder.rglob("*") if is_image(file, root)) for folder in folders}
     found = [name for name in files if files[name]]
     if not found:
         raise UserError(f"{root}: expected one folder of images per class")

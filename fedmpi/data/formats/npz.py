@@ -23,6 +23,7 @@ def read(path, options):
     """
     with attempt("read as npz", path, Exception), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
+    arrays = {name: one.astype(one.dtype.newbyteorder("="), copy=False) for name, one in arrays.items()}
     used = {(split, kind): find_array(arrays, split, words) for split in ("train", "test", "")
             for kind, words in (("x", SAMPLES), ("y", LABELS))}  # fmt: skip
     account = {}

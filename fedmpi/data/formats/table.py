@@ -11,6 +11,7 @@ from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
 from fedmpi.errors import UserError
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
+PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 FEW = 20  # rows, below which nothing is remarkable
 MANY_CLASSES = 50
 
@@ -122,7 +123,7 @@ def read(path, options):
         raise UserError(f"{path}: expected at least one column of numbers besides {label}")
     if agreed is None and options.columns:
         columns.write(options.columns)
-    stored = {name: np.char.encode(_words(table, name), "utf-8") for name in kept}
+    stored = {name: _stored(_words(table, name), name in options.keep) for name in kept}
     splits = {}
     for split, rows in chosen.items():
         splits |= {f"{split}/images": Rows([*features.values()], rows), f"{split}/labels": labels[rows]}
@@ -161,6 +162,14 @@ def _append(table, other):
 def _words(table, name):
     """[n] str of a column that is not learned from; an empty field is ""."""
     return table.columns[name].fillna("").to_numpy(str)
+
+
+def _stored(words, may_be_numbers):
+    """[n] of a column that is not learned from: bytes, or numbers if all are plain numbers, to sort by them."""
+    if may_be_numbers and all(map(INTEGER.fullmatch, words)) and (words.astype(int).astype(str) == words).all():
+        return words.astype(np.int64)
+    is_number = may_be_numbers and all(map(PLAIN.fullmatch, words))
+    return words.astype(np.float64) if is_number else np.char.encode(words, "utf-8")
 
 
 def _not_used(table, columns, others, left_out, options):
