@@ -100,8 +100,10 @@ def our_names(name, known, algorithm=""):
 
 
 def similar(name, known):
-    """`nearest`, but for settings of other systems that have no counterpart here."""
-    return "" if name in _NO_COUNTERPART.split() or name in OURS else nearest(name, known)
+    """`nearest`, but for slips of the keys only: a foreign name without a counterpart here gets no guess."""
+    words = set(name.split("_"))
+    near = [one for one in known if not set(one.split("_")) < words]  # min_local_steps is not local_steps
+    return "" if name in _NO_COUNTERPART.split() or name in OURS else nearest(name, near, 0.8)
 
 
 def our_name(key, known, algorithm=""):
