@@ -209,6 +209,8 @@ def test_every_answer_is_a_setting():
         ("fedavg --max_steps", "unknown setting max_steps; --help"),  # not --local_steps
         ("fedavg --min_local_steps", "unknown setting min_local_steps; --help"),
         ("fedavg --num_threads", "unknown setting num_threads; --help"),
+        ("fedavg --global_epoch", "unknown setting global_epoch; --help"),  # not --local_epochs
+        ("fedavg --adam_beta1", "unknown setting adam_beta1; --help"),
         ("fedavg --use_he", "unknown setting use_he; --help"),  # not --seed
         ("fedavg --local_step", "did you mean 'local_steps'?"),
     ],
