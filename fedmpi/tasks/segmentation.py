@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedmpi.data.hdf5 import readable
+from fedmpi.data.hdf5 import files_of, readable
+from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import input_shape
 from fedmpi.data.source import HDF5Source, find_file, names_silos, pool_normalisation, silo_path
 from fedmpi.errors import UserError
+from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.custom import LoadedOwnTask, Task
@@ -86,13 +88,18 @@ class LoadedSegmentation(LoadedOwnTask):
         of = (lambda _: find_file(task.data, context.data_dir)) if is_shared else (lambda k: silo_path(task.data, k))
         opened = {}  # path -> source
         self._sources = [opened.setdefault(of(k), HDF5Source(of(k))) for k in context.clients]
-        self._sets = []
+        self._sets, self._rows_of = [], None
+        if is_shared:
+            order = generator(context.seed, "partition").permutation(len(self._sources[0].labels["train"]))
+            self._rows_of = [np.sort(order[client :: context.num_clients]) for client in range(context.num_clients)]
+        mine = opened.values() if not is_shared or context.rank == 0 else ()
+        self._files = [file for source in mine for file in files_of(source.path)]
 
         def pixels(client, num_clients, split):
             source = self._sources[context.clients.index(client)]
             rows = np.arange(len(source.labels[split]))
             if is_shared and split == "train":
-                rows = np.sort(generator(context.seed, "partition").permutation(rows)[client::num_clients])
+                rows = self._rows_of[client]
             self._sets.append(Pixels(source, split, rows))
             return self._sets[-1]
 
@@ -102,6 +109,13 @@ class LoadedSegmentation(LoadedOwnTask):
         members = {"train": lambda k, n: pixels(k, n, "train"), **tests, "num_classes": self._sources[0].num_classes}
         super().__init__(type(task).of("Segmentation", **members)(**vars(task)), context)
         self.data = task.data
+
+    def data_files(self):
+        return self._files
+
+    def write_split(self, folder):
+        if self._rows_of is not None:
+            write_partition(folder / PARTITION, self._rows_of, self.data)
 
     def synchronise(self, link):
         mean, std = pool_normalisation(link, self.data, self._sources)

@@ -4,11 +4,17 @@ import io
 
 import numpy as np
 
+from fedmpi.data.formats import medical
 from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.formats.frames import Reading, read_table
+from fedmpi.data.formats.npz import number_words
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+
+
+LABELS = "labels.csv"  # beside the images
 
 
 class ImageFiles:
@@ -28,7 +34,8 @@ class ImageFiles:
     def __init__(self, files, mode=None, size=None):
         self._files, self._size, self._mode = files, size, mode
         self.converted, self.resized = set(), set()
-        self.mode = mode or _open_image(files[0]).mode
+        self._is_medical = is_medical(files[0])
+        self.mode = mode or (medical.read(files[0])[1] if self._is_medical else _open_image(files[0]).mode)
         first = self._pixels(files[0])
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
 
@@ -48,6 +55,8 @@ class ImageFiles:
         return images
 
     def _pixels(self, file):
+        if self._is_medical or is_medical(file):
+            return self._medical(file)
         image = _open_image(file)
         if self._mode is None and image.mode != self.mode:
             raise UserError(
@@ -63,6 +72,18 @@ class ImageFiles:
                 self.resized.add(file)
             pixels = np.asarray(image)
         return pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
+
+    def _medical(self, file):
+        pixels, mode = medical.read(file) if is_medical(file) else (None, "that of a picture")
+        if mode != self.mode or self._size:
+            what = "no --size" if self._size else f"{self.mode}, the mode of {self._files[0]}, and no --mode"
+            raise UserError(f"{file}: has the mode {mode}: expected {what}")
+        return pixels
+
+
+def is_medical(file):
+    """Whether a file is DICOM or NIfTI by its name."""
+    return file.name.lower().endswith(medical.ENDINGS)
 
 
 def _open_image(file):
@@ -105,9 +126,12 @@ def read(root, options):
         sorted, or --classes).
     """
     train = train_folder(root)
-    files, labels, class_names = (
-        _read_one_folder(root, options) if train is None else _read_two_folders(root, train, options)
-    )
+    if (root / LABELS).is_file():
+        files, labels, class_names = _read_labels(root, options)
+    elif train is None:
+        files, labels, class_names = _read_one_folder(root, options)
+    else:
+        files, labels, class_names = _read_two_folders(root, train, options)
     images = {"train": ImageFiles(files["train"], options.mode, options.size)}
     images["test"] = ImageFiles(files["test"], options.mode, options.size)
     if images["train"].mode != images["test"].mode:
@@ -117,9 +141,13 @@ def read(root, options):
     splits |= {f"{split}/labels": labels[split] for split in images}
     account = {
         "assumed": [f"images have the mode {images['train'].mode}, and are {images['train'].dtype}"],
-        "not_used": {str(path.relative_to(root)): why for path, why in _others(root)},
+        "not_used": {str(path.relative_to(root)): why for path, why in _others(root) if path != root / LABELS},
     }
-    if train is not None:
+    if (root / LABELS).is_file():
+        used = {*files["train"], *files["test"]}
+        others = [path for path in root.rglob("*") if is_image(path, root) and path not in used]
+        account["not_used"] |= {str(path.relative_to(root)): f"is not in {LABELS}" for path in sorted(others)}
+    elif train is not None:
         account["test_rows"] = "those of the folder"
     return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account}
 
@@ -130,7 +158,7 @@ def _others(root):
         if _is_hidden(path.relative_to(root)):
             if not _is_hidden(path.relative_to(root).parent):
                 yield path, "is hidden"
-        elif path.is_file() and path.suffix.lower() not in ENDINGS:
+        elif path.is_file() and not is_image(path, root):
             yield path, "is no image"
 
 
@@ -140,7 +168,8 @@ def _is_hidden(path):
 
 def is_image(file, root):
     """Whether a file in a folder is an image and not hidden."""
-    return file.suffix.lower() in ENDINGS and not _is_hidden(file.relative_to(root))
+    is_known = file.suffix.lower() in ENDINGS or is_medical(file)
+    return is_known and not _is_hidden(file.relative_to(root))
 
 
 def train_folder(root):
@@ -169,6 +198,26 @@ def _read_two_folders(root, train, options):
     if class_names["train"] != class_names["test"]:
         raise UserError(f"{test}: expected the same folders as in {train}: {', '.join(class_names['train'][:10])}")
     return files, labels, class_names["train"]
+
+
+def _read_labels(root, options):
+    """What `_read_one_folder` returns, for a folder with a table of files (its first column) and their classes."""
+    table = read_table(root / LABELS, options.reading or Reading(), lambda names: (names, names))
+    names, label = [*table.columns], options.label or [*table.columns][-1]
+    if label not in names[1:]:
+        raise UserError(f"{root / LABELS}: expected a column of files and a column {label}; it has {', '.join(names)}")
+    words, answers = table.columns[names[0]].fillna(""), table.columns[label].fillna("")
+    files = [root / word for word in words]
+    for row, (file, answer) in enumerate(zip(files, answers)):
+        if not answer or not is_image(file, root) or not file.is_file():
+            what = "an empty field" if not answer else f"{file}, which is no image"
+            raise UserError(
+                f"{root / LABELS}: {table.place(row)} has {what}: expected an image in {root} and its class"
+            )
+    numbers, attributes = number_words(root / LABELS, {"all": answers.to_numpy(str)}, options.classes)
+    rows, labels = choose_test_set(numbers["all"], options), numbers["all"]
+    chosen = {split: [files[row] for row in rows[split]] for split in rows}
+    return chosen, {split: labels[rows[split]] for split in rows}, attributes["class_names"]
 
 
 def _list_by_class(root, classes):

@@ -1,12 +1,13 @@
 """Tables: which columns are features, and what the others are."""
 
+import dataclasses
 import re
 
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
 from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.frames import NAMELESS, Reading, read_table
+from fedmpi.data.formats.frames import ARROW_OF_SPLITS, NAMELESS, Reading, read_table
 from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
 from fedmpi.errors import UserError
 
@@ -49,6 +50,12 @@ def read(path, options):
         images [n, features] float32 or float64, labels [n], one array [n] per column of id, group and keep;
         attributes num_classes, class_names, feature_names, mean, std, columns (`Columns` as JSON), and the account.
     """
+    if (path / ARROW_OF_SPLITS).is_file():
+        if not (path / "train").is_dir():
+            raise UserError(f"{path}: contains no folder train: give one of its folders, and maybe --test-from")
+        has_test = (path / "test").is_dir() and not options.test_from
+        options = dataclasses.replace(options, test_from=path / "test") if has_test else options
+        path = path / "train"
     agreed = Columns.read(options.columns)
     if agreed is not None:
         agreed.check(options)
@@ -141,7 +148,7 @@ def read(path, options):
         "assumed": table.assumed,
         "notes": _notes(table, columns, labels, label),
         "given": {"label": label, **given},
-    }
+    } | ({"test_rows": f"those of {options.test_from}"} if options.test_from else {})
     attributes |= {"mean": mean, "std": std, COLUMNS: columns.text(), ACCOUNT: account}
     return splits, attributes | roles
 
