@@ -64,8 +64,11 @@ setup(
         "mlflow": ["mlflow>=2.10"],  # --track mlflow
         "images": ["pillow>=10.0"],  # data sets from folders of image files
         "parquet": ["pyarrow>=14"],  # tables in parquet and feather files
-        "formats": ["pyarrow>=14", "openpyxl>=3.1"],  # tables in all formats that `data prepare` reads
+        # what `data prepare` reads: parquet, feather and Hugging Face's folders; Excel; DICOM; NIfTI; pictures
+        "formats": ["pyarrow>=14", "openpyxl>=3.1", "pydicom>=3.0", "nibabel>=5.0", "pillow>=10.0"],
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
+        # Tests compare with these and are skipped without; use pip's --no-deps, or they replace torch.
+        "peers": ["flwr", "keras", "appfl", "nvflare", "pfl", "fluke-fl", "fedlab", "accelerate", "torchft"],
         "docs": DOCS,
         "dev": [
             "pytest>=8.0",  # tests
@@ -78,6 +81,9 @@ setup(
             "matplotlib>=3.8",
             "pandas>=2.0",  # Run.frame, tables
             "pyarrow>=14",  # tables in parquet files
+            "openpyxl>=3.1",  # tables in Excel files
+            "pydicom>=3.0",
+            "nibabel>=5.0",
             "pillow>=10.0",
             "tensorboard>=2.16",  # what --track wrote is read back
             "wandb>=0.16",

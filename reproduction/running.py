@@ -14,10 +14,10 @@ import subprocess
 import yaml
 
 import fedmpi
-from fedmpi.comm.host import processor_name
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
+from fedmpi.machine.cores import processor_name
 from fedmpi.own_files import check_regular, check_replaceable, replacing, set_aside
 from fedmpi.run_files import RECORDS
 from fedmpi.runs.folder import is_run, outcome, read_run

@@ -10,9 +10,9 @@ from fedmpi.bench.rounds import Rounds
 from fedmpi.bench.timing import time_cases
 from fedmpi.bench.workloads import WORKLOADS, arguments_of
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.host import choose_threads
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
+from fedmpi.machine.cores import choose_threads
 from fedmpi.settings import nearest
 from fedmpi.text import format_table
 

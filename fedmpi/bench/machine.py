@@ -9,8 +9,8 @@ import sys
 
 import torch
 
-from fedmpi.comm.host import processor_name, usable_cores
 from fedmpi.comm.mpi_library import MPI
+from fedmpi.machine.cores import processor_name, usable_cores
 
 
 def reset_peak_memory():

@@ -1,6 +1,6 @@
 """Which cores a rank runs on: those near its GPU, where the system tells which they are.
 
-It has not run on a GPU. A mistake here could make a run slower, and does not change its results.
+It has run with one GPU in a node only. A mistake here could make a run slower, and does not change its results.
 """
 
 import pathlib
@@ -8,7 +8,7 @@ import pathlib
 import torch
 
 from fedmpi.comm.device import number_on_node
-from fedmpi.comm.host import run_on, usable_cores
+from fedmpi.machine.cores import run_on, usable_cores
 
 
 def bind_to_near_cores(device, link):

@@ -1,6 +1,7 @@
 """The device of a rank: which GPU it is bound to, and which ranks share one.
 
-The code for GPUs has not run on a GPU. Its decisions are plain functions, which tests call with made-up facts. GPUs
+The code for GPUs has run with one GPU in a node only. Its decisions are plain functions, which tests call with
+made-up facts. GPUs
 of makers other than NVIDIA and AMD ("xpu" and others, see `torch.accelerator`) are used if the user names them.
 """
 

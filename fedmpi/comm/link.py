@@ -7,7 +7,7 @@ import types
 import numpy as np
 import torch
 
-from fedmpi.comm.host import usable_cores
+from fedmpi.machine.cores import usable_cores
 
 
 @dataclasses.dataclass
@@ -46,7 +46,7 @@ class Link(abc.ABC):
 
     Attributes:
         rank, size: this rank's number and the number of ranks.
-        local_rank, local_size: the same among the ranks of this node; usable_cores: of the node.
+        local_rank, local_size: the same among the ranks of this node. usable_cores: of the node; free_cores: of these.
         num_nodes: that the ranks are on. oversubscribed: whether this node has more ranks than cores.
         traffic: the `Traffic` of this rank.
         summed_by: how the last block was summed, as text for the closing table.
@@ -63,7 +63,7 @@ class Link(abc.ABC):
     lost_in = types.MappingProxyType({})
     rank, size = 0, 1
     local_rank, local_size = 0, 1
-    num_nodes, usable_cores, oversubscribed = 1, 1, False
+    num_nodes, usable_cores, free_cores, oversubscribed = 1, 1, 1, False
     summed_by = "nothing to sum"
 
     @staticmethod
@@ -201,6 +201,7 @@ class SoloLink(Link):
 
     def __init__(self):
         self.traffic, self.usable_cores = Traffic(), len(usable_cores())
+        self.free_cores = self.usable_cores
 
     def allocate(self, numel, dtype, device="cpu"):
         return torch.zeros(numel, dtype=dtype, device=device)

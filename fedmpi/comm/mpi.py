@@ -27,6 +27,7 @@ from fedmpi.text import Log
 
 log = Log(__name__)
 
+NOISE = 0.7  # of a core: other processes that use less of it leave it free
 HOST_BYTES = 64  # of a machine's name in messages
 
 
@@ -57,6 +58,7 @@ class MPILink(Link):
         self.rank, self.size, self.world_size = world.rank, world.size, MPI.COMM_WORLD.size
         self.local_rank, self.local_size = node.rank, node.size
         self.num_nodes, self.usable_cores = self.topology.num_nodes, self.topology.usable_cores
+        self.free_cores = min(self.usable_cores, len(self.topology.cores) - int(self.topology.busy + 1 - NOISE))
         self.transport = transport
         self.traffic, self.progress = Traffic(), [0, 0]
         self.roll_call, self._survivors = None, None

@@ -6,6 +6,7 @@ import os
 import pathlib
 import platform
 import signal
+import time
 
 MACHINE_BYTES = 7  # of a hash, so that it is a positive int64
 _STATE, _PARENT, _START = 0, 1, 19  # fields of /proc/PID/stat after the name, see proc(5)
@@ -39,6 +40,16 @@ def is_stopped(machine, process, start):
 def _is_here(machine, process, start):
     stat = _stat(process)
     return machine == describe_process()[0] != 0 and stat is not None and stat[1:] == (process, start)
+
+
+def seconds_since_start():
+    """How long this process has been running; 0.0 where /proc does not say it."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22 of proc(5): since the machine's start
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return 0.0
 
 
 # Who started the process -> (variable with the number of processes started, variable with the number of this one). The

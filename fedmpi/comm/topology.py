@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fedmpi.comm.host import core_quota, usable_cores
 from fedmpi.comm.link import lowest_true
 from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.waiting import Waiter
+from fedmpi.machine.cores import core_quota, usable_cores, work_since_start
 
 PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
 LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit
@@ -86,13 +86,15 @@ class Topology:
         world, node: `Communicator` of all ranks, and of this node's.
         num_nodes: that the ranks are on; smallest_node: number of ranks on the node with the fewest.
         node_ranks: for each rank, (number of its node, its rank there); node_index: number of this node.
-        usable_cores: of this machine, that any of its ranks may use.
+        cores: numbers of those of this machine that any of its ranks may use; usable_cores: how many at a time.
+        busy: how many of them other processes have used, on average, while the ranks started.
         waiter: the `Waiter` of both.
     """
 
     def __init__(self, mpi, colour=None):
         machine = mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self.usable_cores = _count_cores(machine)
+        self.cores, self.busy = _measure_cores(machine)
+        self.usable_cores = int(min(len(self.cores), core_quota()))
         self.waiter = Waiter()
         self.world, self.node = Communicator(mpi, self.waiter), Communicator(machine, self.waiter)
         if colour is not None:
@@ -115,10 +117,13 @@ class Topology:
         self.node.free()
 
 
-def _count_cores(machine):
-    """Number of cores that any rank of this machine may use. Collective on the machine's communicator."""
+def _measure_cores(machine):
+    """(`cores`, `busy`) of a `Topology`. Collective on the machine's communicator."""
     mask = np.zeros(4096, dtype=np.uint8)
     mask[[core for core in usable_cores() if core < mask.size]] = 1
-    everyone = np.empty_like(mask)
-    machine.Allreduce(mask, everyone, op=MPI.MAX)
-    return int(min(everyone.sum(), core_quota()))
+    machine.Allreduce(MPI.IN_PLACE, mask, op=MPI.MAX)
+    cores = np.flatnonzero(mask).tolist()
+    work = np.array(work_since_start(cores))
+    machine.Allreduce(MPI.IN_PLACE, work)
+    ranks, without_work = work[0], work[1] / machine.size
+    return cores, max(0.0, len(cores) - without_work - ranks)

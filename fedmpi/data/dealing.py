@@ -2,6 +2,9 @@
 
 import math
 
+import numpy as np
+
+from fedmpi.data.partitions.base import most_frequent
 from fedmpi.data.sampler import LastBatch, to_device
 from fedmpi.streams import FIRST, WHOLE, generator
 
@@ -16,6 +19,7 @@ class Dealer:
             all samples.
         participants: `participants(round_index) -> clients`. seed: of the run.
         at_start: client -> sorted indices, of all clients: what they have before round 0.
+        groups: [n] numbers from 0; samples of one group are dealt together. None: each is its own.
 
     Attributes:
         round_index: of the current round; -1 before round 0.
@@ -25,8 +29,9 @@ class Dealer:
         UserError: if the samples cannot be dealt in round 0.
     """
 
-    def __init__(self, partition, labels, participants, seed, at_start):
-        self._partition, self._labels, self._participants, self._seed = partition, labels, participants, seed
+    def __init__(self, partition, labels, participants, seed, at_start, groups=None):
+        self._partition, self._participants, self._seed, self._groups = partition, participants, seed, groups
+        self._labels = labels if groups is None else most_frequent(labels, groups)
         self.round_index, self._at_start = -1, at_start
         self._dealt = {}  # the round dealt last -> its parts
         self.share = math.ceil(len(labels) / len(self.parts(0)))
@@ -37,7 +42,10 @@ class Dealer:
             return self._at_start
         if round_index not in self._dealt:
             clients = self._participants(round_index)
-            self._dealt = {round_index: self._partition.deal(self._labels, clients, self._seed, round_index)}
+            dealt = self._partition.deal(self._labels, clients, self._seed, round_index)
+            if self._groups is not None:
+                dealt = {client: np.flatnonzero(np.isin(self._groups, part)) for client, part in dealt.items()}
+            self._dealt = {round_index: dealt}
         return self._dealt[round_index]
 
 

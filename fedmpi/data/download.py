@@ -1,5 +1,7 @@
 """Download a file: with progress, resumed after an interruption, and checked by its checksum."""
 
+import contextlib
+import fcntl
 import http.client
 import sys
 import urllib.error
@@ -27,9 +29,16 @@ def fetch(url, path, sha256):
         return
     part = path.with_name(path.name + ".part")
     try:
-        _download_rest(url, part)
+        with open(part, "ab") as lock:
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)  # while another process downloads this file
+            if path.is_file():
+                return
+            _download_rest(url, part)
     except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
+        if part.is_file() and not part.stat().st_size:
+            part.unlink()
         raise UserError(
             f"{url}: cannot be downloaded: {' '.join(str(reason).split())}; without a network, copy {path.name} "
             "into a folder and give that folder with --from"

@@ -3,7 +3,7 @@
 import shlex
 
 from fedmpi.data.download import fetch
-from fedmpi.data.formats import OFFICIAL_READERS, find_reader
+from fedmpi.data.formats import OFFICIAL_READERS, find_reader, masks
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.source import ACCOUNT, SILO_NAME
 from fedmpi.data.writer import check_writable, write_file
@@ -40,7 +40,7 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
         origin = _download(name, folder / "downloads" / name, mirror)
     elif not origin.exists():
         raise UserError(f"--from {origin}: no such file or folder")
-    read, readable_path = find_reader(name, origin)
+    read, readable_path = (masks.read, origin) if options.masks else find_reader(name, origin)
     try:
         splits, attributes = read(readable_path, options)
         if read not in OFFICIAL_READERS.values() and "train/labels" in splits:

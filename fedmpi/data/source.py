@@ -72,7 +72,7 @@ class Source:
         return oddities(self.name, *(np.unique(self.labels[split]) for split in SPLITS), self.num_classes)
 
     def columns(self, split="train"):
-        """name -> [n] values of the further columns of a split, besides samples and labels."""
+        """name -> [n, ...] values of the further columns of a split, besides samples and labels."""
         return {}
 
     def groups(self, split="train"):
@@ -139,6 +139,23 @@ def check_labels(link, name, sources, num_classes):
     agree(link, check)
     for line in oddities(name, trained, tested, num_classes) if link.rank == 0 else ():
         log.warning(line)
+
+
+def pool_normalisation(link, name, sources):
+    """(mean, std) of the training samples of all silos together. Collective on the link.
+
+    Args:
+        name: of the data. sources: the `Source` of each of this rank's clients, with as many channels on all ranks.
+    """
+    mine = [[len(source.labels["train"]), *source.mean, *source.std] for source in sources]
+    facts, (first, *_) = link.allgatherv(np.ravel(mine)).reshape(-1, len(mine[0])), sources
+    if (facts[:, 1:] == facts[0, 1:]).all():
+        return first.mean, first.std
+    shares, means, stds = facts[:, 0] / facts[:, 0].sum(), *np.split(facts[:, 1:], [len(first.mean)], axis=1)
+    mean = shares @ means
+    if link.rank == 0:
+        log.warning(f"{name}: inputs are scaled by the mean and std of all clients' samples together")
+    return tuple(mean.tolist()), tuple(np.sqrt(shares @ (stds**2 + (means - mean) ** 2)).tolist())
 
 
 def _missing(present, num_classes):
@@ -315,9 +332,9 @@ class HDF5Source(Source):
             return {
                 name: _fixed_width(column[:])
                 for name, column in file[split].items()
-                if name != "labels"
+                if name not in ("labels", "images")
                 and isinstance(column, h5py.Dataset)
-                and column.shape == file[f"{split}/labels"].shape
+                and column.shape[:1] == file[f"{split}/labels"].shape
             }
 
     def read(self, split, indices):

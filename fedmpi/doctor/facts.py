@@ -9,8 +9,8 @@ import torch
 
 from fedmpi.comm.binding import near_cores
 from fedmpi.comm.device import device_key, pick_device
-from fedmpi.comm.host import choose_threads, usable_cores
 from fedmpi.errors import UserError
+from fedmpi.machine.cores import choose_threads, usable_cores
 from fedmpi.membership.equality import versions
 
 

@@ -1,9 +1,16 @@
 """How much memory this process may still take: what the machine has left, and the limits of its job."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import resource
+import sys
+
+from fedmpi.machine.groups import control_groups
+
+# glibc's names for mallopt; see mallopt(3).
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 
 
 def available_memory(num_ranks=1, root=pathlib.Path("/")):
@@ -32,22 +39,14 @@ def _left_on_machine(root):
 
 def _left_in_groups(root):
     """Bytes that are left below each limit of this process's control groups, of version 2 or 1."""
-    lines = []
-    with contextlib.suppress(OSError):
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    for number, controllers, path in (line.split(":", 2) for line in lines):
-        if number == "0":
-            top, limit, used, cache = "", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            top, limit, used, cache = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        else:
-            continue
-        group = root / "sys/fs/cgroup" / top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # no such group, or no limit ("max")
-                left = int((folder / limit).read_text()) - int((folder / used).read_text())
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                yield left + int(stat.get(cache, 0))  # pages of files are given up when memory is needed
+    names = {2: ("memory.max", "memory.current", "inactive_file")}
+    names[1] = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    for version, folder in control_groups("memory", root):
+        limit, used, cache = names[version]
+        with contextlib.suppress(OSError, ValueError):  # no such group, or no limit ("max")
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield left + int(stat.get(cache, 0))  # pages of files are given up when memory is needed
 
 
 def _given_by_slurm():
@@ -56,3 +55,29 @@ def _given_by_slurm():
         yield from filter(None, [int(os.environ["SLURM_MEM_PER_NODE"]) << 20])
     with contextlib.suppress(KeyError, ValueError):
         yield int(os.environ["SLURM_MEM_PER_CPU"]) * int(os.environ["SLURM_CPUS_ON_NODE"]) << 20
+
+
+def keep_freed_memory():
+    """Make malloc keep what was freed instead of returning it to the system.
+
+    Training allocates and frees the same activations and gradients at every step. By default malloc takes the memory of
+    each large tensor from the system anew, which costs a page fault per page.
+    """
+    _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 << 20})
+
+
+def return_freed_memory():
+    """Make malloc work as it does by itself once its thresholds have grown to their maximum."""
+    _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20, _M_TOP_PAD: 128 << 10})
+
+
+def _mallopt(options):
+    """Set options of glibc's malloc; nothing where malloc is not glibc's."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return
+    for option, value in options.items():
+        mallopt(option, value)

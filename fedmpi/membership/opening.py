@@ -1,7 +1,9 @@
 """`open_link`: the ranks meet, and none of them waits forever for one that is stuck or ends."""
 
+import contextlib
 import numbers
 import os
+import platform
 import sys
 import threading
 import time
@@ -19,8 +21,12 @@ from fedmpi.comm.process import started_by
 from fedmpi.comm.rollcall import GRACE, TIMED_OUT
 from fedmpi.errors import UserError
 from fedmpi.membership.exits import forget, guard_exits
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 TIMEOUT = 1800.0  # seconds, at every door
+TAKEN = 0.3  # of the time of the cores; a line says so if other processes use more of it
 
 
 def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
@@ -50,10 +56,26 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
             print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(2)  # at once, so that a launcher can end the others before they say it, too
+    _warn_if_bound_to_taken_cores(link)
     link.watch(timeout)
     guard_exits(link)
     agree(link, lambda: _check_timeout(given, is_number))
     return link
+
+
+def _warn_if_bound_to_taken_cores(link):
+    """Print a line on a node's first rank if its ranks are bound to cores on which other processes run.
+
+    Open MPI binds the ranks of each job to the machine's first cores: two jobs share them while others are free.
+    """
+    cores, busy = link.topology.cores, link.topology.busy
+    if link.local_rank or busy < TAKEN * len(cores):
+        return
+    with contextlib.suppress(OSError):  # the parent is in another container
+        if len(os.sched_getaffinity(os.getppid())) > len(cores):
+            which = f"core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}"
+            what = f"the launcher has bound the ranks on {platform.node()} to {which}, where other processes run"
+            log.warning(f"{what}: start with mpirun --bind-to none")
 
 
 def _check_timeout(given, is_number):

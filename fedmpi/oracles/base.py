@@ -75,11 +75,14 @@ class OracleKind:
     def __post_init__(self):
         check(self, "oracle.")
 
-    def workspace(self, x):
+    def workspace(self, flat):
         """Memory that all oracles of a rank share, because clients work in turn; `make` gets it.
 
         Args:
-            x: [dim] the model, for length, dtype and device.
+            flat: the model as a `FlatModule`.
+
+        Raises:
+            UserError: if the settings do not suit the model's device.
         """
         raise NotImplementedError
 

@@ -214,8 +214,8 @@ class TwoPoint(OracleKind):
     )
     at_once: int = setting(32, "largest number of directions in memory at a time", least=1)
 
-    def workspace(self, x):
-        return Workspace(x, self.directions, self.at_once)
+    def workspace(self, flat):
+        return Workspace(flat.x, self.directions, self.at_once)
 
     def make(self, client, objective, workspace):
         return TwoPointOracle(client, objective, workspace, self.smoothing, self.evaluation)

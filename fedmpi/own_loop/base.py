@@ -11,13 +11,13 @@ import torch
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
-from fedmpi.comm.host import choose_threads, library_threads
 from fedmpi.errors import UserError
 from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.machine.cores import choose_threads, library_threads
 from fedmpi.membership.equality import check_same_model, describe_values
 from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
@@ -438,13 +438,13 @@ def _take_share_of_cores(link: Any) -> int | None:
     Returns:
         how many there were before, if they were changed.
     """
-    threads, before = choose_threads(link)[0], int(torch.get_num_threads())
+    (threads, chosen_by), before = choose_threads(link), int(torch.get_num_threads())
     if threads >= before or before not in library_threads():
         return None
     torch.set_num_threads(threads)
     if link.rank == 0:
-        hint = "torch.set_num_threads or OMP_NUM_THREADS choose otherwise"
-        log.warning(f"torch uses {threads} of its {before} threads on this rank, its share of the cores: {hint}")
+        what = f"torch uses {threads} of its {before} threads on this rank ({chosen_by or 'its share of the cores'})"
+        log.warning(f"{what}: torch.set_num_threads or OMP_NUM_THREADS choose otherwise")
     return before
 
 

@@ -17,12 +17,13 @@ from fedmpi.runs.model_files import has_client_models, load_model, model_file, p
 from fedmpi.text import as_cell, short
 
 AT_ONCE = 1000  # samples
-HEADER = b"sample,predicted,probability"  # of the table
+HEADER = b"sample,predicted"  # of the table
 DESCRIPTION = """\
 Write the class that the model of a run folder predicts for every sample of a file, and its probability, as CSV.
 
-The file is HDF5 (test/images, or images), npz (x_test, or x) or a table with the columns that the model was trained
-on. Columns that --id named are written, too. If it has labels, they are written, and the accuracy is printed."""
+The file is HDF5 (test/images, or images), npz (x_test, or x), a table with the columns that the model was trained on,
+or a folder of images. Columns that --id named are written, too. If it has labels, they are written, and the accuracy is
+printed. If the model of the user's own task computes values, these are written."""
 
 
 def main(arguments=None):
@@ -34,7 +35,7 @@ def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="python -m fedmpi.predict", description=DESCRIPTION)
     parser.add_argument("folder", metavar="FOLDER", help="run folder")
-    parser.add_argument("file", metavar="FILE", help="samples: a file that ends in .h5, .npz, .csv or .parquet")
+    parser.add_argument("file", metavar="FILE", help="samples: a .h5 or .npz file, a table, or a folder of images")
     parser.add_argument("--out", metavar="FILE", default="predictions.csv", help="default: predictions.csv")
     parser.add_argument("--split", default="test", help="part of an HDF5 or npz file: test (the default) or train")
     parser.add_argument("--label", metavar="COLUMN", help="column of a table that has the labels")
@@ -42,7 +43,7 @@ def make_parser():
     parser.add_argument("--probabilities", action="store_true", help=text)
     text = "number of the client whose own model predicts, if layers are personal (--private)"
     parser.add_argument("--client", type=int, metavar="N", help=text)
-    text = "module with the model's class, which is trusted, like mymodel; may be repeated"
+    text = "module with the model's class or function, which is trusted, like mymodel; may be repeated"
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE", help=text)
     return parser
 
@@ -58,10 +59,16 @@ def _run(arguments):
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
             raise UserError(f"--import {name}: {type(error).__name__}: {short(error)}") from error
-    model = load_model(folder, client=options.client)
+    model = load_model(folder, client=options.client, trusted=options.modules)
     _check_weights(model_file(folder, options.client), model)
     samples, labels, ids = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
     try:
+        if model.fedmpi.get("outputs") == "values":
+            values = outputs(model, samples)
+            header = [f"predicted {number}" for number in range(values.shape[1])]
+            _write_rows(options.out, [header, *values.tolist()], ids)
+            print(f"{len(values)} predictions in {options.out}")
+            return
         probabilities = predict(model, samples)
     except UserError as error:
         raise UserError(f"{options.file} with the model of {folder}: {error}") from None
@@ -95,27 +102,35 @@ def predict(model, samples):
     Raises:
         UserError: if the model takes no such samples, or a value or score of one is not finite.
     """
-    probabilities = []
+    scores = torch.from_numpy(outputs(model, samples))
+    if scores.shape[1] == 1:  # of the class 1 of two
+        scores = torch.cat([torch.zeros_like(scores), scores], dim=1)
+    return scores.softmax(1).float().numpy()
+
+
+@torch.no_grad()
+def outputs(model, samples):
+    """[n, k] float64 array: what the model computes for every sample; see `predict`."""
+    found = []
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     for begin in range(0, len(samples), AT_ONCE):
         inputs = prepare_inputs(model.fedmpi, samples[begin : begin + AT_ONCE]).to(dtype)
         _check_finite(begin, inputs, f"a value that is not finite, or too large for {dtype}")
         scores = _scores(model, inputs)
         _check_finite(begin, scores, "a score that is not finite: the model cannot classify it")
-        probabilities.append(scores.softmax(1).float())
-    return torch.cat(probabilities).numpy()
+        found.append(scores.double())
+    return torch.cat(found).numpy()
 
 
 def _scores(model, inputs):
-    """[n, classes] what the model computes from inputs."""
+    """[n, k] what the model computes from inputs."""
     try:
         scores = model(inputs)
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
         what = f"{type(error).__name__}: {short(error)}"
         raise UserError(f"the model does not work on inputs {list(inputs.shape)}: {what}") from None
     is_float = isinstance(scores, torch.Tensor) and scores.is_floating_point()
-    if is_float and scores.dim() == 1:  # of the class 1 of two
-        scores = torch.stack([torch.zeros_like(scores), scores], dim=1)
+    scores = scores[:, None] if is_float and scores.dim() == 1 else scores
     if not is_float or scores.dim() != 2 or len(scores) != len(inputs) or not scores.numel():
         what = list(scores.shape) if is_float else type(scores).__name__
         raise UserError(f"the model computes {what} from inputs {list(inputs.shape)}: expected scores of classes")
@@ -141,13 +156,19 @@ def _write(path, names, columns, ids, further=None):
     def name(number):
         return as_cell(names[number]) if names and 0 <= number < len(names) else int(number)
 
-    rows = [["sample", "predicted", "probability"]]
-    rows += [[number, name(best), f"{sure:.6f}"] for number, (best, sure) in enumerate(zip(predicted, probability))]
+    rows = [["predicted", "probability"]]
+    rows += [[name(best), f"{sure:.6f}"] for best, sure in zip(predicted, probability)]
     if labels is not None:
         rows = [[*row, label] for row, label in zip(rows, ["label", *map(name, labels)])]
     if further is not None:
         titles = [f"probability of {name(k)}" for k in range(further.shape[1])]
         rows = [[*row, *more] for row, more in zip(rows, [titles, *([f"{p:.6f}" for p in each] for each in further)])]
+    _write_rows(path, rows, ids)
+
+
+def _write_rows(path, rows, ids):
+    """Write the table: the number of each sample, `rows` with a header, and further columns."""
+    rows = [[number, *row] for number, row in zip(["sample", *range(len(rows))], rows)]
     for column, values in ids.items():
         rows = [[*row, value] for row, value in zip(rows, [as_cell(column), *map(as_cell, values)])]
     text = io.StringIO(newline="")

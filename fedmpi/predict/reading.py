@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from fedmpi.data.formats import ENDINGS
 from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.frames import read_table, table_ending
+from fedmpi.data.formats.images import ImageFiles, is_image, train_folder
 from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array
 from fedmpi.data.formats.table import INTEGER
 from fedmpi.data.hdf5 import readable
@@ -12,6 +14,7 @@ from fedmpi.text import Log
 
 log = Log(__name__)
 
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of pillow, by number of channels
 NO_COLUMNS = {"missing": "refuse", "classes": [], "columns": {}}  # of models that were not trained on a table
 
 
@@ -19,28 +22,30 @@ def read_samples(path, split, label, description):
     """The samples of a file, and their classes if it has them.
 
     Args:
-        path: a `pathlib.Path` that ends in .h5, .hdf5, .npz, .csv or .parquet.
+        path: `pathlib.Path` of a file that ends in .h5, .hdf5, .npz or as tables do, or of a folder of images.
         split: "train" or "test": the part of an HDF5 or npz file, if it has parts.
         label: column of a table, or None. description: the content of the model's model.json.
 
     Returns:
-        ([n, ...] array, [n] int64 array or None, and {column: [n] str} of a table's identifiers).
+        ([n, ...] array, [n] int64 array or None, and {column: [n] str} of a table's identifiers or of images' names).
 
     Raises:
         UserError: one line, if the file cannot be read or lacks something.
     """
     ids = {}
     with attempt("read", path, Exception):  # each library has its own errors for damaged files
-        if not path.is_file():  # reading a FIFO or a device might never end
+        if path.is_dir() and path.suffix not in (".h5", ".hdf5", ".npz"):
+            samples, labels, ids = _read_images(path, split, description)
+        elif not path.is_file():  # reading a FIFO or a device might never end
             raise UserError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
-        if path.suffix in (".h5", ".hdf5"):
+        elif path.suffix in (".h5", ".hdf5"):
             samples, labels = _read_hdf5(path, split)
         elif path.suffix == ".npz":
             samples, labels = _read_npz(path, split)
         elif table_ending(path):
             samples, labels, ids = _read_table(path, label, description)
         else:
-            raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, .csv or .parquet")
+            raise UserError(f"{path}: expected a file that ends in .h5, .hdf5, .npz, {ENDINGS}, or a folder of images")
     if labels is not None and len(labels) != len(samples):
         raise UserError(f"{path}: has {len(labels)} labels for {len(samples)} samples")
     return samples, labels if labels is None else _numbers(path, labels, description.get("class_names")), ids
@@ -65,6 +70,29 @@ def _read_npz(path, split):
         samples, labels = (name and file[name] for name in names)
         _check(path, f"x or x_{split}", samples)
         return samples, labels if labels is None else labels.reshape(-1)
+
+
+def _read_images(path, split, description):
+    """(images as the model's were, the classes after which their folders are named or None, their names)."""
+    root = path / split if train_folder(path) else path
+    files = [file for file in sorted(root.rglob("*")) if is_image(file, root)]
+    if not files:
+        raise UserError(f"{root}: contains no image")
+    facts = description.get("input") or {"shape": (), "divide_by": 1}
+    channels, *sides = facts["shape"] if len(facts["shape"]) == 3 else (None, None, None)
+    mode = MODES.get(channels) if facts["divide_by"] == 255 else None
+    images = ImageFiles(files, mode, sides[0] if sides[0] == sides[1] else None)
+    samples = images[:]
+    for number, what in ((len(images.resized), f"resized to {sides}"), (len(images.converted), f"converted to {mode}")):
+        if number:
+            log.warning(f"{path}: {number} of {len(files)} images are {what}, as the model takes them")
+    folders = [file.relative_to(root).parts[0] for file in files]
+    is_labelled = {*folders} <= {*description.get("class_names", ())}
+    return (
+        samples,
+        np.array(folders) if is_labelled else None,
+        {"file": [str(file.relative_to(root)) for file in files]},
+    )
 
 
 def _check(path, name, samples):

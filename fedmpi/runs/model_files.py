@@ -11,6 +11,7 @@
 """
 
 import importlib
+import inspect
 import io
 import json
 import math
@@ -121,7 +122,7 @@ def save_client_model(path, named_values):
 
 
 @generators_kept(devices=())  # building a model draws its initial values
-def load_model(folder, model=None, client=None):
+def load_model(folder, model=None, client=None, trusted=()):
     """The trained module of a run folder, in evaluation mode, on the CPU.
 
     Args:
@@ -129,6 +130,7 @@ def load_model(folder, model=None, client=None):
         model: a `torch.nn.Module`, or a function without arguments that makes one, instead of the class that
             model.json names; None: that class.
         client: number of the client whose own model is wanted, of a run with private layers; None: the only model.
+        trusted: names of imported modules of which a function may make the model.
 
     Returns:
         the module; its attribute `fedmpi` is the content of model.json.
@@ -140,7 +142,7 @@ def load_model(folder, model=None, client=None):
         raise UserError(f"{folder}: each client has a model of its own (--private): choose one, like client=0")
     state, description = read_state(folder, client), read_description(folder)
     if model is None:
-        model = _build_limited(folder, description.get("model"), state)
+        model = _build_limited(folder, description.get("model"), state, trusted)
     try:
         model = model if isinstance(model, nn.Module) else model()
         model.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
@@ -281,25 +283,30 @@ def prepare_inputs(description, samples):
         raise UserError(f"{MODEL_DESCRIPTION}: input: {what}: {type(error).__name__}: {short(error)}") from None
 
 
-def _class_named(folder, path):
-    """A class of modules by its dotted path. A run folder is data: what it names is not imported, but for fedmpi's.
+def _class_named(folder, path, trusted):
+    """A class of modules, or a function that makes one, by its dotted path.
+
+    A run folder is data: what it names is not imported, but for fedmpi's, and only functions of trusted modules are
+    called: it could name any.
 
     Raises:
-        UserError: if it is neither fedmpi's nor imported already.
+        UserError: if it may not be used.
     """
     module_name, _, class_name = path.rpartition(".")
     is_ours = module_name.partition(".")[0] == "fedmpi"
     module = importlib.import_module(module_name) if is_ours else sys.modules.get(module_name)
     cls = getattr(module, class_name, None)
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise UserError(
-            f"{folder}: its model is of class {path[:200]}, which is not imported: import {module_name[:200]} first if "
-            "you trust it, or give the model: load(folder, model)"
-        )
-    return cls
+    if isinstance(cls, type) and issubclass(cls, nn.Module) or (inspect.isfunction(cls) and module_name in trusted):
+        return cls
+    ways = f"give the model, load(folder, model), or predict with --import {module_name[:200]} if you trust it"
+    if module is None:
+        ways = f"import {module_name[:200]} first if you trust it, or {ways}"
+        raise UserError(f"{folder}: its model is {path[:200]}, which is not imported: {ways}")
+    what = "a function, and it is not called unasked" if inspect.isfunction(cls) else "no class of modules"
+    raise UserError(f"{folder}: its model is {path[:200]}, which is {what}: {ways}")
 
 
-def _build_limited(folder, constructor, state):
+def _build_limited(folder, constructor, state, trusted):
     """See `_build`; a model that is far larger than the trained tensors `state` is refused before it fills the memory.
 
     Raises:
@@ -315,22 +322,25 @@ def _build_limited(folder, constructor, state):
     left = 100 * sum(1000 + value.numel() for value in state.values()) + 10**6
     hook = register_module_parameter_registration_hook(count)
     try:
-        return _build(folder, constructor)
+        return _build(folder, constructor, trusted)
     finally:
         hook.remove()
 
 
-def _build(folder, constructor):
+def _build(folder, constructor, trusted):
     """The module that model.json describes, with initial parameters."""
     if not constructor:
         raise UserError(
             f"{folder}: {MODEL_DESCRIPTION} does not say how to build the model: give it, load(folder, model)"
         )
     try:
-        cls = _class_named(folder, str(constructor["class"]))
+        cls = _class_named(folder, str(constructor["class"]), trusted)
         arguments = constructor["arguments"].items()
-        given = {k: _build(folder, v) if isinstance(v, dict) and "class" in v else v for k, v in arguments}
-        return cls(**given)
+        given = {k: _build(folder, v, trusted) if isinstance(v, dict) and "class" in v else v for k, v in arguments}
+        model = cls(**given)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{constructor['class']} makes a {type(model).__name__}")
+        return model
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  importing and building a user's module can raise anything

@@ -24,6 +24,7 @@ from fedmpi.data.source import (
     check_labels,
     names_silos,
     open_source,
+    pool_normalisation,
     silo_name,
     silo_path,
 )
@@ -186,7 +187,7 @@ class LoadedClassification(LoadedTask):
         self.num_classes = max(own.num_classes for own in sources.values())
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
-        self._tests = [self._samples(own.read("test", at), own.labels["test"][at]) for own, at in tests]
+        self._test_rows = [(own.read("test", at), own.labels["test"][at]) for own, at in tests]
         # For each of these test parts: number of its test set (0 if there is only one, else the client), how many test
         # sets there are, how many samples its set has, and which of them the part contains; `subset` draws by it.
         divisor = 1 if self._is_shared else context.num_clients
@@ -205,6 +206,8 @@ class LoadedClassification(LoadedTask):
         self.num_classes = int(link.allgather([self.num_classes]).max())
         if not self._is_shared:
             check_labels(link, self._settings.data, self._sources, self.num_classes)
+            mean, std = pool_normalisation(link, self._settings.data, self._sources)
+            self._normalisation = (self._settings.mean or mean, self._settings.std or std)
         if self._settings.metrics:
             self._metrics = by_name(self._settings.metrics, self.num_classes, "task.metrics")
             self.measured = f"{', '.join(self._metrics)}: of all test samples"
@@ -214,7 +217,8 @@ class LoadedClassification(LoadedTask):
             self.measured = "; ".join(filter(None, [self.measured, weighted]))
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
-        self._rows = self._labels = self._held_labels = self._sources = None
+        self._tests = agree(link, lambda: [self._samples(*pair) for pair in self._test_rows])
+        self._test_rows = self._rows = self._labels = self._held_labels = self._sources = None
         self._count()
         self._clients = self._describe_clients(link)
         self.client_names = self._clients["names"]
@@ -389,13 +393,17 @@ def as_strings(values):
 
 
 def _facts(source, settings):
-    """What must be equal in the files of all clients, a list of str. The settings may replace mean and std."""
+    """What must be equal in the files of all clients, a list of str: of tables, mean and std, too.
+
+    Fields of a table were filled and encoded by what its silo knew; other samples are as they were measured.
+    """
     names = {key: as_strings(source.attributes[key]) for key in NAMES if key in source.attributes}
+    mean, std = settings.mean or source.mean, settings.std or source.std
     return [
         f"{source.dtype} samples {list(source.shape)}",
         f"{source.num_classes} classes" if source.classes_declared else "no attribute num_classes",
         *(f"{key.replace('_', ' ')}: {', '.join(names.get(key, ['none']))}" for key in NAMES),
-        f"mean {list(settings.mean or source.mean)}, std {list(settings.std or source.std)}",
+        f"mean {list(mean)}, std {list(std)}" if COLUMNS in source.attributes else f"{len(mean)} mean, {len(std)} std",
     ]
 
 
@@ -407,7 +415,7 @@ def _check_equal(link, facts, data):
             if other != first:
                 raise UserError(
                     f"{data}: client {client} has {short(other)}; client 0 has {short(first)}: expected the same; "
-                    "see data prepare --columns (tables), --task.mean and --task.std (images)"
+                    "see data prepare --columns (tables)"
                 )
 
 

@@ -26,9 +26,11 @@ class Dealt:
     def __init__(self, settings, context, partition, sources, parts, *data):
         super().__init__(settings, context, sources, parts, *data)
         source = sources[context.clients[0]]
-        kept = [
-            part[hold_out(len(part), context.holdout, context.seed, client)[0]] for client, part in enumerate(parts)
-        ]
+        groups = source.groups()
+        kept = []
+        for client, part in enumerate(parts):
+            own = None if groups is None or not context.holdout else groups[part]
+            kept.append(part[hold_out(len(part), context.holdout, context.seed, client, own)[0]])
         rows = np.unique(np.concatenate(kept))
         self._all = self._samples(source.read("train", rows), source.labels["train"][rows])
         self.dealer = Dealer(
@@ -37,6 +39,7 @@ class Dealt:
             functools.partial(draw_participants, context.num_clients, context.participation, context.seed),
             context.seed,
             {client: np.searchsorted(rows, part) for client, part in enumerate(kept)},
+            None if groups is None else np.unique(groups[rows], return_inverse=True)[1],
         )
 
     def begin_round(self, round_index):

@@ -11,7 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedmpi.comm.agreement import agree, check_equal, share
 from fedmpi.comm.binding import bind_to_near_cores
 from fedmpi.comm.device import pick_device, set_arithmetic, warn_if_shared
-from fedmpi.comm.host import choose_threads, keep_freed_memory
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
 from fedmpi.comm.survivors import why_unavailable
@@ -23,6 +22,8 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.machine.cores import choose_threads
+from fedmpi.machine.memory import keep_freed_memory
 from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.membership.opening import check_alone
 from fedmpi.oracles.base import LocalObjective
@@ -45,6 +46,8 @@ class Job:
         config: the `Config`. link: the `Link`. context: the `RankContext`.
         task: the `LoadedTask`. flat: the model as a `FlatModule`. federation: the `Federation`.
         num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
+        samplers: client -> its sampler, of the clients of this rank.
+        threads_by: what has decided the number of threads, see `choose_threads`.
     """
 
     config: Config
@@ -55,6 +58,8 @@ class Job:
     federation: Federation
     num_rounds: int
     num_batches: int
+    samplers: dict
+    threads_by: str = ""
 
     @property
     def settings(self):
@@ -102,7 +107,8 @@ def prepare(config, link):
     agree(link, lambda: check_launch(link, run.ranks))
     agree(link, check_alone)
     keep_freed_memory()
-    torch.set_num_threads(choose_threads(link, run.threads)[0])
+    threads, threads_by = choose_threads(link, run.threads, by_load=not run.deterministic)
+    torch.set_num_threads(threads)
     set_arithmetic(run.tf32, run.deterministic)
     link.transport = run.transport
     if run.on_loss == "continue":
@@ -132,13 +138,13 @@ def prepare(config, link):
         if note and link.rank == 0:
             log.warning(note)
         try_metrics(flat, task, link)
-    oracles = _oracles(config, task, flat, samplers)
+    oracles = agree(link, lambda: _oracles(config, task, flat, samplers))
     private = agree(link, lambda: private_parts(run, task, flat))
     parameters = (flat.buffer_parts, flat.names, flat.shapes)
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
     parts = (config.sending, SlowSteps(link, context.device))
     federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
-    return Job(config, link, context, task, flat, federation, num_rounds, num_batches)
+    return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers, threads_by)
 
 
 def rank_context(run, link):
@@ -154,7 +160,7 @@ def rank_context(run, link):
         device=pick_device(run.device, link),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
-        is_personal=run.private is not None,
+        is_personal=run.private is not None or run.baselines is not None,
         participation=run.participation,
         num_local=link.local_size,
         weighting=run.weighting,
@@ -225,7 +231,7 @@ def _dealt_steps(run, dealer, sampler):
 def _oracles(config, task, flat, samplers):
     """Client number -> function(`Client`) -> oracle, for the clients of this rank; not collective."""
     run, kind = config.run, config.oracle
-    workspace = kind.workspace(flat.x)
+    workspace = kind.workspace(flat)
 
     def make(client):
         objective = LocalObjective(

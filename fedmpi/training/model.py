@@ -1,6 +1,7 @@
 """From a model class to a module; checks that it can be trained and saved, and is the same on all ranks."""
 
 import contextlib
+import functools
 import inspect
 import random
 
@@ -21,6 +22,7 @@ from fedmpi.streams import FIRST, derive
 from fedmpi.training.layers import freeze
 
 SHOWN = 3  # names in a message
+REPLAYED = 1e-3  # difference of a gradient from a CUDA graph, relative: kernels that add atomically round at random
 
 
 def build_model(config, context, task):
@@ -44,7 +46,9 @@ def build_model(config, context, task):
         if is_lazy(tensor):
             raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
     frozen_parts = freeze(module, run.freeze)
-    flat = FlatModule(module, channels_last=True)
+    # The code of a compiled model cannot put gradients where they are wanted.
+    is_compiled = getattr(config.oracle, "uses_torch_compile", False)
+    flat = FlatModule(module, channels_last=True, direct_gradients=not is_compiled)
     flat.frozen_parts += frozen_parts
     check_savable(module, describe_model(config, task))
     return flat
@@ -156,7 +160,7 @@ def try_training(config, flat, task, samplers):
     module, frozen, client = flat.module, _frozen(flat.module), next(iter(samplers))
     flat.train()
     try:
-        with _trying(flat), noise_kept(flat.x.device):
+        with _trying(flat) as point, noise_kept(flat.x.device):
             seed_all(derive(config.run.seed, "try"), flat.x.device)
             losses = []
             for owner, indices in _to_try(config.run, samplers):
@@ -166,6 +170,8 @@ def try_training(config, flat, task, samplers):
                 task.draws_outside_torch |= states_outside_torch() != before
             if flat.unused:
                 _check_unused(flat, task, batch)
+            if getattr(config.oracle, "compile", "") == "cuda_graph":
+                _try_captured(config, flat, task, batch, point)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
@@ -199,13 +205,13 @@ def try_metrics(flat, task, link):
 
 @contextlib.contextmanager
 def _trying(flat):
-    """A context in which passes leave no trace in the model's tensors."""
+    """A context in which passes leave no trace in the model's tensors: (vector, buffers) where they work."""
     counters = flat.counters
     x, buffers = flat.x.clone(), flat.buffers.clone()
     flat.point_at(x, buffers)
     flat.point_counters_at([counter.clone() for counter in counters])
     try:
-        yield
+        yield x, buffers
     finally:
         flat.point_at(flat.x, flat.buffers)
         flat.point_counters_at(counters)
@@ -243,6 +249,23 @@ def _one_pass(config, flat, task, batch, out):
         return loss
 
     return flat.gradient(loss_of, out)
+
+
+def _try_captured(config, flat, task, batch, point):
+    """Check that a gradient replayed from a CUDA graph is that of a plain pass.
+
+    Raises:
+        UserError: one line, if it is not, or cannot be captured.
+    """
+    if task.draws_outside_torch:
+        raise UserError("compile = cuda_graph: the loss draws from numpy's or Python's generator: leave it out")
+    rows, captured, _ = config.oracle.workspace(flat)
+    seed = functools.partial(seed_all, derive(config.run.seed, "try"), flat.x.device)
+    seed()
+    flat.gradient(lambda module: task.loss(module, batch), rows[0])
+    loss = captured.gradient(task.loss, seed, *point, batch, rows[1])
+    if loss is not None and torch.dist(*rows) > REPLAYED * torch.linalg.vector_norm(rows[0]):
+        raise UserError("compile = cuda_graph: a replayed pass gives another gradient than a plain one: leave it out")
 
 
 def _check_unused(flat, task, batch):

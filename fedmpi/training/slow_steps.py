@@ -5,7 +5,7 @@ import platform
 
 import torch
 
-from fedmpi.comm.host import core_quota, seconds_without_core
+from fedmpi.machine.cores import core_quota, seconds_without_core
 from fedmpi.text import Log
 
 log = Log(__name__)

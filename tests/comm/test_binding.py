@@ -9,7 +9,7 @@ import torch
 import fedmpi
 import fedmpi.comm.binding
 from fedmpi.comm.binding import cores_near, cores_to_use, near_cores, pci_address
-from fedmpi.comm.host import usable_cores
+from fedmpi.machine.cores import usable_cores
 
 
 @pytest.mark.parametrize(

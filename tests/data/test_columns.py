@@ -8,8 +8,9 @@ import pandas
 import pytest
 
 from fedmpi.data.__main__ import main
+from fedmpi.data.dealing import Dealer
 from fedmpi.data.holdout import hold_out
-from fedmpi.data.partitions import IID, Dirichlet
+from fedmpi.data.partitions import IID, Column, Dirichlet
 from fedmpi.data.source import HDF5Source
 
 DRAW = np.random.default_rng(0)
@@ -164,6 +165,22 @@ def test_rows_of_a_group_are_never_divided(tmp_path):
         assert sum(map(len, owners)) == len(set.union(*owners))
     training, held = hold_out(80, 0.25, 0, 0, source.groups())
     assert len(held) == 20 and not {*patients["train"][training]} & {*patients["train"][held]}
+    at_start = dict(enumerate(np.array_split(np.arange(80), 4)))
+    dealer = Dealer(IID(redeal=True), source.labels["train"], lambda _: [0, 2, 3], 0, at_start, source.groups())
+    for number in range(3):  # each round's clients share no patient
+        owners = [{*patients["train"][part]} for part in dealer.parts(number).values()]
+        assert sum(map(len, owners)) == len(set.union(*owners)) == 16
+
+
+def test_columns_of_numbers_split_silos_in_their_order(tmp_path):
+    """Numbers were stored as words: 10 came before 9."""
+    frame = table(site=np.arange(100) % 12, weight=np.arange(100) / 8 + 50, code=[f"{n:03}" for n in range(100)])
+    source, _ = prepare(tmp_path, frame, "--keep", "site", "--keep", "weight", "--keep", "code")
+    assert [source.column(name).dtype.kind for name in ("site", "weight", "code")] == ["i", "f", "S"]
+    parts = Column(by="weight", cut=True).split_source(source, 4, 0)
+    weights = [source.column("weight")[part] for part in parts]
+    assert all(low.max() < high.min() for low, high in zip(weights, weights[1:]))
+    assert Column(by="site").names(source, Column(by="site").split_source(source, 12, 0))[0] in map(str, range(12))
 
 
 def test_classes_are_named_stripped_and_told_all_at_once(tmp_path, capsys):

@@ -1,7 +1,11 @@
 """Images and arrays: depth, modes, axes and classes are kept, or named in one line."""
 
+import json
+
+import h5py
 import numpy as np
 import pytest
+from helpers import train
 from test_columns import prepared as prepare
 
 DRAW = np.random.default_rng(0)
@@ -95,3 +99,30 @@ def test_a_layout_that_does_not_fit(tmp_path, capsys):
     np.savez(tmp_path / "it.npz", X=np.zeros((20, 6, 5)), Y=np.arange(20) % 2)
     assert prepare(tmp_path, tmp_path / "it.npz")[0].shape == (6, 5)
     assert "--layout nchw: samples are [16, 6, 5]" in refused(capsys, tmp_path, tmp_path / "it.npz", "--layout", "nchw")
+
+
+def test_silos_of_images_are_scaled_by_the_mean_and_deviation_of_all(tmp_path):
+    """Silos whose images differ in brightness could not train together."""
+    light = DRAW.integers(100, 256, (10, 6, 5, 3)).astype(np.uint8)
+    for silo, arrays in enumerate((light, light[:4] // 3)):
+        folder = pictures(tmp_path / f"s{silo}", arrays, classes="ABC"[: 3 - silo])
+        prepare(tmp_path, folder, "--classes", "A,B,C", name=f"s{silo}")
+    ended = train(2, tmp_path, "--data", tmp_path / "s{client}.h5", "--rounds", 1, "--name", "run")
+    assert ended.returncode == 0, ended.stderr
+    assert "inputs are scaled by the mean and std of all clients' samples together" in ended.stderr
+    pixels = [h5py.File(tmp_path / f"s{silo}.h5")["train/images"][:] / 255 for silo in (0, 1)]
+    facts = json.loads((tmp_path / "run" / "model.json").read_text())["input"]
+    assert np.allclose(facts["mean"], np.concatenate(pixels).mean((0, 1, 2)), rtol=1e-12)
+    assert np.allclose(facts["std"], np.concatenate(pixels).std((0, 1, 2)), rtol=1e-12)
+    words = ["--data", tmp_path / "s{client}.h5", "--rounds", 1, "--name", "own", "--task.mean", "[0.5]"]
+    assert train(2, tmp_path, *words).returncode == 0
+    own = json.loads((tmp_path / "own" / "model.json").read_text())["input"]
+    assert own["mean"] == [0.5] and own["std"] == facts["std"]
+
+
+def test_numbers_of_other_machines(tmp_path):
+    """Arrays in the other order of bytes were refused."""
+    x = DRAW.standard_normal((20, 6, 5)).astype(">f4")
+    np.savez(tmp_path / "it.npz", x=x, y=(np.arange(20) % 2).astype(">i2"))
+    source, _ = prepare(tmp_path, tmp_path / "it.npz")
+    assert source.dtype == np.float32 and np.array_equal(np.sort(everything(source), None), np.sort(x, None))

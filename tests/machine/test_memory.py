@@ -42,11 +42,15 @@ def test_a_system_that_says_nothing(tmp_path, root):
 
 
 @pytest.mark.parametrize(
-    ("names", "line", "top"),
-    [(V1, "5:memory:/slurm/job_1/step_0", "memory/slurm/job_1"), (V2, "0::/slurm/job_1/step_0", "slurm/job_1")],
+    ("names", "line", "mount", "top"),
+    [
+        (V1, "5:memory:/slurm/job_1/step_0", "/memory rw - cgroup cgroup rw,memory", "memory/slurm/job_1"),
+        (V2, "0::/slurm/job_1/step_0", " rw - cgroup2 cgroup2 rw", "slurm/job_1"),
+    ],
     ids=["version 1", "version 2"],
 )
-def test_the_limit_of_a_group_counts_also_of_one_around_it(root, names, line, top):
+def test_the_limit_of_a_group_counts_also_of_one_around_it(root, names, line, mount, top):
+    (root / "proc/self/mountinfo").write_text(f"1 2 0:3 / /sys/fs/cgroup{mount}\n")
     (root / "proc/self/cgroup").write_text(f"7:cpu:/elsewhere\n{line}\n")
     group = root / "sys/fs/cgroup" / top
     write_group(group / "step_0", names, "max" if names is V2 else 2**63 - 4096, 1, 0)

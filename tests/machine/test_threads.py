@@ -1,33 +1,101 @@
 """How many threads a rank takes, and who decides it."""
 
+import contextlib
+import platform
+import subprocess
+import sys
 import types
 
 import pytest
 import torch
+from helpers import PROGRAMS, ROOT, execute, launch_words
 
 import fedmpi
-from fedmpi.comm import host
-from fedmpi.comm.host import choose_threads
+from fedmpi.machine import cores
+from fedmpi.machine.cores import choose_threads, usable_cores
 from fedmpi.own_loop import base
 
-LINK = types.SimpleNamespace(usable_cores=8, local_size=2, rank=0)
+LINK = types.SimpleNamespace(usable_cores=8, free_cores=8, local_size=2, rank=0)
+HERE = platform.node()
+VARIABLES = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "NCPUS", "PBS_JOBID", "SLURM_CPUS_ON_NODE", "PBS_NUM_PPN",
+             "LSB_MCPU_HOSTS", "LSB_BIND_CPU_LIST")  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("given", "variables", "bound", "expected"),
+    ("given", "variables", "changes", "expected"),
     [
-        (3, {"OMP_NUM_THREADS": "2"}, 8, (3, "--threads")),
-        (None, {"OMP_NUM_THREADS": "2,1", "SLURM_CPUS_PER_TASK": "5"}, 8, (2, "OMP_NUM_THREADS")),
-        (None, {"OMP_NUM_THREADS": "", "SLURM_CPUS_PER_TASK": "5"}, 8, (5, "SLURM_CPUS_PER_TASK")),
-        (None, {}, 8, (4, "")),
-        (None, {}, 1, (1, "")),
+        (3, {"OMP_NUM_THREADS": "2"}, {}, (3, "--threads")),
+        (None, {"OMP_NUM_THREADS": "2,1", "SLURM_CPUS_PER_TASK": "5"}, {}, (2, "OMP_NUM_THREADS")),
+        (None, {"OMP_NUM_THREADS": "", "SLURM_CPUS_PER_TASK": "5"}, {}, (5, "SLURM_CPUS_PER_TASK")),
+        (None, {}, {}, (4, "")),
+        (None, {}, {"bound": 1}, (1, "bound to 1 of 8 cores")),
+        (None, {}, {"usable_cores": 3, "quota": 3.5}, (1, "quota of the node: 3.5 cores")),
+        (None, {}, {"free_cores": 5}, (2, "free cores: 5 of 8")),
+        (None, {}, {"free_cores": 0}, (1, "free cores: 0 of 8")),
+        (None, {}, {"free_cores": 0, "by_load": False}, (4, "")),
+        (None, {"SLURM_CPUS_ON_NODE": "6"}, {}, (3, "SLURM_CPUS_ON_NODE=6")),
+        # PBS Pro sets OMP_NUM_THREADS to the cores of all ranks of a chunk, unless it was asked for threads.
+        (None, {"PBS_JOBID": "1", "NCPUS": "8", "OMP_NUM_THREADS": "8"}, {}, (4, "")),
+        (None, {"PBS_JOBID": "1", "NCPUS": "2", "OMP_NUM_THREADS": "2"}, {}, (2, "NCPUS")),
+        (None, {"PBS_JOBID": "1", "NCPUS": "8", "OMP_NUM_THREADS": "5"}, {}, (5, "OMP_NUM_THREADS")),
+        (None, {"PBS_NUM_PPN": "4"}, {}, (2, "PBS_NUM_PPN=4")),
+        (None, {"LSB_MCPU_HOSTS": f"elsewhere 2 {HERE} 4"}, {}, (2, "LSB_MCPU_HOSTS=4")),
+        (None, {"LSB_MCPU_HOSTS": f"{HERE} 2", "LSB_BIND_CPU_LIST": "0,1"}, {}, (4, "")),
     ],
 )
-def test_what_decides_the_threads(monkeypatch, given, variables, bound, expected):
-    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
-        monkeypatch.setenv(name, variables.get(name, ""))
-    monkeypatch.setattr(host, "usable_cores", lambda: list(range(bound)))
-    assert choose_threads(LINK, given) == expected
+def test_what_decides_the_threads(monkeypatch, given, variables, changes, expected):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    changes = dict(changes)
+    bound, quota, by_load = changes.pop("bound", 8), changes.pop("quota", float("inf")), changes.pop("by_load", True)
+    monkeypatch.setattr(cores, "usable_cores", lambda: list(range(bound)))
+    monkeypatch.setattr(cores, "core_quota", lambda: quota)
+    link = types.SimpleNamespace(**{**vars(LINK), **changes})
+    assert choose_threads(link, given, by_load) == expected
+
+
+@contextlib.contextmanager
+def work_on(busy_cores, number):
+    """A context in which a number of processes use some cores."""
+    code = f"import os\nos.sched_setaffinity(0, {list(busy_cores)})\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_newcomer_on_a_busy_machine_takes_one_thread(tmp_path):
+    """Each of its threads would wait at every step for the slowest one: 23 s instead of 3 on two cores at load 6."""
+    if len(usable_cores()) < 2:
+        pytest.skip("needs two cores")
+    words = [sys.executable, "-m", "fedmpi.train", "--clients", "2", "--rounds", "2", "--out", tmp_path]
+    environment = {"PYTHONPATH": str(ROOT), **{name: "" for name in VARIABLES}}
+    total = len(usable_cores())
+    with work_on(usable_cores(), 2 * total):
+        by_load, fixed = (execute([*words, *more], env=environment) for more in ([], ["--deterministic", "true"]))
+    assert by_load.returncode == fixed.returncode == 0, by_load.stderr
+    assert f"1 thread (free cores: 0 of {total}), cpu" in by_load.stdout
+    assert f"{total} threads, cpu" in fixed.stdout
+
+
+def test_ranks_that_are_bound_to_a_taken_core_are_told(any_mpi):
+    if len(usable_cores()) < 2:
+        pytest.skip("needs two cores")
+    core = usable_cores()[0]
+    words, variables = launch_words(1, PROGRAMS / "begins.py", mpi=any_mpi)
+    words = [*words[:-2], "taskset", "-c", core, *words[-2:]]
+    with work_on([core], 2):
+        ended = execute(words, env=variables)
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
+    assert line == (
+        f"fedmpi: the launcher has bound the ranks on {HERE} to core {core}, where other processes run: "
+        "start with mpirun --bind-to none"
+    )
 
 
 @pytest.mark.parametrize(("before", "during"), [(6, 2), (5, 5), (1, 1)])  # 6: as many as torch takes by itself

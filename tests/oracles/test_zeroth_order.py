@@ -171,7 +171,7 @@ def make(kind="plain", oracle=None, dtype=torch.float32, channels_last=True, tas
     sampler = EpochSampler(24, 6, 12, seed=0, client=0)
     oracle = oracle or TwoPoint()
     objective = LocalObjective(flat, task or Rows(), sampler, seed=7)
-    return flat, oracle.make(Client(0, buffers=buffers), objective, oracle.workspace(flat.x)), buffers
+    return flat, oracle.make(Client(0, buffers=buffers), objective, oracle.workspace(flat)), buffers
 
 
 @pytest.mark.parametrize("kind", ["plain", "dropout", "batch_norm", "lstm", "group_norm"])
@@ -276,7 +276,7 @@ def test_23_the_mean_of_many_estimates_is_the_gradient_of_the_smoothed_loss():
     module.x = nn.Parameter(torch.linspace(-1, 1, dim, dtype=torch.float64))
     flat, kind = FlatModule(module), TwoPoint(directions=20, smoothing=mu)
     objective = LocalObjective(flat, Cubic(), lambda number: None)
-    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat.x))
+    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat))
     estimates = torch.stack([oracle.gradient(flat.x, oracle.draw()).clone() for _ in range(1500)])
     error = estimates.std(0) / len(estimates) ** 0.5
     expected = flat.x**2 + mu**2 / (dim + 2)

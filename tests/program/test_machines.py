@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import pathlib
 import re
@@ -21,7 +20,6 @@ from helpers import ROOT, disk_of, execute, launch_words, train, wait_for
 from tensorboard.backend.event_processing import event_accumulator
 
 import fedmpi
-from fedmpi.comm.host import core_quota
 from fedmpi.errors import UserError
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.model_files import read_state
@@ -238,29 +236,3 @@ def test_shared_memory_that_is_too_small_for_mpi_is_one_line(options):
     assert ended.returncode == 2
     assert [line for line in ended.stderr.splitlines() if "fedmpi" in line] == ended.stderr.splitlines()[:1]
     assert "fedmpi: error: /dev/shm" in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "files", "expected"),
-    [
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000", "cpu.max": "max 100000"}, 1.5),
-        ("0::/\n", {"cpu.max": "20000 100000"}, 1),
-        ("0::/\n", {"cpu.max": "max 100000"}, math.inf),
-        ("4:cpu,cpuacct:/a\n3:pids:/\n",
-         {"cpu,cpuacct/a/cpu.cfs_quota_us": "200000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"}, 2),
-        ("4:cpu,cpuacct:/a\n",
-         {"cpuacct,cpu/a/cpu.cfs_quota_us": "200000", "cpuacct,cpu/a/cpu.cfs_period_us": "100000"}, 2),
-        ("0::/a\n", {"unified/a/cpu.max": "150000 100000"}, 1.5),
-        ("", {}, math.inf),
-    ],
-)  # fmt: skip
-def test_the_quota_of_a_container_counts(tmp_path, cgroup, files, expected):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(cgroup)
-    mounts = ["none /sys/fs/cgroup/cpuacct,cpu cgroup rw,cpu,cpuacct 0 0", "none /sys/fs/cgroup/unified cgroup2 rw 0 0"]
-    (tmp_path / "proc/self/mounts").write_text("\n".join(mounts))
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    assert core_quota(tmp_path) == expected

@@ -49,6 +49,13 @@ class Lazy(nn.Sequential):
         super().__init__(nn.Flatten(), nn.LazyLinear(HIDDEN), nn.LazyBatchNorm1d(), nn.Tanh(), nn.LazyLinear(CLASSES))
 
 
+class Wide(nn.Sequential):
+    """A layer whose weight gradient is computed in place, behind one of an odd size."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(SIZE, 4099), nn.ReLU(), nn.Linear(4099, CLASSES))
+
+
 class MovingBuffer(Base):
     """A buffer assigned anew in every pass of training, and used."""
 

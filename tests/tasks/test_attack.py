@@ -192,7 +192,7 @@ def test_the_oracle_asks_about_all_directions_in_one_pass(task):
     flat = FlatModule(task.build_model(None, {}).double())
     kind, calls = TwoPoint(directions=10), []
     objective = LocalObjective(flat, task, lambda number: torch.arange(6))
-    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat.x))
+    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat))
     handle = task._classifier.register_forward_hook(lambda module, inputs, logits: calls.append(logits))
     try:
         estimate = oracle.gradient(flat.x, oracle.draw())

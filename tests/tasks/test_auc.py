@@ -276,7 +276,7 @@ def test_the_oracle_turns_w_round_and_only_w(kind):
     objective = LocalObjective(
         flat, task, lambda number: torch.arange(50), ascent=task.ascent(flat), ascent_scale=task.ascent_scale
     )
-    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat.x))
+    oracle = kind.make(Client(0, buffers=flat.buffers), objective, kind.workspace(flat))
     found = oracle.gradient(flat.x.clone(), oracle.draw())
     flat.point_at(flat.x)
     plain = torch.autograd.grad(task.loss(flat.module, task.batch(0, torch.arange(50))), flat.parameters)

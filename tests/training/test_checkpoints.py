@@ -14,6 +14,7 @@ import zlib
 
 import final_rows
 import h5py
+import numpy as np
 import pytest
 import torch
 from dies import check_checkpoints, outcome
@@ -109,6 +110,10 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     (folder / "runs").mkdir()
     final_rows.make_files(folder)
+    shutil.copy(folder / "images.h5", folder / "masks.h5")
+    with h5py.File(folder / "masks.h5", "a") as file:
+        for split in ("train", "test"):
+            file[f"{split}/masks"] = np.zeros(file[f"{split}/images"].shape[:3], np.uint8)
     go(folder / "runs", f"{SHORT} --name classifier --algorithm fedavg --data {folder}/images.h5 --model mlp")
     return folder
 
@@ -131,6 +136,11 @@ DATA_FILES = {
     "auc": ("--task auc --data FOLDER/images.h5 --model mlp", ["images.h5"]),
     "attack": (final_rows.TASKS["attack"], ["images.h5", "runs/classifier/model.h5"]),
     "language": (final_rows.TASKS["language"], ["text.h5"]),
+    "segmentation": (
+        "--task segmentation --data FOLDER/masks.h5 --model torch.nn.Conv2d --model.in_channels 1 "
+        "--model.out_channels 10 --model.kernel_size 1",
+        ["masks.h5"],
+    ),
 }
 
 

@@ -8,6 +8,7 @@ DEFAULT = "default"
 CHANGES = {
     "plain Allreduce": ["--transport", "allreduce"],
     "bf16 autocast": ["--autocast", "bf16"],
+    "CUDA graphs": ["--compile", "cuda_graph"],
     "compile default": ["--compile", "default"],
     "compile reduce-overhead": ["--compile", "reduce-overhead"],
 }

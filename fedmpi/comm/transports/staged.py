@@ -1,7 +1,7 @@
 """Sums of device memory through host memory, in chunks whose copies and sums overlap.
 
-It has not run on a GPU, so its first averages are compared with MPI's. On the CPU a plain copy stands in for the way
-between device and host, so that the order of its steps is tested.
+It has run on one kind of GPU only, so its first averages are compared with MPI's. On the CPU a plain copy stands
+in for the way between device and host, so that the order of its steps is tested.
 """
 
 import contextlib

@@ -53,6 +53,8 @@ def add_parser(commands):
     parser.add_argument("--silo", metavar="NAME", help="name of the silo whose data these are; results show it")
     parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
     parser.add_argument("--mode", help="images: convert them to this mode of pillow, like L, RGB or RGBA")
+    text = "folder with a mask for each image, of the same name: the pixels' classes, for --task segmentation"
+    parser.add_argument("--masks", metavar="FOLDER", type=pathlib.Path, help=text)
     text = "arrays: letters of their axes, like nchw or nhwc, with c for channels and d for depth"
     parser.add_argument("--layout", metavar="AXES", help=text)
     tables = parser.add_argument_group("tables")

@@ -6,7 +6,7 @@ arrays, or to objects with a length, a shape, a dtype and rows by slices, which 
 `attributes` are those of the HDF5 file. A reader raises `UserError` if the files are damaged or incomplete.
 """
 
-from fedmpi.data.formats import cifar10, frames, idx, images, npz, table, text, tiny_imagenet
+from fedmpi.data.formats import cifar10, federated, frames, idx, images, npz, table, text, tiny_imagenet
 from fedmpi.errors import UserError
 
 OFFICIAL_READERS = {
@@ -36,12 +36,14 @@ def find_reader(name, path):
     """
     if name in OFFICIAL_READERS and not _is_general(name, path):
         return OFFICIAL_READERS[name], path.parent if path.is_file() else path
+    if frames.table_ending(path):
+        return table.read, path
+    if federated.find_files(path):
+        return federated.read, path
     if path.is_dir():
         return text.read if text.is_text_folder(path) else images.read, path
     if path.suffix == ".npz":
         return npz.read, path
-    if frames.table_ending(path):
-        return table.read, path
     if path.suffix in HDF5_ENDINGS:
         raise UserError(f"--from {path}: is already an HDF5 file: train with --data {path}")
     raise UserError(f"--from {path}: expected a folder of images or texts, or a file ending in .npz, {ENDINGS}")

@@ -30,7 +30,7 @@ class ReaderOptions:
         silo: name of the client whose data these are, or None.
         size: pixels per side that images are resized to; None: images keep their size.
         mode: pillow's mode that images are converted to, like RGB; None: they must have one. layout: letters of the
-            axes of arrays, like nchw; None: as their shape suggests.
+            axes of arrays, like nchw; None: as their shape suggests. masks: folder with a mask for each image, or None.
     """
 
     test_share: float = 0.2
@@ -51,6 +51,7 @@ class ReaderOptions:
     silo: str | None = None
     mode: str | None = None
     layout: str | None = None
+    masks: pathlib.Path | None = None
 
     @property
     def dates(self):

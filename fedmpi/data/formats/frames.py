@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import gzip
 import itertools
+import json
 import lzma
 import re
 import warnings
@@ -33,13 +34,19 @@ TYPED = {
     ".jsonl": ("read_json", {"lines": True}),
     ".arff": ("", {}),  # by scipy
 }
+ARROW, ARROW_OF_SPLITS = "dataset_info.json", "dataset_dict.json"
 TEXTS = (".csv", ".tsv")
 NAMELESS = re.compile(r"(Unnamed: \d+|__index_level_\d+__)?")  # what pandas calls a column without a name
 NEGLIGIBLE = 1e-4  # standard deviations by which a number may change in float32
 
 
 def table_ending(path):
-    """The ending of a table's name, without that of a compressed file; None if it is no table."""
+    """The ending of a table's name, without that of a compressed file; None if it is no table.
+
+    ".arrow" is a folder that Hugging Face's `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote.
+    """
+    if path.is_dir():
+        return ".arrow" if (path / ARROW).is_file() or (path / ARROW_OF_SPLITS).is_file() else None
     ending = path.with_suffix("").suffix.lower() if path.suffix in OPENERS else path.suffix.lower()
     return ending if ending in TEXTS or (ending in TYPED and path.suffix not in OPENERS) else None
 
@@ -141,9 +148,11 @@ def _read_typed(path, ending):
     """The pandas frame of a file whose columns have types."""
     import pandas
 
-    function, options = TYPED[ending]
+    function, options = TYPED.get(ending, ("", {}))
     try:
-        if ending == ".arff":
+        if ending == ".arrow":
+            frame = _read_arrow(path)
+        elif ending == ".arff":
             from scipy.io import arff
 
             with open(path, encoding="utf-8") as file:
@@ -159,6 +168,20 @@ def _read_typed(path, ending):
             f"{path}: cannot be read as {ending[1:]}: {short(f'{type(error).__name__}: {error}')}"
         ) from None
     frame.columns = [str(name) for name in frame.columns]
+    return frame
+
+
+def _read_arrow(folder):
+    """The pandas frame of a folder of Hugging Face's datasets; numbers of classes become their names."""
+    import pyarrow
+
+    features = json.loads((folder / ARROW).read_text(encoding="utf-8"))["features"]
+    files = json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]
+    parts = [pyarrow.ipc.open_stream(folder / file["filename"]).read_all() for file in files]
+    frame = pyarrow.concat_tables(parts).to_pandas()
+    for name, feature in features.items():
+        if names := isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature["names"]:
+            frame[name] = frame[name].map(dict(enumerate(names)))
     return frame
 
 

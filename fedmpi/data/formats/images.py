@@ -4,11 +4,17 @@ import io
 
 import numpy as np
 
+from fedmpi.data.formats import medical
 from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.formats.frames import Reading, read_table
+from fedmpi.data.formats.npz import number_words
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+
+
+LABELS = "labels.csv"  # beside the images
 
 
 class ImageFiles:
@@ -20,11 +26,16 @@ class ImageFiles:
         files: paths, which may lie in a zip file.
         mode: of pillow ("L", "RGB"), to which all images are converted; None: all must have that of the first.
         size: pixels per side that images are resized to; None: all must have the size of the first.
+
+    Attributes:
+        mode: of all images. converted, resized: those of the files read so far that had another mode or size.
     """
 
     def __init__(self, files, mode=None, size=None):
         self._files, self._size, self._mode = files, size, mode
-        self.mode = mode or _open_image(files[0]).mode
+        self.converted, self.resized = set(), set()
+        self._is_medical = is_medical(files[0])
+        self.mode = mode or (medical.read(files[0])[1] if self._is_medical else _open_image(files[0]).mode)
         first = self._pixels(files[0])
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
 
@@ -44,6 +55,8 @@ class ImageFiles:
         return images
 
     def _pixels(self, file):
+        if self._is_medical or is_medical(file):
+            return self._medical(file)
         image = _open_image(file)
         if self._mode is None and image.mode != self.mode:
             raise UserError(
@@ -51,15 +64,42 @@ class ImageFiles:
                 f"{'RGB' if 'RGB' in (image.mode, self.mode) else self.mode} converts all images"
             )
         with attempt("read as an image", file, Exception):
-            image = image.convert(self._mode) if self._mode else image
+            if self._mode and image.mode != self._mode:
+                image = image.convert(self._mode)
+                self.converted.add(file)
             if self._size and image.size != (self._size, self._size):
                 image = image.resize((self._size, self._size))
+                self.resized.add(file)
             pixels = np.asarray(image)
         return pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
+
+    def _medical(self, file):
+        pixels, mode = medical.read(file) if is_medical(file) else (None, "that of a picture")
+        if mode != self.mode or self._size:
+            what = "no --size" if self._size else f"{self.mode}, the mode of {self._files[0]}, and no --mode"
+            raise UserError(f"{file}: has the mode {mode}: expected {what}")
+        return pixels
+
+
+def is_medical(file):
+    """Whether a file is DICOM or NIfTI by its name."""
+    return file.name.lower().endswith(medical.ENDINGS)
 
 
 def _open_image(file):
     """A pillow image of a file; black and white is grey, and a palette is replaced by its colours."""
+    image = open_raw(file)
+    plain = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB"}
+    with attempt("read as an image", file, Exception):
+        return image.convert(plain[image.mode]) if image.mode in plain else image
+
+
+def open_raw(file):
+    """A pillow image of a file, as it is.
+
+    Raises:
+        UserError: if it cannot be read, or contains several images.
+    """
     try:
         from PIL import Image
     except ImportError:
@@ -68,8 +108,7 @@ def _open_image(file):
         image = Image.open(io.BytesIO(file.read_bytes()))
         if getattr(image, "n_frames", 1) > 1:
             raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
-        plain = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB"}
-        return image.convert(plain[image.mode]) if image.mode in plain else image
+        return image
 
 
 def _format_size(shape):
@@ -87,9 +126,12 @@ def read(root, options):
         sorted, or --classes).
     """
     train = train_folder(root)
-    files, labels, class_names = (
-        _read_one_folder(root, options) if train is None else _read_two_folders(root, train, options)
-    )
+    if (root / LABELS).is_file():
+        files, labels, class_names = _read_labels(root, options)
+    elif train is None:
+        files, labels, class_names = _read_one_folder(root, options)
+    else:
+        files, labels, class_names = _read_two_folders(root, train, options)
     images = {"train": ImageFiles(files["train"], options.mode, options.size)}
     images["test"] = ImageFiles(files["test"], options.mode, options.size)
     if images["train"].mode != images["test"].mode:
@@ -99,9 +141,13 @@ def read(root, options):
     splits |= {f"{split}/labels": labels[split] for split in images}
     account = {
         "assumed": [f"images have the mode {images['train'].mode}, and are {images['train'].dtype}"],
-        "not_used": {str(path.relative_to(root)): why for path, why in _others(root)},
+        "not_used": {str(path.relative_to(root)): why for path, why in _others(root) if path != root / LABELS},
     }
-    if train is not None:
+    if (root / LABELS).is_file():
+        used = {*files["train"], *files["test"]}
+        others = [path for path in root.rglob("*") if is_image(path, root) and path not in used]
+        account["not_used"] |= {str(path.relative_to(root)): f"is not in {LABELS}" for path in sorted(others)}
+    elif train is not None:
         account["test_rows"] = "those of the folder"
     return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account}
 
@@ -112,12 +158,18 @@ def _others(root):
         if _is_hidden(path.relative_to(root)):
             if not _is_hidden(path.relative_to(root).parent):
                 yield path, "is hidden"
-        elif path.is_file() and path.suffix.lower() not in ENDINGS:
+        elif path.is_file() and not is_image(path, root):
             yield path, "is no image"
 
 
 def _is_hidden(path):
     return any(part.startswith((".", "__")) for part in path.parts)
+
+
+def is_image(file, root):
+    """Whether a file in a folder is an image and not hidden."""
+    is_known = file.suffix.lower() in ENDINGS or is_medical(file)
+    return is_known and not _is_hidden(file.relative_to(root))
 
 
 def train_folder(root):
@@ -148,15 +200,30 @@ def _read_two_folders(root, train, options):
     return files, labels, class_names["train"]
 
 
+def _read_labels(root, options):
+    """What `_read_one_folder` returns, for a folder with a table of files (its first column) and their classes."""
+    table = read_table(root / LABELS, options.reading or Reading(), lambda names: (names, names))
+    names, label = [*table.columns], options.label or [*table.columns][-1]
+    if label not in names[1:]:
+        raise UserError(f"{root / LABELS}: expected a column of files and a column {label}; it has {', '.join(names)}")
+    words, answers = table.columns[names[0]].fillna(""), table.columns[label].fillna("")
+    files = [root / word for word in words]
+    for row, (file, answer) in enumerate(zip(files, answers)):
+        if not answer or not is_image(file, root) or not file.is_file():
+            what = "an empty field" if not answer else f"{file}, which is no image"
+            raise UserError(
+                f"{root / LABELS}: {table.place(row)} has {what}: expected an image in {root} and its class"
+            )
+    numbers, attributes = number_words(root / LABELS, {"all": answers.to_numpy(str)}, options.classes)
+    rows, labels = choose_test_set(numbers["all"], options), numbers["all"]
+    chosen = {split: [files[row] for row in rows[split]] for split in rows}
+    return chosen, {split: labels[rows[split]] for split in rows}, attributes["class_names"]
+
+
 def _list_by_class(root, classes):
     """(image files, [n] labels, class names) of root/CLASS/*; folders without images are no class, unless named so."""
     folders = sorted(f for f in root.iterdir() if f.is_dir() and not _is_hidden(f.relative_to(root)))
-    files = {
-        folder.name: sorted(
-            f for f in folder.rglob("*") if f.suffix.lower() in ENDINGS and not _is_hidden(f.relative_to(root))
-        )
-        for folder in folders
-    }
+    files = {folder.name: sorted(file for file in folder.rglob("*") if is_image(file, root)) for folder in folders}
     found = [name for name in files if files[name]]
     if not found:
         raise UserError(f"{root}: expected one folder of images per class")

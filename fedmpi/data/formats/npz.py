@@ -23,6 +23,7 @@ def read(path, options):
     """
     with attempt("read as npz", path, Exception), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
+    arrays = {name: one.astype(one.dtype.newbyteorder("="), copy=False) for name, one in arrays.items()}
     used = {(split, kind): find_array(arrays, split, words) for split in ("train", "test", "")
             for kind, words in (("x", SAMPLES), ("y", LABELS))}  # fmt: skip
     account = {}
@@ -43,7 +44,7 @@ def read(path, options):
         raise UserError(f"{path}: contains {names}: expected x and y, or x_train, y_train, x_test and y_test")
     layout = options.layout or guess_layout(samples["train"].shape)
     samples = {split: channels_last(path, values, layout) for split, values in _compact(samples).items()}
-    labels, attributes = _number_words(path, labels, options.classes)
+    labels, attributes = number_words(path, labels, options.classes)
     splits = {f"{split}/images": samples[split] for split in samples}
     account["assumed"] = [f"the axes of the arrays are {layout}"] if samples["train"].ndim > 2 else []
     account |= {"given": {"layout": layout}} if account["assumed"] else {}
@@ -87,13 +88,16 @@ def _compact(samples):
     return {split: values.astype(np.uint8 if are_bytes else np.float32) for split, values in samples.items()}
 
 
-def _number_words(path, labels, classes):
+def number_words(path, labels, classes):
     """({split: labels}, attributes); words and truth values become numbers, and the attributes name them."""
     every = np.concatenate([values.reshape(-1) for values in labels.values()])
     if every.dtype.kind not in "USb" and not classes:
         return labels, {}
     words = np.char.strip(every.astype(str))
     names, numbers = np.unique(words, return_inverse=True)
+    if all(map(str.isdecimal, names)):  # 0, 2, 10 and not 0, 10, 2
+        order = np.argsort(names.astype(int))
+        names, numbers = names[order], np.argsort(order)[numbers]
     if classes and every.dtype.kind in "iu" and every.max(initial=0) < len(classes) and not {*names} <= {*classes}:
         numbers, names = every, classes
     elif classes:

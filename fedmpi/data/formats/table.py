@@ -1,16 +1,18 @@
 """Tables: which columns are features, and what the others are."""
 
+import dataclasses
 import re
 
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
 from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.frames import NAMELESS, Reading, read_table
+from fedmpi.data.formats.frames import ARROW_OF_SPLITS, NAMELESS, Reading, read_table
 from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
 from fedmpi.errors import UserError
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
+PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 FEW = 20  # rows, below which nothing is remarkable
 MANY_CLASSES = 50
 
@@ -48,6 +50,12 @@ def read(path, options):
         images [n, features] float32 or float64, labels [n], one array [n] per column of id, group and keep;
         attributes num_classes, class_names, feature_names, mean, std, columns (`Columns` as JSON), and the account.
     """
+    if (path / ARROW_OF_SPLITS).is_file():
+        if not (path / "train").is_dir():
+            raise UserError(f"{path}: contains no folder train: give one of its folders, and maybe --test-from")
+        has_test = (path / "test").is_dir() and not options.test_from
+        options = dataclasses.replace(options, test_from=path / "test") if has_test else options
+        path = path / "train"
     agreed = Columns.read(options.columns)
     if agreed is not None:
         agreed.check(options)
@@ -122,7 +130,7 @@ def read(path, options):
         raise UserError(f"{path}: expected at least one column of numbers besides {label}")
     if agreed is None and options.columns:
         columns.write(options.columns)
-    stored = {name: np.char.encode(_words(table, name), "utf-8") for name in kept}
+    stored = {name: _stored(_words(table, name), name in options.keep) for name in kept}
     splits = {}
     for split, rows in chosen.items():
         splits |= {f"{split}/images": Rows([*features.values()], rows), f"{split}/labels": labels[rows]}
@@ -140,7 +148,7 @@ def read(path, options):
         "assumed": table.assumed,
         "notes": _notes(table, columns, labels, label),
         "given": {"label": label, **given},
-    }
+    } | ({"test_rows": f"those of {options.test_from}"} if options.test_from else {})
     attributes |= {"mean": mean, "std": std, COLUMNS: columns.text(), ACCOUNT: account}
     return splits, attributes | roles
 
@@ -161,6 +169,14 @@ def _append(table, other):
 def _words(table, name):
     """[n] str of a column that is not learned from; an empty field is ""."""
     return table.columns[name].fillna("").to_numpy(str)
+
+
+def _stored(words, may_be_numbers):
+    """[n] of a column that is not learned from: bytes, or numbers if all are plain numbers, to sort by them."""
+    if may_be_numbers and all(map(INTEGER.fullmatch, words)) and (words.astype(int).astype(str) == words).all():
+        return words.astype(np.int64)
+    is_number = may_be_numbers and all(map(PLAIN.fullmatch, words))
+    return words.astype(np.float64) if is_number else np.char.encode(words, "utf-8")
 
 
 def _not_used(table, columns, others, left_out, options):

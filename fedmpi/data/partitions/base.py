@@ -83,10 +83,7 @@ class Partition:
         partition = self.for_data_set(source.name)
         if groups is None:
             return partition(values, num_clients, seed)
-        known, codes = np.unique(values, return_inverse=True)
-        counts = np.zeros((groups.max() + 1, len(known)), int)
-        np.add.at(counts, (groups, codes), 1)
-        parts = partition(known[counts.argmax(1)], num_clients, seed)
+        parts = partition(most_frequent(values, groups), num_clients, seed)
         return [np.flatnonzero(np.isin(groups, part)) for part in parts]
 
     def split_test_set(self, source, parts):
@@ -118,6 +115,14 @@ class Partition:
             labels: [n] values of the column. num_clients: N, at most n. rng: a `numpy.random.Generator`.
         """
         raise NotImplementedError
+
+
+def most_frequent(values, groups):
+    """[m] the most frequent value of each group, of values [n] and the samples' groups [n], numbers from 0 to m - 1."""
+    known, codes = np.unique(values, return_inverse=True)
+    counts = np.zeros((groups.max() + 1, len(known)), int)
+    np.add.at(counts, (groups, codes), 1)
+    return known[counts.argmax(1)]
 
 
 def _follow(parts, values, test_values, column):

@@ -1,0 +1,81 @@
+"""Data that come divided by user: LEAF (JSON) and TensorFlow Federated (HDF5)."""
+
+import json
+
+import h5py
+import numpy as np
+
+from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.formats.npz import number_words
+from fedmpi.data.hdf5 import readable
+from fedmpi.data.source import ACCOUNT
+from fedmpi.errors import UserError, attempt
+
+USER = "user"  # the column that says whose samples these are
+INPUTS = ("pixels", "image")  # names in files of TensorFlow Federated
+
+
+def find_files(path):
+    """{"train": files, "test": files or []} of LEAF or TensorFlow Federated at a path; None if it is neither."""
+    found = {split: [] for split in ("train", "test")}
+    if path.is_dir():
+        for split in found:
+            found[split] = sorted((path / split).glob("*.json")) or sorted(path.glob(f"*_{split}.h5"))
+    elif path.suffix == ".h5":
+        found["train"] = [path]
+    files = found["train"]
+    if files and files[0].suffix == ".h5":
+        with readable(files[0]) as file:
+            return found if isinstance(file.get("examples"), h5py.Group) else None
+    return found if files else None
+
+
+def read(path, options):
+    """Files of `find_files`. A random share of each class is the test set, if there is none.
+
+    Returns:
+        images [n, ...] as in the files, labels [n], and the column `user`: the name of each sample's user; attributes
+        num_classes and class_names, if the labels are words.
+    """
+    splits = {}
+    for split, files in find_files(path).items():
+        parts = [part for file in files for part in (_leaf if file.suffix == ".json" else _federated)(file)]
+        if parts:
+            users = np.repeat([user.encode() for user, *_ in parts], [len(labels) for *_, labels in parts])
+            with attempt("read", path, ValueError):
+                splits[split] = *(np.concatenate(arrays) for arrays in list(zip(*parts))[1:]), users
+    assumed = {
+        "assumed": [f"the column {USER} says whose samples these are (--partition column --partition.by {USER})"]
+    }
+    if "test" in splits:
+        assumed["test_rows"] = "those of the files"
+    else:
+        rows = choose_test_set(splits["train"][1], options)
+        splits = {split: [values[rows[split]] for values in splits["train"]] for split in rows}
+    labels, attributes = number_words(path, {split: one[1] for split, one in splits.items()}, options.classes)
+    arrays = {f"{split}/images": one[0] for split, one in splits.items()}
+    arrays |= {f"{split}/labels": labels[split] for split in splits}
+    arrays |= {f"{split}/{USER}": one[2] for split, one in splits.items()}
+    return arrays, {**attributes, ACCOUNT: assumed}
+
+
+def _leaf(file):
+    """(user, samples, labels) of each user in a JSON file of LEAF."""
+    with attempt("read as LEAF", file, Exception):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for user in content["users"]:
+            data = content["user_data"][user]
+            samples = np.array(data["x"])
+            if samples.dtype.kind not in "biuf":
+                raise UserError(f"{file}: x of {user} contains {samples.dtype.name}: expected numbers")
+            yield user, samples.astype(np.float32), np.array(data["y"])
+
+
+def _federated(file):
+    """(user, samples, labels) of each user in an HDF5 file of TensorFlow Federated."""
+    with readable(file) as opened:
+        for user, group in opened["examples"].items():
+            name = next((name for name in INPUTS if name in group), None)
+            if name is None or "label" not in group:
+                raise UserError(f"{file}: {user} has {', '.join(group)}: expected label, and {' or '.join(INPUTS)}")
+            yield user, group[name][:], group["label"][:]

@@ -1,0 +1,113 @@
+"""Formats of other communities, in files that their own libraries write."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+from test_columns import prepared as prepare
+from test_images import everything, pictures, refused
+
+DRAW = np.random.default_rng(0)
+
+
+def test_leaf_and_tensorflow_federated(tmp_path, capsys):
+    x = DRAW.random((4, 5, 6)).round(3)
+    for split, users in (("train", "abc"), ("test", "ad")):
+        data = {user: {"x": x["abcd".index(user)].tolist(), "y": [0, 2, 10, 2, 0]} for user in users}
+        (tmp_path / "leaf" / split).mkdir(parents=True)
+        content = {"users": [*users], "num_samples": [5] * len(users), "user_data": data}
+        (tmp_path / "leaf" / split / "all_data.json").write_text(json.dumps(content))
+    names = ",".join(map(str, range(11)))
+    source, account = prepare(tmp_path, tmp_path / "leaf", "--classes", names)
+    assert np.allclose(source.read("train", np.arange(15)), x[:3].reshape(15, 6))
+    assert source.column("user").tolist() == [user.encode() for user in "abc" for _ in range(5)]
+    assert source.labels["test"].tolist() == [0, 2, 10, 2, 0] * 2 and account["test_rows"] == "those of the files"
+    (tmp_path / "tff").mkdir()
+    for split, users in (("train", ["f0", "f1"]), ("test", ["f1"])):
+        with h5py.File(tmp_path / "tff" / f"fed_emnist_{split}.h5", "w") as file:
+            for user in users:
+                file[f"examples/{user}/pixels"] = x[int(user[1])].astype(np.float32).reshape(5, 2, 3)
+                file[f"examples/{user}/label"] = np.arange(5)
+    source, _ = prepare(tmp_path, tmp_path / "tff")
+    assert source.shape == (2, 3) and source.column("user").tolist() == [b"f0"] * 5 + [b"f1"] * 5
+    assert np.allclose(source.read("test", np.arange(5)), x[1].reshape(5, 2, 3))
+    source, _ = prepare(tmp_path, tmp_path / "tff" / "fed_emnist_train.h5")
+    assert len(source.labels["train"]) == 8
+    data["a"]["x"] = ["a text"] * 5
+    (tmp_path / "leaf" / "test" / "all_data.json").write_text(json.dumps({**content, "user_data": data}))
+    assert "x of a contains str" in refused(capsys, tmp_path, tmp_path / "leaf")
+
+
+def test_dicom_keeps_its_units(tmp_path, capsys):
+    pydicom = pytest.importorskip("pydicom")
+    from pydicom.dataset import FileDataset, FileMetaDataset
+
+    values = DRAW.integers(0, 4000, (10, 6, 5)).astype(np.uint16)
+    for name in "AB":
+        (tmp_path / "ct" / name).mkdir(parents=True)
+        for number, pixels in enumerate(values):
+            meta = FileMetaDataset()
+            meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+            meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
+            meta.MediaStorageSOPInstanceUID = pydicom.uid.generate_uid()
+            file = FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
+            file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+            file.Rows, file.Columns, file.SamplesPerPixel = 6, 5, 1
+            file.PhotometricInterpretation = "MONOCHROME2"
+            file.BitsAllocated = file.BitsStored = 16
+            file.HighBit, file.PixelRepresentation = 15, 0
+            file.RescaleSlope, file.RescaleIntercept = 1, -1024
+            file.PixelData = pixels.tobytes()
+            file.save_as(tmp_path / "ct" / name / f"{number}.dcm", enforce_file_format=True)
+    source, account = prepare(tmp_path, tmp_path / "ct")
+    assert source.dtype == np.float32 and source.shape == (6, 5)
+    assert np.array_equal(np.sort(everything(source), None), np.sort(np.tile(values.ravel() - 1024.0, 2)))
+    assert "the mode DICOM MONOCHROME" in account["assumed"][0]
+    pictures(tmp_path / "more", values[:1].astype(np.uint8), classes="A")
+    (tmp_path / "more" / "A" / "0.png").rename(tmp_path / "ct" / "A" / "x.png")
+    assert "x.png: has the mode that of a picture: expected DICOM" in refused(capsys, tmp_path, tmp_path / "ct")
+
+
+def test_nifti_volumes_have_one_orientation(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    volumes = DRAW.standard_normal((20, 5, 6, 7)).astype(np.float32)
+    for number, volume in enumerate(volumes):
+        (tmp_path / "mr" / "AB"[number % 2]).mkdir(parents=True, exist_ok=True)
+        affine = np.eye(4)
+        if number % 3:  # the same volume, stored from right to left
+            volume, affine[0, 0] = volume[::-1], -1
+        nibabel.save(nibabel.Nifti1Image(volume, affine), tmp_path / "mr" / "AB"[number % 2] / f"{number}.nii.gz")
+    source, account = prepare(tmp_path, tmp_path / "mr")
+    assert source.shape == (5, 6, 7, 1) and "the mode NIfTI" in account["assumed"][0]
+    found = everything(source)[..., 0]
+    assert np.array_equal(found[np.argsort(found[:, 0, 0, 0])], volumes[np.argsort(volumes[:, 0, 0, 0])])
+
+
+def test_folders_of_hugging_face(tmp_path, capsys):
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    x = DRAW.standard_normal(40).round(3)
+    columns = {"x": x.tolist(), "text": ["words"] * 40, "label": [0, 1] * 20}
+    whole = datasets.Dataset.from_dict(columns).cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+    whole.save_to_disk(tmp_path / "one")
+    source, account = prepare(tmp_path, tmp_path / "one")
+    assert np.allclose(np.sort(everything(source), None), np.sort(x)) and account["classes"] == {"no": 20, "yes": 20}
+    assert list(account["not_used"]) == ["text"]
+    splits = {"train": whole.select(range(30)), "test": whole.select(range(30, 40))}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "two")
+    source, account = prepare(tmp_path, tmp_path / "two")
+    assert np.allclose(source.read("test", np.arange(10))[:, 0], x[30:]) and "two/test" in account["test_rows"]
+
+
+def test_a_folder_of_pictures_with_a_table_of_classes(tmp_path, capsys):
+    arrays = DRAW.integers(0, 256, (12, 6, 5)).astype(np.uint8)
+    arrays[:, 0, 0] = np.arange(12)
+    folder = pictures(tmp_path / "it", arrays, classes="x")
+    lines = ["file,age,class", *(f"x/{number}.png,7,{[2, 10][number % 2]}" for number in range(11))]
+    (folder / "labels.csv").write_text("\n".join(lines))
+    source, account = prepare(tmp_path, folder)
+    assert account["classes"] == {"2": 6, "10": 5} and account["not_used"] == {"x/11.png": "is not in labels.csv"}
+    labels = np.concatenate([*source.labels.values()])
+    assert np.array_equal(labels, everything(source)[:, 0, 0] % 2)
+    (folder / "labels.csv").write_text("\n".join([*lines, "x/no.png,7,2"]))
+    assert "line 13 has " in refused(capsys, tmp_path, folder)
