@@ -5,6 +5,7 @@ import math
 from fedmpi.text import as_markdown
 from reproduction.experiment import read_papers
 
+HEADER = ["method", "the paper's grid", "tried", "tried beside it"]
 TEXT = """\
 The paper chose the settings from these values and does not print which. Counted are the points that were tried here; a
 setting that was not varied has its preset's value. Batch sizes and local steps,
@@ -12,8 +13,8 @@ for which there are grids, too, were not tuned.
 """
 
 
-def section(experiment, scale):
-    """Lines of a page with the number of points of the paper's grid that were tried, or []."""
+def rows_of(experiment, scale):
+    """A row for each method, see `HEADER`: how many points of the paper's grid were tried; [] if there is no grid."""
     its = read_papers()[experiment.paper].get("grids", {})
     if not experiment.tune or experiment.name in its.get("not_of", []):
         return []
@@ -39,10 +40,7 @@ def section(experiment, scale):
         total = math.prod(map(len, grid.values()))
         others = str(len(tried) - inside or "–")
         rows.append([f"`{algorithm}`", as_markdown(values), f"{inside} of {total}", others])
-    from reproduction.page import plain_table
-
-    header = ["method", "the paper's grid", "tried", "tried beside it"]
-    return ["## The paper's grid", "", TEXT, plain_table(header, rows)] if rows else []
+    return rows
 
 
 def _is_in(value, values):

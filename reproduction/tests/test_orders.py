@@ -95,10 +95,7 @@ def test_the_papers_grids_are_counted():
     experiments = {one.name: one for one in find_experiments(["all"])}
 
     def rows(name, scale="small"):
-        cells = [
-            line.strip("|").split(" | ") for line in "\n".join(grids.section(experiments[name], scale)).splitlines()
-        ]
-        return {row[0].strip(): [row[-2], row[-1].strip()] for row in cells if row[0].startswith(" `")}
+        return {row[0]: row[2:] for row in grids.rows_of(experiments[name], scale)}
 
     assert rows("mom_figures7_8")["`fedavg_m`"] == ["20 of 20", "–"]
     assert rows("mom_figure2")["`scaffold_m`"] == ["3 of 20", "2"]
