@@ -1,6 +1,7 @@
 """Image files, in one folder per class."""
 
 import io
+from collections import Counter
 
 import numpy as np
 
