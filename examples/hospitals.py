@@ -5,7 +5,6 @@ mpirun -np 3 python hospitals.py
 
 import h5py
 import numpy as np
-from mpi4py import MPI
 
 import fedmpi
 
@@ -22,14 +21,21 @@ def write_silo(client, name, draw):
         file.attrs["silo"], file.attrs["num_classes"] = name, 2
 
 
-rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-for client in range(rank, len(HOSPITALS), size):  # every rank writes only what is its own
-    write_silo(client, HOSPITALS[client], np.random.default_rng(client))
-MPI.COMM_WORLD.Barrier()
+def main():
+    from mpi4py import MPI  # not at the top, which worker processes import anew
 
-common = {"data": "hospital_{client}.h5", "clients": 3, "rounds": 20, "algorithm": "fedavg"}
-for name, private in (("common", None), ("personal", "3")):  # the mlp's layers are called 1 and 3
-    run = fedmpi.train(**common, private=private, name=name)
-    if rank == 0:
-        accuracies = fedmpi.load_run(run.folder).clients["accuracy"]
-        print(name, dict(zip(HOSPITALS, np.round(accuracies, 3).tolist())))
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    for client in range(rank, len(HOSPITALS), size):  # every rank writes only what is its own
+        write_silo(client, HOSPITALS[client], np.random.default_rng(client))
+    MPI.COMM_WORLD.Barrier()
+
+    common = {"data": "hospital_{client}.h5", "clients": 3, "rounds": 20, "algorithm": "fedavg"}
+    for name, private in (("common", None), ("personal", "3")):  # the mlp's layers are called 1 and 3
+        run = fedmpi.train(**common, private=private, name=name)
+        if rank == 0:
+            accuracies = fedmpi.load_run(run.folder).clients["accuracy"]
+            print(name, dict(zip(HOSPITALS, np.round(accuracies, 3).tolist())))
+
+
+if __name__ == "__main__":
+    main()

@@ -125,7 +125,7 @@ def check(settings: Any, prefix: str = "") -> None:
             raise UserError(f"{prefix}{field.name} = {value}: expected a number {allowed} ({field.metadata['help']})")
 
 
-def nearest(word: object, known: Collection[object]) -> str:
-    """The end of an error message: the known word that is most similar to `word`, or nothing."""
-    close = difflib.get_close_matches(str(word).lower(), [str(k) for k in known], n=1)
+def nearest(word: object, known: Collection[object], least: float = 0.6) -> str:
+    """The end of an error message: the known word that is most similar to `word`, or nothing; least: see difflib."""
+    close = difflib.get_close_matches(str(word).lower(), [str(k) for k in known], n=1, cutoff=least)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -52,3 +52,28 @@ def test_the_notebook_runs(tmp_path):
     output = in_folder([sys.executable, "-c", program, EXAMPLES / "first_steps.ipynb"], tmp_path)
     assert 0.5 < float(output) <= 1
     assert nbclient and nbformat
+
+
+def programs_on_pages():
+    """Text of each program with a name in docs/: the blocks that begin with "# name.py"."""
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        yield from re.findall(
+            r"^```python\n(# \w+\.py\n.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+
+
+def test_a_worker_that_imports_an_example_begins_no_mpi(tmp_path):
+    """As spawn and forkserver do, the default from Python 3.14 on."""
+    for name in ("hospitals", "own_algorithm", "own_task"):
+        shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
+    pages = list(programs_on_pages())
+    for number, text in enumerate(pages):
+        (tmp_path / f"page_{number}.py").write_text(text)
+    assert len(pages) > 4
+    code = (
+        "import glob, runpy, sys\n"
+        "for path in sorted(glob.glob('*.py')):\n"
+        "    runpy.run_path(path, run_name='__mp_main__')\n"
+        "    assert 'mpi4py.MPI' not in sys.modules, open(path).read()\n"
+    )
+    in_folder([sys.executable, "-c", code], tmp_path)

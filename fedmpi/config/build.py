@@ -355,6 +355,8 @@ def _check_task(task, run, classes):
     name = command_name(classes["task"])
     if not task.has_model and classes["model"]:
         raise UserError(f"task {name} does not take a model: leave --model out")
+    if run.baselines and not task.has_model:
+        raise UserError(f"baselines = {run.baselines}: task {name} has no model to train: leave --baselines out")
     if run.holdout and not task.can_hold_out:
         raise UserError(f"holdout = {run.holdout}: task {name} has no data to hold out; leave --holdout out")
 
@@ -375,6 +377,8 @@ def _check_redealing(task, run, classes):
     name, given = command_name(classes["task"]), "partition.redeal = true"
     if not task.can_redeal:
         raise UserError(f"{given}: task {name} cannot distribute its data again in every round: leave it out")
+    if run.baselines:
+        raise UserError(f"{given}: no client has data of its own, to train on alone: leave --baselines out")
     if run.weighting == "samples":
         raise UserError(f"{given}: --weighting samples needs clients that keep their samples: leave one of them out")
     if run.on_loss == "continue":

@@ -69,7 +69,8 @@ _NO_COUNTERPART = """fraction_evaluate min_fit_clients min_evaluate_nodes evalua
     aggregation_weights aggregator_id aggregator_kwargs train_timeout task_name lr_scheduler_args train_script
     key_metric mode val_batch_size clip_grad clip_value do_validation do_pre_validation use_dp client_id trainer
     central_eval_batch_size last_state_path init_state_path delegate max_steps warmup_steps logging_steps save_steps
-    eval_steps eval_strategy devices auto_find_batch_size global_step split"""
+    eval_steps eval_strategy devices auto_find_batch_size global_step split client_config per_site_config
+    train_configs weight global_epoch checkpoint_dir tasks"""
 _ADVICE = {
     "centralised": "to train on all data in one place, use --clients 1",
     "local_only": "to train a silo by itself, use --clients 1 and its own --data",
@@ -92,7 +93,7 @@ def our_names(name, known, algorithm=""):
         return ["algorithm.server_step_size"]
     if found and name in _OF_SERVER.split() and not on_server:
         return [one for one in found if algorithm == "diloco" and one == "algorithm.momentum"]
-    if name.startswith("adam_") and on_server:  # of clients whose steps are Adam's
+    if name.startswith("adam_") and (on_server or not found):  # of clients whose steps are Adam's
         return []
     if "algorithm.first_moment_decay" in found:  # the inner optimizer's; momentum is the outer one's
         return found[:1]
@@ -100,8 +101,10 @@ def our_names(name, known, algorithm=""):
 
 
 def similar(name, known):
-    """`nearest`, but for settings of other systems that have no counterpart here."""
-    return "" if name in _NO_COUNTERPART.split() or name in OURS else nearest(name, known)
+    """`nearest`, but for slips of the keys only: a foreign name without a counterpart here gets no guess."""
+    words = set(name.split("_"))
+    near = [one for one in known if not set(one.split("_")) < words]  # min_local_steps is not local_steps
+    return "" if name in _NO_COUNTERPART.split() or name in OURS else nearest(name, near, 0.8)
 
 
 def our_name(key, known, algorithm=""):

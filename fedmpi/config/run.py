@@ -22,6 +22,9 @@ GROUPS = {
 }
 
 
+BASELINES = ("local", "pooled", "tuned")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """Everything but the choice of algorithm, task, oracle, model and partition."""
@@ -64,6 +67,24 @@ class RunSettings:
         None,
         "layers that each client keeps for itself (personal layers): names of parameters, buffers or modules, with * "
         "and ? as wildcards, separated by commas, like head.*,norm?; bn means all batch-norm layers",
+    )
+    baselines: str | None = setting(
+        None,
+        "also train what the run is compared with, and print a table: local (each silo alone), pooled (as if all data "
+        "lay in one place), tuned (the result, which each silo trains further alone); separated by commas",
+        role="place",
+    )
+    baselines_step_sizes: tuple[float, ...] | None = setting(
+        None,
+        "step sizes that --baselines tries, for the run itself, too, and chooses from by the loss on held-out data "
+        "(--holdout); default: the run's, times 1/3, 1 and 3; written --baselines.step_sizes [0.1,0.3]",
+        role="place",
+    )
+    cross_site: bool = setting(
+        False,
+        "also test each silo's own model (--private, --baselines) on the data of every silo: all silos then see each "
+        "other's models",
+        role="place",
     )
     freeze: str | None = setting(None, "layers that are not trained; written as in --private")
     holdout: float = setting(
@@ -205,11 +226,27 @@ class RunSettings:
             raise UserError(
                 f"init_except = {self.init_except}: there is no model to read the other layers from (--init)"
             )
+        self._check_baselines()
         folder = self.checkpoint_clients or ""
         if {*"{}"} & {*folder.replace("{client}", "").replace("{rank}", "")}:
             raise UserError(
                 f"checkpoint_clients = {folder}: expected a path with {{client}}, {{rank}} and nothing else in braces"
             )
+
+    def _check_baselines(self):
+        names = self.baselines and self.baselines.replace(" ", "").split(",")
+        given = f"baselines = {self.baselines}: expected"
+        if names and (not {*names} <= {*BASELINES} or len({*names}) < len(names)):
+            raise UserError(f"{given} some of {', '.join(BASELINES)}, separated by commas")
+        if names and "tuned" in names and self.private is not None:
+            raise UserError(f"{given} no tuned with --private: each client has a model of its own already")
+        if names and (self.on_loss == "continue" or self.result == "uniform"):
+            raise UserError(f"{given} --on_loss end and --result last or best")
+        sizes = self.baselines_step_sizes
+        if sizes and (min(sizes) <= 0 or not (names and self.holdout)):
+            raise UserError("baselines_step_sizes: expected numbers > 0, --baselines, and --holdout to choose by")
+        if self.cross_site and not names and self.private is None:
+            raise UserError("cross_site: expected --baselines or --private: all clients have the same model")
 
 
 def read_condition(text):

@@ -49,6 +49,11 @@ class PrivateParts:
     def __bool__(self):
         return self._is_used
 
+    @property
+    def is_everything(self):
+        """Whether no parameter is shared."""
+        return len(self._at) == len(self._store.averaged_rows()["x"])
+
     def give(self, client, x, buffers):
         """Let a client's private values be those of this model from now on."""
         if self:

@@ -1,12 +1,15 @@
 """What a report contains besides curves: results of each client, ROC curves, and what a varied setting does."""
 
 import math
+from types import SimpleNamespace
 
 from fedmpi.report.curves import client_metric, clients_at_end, final, metrics_of, usable_runs
 from fedmpi.report.tables import client_table, silo_table
 from fedmpi.run_files import ROC
+from fedmpi.runs import baselines
 from fedmpi.runs.comparison import distinguishes_methods
-from fedmpi.runs.record import HELD_OUT, less_is_better
+from fedmpi.runs.record import HELD_OUT, less_is_better, title
+from fedmpi.text import Table
 
 
 def further_parts(problem, style):
@@ -24,11 +27,34 @@ def further_parts(problem, style):
     if points:
         yield "ROC curve on the test set", [], draw_roc(methods, points, style)
     for method in methods:
+        for run in usable_runs(method):
+            yield from _baselines(run, method.label, style)
         for name, (names, rows) in next((run.tables for run in usable_runs(method) if run.tables), {}).items():
             yield f"{name} of {method.label}", [], draw_heat(names, rows, style)
     for key, measured, lines in varied_settings(problem):
         heading = f"What {key.rpartition('.')[2].replace('_', ' ')} does"
         yield heading, [], draw_setting(key, measured, lines, style)
+
+
+def _baselines(run, label, style):
+    """The part about what a run is compared with, if it was made with --baselines."""
+    from fedmpi.report.further_figures import draw_heat, draw_silos
+
+    content = baselines.read(run.path)
+    if content.get("pending", True):
+        return
+    rows = {row["method"]: row for row in content["rows"] if "clients" in row}
+    values = {number: row["clients"] for number, row in enumerate(rows.values())}
+    figure = draw_silos([SimpleNamespace(label=name) for name in rows], content["metric"], values, style)
+    tables = [baselines.baseline_table(content), Table(["in the table", "means"], baselines.notes(content))]
+    which = f"{label}, seed {run.settings.get('seed', 0)}"
+    yield f"Baselines of {which}: {baselines.gain_in_words(content)}", tables, figure
+    for name, row in rows.items():
+        if "matrix" in row:
+            names = [baselines.name_of(content, silo) for silo in range(len(row["clients"]))]
+            axes = (f"tests of ({title(content['metric'])})", f"model of ({name})")
+            figure = draw_heat(names, row["matrix"], style, axes)
+            yield f"The {name} model of each silo on the tests of each silo", [], figure
 
 
 def roc_curve(method):

@@ -88,11 +88,11 @@ def draw_setting(key, metric, lines, style=None):
     return figure
 
 
-def draw_heat(names, rows, style=None):
+def draw_heat(names, rows, style=None, labels=("column", "row")):
     """The figure of a vector (one row) or matrix: a coloured cell with its number for each pair of classes.
 
     Args:
-        names: of the classes. rows: lists of as many numbers.
+        names: of the classes. rows: lists of as many numbers. labels: of the columns and of the rows of a matrix.
     """
     style = style or Style()
     with matplotlib.rc_context({**figure_settings(style), "axes.grid": False}):
@@ -106,7 +106,7 @@ def draw_heat(names, rows, style=None):
             shade = "white" if of_row[column] > middle else INK
             axes.text(column, row, f"{of_row[column]:.4g}", ha="center", va="center", color=shade)
         if len(rows) > 1:
-            axes.set(xlabel="column", ylabel="row")
+            axes.set(xlabel=labels[0], ylabel=labels[1])
     return figure
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
-from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, SETTINGS, is_complete
+from fedmpi.run_files import CLIENTS, CROSS_SITE, DIVERGED, RECORDS, SETTINGS, is_complete
+from fedmpi.runs import baselines
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, FORMAT_KEY, TABLES_KEY, from_line
 from fedmpi.text import short
 
@@ -72,7 +73,7 @@ def is_run(folder):
 def outcome(folder):
     """ "complete", "diverged", "broken" (it began, and was ended early or still runs) or "missing"."""
     if is_complete(folder):
-        return "complete"
+        return "broken" if baselines.read(folder).get("pending") else "complete"
     if (folder / DIVERGED).is_file():
         return "diverged"
     return "broken" if folder.exists() else "missing"
@@ -93,6 +94,7 @@ def read_run(folder):
     note = folder / DIVERGED
     diverged = short(note.read_text(encoding="utf-8", errors="replace")[:LONGEST_NOTE]) if note.is_file() else ""
     clients, tables, form = last
+    tables |= _cross_site(folder)
     parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, form)
     return RunFolder(folder, settings, records, *parts)
 
@@ -204,6 +206,14 @@ def _tables(entries):
         if NAME.fullmatch(name) and rows.ndim == 2 and len(names) == rows.shape[1] and rows.size:
             tables[name] = (names, rows.tolist())
     return tables
+
+
+def _cross_site(folder):
+    """The tables of a run with --cross_site; {} if there are none."""
+    try:
+        return _tables(from_line((folder / CROSS_SITE).read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def _client_names(folder):

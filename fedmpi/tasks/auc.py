@@ -130,7 +130,6 @@ class LoadedAUC(LoadedClassification):
     """See `LoadedTask`. Metrics: train_loss (the mean of F_i at the current a, b and w), auc, holdout_auc."""
 
     goal = ("auc", 1)
-    is_personal = False
 
     def __init__(self, settings, context, sources, *data):
         super().__init__(settings, context, sources, *data)
@@ -194,13 +193,16 @@ class LoadedAUC(LoadedClassification):
         numbers, weighting = self._numbers["train"], self._context.weighting
         metrics, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
         for name, samples in self._scored().items():
-            scored = [_outputs_and_labels(module, part) for part in samples]
+            scored = []
+            for client, part in zip(self._context.clients, samples):
+                self.visit(client)
+                scored.append(_outputs_and_labels(module, part))
             here = [np.concatenate([np.empty(0), *values]) for values in zip(*scored)] or [np.empty(0)] * 2
             outputs, positive = map(link.allgatherv, here)
             metrics[name] = roc_auc(outputs, positive)
             if name == "auc":
                 self._roc[:] = roc_points(outputs, positive)
-            if name != "auc" or not self._is_shared:
+            if name != "auc" or not self._is_shared or self._context.is_personal:
                 clients[name] = link.allgatherv([_own_auc(*part) for part in scored])
         return Metrics(metrics, clients)
 
@@ -214,6 +216,7 @@ class LoadedAUC(LoadedClassification):
 
     def _objective(self, module, client):
         """F_i at the module's variables, over all samples of a client."""
+        self.visit(client)
         samples, total = self._train[client], 0.0
         for inputs, labels in samples.all():
             total += self.loss(module, (inputs, labels, self._p[client])).item() * len(labels)

@@ -129,6 +129,7 @@ class LoadedOwnTask(LoadedTask):
     """
 
     user_batches = True
+    is_personal = True
 
     def __init__(self, task, context):
         self._task, self._context = task, context
@@ -175,21 +176,21 @@ class LoadedOwnTask(LoadedTask):
         return loss[0] / (loss[1] if loss[1] else 1) if isinstance(loss, tuple) else loss
 
     def evaluate(self, module, link):
-        losses = [_mean(self._sums(module, self._measured(*item))) for item in self._train.items()]
+        losses = [_mean(self._sums(module, client, self._measured(client, own))) for client, own in self._train.items()]
         parts, weighting = self._parts(link), self._context.weighting
         numbers = [len(dataset) for dataset in self._train.values()]
         values, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
-        if self._has_tests_of_clients:
-            results, weights = self._results_of_clients(module)
+        if self._has_tests_of_clients or (self._test is not None and self._context.is_personal):
+            results, weights = self._results_of_clients(module, None if self._has_tests_of_clients else parts)
             means, each = of_clients(link, results, weights, weighting)
             values |= {name: mean for name, mean in means.items() if name.startswith("test_loss")}
             clients |= each
         if self._test is not None:
-            sums = [pair for part in parts for pair in self._sums(module, part)]
+            sums = [pair for part in parts for pair in self._sums(module, *part)]
             sums = link.allgatherv(np.ravel(sums)).reshape(-1, 2)
             values = {name: value for name, value in values.items() if not name.startswith("test_loss")}
             values |= {"test_loss": _mean(sums)} if len(sums) else {}
-        if self._metrics and link.first_rank_where(any(map(len, parts))) is not None:
+        if self._metrics and link.first_rank_where(any(len(part) for _, part in parts)) is not None:
             values |= self._measure_all(*self._predictions(module, parts, link))
         tables = {name: values.pop(name) for name in list(values) if isinstance(values[name], list)}
         tables = {name: {"classes": self._names_of(table), "values": table} for name, table in tables.items()}
@@ -197,7 +198,7 @@ class LoadedOwnTask(LoadedTask):
 
     def try_metrics(self, module, link):
         parts = self._parts(link)
-        few = [Subset(part, sorted({*np.linspace(0, len(part) - 1, FEW).astype(int)})) for part in parts if len(part)]
+        few = [(client, _some(part)) for client, part in parts if len(part)]
         has_any = link.first_rank_where(bool(few)) is not None
         if not has_any and link.rank == 0:
             log.warning("the test sets are empty: there is no test loss and no metric")
@@ -212,17 +213,22 @@ class LoadedOwnTask(LoadedTask):
                     raise
 
     def _parts(self, link):
-        """What this rank measures of the test data; without any, its clients' training data.
+        """[(client, what is measured of its data)] of this rank: test data; without any, its clients' training data.
 
-        Ranks share the test set in whole batches: these, and so the loss, do not depend on the number of ranks.
+        Ranks share a common test set in whole batches: these, and so the loss, do not depend on the number of ranks.
+        Clients with models of their own have equal parts of it.
         """
+        if self._test is not None and self._context.is_personal:
+            number, most = self._context.num_clients, len(self._test)
+            edges = {client: (most * client // number, most * (client + 1) // number) for client in self._train}
+            return [(client, Subset(self._test, range(*part))) for client, part in edges.items()]
         if self._test is not None:
             num, most = -(-len(self._test) // EVALUATION_BATCH), len(self._test)
             edges = [min(most, num * rank // link.size * EVALUATION_BATCH) for rank in (link.rank, link.rank + 1)]
-            return [Subset(self._test, range(*edges))]
+            return [(None, Subset(self._test, range(*edges)))]
         if self._has_tests_of_clients:
-            return [own for own in self._tests_of_clients if own is not None]
-        return list(self._train.values())
+            return [pair for pair in zip(self._train, self._tests_of_clients) if pair[1] is not None]
+        return list(self._train.items())
 
     def _measure_all(self, outputs, targets):
         """Name -> value of each metric."""
@@ -255,16 +261,19 @@ class LoadedOwnTask(LoadedTask):
         names = self._task.class_names
         return [str(k) for k in range(len(table))] if names is None or len(names) != len(table) else [*map(str, names)]
 
-    def _results_of_clients(self, module):
-        """(name -> a value of each of this rank's clients on its own test data, nan if it has none; their weights)."""
+    def _results_of_clients(self, module, parts=None):
+        """(name -> a value of each of this rank's clients on its own test data, nan if it has none; their weights).
+
+        parts: [(client, its part of the common test set)]; None: clients have test sets of their own.
+        """
         names, rows, weights = ["test_loss", *self._metrics], [], []
-        for own in self._tests_of_clients:
-            sums = [] if own is None else self._sums(module, own)
+        for client, own in parts or zip(self._train, self._tests_of_clients):
+            sums = [] if own is None else self._sums(module, client, own)
             weights.append(math.fsum(weight for _, weight in sums))
             if not sums:
                 rows.append([np.nan] * len(names))
                 continue
-            found = self._predictions(module, [own], SoloLink())
+            found = self._predictions(module, [(client, own)], SoloLink())
             rows.append([_mean(sums), *(or_nan(metric, *found, self._is_share) for metric in self._metrics.values())])
         return dict(zip(names, map(list, zip(*rows)))), weights
 
@@ -281,8 +290,9 @@ class LoadedOwnTask(LoadedTask):
         loader = DataLoader(dataset, EVALUATION_BATCH, collate_fn=task.collate, num_workers=task.workers)
         yield from map(self._move, loader) if len(dataset) else ()
 
-    def _sums(self, module, dataset):
+    def _sums(self, module, client, dataset):
         """[(sum of losses, weight)] of each batch; of a mean loss, the weight is the number of samples."""
+        self.visit(client)
         sums, number = [], 0
         for batch in self._batches(dataset):
             size = min(EVALUATION_BATCH, len(dataset) - number)
@@ -295,7 +305,10 @@ class LoadedOwnTask(LoadedTask):
 
     def _predictions(self, module, parts, link):
         """(outputs, targets) of all ranks, on the CPU."""
-        pairs = [self._task.predict(module, batch) for dataset in parts for batch in self._batches(dataset)]
+        pairs = []
+        for client, dataset in parts:
+            self.visit(client)
+            pairs += [self._task.predict(module, batch) for batch in self._batches(dataset)]
         return tuple(_of_all_ranks([torch.as_tensor(pair[which]) for pair in pairs], link) for which in (0, 1))
 
     def _move(self, batch):
@@ -380,6 +393,11 @@ class _Batches:
     def __getitem__(self, number):
         seed_all(derive(self._seed, "augmentation", self._client, number), torch.device("cpu"))
         return _fetch(self._task, self._dataset, self._sampler(number))
+
+
+def _some(dataset):
+    """A `Subset` of few items, spread over a Dataset."""
+    return Subset(dataset, sorted({*np.linspace(0, len(dataset) - 1, FEW).astype(int)}))
 
 
 def _fetch(task, dataset, indices):

@@ -57,9 +57,13 @@ class _DatasetClassification(BaseTask):
             )
         train = {client: self._items(get(client), f"data of client {client}") for client in context.clients}
         num_tests = 0 if self.test is None else _length(self.test, "test_data")
-        edges = [num_tests * rank // context.num_ranks for rank in (context.rank, context.rank + 1)]
-        test = self._items(self.test, "test_data", np.arange(*edges)) if edges[0] < edges[1] else None
-        return LoadedDatasets(context, train, test, (num_tests, np.arange(*edges)))
+        num_parts, mine = context.num_ranks, [context.rank]
+        if context.is_personal:  # a part per client, which its own model is tested on
+            num_parts, mine = context.num_clients, context.clients
+        tests = [np.arange(num_tests * part // num_parts, num_tests * (part + 1) // num_parts) for part in mine]
+        everything = np.concatenate(tests)
+        test = self._items(self.test, "test_data", everything) if len(everything) else None
+        return LoadedDatasets(context, train, test, num_tests, tests)
 
     def _items(self, dataset, name, indices=None):
         """(inputs, labels [n], whether inputs are bytes, number of declared classes) of the items at `indices` or all.
@@ -100,12 +104,12 @@ class LoadedDatasets(LoadedClassification):
     Args:
         context: a `RankContext`. train: client -> (inputs, labels, whether they are bytes, number of declared classes).
             test: the same of this rank's share of the test set, or None.
-        test_rows: (number of test samples, which of them this rank has).
+        num_tests: number of test samples. test_rows: which of them this rank has, in parts.
     """
 
     default_model = "mlp"
 
-    def __init__(self, context, train, test, test_rows):
+    def __init__(self, context, train, test, num_tests, test_rows):
         self._context, self._augmentation, self._transform, self._is_shared = context, None, None, True
         self._files = []
         self._bytes, declared = zip(*(one[2:] for one in [*train.values(), *([test] if test else [])]))
@@ -128,8 +132,10 @@ class LoadedDatasets(LoadedClassification):
         own = {client: hold_out(len(pair[1]), context.holdout, context.seed, client) for client, pair in train.items()}
         self._train = {client: samples(*train[client], training) for client, (training, _) in own.items()}
         self._held = [samples(*train[client], held) for client, (_, held) in own.items()]
-        self._tests = [samples(*test)] if test else []
-        self._test_parts = [(0, 1, *test_rows)]
+        starts = np.cumsum([0, *map(len, test_rows)])
+        places = [np.arange(start, start + len(rows)) for start, rows in zip(starts, test_rows)]
+        self._tests = [samples(*test, part) for part in places] if test else []
+        self._test_parts = [(0, 1, num_tests, rows) for rows in test_rows]
         self._count()
 
     def synchronise(self, link):

@@ -90,6 +90,7 @@ class LoadedLanguage(LoadedTask):
     goal = ("perplexity", -1)
     default_model = "lstm"
     carries = True
+    is_personal = True
 
     def __init__(self, settings, context, train, test, files):
         """`train` and `test`: lists of words, one per client of this rank, or one to be dealt.
@@ -117,7 +118,8 @@ class LoadedLanguage(LoadedTask):
             starts = link.allgather([context.clients.start, context.clients.stop]).astype(int)
             parts = self._deal(link, train[0], context.num_clients, [range(*edges) for edges in starts])
             edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
-            self._test = self._deal(link, test[0], TEST_PARTS, [range(a, b) for a, b in zip(edges, edges[1:])])
+            mine = [range(*edges) for edges in (starts if context.is_personal else zip(edges, edges[1:]))]
+            self._test = self._deal(link, test[0], self._num_tests, mine)
         ends = {part: len(stream) - math.floor(context.holdout * len(stream)) for part, stream in parts.items()}
         self._train = {part: stream[: ends[part]] for part, stream in parts.items()}
         self._held = {part: stream[ends[part] :] for part, stream in parts.items()}
@@ -188,15 +190,17 @@ class LoadedLanguage(LoadedTask):
         train, held = (self._sums(module, streams, most) for streams in (self._train, self._held))
         test = self._sums(module, self._test, most_test)
         parts = {"train": (train, self._train)}
-        parts |= {"test": (test, self._test)} if names_silos(self._settings.data) else {}
+        is_shared = not names_silos(self._settings.data)
+        parts |= {} if is_shared and not self._context.is_personal else {"test": (test, self._test)}
         parts |= {"holdout": (held, self._held)} if self._context.holdout else {}
         metrics, clients = {}, {}
         for kind, (sums, streams) in parts.items():
             numbers = [len(stream) if len(stream) > 1 else 0 for stream in streams.values()]
             means, each = of_clients(link, {f"{kind}_loss": _per_word(sums)}, numbers, self._context.weighting)
             metrics, clients = metrics | means, clients | each
-        if "test" not in parts:
+        if is_shared:
             loss, number = link.allgather(test.sum(0)).sum(0)
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("test_loss")}
             metrics["test_loss"] = loss / number
         for losses, of_metric in ((metrics, _perplexity), (clients, np.vectorize(_perplexity, otypes=[float]))):
             for name in [name for name in losses if not name.startswith("train")]:
@@ -206,7 +210,8 @@ class LoadedLanguage(LoadedTask):
     @property
     def _num_tests(self):
         """Parts of the test text on all ranks."""
-        return self._context.num_clients if names_silos(self._settings.data) else TEST_PARTS
+        is_own = self._context.is_personal or names_silos(self._settings.data)
+        return self._context.num_clients if is_own else TEST_PARTS
 
     def subset(self, num_samples, tests=True):
         """On the first words of every part: as many as that number of sequences of `bptt` words has."""
@@ -220,7 +225,11 @@ class LoadedLanguage(LoadedTask):
 
     def _sums(self, module, streams, most):
         """[n, 2] sum of losses and number of words of n streams, of each only the first `most` words unless None."""
-        return np.array([self._sum(module, stream[:most]) for stream in streams.values()]).reshape(-1, 2)
+        sums = []
+        for part, stream in streams.items():
+            self.visit(part)  # parts of a test text that all clients share have no models of their own
+            sums.append(self._sum(module, stream[:most]))
+        return np.array(sums).reshape(-1, 2)
 
     def _sum(self, module, stream):
         """(sum of losses, number of words) of a stream, read from an empty hidden state."""

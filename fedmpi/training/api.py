@@ -29,7 +29,7 @@ from fedmpi.program.ranks import end_at_once
 from fedmpi.runs.model_files import load_values, read_state
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.text import Log
-from fedmpi.training import loop
+from fedmpi.training import baselines
 from fedmpi.training.build import read_config
 from fedmpi.training.early_stopping import Callbacks
 
@@ -47,6 +47,7 @@ class Run:
         final: name -> value of the metrics of the resulting model, measured on all data.
         folder: path of the run folder.
         settings: nested dict, as in settings.yaml.
+        baselines: of a run with baselines, what `fedmpi.runs.baselines.read` describes; otherwise empty.
     """
 
     _model: torch.nn.Module
@@ -55,6 +56,7 @@ class Run:
     folder: pathlib.Path
     settings: dict[str, typing.Any]
     models: Mapping[int, torch.nn.Module] = dataclasses.field(default_factory=dict)
+    baselines: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -119,11 +121,12 @@ def run(settings: dict[str, typing.Any]) -> Run:
                 )
             for note in config.notes if link.rank == 0 else ():
                 log.warning(note)
-            outcome = loop.train(config, link, Callbacks(**functions))
+            outcome, compared = baselines.train(config, link, Callbacks(**functions))
             model = outcome.make_model()
         has_one = config.run.private is None
         models = {} if has_one else _ClientModels(model, outcome.folder, sum(map(len, link.clients)))
-        return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved, models)
+        parts = (outcome.records, outcome.metrics, outcome.folder, config.resolved, models, compared)
+        return Run(model, *parts)
     except AgreedUserError as error:  # its text is on one rank only: give it to all
         text = next(filter(None, allgather_lines(link, [str(error)])), "")
         raise UserError(text) from None

@@ -46,6 +46,7 @@ class Job:
         config: the `Config`. link: the `Link`. context: the `RankContext`.
         task: the `LoadedTask`. flat: the model as a `FlatModule`. federation: the `Federation`.
         num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
+        samplers: client -> its sampler, of the clients of this rank.
         threads_by: what has decided the number of threads, see `choose_threads`.
     """
 
@@ -57,6 +58,7 @@ class Job:
     federation: Federation
     num_rounds: int
     num_batches: int
+    samplers: dict
     threads_by: str = ""
 
     @property
@@ -142,7 +144,7 @@ def prepare(config, link):
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
     parts = (config.sending, SlowSteps(link, context.device))
     federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
-    return Job(config, link, context, task, flat, federation, num_rounds, num_batches, threads_by)
+    return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers, threads_by)
 
 
 def rank_context(run, link):
@@ -158,7 +160,7 @@ def rank_context(run, link):
         device=pick_device(run.device, link),
         dtype=getattr(torch, run.dtype),
         holdout=run.holdout,
-        is_personal=run.private is not None,
+        is_personal=run.private is not None or run.baselines is not None,
         participation=run.participation,
         num_local=link.local_size,
         weighting=run.weighting,

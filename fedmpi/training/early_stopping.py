@@ -45,33 +45,67 @@ def selection_goal(goal, metrics):
     return (held_out, goal[1]) if held_out in metrics else goal
 
 
+def goal_of_client(goal, metrics, client):
+    """(metric, sign, value) by which a client's own models are compared: the training loss if it has no other data.
+
+    Args:
+        goal: of the task, see `LoadedTask`. metrics: `Metrics`. client: its number.
+    """
+    values = {name: each[client] for name, each in metrics.clients.items() if not math.isnan(each[client])}
+    metric, sign = selection_goal(goal, values)
+    metric, sign = (metric, sign) if metric in values else ("train_loss", -1)
+    return metric, sign, sign * values.get(metric, math.nan)
+
+
+@dataclasses.dataclass
+class _Watch:
+    """What ends the run, or one client's part of it.
+
+    Attributes:
+        best: the best value of the metric so far, larger is better. num_worse: evaluations since then.
+        round: the one at which it ended, or 0.
+    """
+
+    best: float = -math.inf
+    num_worse: int = 0
+    round: int = 0
+
+
 class EarlyStopping:
     """Decides after every round whether the run ends there. Collective: all ranks agree.
 
     Args:
         run: a `RunSettings`, for `stop` and `patience`. goal: see `LoadedTask`. link: a `Link`. callbacks: `Callbacks`.
+        num_clients: of clients that train alone, each of which ends by its own metrics, and the run with the last; 0:
+            the clients train together.
 
     Attributes:
-        best: the best value of the metric so far, larger is better. num_worse: evaluations since then.
         reason: text, why the run ended early, or "".
     """
 
-    def __init__(self, run, goal, link, callbacks):
+    def __init__(self, run, goal, link, callbacks, num_clients=0):
         self._condition = None if run.stop is None else read_condition(run.stop)
         self._patience, self._goal, self._link, self._callbacks = run.patience, goal, link, callbacks
-        self.best, self.num_worse, self.reason = -math.inf, 0, ""
+        self._watches = {"": _Watch()} if not num_clients else {f"/{client}": _Watch() for client in range(num_clients)}
+        self.reason = ""
 
-    def after(self, record, is_evaluated):
+    @property
+    def ended(self):
+        """Number of each client that has ended by itself -> the round."""
+        return {int(name[1:]): watch.round for name, watch in self._watches.items() if name and watch.round}
+
+    def after(self, record, metrics):
         """Whether the run ends after a round.
 
         Args:
-            record: of the round, with the metrics if the model `is_evaluated`.
+            record: of the round. metrics: `Metrics` after it, {} if the model was not evaluated.
 
         Raises:
             AgreedUserError: on every rank, if the condition names a metric that is not measured.
         """
+        record, is_evaluated = {**record, **metrics}, bool(metrics)
         if is_evaluated and (self._condition or self._patience):
-            agree(self._link, lambda: self._look(record))
+            agree(self._link, lambda: self._look(record, metrics))
         for name in ("on_evaluation", "on_round"):
             callback = getattr(self._callbacks, name)
             if callback is None or (name == "on_evaluation" and not is_evaluated):
@@ -82,26 +116,44 @@ class EarlyStopping:
 
     def state(self):
         """Name -> number, for a checkpoint; the names are those of earlier versions."""
-        return {"ending/best": self.best, "ending/num_worse": self.num_worse}
+        return {f"ending/{key}{name}": value for name, one in self._watches.items() for key, value in vars(one).items()}
 
     def restore(self, state):
         """Take what `state` gave; earlier versions' checkpoints lack it."""
-        self.best = float(state.get("ending/best", -math.inf))
-        self.num_worse = int(state.get("ending/num_worse", 0))
+        for name, watch in self._watches.items():
+            for key, value in vars(watch).items():
+                setattr(watch, key, type(value)(state.get(f"ending/{key}{name}", value)))
 
-    def _look(self, record):
+    def _look(self, record, metrics):
         """Compare the metrics of an evaluation; not collective."""
+        reasons = []
+        for name, watch in self._watches.items():
+            if watch.round:
+                continue
+            if name:
+                metric, _, value = goal_of_client(self._goal, metrics, int(name[1:]))
+                of_client = {key: each[int(name[1:])] for key, each in metrics.clients.items()}
+                reason = self._reason(watch, {**record, **of_client}, metric, value)
+            else:
+                metric, sign = selection_goal(self._goal, record)
+                reason = self._reason(watch, record, metric, sign * record.get(metric, math.nan))
+            watch.round = record["round"] if reason else 0
+            reasons.append(reason)
+        if all(watch.round for watch in self._watches.values()):
+            rounds = ", ".join(str(watch.round) for watch in self._watches.values())
+            self.reason = reasons[0] if "" in self._watches else f"each client by its own metrics, after round {rounds}"
+
+    def _reason(self, watch, record, metric, value):
+        """Why what a `_Watch` is of ends, by a record and the value of the metric that patience is about; or ""."""
         if self._condition is not None:
-            metric, comparison, bound = self._condition
-            if metric not in record:
-                raise UserError(
-                    f"stop: there is no metric {metric}; the record of a round contains {', '.join(record)}"
-                )
-            if _COMPARISONS[comparison](record[metric], bound):
-                self.reason = f"{metric} {comparison} {bound:g}"
+            name, comparison, bound = self._condition
+            if name not in record:
+                known = ", ".join(record)
+                raise UserError(f"stop: there is no metric {name}; the record of a round contains {known}")
+            if _COMPARISONS[comparison](record[name], bound):
+                return f"{name} {comparison} {bound:g}"
         if self._patience is not None:
-            metric, sign = selection_goal(self._goal, record)
-            better = sign * record[metric] > self.best
-            self.best, self.num_worse = (sign * record[metric], 0) if better else (self.best, self.num_worse + 1)
-            if self.num_worse >= self._patience:
-                self.reason = self.reason or f"{metric} has not improved in {self._patience} evaluations"
+            watch.best, watch.num_worse = (value, 0) if value > watch.best else (watch.best, watch.num_worse + 1)
+            if watch.num_worse >= self._patience:
+                return f"{metric} has not improved in {self._patience} evaluations"
+        return ""

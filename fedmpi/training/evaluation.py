@@ -18,15 +18,15 @@ class Evaluation:
     """Evaluates the models of one run. Collective on the job's link.
 
     Args:
-        job: the `Job`.
+        job: the `Job`. own_results: its `OwnResults`, or None if clients have no layers of their own.
 
     Attributes:
         is_partial: whether models are evaluated on a part of the data before the run's end; equal on all ranks.
     """
 
-    def __init__(self, job):
+    def __init__(self, job, own_results=None):
         run = job.config.run
-        self._job = job
+        self._job, self._own_results = job, own_results
         # To find the best of several results, each is measured on all the data.
         is_partial = run.evaluate == "subset" and run.result != "best"
         self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
@@ -48,11 +48,12 @@ class Evaluation:
         return self._job.task if is_long else self._all_tests
 
     @torch.no_grad()
-    def __call__(self, x, buffers, number, whole=False):
+    def __call__(self, x, buffers, number, whole=False, settled=()):
         """Metrics of an averaged model. Collective.
 
         Args:
             x: [dim]; buffers: [num_buffers]. number: of rounds after which it was. whole: whether at the end.
+            settled: numbers of clients of whose own models the results count.
 
         Returns:
             `Metrics`.
@@ -69,13 +70,14 @@ class Evaluation:
         job.flat.module.eval()
         task, federation = self._task_at_end() if whole else self._part, job.federation
         if federation.private:
-            own = {client.index: federation.private.model(client, x, buffers) for client in federation.clients}
+            clients = federation.clients
+            own = {client.index: self._own_results.of(client, client.index in settled) for client in clients}
             task.visit = lambda client: job.flat.point_at(*own[client])
         metrics = task.evaluate(self._fast, job.link)
         if not math.isfinite(metrics["train_loss"]):
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step_size")
-        clients = {name: _by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
+        clients = {name: by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
         return Metrics({name: float(value) for name, value in metrics.items()}, clients, getattr(metrics, "tables", ()))
 
 
@@ -95,7 +97,7 @@ def pool_first(module):
     return nn.Sequential(*layers).eval() if places else module
 
 
-def _by_client(job, values):
+def by_client(job, values):
     """Numbers of all clients, nan for those that are lost, of an array without these."""
     lost, rest = job.link.lost_clients(), iter(values)
     return [math.nan if client in lost else float(next(rest, math.nan)) for client in range(job.context.num_clients)]

@@ -40,7 +40,7 @@ def private_parts(run, task, flat):
     if run.private is None:
         return (), ()
     if not task.is_personal:
-        raise UserError(f"private = {run.private}: this task cannot evaluate a model per client; classification can")
-    if run.result != "last":
-        raise UserError(f"private = {run.private}: expected result = last, because each client has its own model")
+        raise UserError(f"private = {run.private}: this task has no model that a client could have for itself")
+    if run.result == "uniform":
+        raise UserError(f"private = {run.private}: expected result = last or best: each client has its own model")
     return private_places(flat, run.private)

@@ -24,10 +24,12 @@ from fedmpi.runs.record import AMOUNTS
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.text import Log
-from fedmpi.training.build import prepare
+from fedmpi.training import cross_site
+from fedmpi.training.build import Job, prepare
 from fedmpi.training.data_account import account_for_data
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.evaluation import Evaluation
+from fedmpi.training.own_results import OwnResults
 from fedmpi.training.records import Records
 from fedmpi.training.result import (
     ResultRule,
@@ -52,12 +54,18 @@ class Trained:
         folder: path of the run folder. records: of the rounds, as in metrics.jsonl; times are those of rank 0.
         metrics: of the resulting model, on all data.
         make_model: function without arguments, before the link is closed: the resulting module, in evaluation mode.
+        job: the `Job`. samples: in all minibatches of all clients. was_complete: whether the run was complete before.
+        cross_site: see `fedmpi.training.cross_site.measure`.
     """
 
     folder: pathlib.Path
     records: list
     metrics: dict
     make_model: Callable[[], torch.nn.Module]
+    job: Job
+    samples: float = 0.0
+    was_complete: bool = False
+    cross_site: dict = dataclasses.field(default_factory=dict)
 
 
 def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is frozen
@@ -175,8 +183,10 @@ class _Progress:
 def _run(job, recorder, records, checkpoints, callbacks, began, signals):
     """The whole run, from its start or a checkpoint to its `Trained`. Collective."""
     run, link = job.config.run, job.link
-    progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks))
-    rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal)
+    own = OwnResults(job.federation, run, job.task.goal)
+    num_alone = job.context.num_clients if job.federation.private.is_everything else 0
+    progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks, num_alone))
+    rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal, own)
     position = 0
     if run.resume not in (None, AUTO):
         position, complete_in = _resume(job, recorder, checkpoints, progress, rule)
@@ -190,7 +200,7 @@ def _run(job, recorder, records, checkpoints, callbacks, began, signals):
         print(f"data: {job.task.reading}", flush=True)
     if recorder:
         recorder.write(job.task.write_split)
-    evaluation = Evaluation(job)
+    evaluation = Evaluation(job, own)
     progress.start_seconds = time.perf_counter() - began
     try:
         _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals)
@@ -246,6 +256,8 @@ def _planned_rounds(folder, number):
 def _warn_of_choice(job):
     """Print a warning on rank 0 if the run will choose its result on the test set, on which it is then measured."""
     run, task = job.config.run, job.config.task
+    if job.link.rank == 0 and run.cross_site:
+        log.warning(cross_site.SENT)
     chooses = run.result == "best" or run.patience is not None
     if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
         what = "the best model is chosen" if run.result == "best" else "the run ends early"
@@ -269,9 +281,9 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals):
         is_last = number == job.num_rounds
         if number % every == 0 or is_last:
             evaluated = _evaluate(job, progress, evaluation, whole=is_last)
-        rule.consider(federation, evaluated)
+        rule.consider(federation, evaluated, progress.early_stopping.ended)
         record = _record(job, loss, progress)
-        if progress.early_stopping.after({**record, **evaluated}, is_evaluated=bool(evaluated)) and not is_last:
+        if progress.early_stopping.after(record, evaluated) and not is_last:
             is_last = True
             evaluated = _evaluate(job, progress, evaluation, whole=True)
             record = _record(job, loss, progress)
@@ -288,7 +300,8 @@ def _evaluate(job, progress, evaluation, whole):
     federation = job.federation
     job.link.enter(f"the evaluation after round {federation.round_index}")
     with progress.evaluating():
-        metrics = evaluation(federation.server.x, federation.store.buffers, federation.round_index, whole)
+        x, buffers, ended = federation.server.x, federation.store.buffers, progress.early_stopping.ended
+        metrics = evaluation(x, buffers, federation.round_index, whole, ended)
     progress.metrics = metrics
     return metrics
 
@@ -332,9 +345,14 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     job.link.enter("the end")
     if selected is not None and selected.round != federation.round_index:
         metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
+    own = rule.own_results
+    if own.are_kept:
+        everyone = range(job.context.num_clients)
+        metrics = evaluation(federation.server.x, federation.store.buffers, federation.round_index, True, everyone)
+    crossed = cross_site.measure(job, own) if job.config.run.cross_site and federation.private else {}
     problem = None
     try:
-        agree(job.link, lambda: save_clients(job, checkpoints.folder))
+        agree(job.link, lambda: save_clients(job, checkpoints.folder, own))
     except AgreedUserError as error:  # the model is saved all the same
         problem = error
     _on_rank_0(job.link, lambda: save(job, records.recorder()))
@@ -346,6 +364,7 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     check_result(federation)
     recorder = records.recorder()
     if recorder is not None:
+        recorder.write(lambda folder: crossed and cross_site.save(job, folder, crossed))
         recorder.close()
         facts = {"data": job.task.reading} if job.task.reading else {}
         facts |= {"evaluated on": evaluation.describe()}
@@ -353,7 +372,18 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
         facts |= {"ended early": progress.early_stopping.reason} if progress.early_stopping.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"
         print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
-    return _outcome(job, checkpoints.folder, metrics=metrics)
+    samples = _num_samples(job, progress.early_stopping)
+    return dataclasses.replace(_outcome(job, checkpoints.folder, metrics=metrics), samples=samples, cross_site=crossed)
+
+
+def _num_samples(job, early_stopping):
+    """Samples in the minibatches of all clients; those of a client that ended by itself, until then. Collective."""
+    total = 0.0
+    for client in job.federation.clients:
+        of_pass = job.task.num_samples(client.index) / job.samplers[client.index].batches_per_pass
+        ended = early_stopping.ended.get(client.index, job.federation.round_index)
+        total += client.num_draws * of_pass * ended / job.federation.round_index
+    return float(job.link.allgather([total]).sum())
 
 
 def _on_rank_0(link, action):
@@ -377,4 +407,4 @@ def _outcome(job, folder, complete_in=None, metrics=None):
     if metrics is None:
         metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
     make = functools.partial(trained_module, job, complete_in and pathlib.Path(complete_in))
-    return Trained(folder, records, metrics, make)
+    return Trained(folder, records, metrics, make, job, was_complete=complete_in is not None)

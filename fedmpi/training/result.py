@@ -33,16 +33,23 @@ class ResultRule:
     Args:
         rule: "last", "best" or "uniform". num_rounds: of the run. seed: of the run.
         goal: (metric, sign) by which "best" compares; sign 1 if more is better.
+        own_results: `OwnResults`, which decides instead if clients have models of their own.
     """
 
-    def __init__(self, rule, num_rounds, seed, goal):
+    def __init__(self, rule, num_rounds, seed, goal, own_results=None):
+        self.own_results = own_results
         self._rule, (self._metric, self._sign) = rule, goal
         # "output" is the setting's former name: under another one, runs of earlier versions would draw another round.
         self._drawn = int(generator(seed, "output").integers(1, num_rounds + 1))
 
-    def consider(self, federation, metrics):
-        """Select the model after a round if it is better so far; `metrics` are {} if it was not evaluated."""
-        if self._rule == "uniform" and federation.round_index == self._drawn:
+    def consider(self, federation, metrics, ended=()):
+        """Select the model after a round if it is better so far; `metrics` are {} if it was not evaluated.
+
+        ended: clients whose own results are settled.
+        """
+        if self.own_results and self.own_results.are_kept:
+            self.own_results.consider(metrics, ended)
+        elif self._rule == "uniform" and federation.round_index == self._drawn:
             federation.select()
         elif self._rule == "best":
             self._metric, _ = selection_goal((self._metric, self._sign), metrics)
@@ -70,6 +77,8 @@ class ResultRule:
 
     def describe(self, selected):
         """Which iterate is the result, as text for the closing table; `selected` is `federation.selected`."""
+        if self.own_results and self.own_results.are_kept:
+            return self.own_results.describe()
         if selected is None:
             return "last iterate"
         how = "best by " + self._metric if self._rule == "best" else "drawn uniformly"
@@ -112,7 +121,7 @@ def complete_run(recorder):
         complete(recorder.folder)
 
 
-def save_clients(job, folder):
+def save_clients(job, folder, own_results):
     """Write the own model of each of this rank's clients, if they have layers of their own; on every rank.
 
     Raises:
@@ -121,8 +130,8 @@ def save_clients(job, folder):
     federation, flat = job.federation, job.flat
     for client in federation.clients if federation.private else ():
         flat.point_counters_at(client.counters)
-        x, buffers = federation.private.model(client, federation.server.x, federation.store.buffers)
-        save_client_model(folder / CLIENT_MODEL.format(client=client.index), flat.named_values(x, buffers))
+        values = flat.named_values(*own_results.of(client))
+        save_client_model(folder / CLIENT_MODEL.format(client=client.index), values)
 
 
 def _save_elsewhere(name, values, rows, description):

@@ -1,20 +1,30 @@
-"""The rows of docs/coming_from.md about Flower and Keras, run against them where they are installed."""
+"""The rows of docs/coming_from.md about methods of other systems, run against them where they are installed."""
 
+import dataclasses
+import inspect
 import re
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from helpers import ROOT
 
+import fedmpi.algorithms
 from fedmpi import simulate
+from fedmpi.algorithms import Algorithm
 from fedmpi.config.build import read_command_line
+from fedmpi.federation.participation import draw_participants
+from fedmpi.registry import known
 
+PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
 ROWS = re.findall(
-    r"^\| (Flower|Keras) `(\w+)(?:\(amsgrad=(True)\))?`[^|]*\| `(.+?)` \| nothing \|$",
-    (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8"),
-    re.MULTILINE,
+    r"^\| (Flower|Keras) `(\w+)(?:\(amsgrad=(True)\))?`[^|]*\| `(.+?)` \| nothing \|$", PAGE, re.MULTILINE
 )
+SYSTEMS = "APPFL|NVFlare|pfl-research|fluke|FedLab"
+OTHERS = re.findall(rf"^\| ({SYSTEMS}) `(.+?)`[^|]*\| `(--.+?)` \| (nothing|`[\d.]+`)[^|]*\|$", PAGE, re.MULTILINE)
 ROUNDS, SAMPLES = 20, [30, 10]
+STEPS, LR = 3, 0.05  # of the least-squares fit
 X0 = np.array([1.0, -0.5, 0.0, 2.0])
 MOVES = np.random.default_rng(5).normal(size=(ROUNDS, 2, 4)) * [1, 1e-2, 10, 1e-3]  # of both clients, whatever x is
 # 0.125 is exact in float32, as which Keras keeps its step size.
@@ -25,7 +35,8 @@ def ours(words):
     """x after each of the rounds, with the settings that the page names and `SETTINGS`."""
     config = read_command_line(words.split())
     cls = type(config.algorithm)
-    left = {"FedAvg": {"server_step_size"}, "FedAdagrad": {"momentum"}}.get(cls.__name__, set())  # both have defaults
+    left = {word.removeprefix("--algorithm.") for word in words.split()}
+    left |= {"FedAvg": {"server_step_size"}, "FedAdagrad": {"momentum"}}.get(cls.__name__, set())  # both have defaults
     common = {name: SETTINGS[name] for name in SETTINGS.keys() & cls.__dataclass_fields__.keys() - left}
     settings = [word for name, value in common.items() for word in (f"--algorithm.{name}", str(value))]
     config = read_command_line([*words.split(), *settings])
@@ -82,3 +93,306 @@ def test_the_page_has_the_rows():
 def test_nothing_remains(system, name, amsgrad, words, monkeypatch):
     theirs = flowers(name) if system == "Flower" else kerass(name, amsgrad, monkeypatch)
     np.testing.assert_allclose(ours(words), theirs, rtol=1e-12, atol=1e-12)
+
+
+def linear():
+    """The model of the clients' problem, a least-squares fit."""
+    model = torch.nn.Linear(4, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.zeros_(model.weight)
+    return model
+
+
+def samples(client):
+    drawn = torch.Generator().manual_seed(client)
+    inputs = torch.randn(SAMPLES[client], 4, generator=drawn, dtype=torch.float64)
+    return inputs, inputs.sum(1, keepdim=True).sin() + client
+
+
+def fit(words, participants=None, row="x"):
+    """x, or the server's own row c, after each round of `STEPS` local steps, each with all the client's data."""
+    config = read_command_line([*words.split(), "--algorithm.step_size", str(LR)])
+    weights = SAMPLES if config.run.weighting == "samples" else None
+
+    def gradient(client, x, sample):
+        inputs, labels = samples(client)
+        return 2 * inputs.T @ (inputs @ x - labels[:, 0]) / len(inputs)
+
+    trace = simulate(config.algorithm, gradient, np.zeros(4), 2, ROUNDS, STEPS, participants, weights=weights)
+    found = [record["rows"][row] for record in trace if record["step"] is None][1:]
+    return np.array([rows[0] if row == "x" else rows for rows in found])
+
+
+def weight(model):
+    return model.weight.detach().numpy().ravel().copy()
+
+
+def appfls(name):
+    aggregators = pytest.importorskip("appfl.algorithm.aggregator")
+    from omegaconf import DictConfig
+
+    settings = {"server_learning_rate": 0.125, "server_adapt_param": 1e-3}
+    # FedAdagrad has its own default of momentum here, as in the paper's experiments.
+    settings |= {"server_momentum_param_1": 0.0 if "Adagrad" in name else 0.8, "server_momentum_param_2": 0.95}
+    aggregator = getattr(aggregators, name)(aggregator_configs=DictConfig(settings))
+    aggregator.global_state = {"x": torch.tensor(X0)}
+    found = []
+    for moves in MOVES:
+        x = aggregator.global_state["x"].clone()
+        aggregator.aggregate({client: {"x": x + torch.tensor(move)} for client, move in enumerate(moves)})
+        found.append(aggregator.global_state["x"].numpy().copy())
+    return np.array(found)
+
+
+def central(name, model):
+    settings = {"lr": 0.125, "betas": (0.8, 0.95), "eps": 1e-3} if name == "Adam" else {"lr": 0.125, "momentum": 0.8}
+    return getattr(torch.optim, name)(model.parameters(), **settings)
+
+
+def at_x0():
+    model = linear()
+    model.weight.data.copy_(torch.tensor(X0))
+    return model
+
+
+def nvflares(name):
+    fedopt = pytest.importorskip("nvflare.app_opt.pt.fedopt")
+    generator = fedopt.PTFedOptModelShareableGenerator(source_model="model", device="cpu")
+    generator.model = at_x0()
+    generator.optimizer = central(name, generator.model)
+
+    def step(move):
+        generator.server_update({"weight": move[None]})
+        return weight(generator.model)
+
+    return np.array([step(moves.mean(0)) for moves in MOVES])
+
+
+def pfls(name):
+    pytorch = pytest.importorskip("pfl.model.pytorch")
+    from pfl.stats import MappedVectorStatistics
+
+    module = at_x0()
+    module.loss = module.metrics = None
+    model = pytorch.PyTorchModel(module, torch.optim.SGD, central(name, module))
+
+    def step(move):
+        model.apply_model_update(MappedVectorStatistics({"weight": torch.tensor(move[None])}))
+        return weight(module)
+
+    return np.array([step(moves.mean(0)) for moves in MOVES])
+
+
+class Sized:
+    def __init__(self, n_examples):
+        self.n_examples = n_examples
+
+
+def flukes(name, **settings):
+    algorithms = pytest.importorskip(
+        "fluke.algorithms.fedopt" if name == "FedOptServer" else "fluke.algorithms.fedavgm"
+    )
+    clients = [Sized(number) for number in SAMPLES]
+    server = getattr(algorithms, name)(model=at_x0(), test_set=None, clients=clients, **settings)
+    found = []
+    for moves in MOVES:
+        models = [at_x0() for _ in moves]
+        for model, move in zip(models, moves):
+            model.weight.data.copy_(server.model.weight.data + torch.tensor(move))
+        server.aggregate(clients, models)
+        found.append(weight(server.model))
+    return np.array(found)
+
+
+def fluke_opt(mode):
+    settings = {"beta1": 0.0 if mode == "adagrad" else 0.8, "beta2": 0.95, "tau": 1e-3}
+    return flukes("FedOptServer", mode=mode, lr=0.125, **settings)
+
+
+def nvflare_scaffold(participants=lambda r: [0, 1], c_too=False):
+    """As in NVFlare's examples: its helper on the clients, the sums of its controller on the server."""
+    helpers = pytest.importorskip("nvflare.app_opt.pt.scaffold")
+    from nvflare.app_common.abstract.fl_model import FLModel
+    from nvflare.app_common.app_constant import AlgorithmConstants
+    from nvflare.app_common.workflows.scaffold import scaffold_aggregate_fn
+
+    server, c, found = linear(), {"weight": torch.zeros(1, 4, dtype=torch.float64)}, []
+    models, clients = [linear(), linear()], [helpers.PTScaffoldHelper(), helpers.PTScaffoldHelper()]
+    for client, model in zip(clients, models):
+        client.init(model)
+    for r in range(ROUNDS):
+        results = []
+        for i in participants(r):
+            model, client = models[i], clients[i]
+            model.load_state_dict(server.state_dict())
+            client.load_global_controls(c)
+            c_global, c_local = client.get_params()
+            for _ in range(STEPS):
+                model.zero_grad()
+                torch.nn.functional.mse_loss(model(samples(i)[0]), samples(i)[1]).backward()
+                model.weight.data.sub_(model.weight.grad, alpha=LR)
+                client.model_update(model, LR, c_global, c_local)
+            client.terms_update(model, LR, c_global, c_local, server)
+            move = {"weight": model.weight.detach() - server.weight.detach()}
+            meta = {AlgorithmConstants.SCAFFOLD_CTRL_DIFF: client.get_delta_controls()}
+            results.append(FLModel(params=move, params_type="DIFF", meta=meta, current_round=r))
+        mean = scaffold_aggregate_fn(results)
+        server.weight.data.add_(mean.params["weight"])
+        c = {"weight": c["weight"] + torch.as_tensor(mean.meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF]["weight"])}
+        found.append(c["weight"].numpy().ravel().copy() if c_too else weight(server))
+    return np.array(found)
+
+
+def fedlab_scaffold():
+    scaffold = pytest.importorskip("fedlab.contrib.algorithm.scaffold")
+
+    class Data:
+        def get_dataloader(self, client, batch_size):
+            return [samples(client)]
+
+    handler = scaffold.ScaffoldServerHandler(linear(), ROUNDS, 1.0)
+    trainer = scaffold.ScaffoldSerialClientTrainer(linear(), 2)
+    handler.num_clients = 2
+    handler.setup_optim(1.0)
+    trainer.setup_dataset(Data())
+    trainer.setup_optim(STEPS, None, LR)
+    trainer.criterion = torch.nn.MSELoss()
+    found = []
+    for _ in range(ROUNDS):
+        trainer.local_process(handler.downlink_package, [0, 1])
+        for pack in trainer.uplink_package:
+            handler.load(pack)
+        found.append(weight(handler.model))
+    return np.array(found)
+
+
+def pfl_scaffold():
+    pytorch = pytest.importorskip("pfl.model.pytorch")
+    from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
+    from pfl.data.dataset import Dataset
+    from pfl.data.user_state import InMemoryUserStateStorage
+    from pfl.hyperparam.base import NNTrainHyperParams
+    from pfl.internal.ops import pytorch_ops, selector
+    from pfl.metrics import Metrics
+
+    selector.set_framework_module(pytorch_ops)
+    module = linear()
+    module.loss = lambda inputs, labels: torch.nn.functional.mse_loss(module(inputs), labels)
+    module.metrics = None
+    model = pytorch.PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    train = NNTrainHyperParams(local_batch_size=None, local_num_epochs=STEPS, local_learning_rate=LR)
+    given = {"central_num_iterations": ROUNDS, "evaluation_frequency": 1, "train_cohort_size": 2, "val_cohort_size": 0}
+    storage = InMemoryUserStateStorage()
+    params = SCAFFOLDParams(**given, population=2, use_gradient_as_control_variate=False, user_state_storage=storage)
+    method, found = SCAFFOLD(), []
+    for r in range(ROUNDS):
+        (context, *_), _, _ = method.get_next_central_contexts(model, r, params, train)
+        start, total = model.get_parameters(), None
+        for client in range(2):
+            model.set_parameters(start)
+            data = Dataset(raw_data=list(samples(client)), user_id=str(client))
+            payload, _ = method.train_one_user(start, model, data, context)
+            payload = payload.apply_elementwise(lambda w: w.clone())
+            total = payload if total is None else total + payload
+        model.set_parameters(start)
+        method.process_aggregated_statistics(context, Metrics(), model, total)
+        found.append(weight(module))
+    return np.array(found)
+
+
+def nvflare_fedprox():
+    """Clients with NVFlare's loss beside their own, mean as in its `FedAvg`."""
+    fedproxloss = pytest.importorskip("nvflare.app_opt.pt.fedproxloss")
+    criterion, server, found = fedproxloss.PTFedProxLoss(mu=0.5), linear(), []
+    for _ in range(ROUNDS):
+        models = [linear() for _ in SAMPLES]
+        for client, model in enumerate(models):
+            model.load_state_dict(server.state_dict())
+            for _ in range(STEPS):
+                model.zero_grad()
+                own = torch.nn.functional.mse_loss(model(samples(client)[0]), samples(client)[1])
+                (own + criterion(model, server)).backward()
+                model.weight.data.sub_(model.weight.grad, alpha=LR)
+        server.weight.data.copy_(sum(model.weight.detach() for model in models) / 2)
+        found.append(weight(server))
+    return np.array(found)
+
+
+THEIRS = {  # what the page names -> its x after each round, ours from the settings on the page
+    **{
+        name: (partial(appfls, name), ours)
+        for name in (f"{method}Aggregator" for method in ("FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"))
+    },
+    **{f"PTFedOptModelShareableGenerator({name})": (partial(nvflares, name), ours) for name in ("Adam", "SGD")},
+    **{f"central_optimizer={name}": (partial(pfls, name), ours) for name in ("Adam", "SGD")},
+    **{f'FedOptServer(mode="{mode}")': (partial(fluke_opt, mode), ours) for mode in ("adam", "yogi", "adagrad")},
+    "FedAVGMServer": (lambda: flukes("FedAVGMServer", momentum=0.8), ours),
+    "PTScaffoldHelper": (nvflare_scaffold, fit),
+    "PTFedProxLoss(mu=0.5)": (nvflare_fedprox, fit),
+    "ScaffoldServerHandler": (fedlab_scaffold, fit),
+    "SCAFFOLD": (pfl_scaffold, fit),
+}
+
+
+def lag(mine, theirs):
+    """Of fluke's FedAVGM after the last round, in first moves."""
+    move = np.average(MOVES[0], axis=0, weights=SAMPLES)
+    return ((mine - theirs)[-1] / move).mean()
+
+
+def times_c(mine, theirs):
+    """How many times ours NVFlare's c of the first round is, where every second client takes part."""
+    half = {"participants": lambda r: [r % 2]}
+    return (nvflare_scaffold(**half, c_too=True)[0] / fit("--algorithm scaffold", **half, row="c")[0]).mean()
+
+
+def apart(mine, theirs):
+    """The largest difference, in largest moves of ours."""
+    return abs(mine - theirs).max() / abs(mine).max()
+
+
+REMAINS = {"FedAVGMServer": lag, "PTScaffoldHelper": times_c, "SCAFFOLD": apart}
+
+
+@pytest.mark.parametrize(("system", "there", "words", "remains"), OTHERS, ids=lambda value: value.split(" -")[0])
+def test_what_remains_is_what_the_page_says(system, there, words, remains):
+    find_theirs, find_ours = THEIRS[there]
+    theirs, mine = find_theirs(), find_ours(words.split(" --participation")[0])
+    if remains == "nothing" or there == "PTScaffoldHelper":
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+    if remains != "nothing":
+        assert float(f"{REMAINS[there](mine, theirs):.2g}") == float(remains.strip("`"))
+
+
+def test_the_page_has_all_rows_of_other_systems():
+    assert {there for _, there, _, _ in OTHERS} == THEIRS.keys()
+
+
+def test_flowers_participants_are_fewer_where_the_product_rounds_down():
+    """The page's example: 0.29 of 100 clients."""
+    strategies = pytest.importorskip("flwr.server.strategy")
+    counted = [strategies.FedAvg(fraction_fit=share).num_fit_clients(100)[0] for share in (0.29, 0.001)]
+    here = [len(draw_participants(100, share, 0, 0)) for share in (0.29, 0.001)]
+    assert (counted, here) == ([28, 2], [29, 1])
+
+
+DEFAULTS = re.findall(r"^\| (Flower|fluke) `(\w+)` \| `(.+?)` \| `(\w+)`: `(.+?)` \|$", PAGE, re.MULTILINE)
+
+
+def test_defaults_are_as_the_page_says():
+    classes = known(fedmpi.algorithms, Algorithm)
+    assert len(DEFAULTS) >= 5
+    for _, _, _, algorithm, values in DEFAULTS:
+        settings = {field.name: field.default for field in dataclasses.fields(classes[algorithm])}
+        for name, value in (pair.split("=") for pair in values.split(", ")):
+            assert settings[name] == float(value), (algorithm, name)
+
+
+@pytest.mark.parametrize(("system", "name", "values"), [row[:3] for row in DEFAULTS])
+def test_defaults_there_are_as_the_page_says(system, name, values):
+    modules = (
+        ["flwr.server.strategy"] if system == "Flower" else ["fluke.algorithms.fedopt", "fluke.algorithms.fedavgm"]
+    )
+    classes = [getattr(pytest.importorskip(module), name, None) for module in modules]
+    parameters = inspect.signature(next(filter(None, classes))).parameters
+    for setting, value in (pair.split("=") for pair in values.split(", ")):
+        assert parameters[setting].default == float(value), (name, setting)

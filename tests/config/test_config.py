@@ -207,6 +207,12 @@ def test_every_answer_is_a_setting():
         ("fedavg --dirichlet_alpha", "--partition.concentration, of --partition dirichlet (more"),
         ("fedavg --min_clients", "unknown setting min_clients; --help"),  # not --clients
         ("fedavg --max_steps", "unknown setting max_steps; --help"),  # not --local_steps
+        ("fedavg --min_local_steps", "unknown setting min_local_steps; --help"),
+        ("fedavg --num_threads", "unknown setting num_threads; --help"),
+        ("fedavg --global_epoch", "unknown setting global_epoch; --help"),  # not --local_epochs
+        ("fedavg --adam_beta1", "unknown setting adam_beta1; --help"),
+        ("fedavg --use_he", "unknown setting use_he; --help"),  # not --seed
+        ("fedavg --local_step", "did you mean 'local_steps'?"),
     ],
 )
 def test_the_answer_to_a_foreign_name_depends_on_the_algorithm(words, answer):

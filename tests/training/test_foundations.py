@@ -87,7 +87,7 @@ def test_each_client_is_evaluated_on_samples_that_are_drawn_for_it():
 def test_a_run_ends_at_its_bound(condition, value, ends):
     run = types.SimpleNamespace(stop=condition, patience=None)
     stopping = EarlyStopping(run, ("loss", -1), SoloLink(), Callbacks())
-    assert stopping.after({"round": 1, "loss": value}, is_evaluated=True) == ends
+    assert stopping.after({"round": 1}, {"loss": value}) == ends
 
 
 def test_the_result_is_the_model_after_the_round_that_was_drawn():

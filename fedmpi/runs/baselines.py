@@ -1,0 +1,113 @@
+"""What a run is compared with (`--baselines`): the file in its folder, and its table. Needs neither torch nor MPI."""
+
+import math
+import statistics
+
+from fedmpi.own_files import replacing
+from fedmpi.run_files import BASELINES
+from fedmpi.runs.record import from_line, less_is_better, title, to_line
+from fedmpi.text import Table, format_bytes, format_count, format_seconds, short
+
+METHODS = {
+    "federated": "the silos train one model together",
+    "local": "each silo trains alone, on its own data only",
+    "pooled": "one model, trained as if the data of all silos lay in one place",
+    "tuned": "the federated model, which each silo then trains further alone",
+}
+MOST_SILOS, LONGEST_NAME = 12, 40  # columns of single silos; characters of a silo's name
+BEGIN = b'{"pending"'  # of the file
+
+
+def read(folder):
+    """The content of a run folder's file; {} if there is none, or it is not what fedmpi wrote.
+
+    It has "pending" (whether runs are still to be made), "metric", "names" of silos or null, "notes", and "rows", one
+    per method, each with "clients" (the metric of each silo's model on its own tests), "mean", "worst", "step_size",
+    "samples", "bytes", "seconds", "folder", and with --cross_site "all_tests" and "matrix".
+    """
+    try:
+        content = from_line((folder / BASELINES).read_bytes())
+        if not content["pending"]:
+            in_words(content)  # raises an error if it is not what fedmpi wrote
+        return content if isinstance(content["runs"], dict) else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def write(folder, content):
+    """Write the file."""
+    with replacing(folder / BASELINES, BEGIN) as part:
+        part.write_bytes(to_line({"pending": True, **content}))
+
+
+def mean_and_worst(values, metric):
+    """(mean, worst) of a metric over the silos that have it; nan if none has."""
+    known = [value for value in values if value == value]
+    worst = max if less_is_better(metric) else min
+    return (statistics.fmean(known), worst(known)) if known else (math.nan, math.nan)
+
+
+def gain_in_words(content):
+    """What a silo gains by taking part: a sentence."""
+    metric, rows = content["metric"], {row["method"]: row for row in content["rows"]}
+    if "clients" not in rows.get("local", {}):
+        return f"what a silo gains by taking part: not known, because {_why_no_local(rows)}"
+    sign, alone = -1 if less_is_better(metric) else 1, rows["local"]
+    pairs = zip(rows["federated"]["clients"], alone["clients"])
+    gains = {silo: sign * (both - own) for silo, (both, own) in enumerate(pairs) if both == both and own == own}
+    mean, number = statistics.fmean(gains.values()), sum(gain > 0 for gain in gains.values())
+    verb = "improves" if mean > 0 else "worsens"
+    words = f"taking part {verb} the {title(metric)} of a silo on its own tests by {abs(mean):.4f} on average, from "
+    words += f"{alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}; {number} of {len(gains)} silos gain"
+    worst = min(gains, key=gains.get)
+    if gains[worst] < 0:
+        words += f", and {name_of(content, worst)} loses most, {-gains[worst]:.4f}"
+    if "mean" in rows.get("tuned", {}):
+        words += f"; with training on at home afterwards (tuned) it is {rows['tuned']['mean']:.4f}"
+    return words
+
+
+def _why_no_local(rows):
+    return "training alone diverged" if "local" in rows else "--baselines lacks local"
+
+
+def name_of(content, silo):
+    """A silo's name, or its number."""
+    return short((content["names"] or {silo: ""})[silo] or f"silo {silo}", LONGEST_NAME)
+
+
+def baseline_table(content):
+    """The table of a file's content: a row per method."""
+    metric, number = content["metric"], len(content["rows"][0]["clients"])
+    shown, has_all = range(number if number <= MOST_SILOS else 0), any("all_tests" in row for row in content["rows"])
+    header = [
+        "method",
+        "step size",
+        f"{title(metric)}: own tests, mean",
+        "worst",
+        *(name_of(content, k) for k in shown),
+    ]
+    header += ["all silos' tests"] * has_all + ["samples seen", "bytes sent", "time"]
+    rows = []
+    for row in content["rows"]:
+        if "clients" not in row:
+            rows.append([row["method"], f"{row['step_size']:.4g}", "diverged", *[""] * (len(header) - 3)])
+            continue
+        numbers = [row["mean"], row["worst"], *(row["clients"][k] for k in shown)]
+        numbers += [row.get("all_tests", math.nan)] * has_all
+        cells = ["–" if math.isnan(value) else f"{value:.4f}" for value in numbers]
+        costs = [format_count(row["samples"]), format_bytes(row["bytes"]), format_seconds(row["seconds"])]
+        rows.append([row["method"], f"{row['step_size']:.4g}", *cells, *costs])
+    return Table(header, rows)
+
+
+def notes(content):
+    """[(word, what it means)] of the words in the table."""
+    methods = [(row["method"], METHODS[row["method"]]) for row in content["rows"]]
+    return [*methods, *((short(word), short(meaning)) for word, meaning in content["notes"])]
+
+
+def in_words(content):
+    """All of it as text for a terminal: first what a silo gains."""
+    meanings = [f"  {word}: {meaning}" for word, meaning in notes(content)]
+    return "\n".join([gain_in_words(content), baseline_table(content).text(), *meanings])

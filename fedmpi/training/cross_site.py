@@ -1,0 +1,42 @@
+"""Every silo's own model on every silo's data (`--cross_site`). Collective."""
+
+import torch
+
+from fedmpi.run_files import CROSS_SITE
+from fedmpi.runs.record import to_line
+from fedmpi.training.evaluation import by_client
+
+SENT = "cross_site: after training, each silo's model is sent to all silos, which test it: they see each other's models"
+
+
+@torch.no_grad()
+def measure(job, own_results):
+    """Metric of the test or held-out data -> {"matrix": [N][N], "all_tests": its mean}.
+
+    Row i of the matrix has the results of client i's own model on each client's data; nan where there are none.
+
+    Args:
+        job: the `Job`. own_results: its `OwnResults`.
+    """
+    flat, task = job.flat, job.task.subset(1, tests=False)
+    flat.module.eval()
+    task.visit = lambda client: None
+    rows = {}
+    for number in range(job.context.num_clients):
+        job.link.enter(f"the tests of client {number}'s model")
+        own = [own_results.of(client) for client in job.federation.clients if client.index == number]
+        own = own[0] if own else (flat.x[:0], flat.buffers[:0])
+        own = [torch.from_numpy(job.link.allgatherv(part.double().cpu().numpy())).to(flat.x) for part in own]
+        flat.point_at(*own)
+        for name, values in task.evaluate(flat.module, job.link).clients.items():
+            if not name.startswith("train"):
+                rows.setdefault(name, []).append(by_client(job, values))
+    known = {name: [value for row in matrix for value in row if value == value] for name, matrix in rows.items()}
+    return {name: {"matrix": matrix, "all_tests": sum(known[name]) / len(known[name])} for name, matrix in rows.items()}
+
+
+def save(job, folder, found):
+    """Write what `measure` found into the run folder, in the layout of a record's tables; on rank 0 only."""
+    names = job.task.client_names or [f"silo {number}" for number in range(job.context.num_clients)]
+    tables = {f"cross_site_{name}": {"classes": names, "values": one["matrix"]} for name, one in found.items()}
+    (folder / CROSS_SITE).write_bytes(to_line(tables))
