@@ -86,7 +86,8 @@ def _claims(folder, experiments, found):
             )
     header = ["paper", "claim", "outcome", "confirmed comparisons", "command: `python -m reproduction`", "minutes"]
     words = [f"{OURS}{'; '.join(ours)}."] if ours else []
-    return [CLAIMS.rstrip(), *words, "", plain_table(header, [row for _, row in sorted(rows, key=lambda pair: pair[0])])]
+    rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    return [CLAIMS.rstrip(), *words, "", plain_table(header, rows)]
 
 
 def verdict_of(rows):
