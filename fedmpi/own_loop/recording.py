@@ -38,6 +38,15 @@ REQUEST_BITS = 9  # of signals and checkpoints, see `fedmpi.program.signals`; th
 class Recording:
     """What `fedmpi.join` and `fedmpi.average` record in a run folder, and where they go on after a stop.
 
+    >>> import fedmpi, torch
+    >>> model, record = torch.nn.Linear(2, 1), fedmpi.Recording("runs/mine", resume=True)
+    >>> fed = fedmpi.join(model, "fedavg", local_steps=5, record=record)
+    >>> for _ in range(fed.steps, 20):
+    ...     loss = fed.step(lambda: model(torch.eye(2)).square().mean())
+    >>> fed.finish()
+    >>> len(fedmpi.load_run("runs/mine").records)
+    4
+
     Args:
         folder: path of the run folder, which rank 0 makes.
         resume: continue from the last checkpoint in the folder, if there is one: the loop then begins with the local
@@ -135,7 +144,8 @@ class Recorded:
 
     def state(self) -> dict[str, Any]:
         """The loop's state and that of the objects; names of what only this rank has begin with "clients/RANK/"."""
-        state, tensors = self._loop.state_dict(), []
+        state: dict[str, Any] = self._loop.state_dict()
+        tensors: list[torch.Tensor] = []
         objects = {name: _encoded(_state_of(one), tensors, name) for name, one in self._objects.items()}
         own = {name: state.pop(name) for name in [*state] if name.startswith("loop/")}
         own = {name: value for name, value in own.items() if not isinstance(value, str)}
@@ -159,7 +169,8 @@ class Recorded:
 
     def after_round(self, loss: float) -> None:
         """Evaluate if that is due, write the record, make a checkpoint if it is due, and end if a signal has come."""
-        loop, federation, began, metrics = self._loop, self._loop.federation, time.perf_counter(), {}
+        loop, federation, began = self._loop, self._loop.federation, time.perf_counter()
+        metrics: Mapping[str, float] = {}
         if self._recording.evaluate is not None and self.round_index % self._recording.eval_every == 0:
             metrics = self._measured(self._recording.evaluate())
         self._evaluating += time.perf_counter() - began
@@ -206,7 +217,7 @@ class Recorded:
             agree(link, lambda: save_client_model(folder / CLIENT_MODEL.format(client=link.rank), own))
         values = loop._flat.named_values(loop.federation.server.x, store.buffers)
         rows = {**store.averaged_rows(), **store.server_rows()}
-        facts = {"fedmpi": fedmpi.__version__, "task": TASK, "model": None, "input": {}}
+        facts: dict[str, Any] = {"fedmpi": fedmpi.__version__, "task": TASK, "model": None, "input": {}}
         agree(link, lambda: recorder and save_model(recorder.folder, values, rows, facts))
         agree(link, lambda: recorder and complete(recorder.folder))
         self.close()
