@@ -54,7 +54,15 @@ def attempt(verb: str, path: object, *kinds: type[BaseException]) -> Iterator[No
 
 
 class AgreedUserError(UserError):
-    """A `UserError` that is raised on all ranks; its text is empty on ranks that need not print it (exit code 2)."""
+    """A `UserError` that is raised on all ranks, with the same text (exit code 2).
+
+    Args:
+        is_printed: whether this rank prints it, as one of them does.
+    """
+
+    def __init__(self, text: object, is_printed: bool) -> None:
+        super().__init__(text)
+        self.is_printed = is_printed
 
 
 STOPPED = 75  # exit code: stopped by a signal, a checkpoint is written (EX_TEMPFAIL of sysexits.h: try again later)

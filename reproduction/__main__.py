@@ -12,6 +12,7 @@ from fedmpi.own_files import check_replaceable
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
 from fedmpi.text import table
+from reproduction import orders
 from reproduction.csv_files import signature as csv_signature
 from reproduction.experiment import ENDINGS, HERE, SCALES, find_experiments
 from reproduction.page import signature as page_signature
@@ -148,6 +149,10 @@ def _run(arguments):
 
 def _reproduce(one, options, how):
     """Tune, or plan a job array, or make the runs and the page of an experiment."""
+    if one.orders:
+        print(orders.measure(options.results, one), flush=True)
+        print(_write(orders.write_page, options.results, one), flush=True)
+        return
     if options.tune:
         from reproduction.tuning import tune
 
@@ -196,6 +201,7 @@ def _check_results(folder, experiments, scale):
     for name, signature in PAGES.items():
         check_replaceable(folder / name, signature)
     for one in experiments:
+        check_replaceable(orders.file_of(folder, one), csv_signature(orders.COLUMNS))
         files = list(zip(paths(folder, one, scale), (RUN_COLUMNS, RUN_COLUMNS, FIRST_COLUMNS)))
         for path, columns in [*files, (grid_path(folder, one.name, scale), GRID_COLUMNS)]:
             check_replaceable(path, csv_signature(columns))
@@ -222,6 +228,9 @@ def _how(options, arguments):
 
 def _reason_to_skip(one, options):
     """Why an experiment is not run with these options, or ""."""
+    if one.orders:
+        has_no = "no grids" if options.tune else "no runs for a job array" if options.emit_slurm else ""
+        return f"a table of proved orders has {has_no}" if has_no else ""
     if not one.scales:
         return one.not_run
     if options.tune and not one.tuning(options.scale):
@@ -250,22 +259,29 @@ def _missing(one, data_dir):
 def _pages(experiments, options):
     """Write the pages of all experiments that have results, and the summary."""
     found = [(one, scale) for one in experiments for scale in SCALES if read_results(options.results, one, scale)]
-    if not found:
+    tables = [one for one in experiments if one.orders and orders.file_of(options.results, one).is_file()]
+    if not found and not tables:
         raise UserError(
             f"--results {options.results}: no results of {', '.join(options.what) or 'any experiment'} there"
         )
     for one, scale in found:
         print(_write_page(options.results, one, scale))
+    for one in tables:
+        print(_write(orders.write_page, options.results, one))
     print(write_summary(options.results))
 
 
 def _write_page(results, one, scale):
     from reproduction.page import write_page  # needs matplotlib
 
+    return _write(write_page, results, one, scale)
+
+
+def _write(write, results, one, *scale):
     try:
-        return write_page(results, one, scale)
+        return write(results, one, *scale)
     except OSError as error:
-        raise UserError(f"{error.filename or paths(results, one, scale)[0]}: cannot be written") from None
+        raise UserError(f"{error.filename or results / one.name}: cannot be written") from None
 
 
 def listing(names, results, data_dir):
@@ -274,7 +290,7 @@ def listing(names, results, data_dir):
     for one in find_experiments(names):
         gpu = "not measured" if one.scales else "–"
         kinds = dict.fromkeys(name.split(", ")[0] for name in one.methods)  # "FedZO" of "FedZO, E = 3"
-        methods = f" ({', '.join(kinds)})" if kinds else ""
+        methods = f" ({', '.join(kinds or one.orders)})" if kinds or one.orders else ""
         found = state(results, one, ", ".join(_missing(one, data_dir)))
         what = f"{one.place}: {one.title}{methods}"
         rows.append([one.name, cost(one), gpu, found, ", ".join(one.data) or "–", what])

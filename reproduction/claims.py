@@ -14,6 +14,7 @@ from fedmpi.report.curves import is_clear
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import less_is_better, title
 from fedmpi.text import format_metric
+from reproduction.reach import saving, wavering
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested"
 UNDECIDED = "not confirmed: undecided"  # clearly ahead of some rivals at most, and clearly behind none
@@ -95,6 +96,10 @@ def _outcome(experiment, claim, panel, results):
         state, words, seeds = _larger_lead(claim, (ours, others[0]), results, metric)
     elif "worse_than" in claim:
         state, words, seeds = _worse(claim, ours, panel, results, metric)
+    elif "saves" in claim:
+        state, words, seeds = _sooner(claim, ours, others, metric)
+    elif claim.get("calmer"):
+        state, words, seeds = _calmer(claim, ours, others, metric)
     else:
         state, words, seeds = _ahead(claim, ours, others, metric)
     if state == NOT_TESTED:
@@ -134,6 +139,57 @@ def _reaching(ours, metric, goal):
     states = (ONCE_REACHED, ONCE_NOT_REACHED) if len(values) == 1 else (CONFIRMED, NOT_CONFIRMED)
     words = f"{_with_mean(ours, values)}; expected {'<=' if less_is_better(metric) else '>='} {goal:g}"
     return states[0 if holds else 1], words, len(values)
+
+
+def _sooner(claim, ours, others, metric):
+    """(state, words, number of seeds) of a claim that a method saves a share of the rounds that others need to a value.
+
+    A rival that diverged with all seeds never reaches it; with some, the others are compared. If only one is left, our
+    method is clearly faster if it is with that one.
+    """
+    signs, words, counts = [], [], []
+    for other in others:
+        made, ended = (
+            set.intersection(*({run.settings["seed"] for run in one.runs if test(run)} for one in (ours, other)))
+            for test in (lambda run: True, lambda run: run.is_complete)
+        )
+        counts.append(len(made))
+        lost = num_diverged(other)
+        found = saving(ours, other, metric, sorted(ended)) if ended else None
+        if found is None and lost < len(other.runs):
+            return NOT_TESTED, f"{title(metric)} was not evaluated at two rounds with a common seed", 0
+        if found is None:
+            signs.append((1, len(made) > 1))
+            words.append(f"{other.label} diverged")
+            continue
+        more, by = found.share - claim["saves"], found.deviation
+        is_decided = abs(more) > 2 * by if by is not None else lost > 0 and more > 0 and len(made) > 1
+        signs.append(((more > 0) - (more < 0), is_decided))
+        text = f"to {found.level:.4f} {ours.label} needs {found.ours:.1f} rounds and {other.label} {found.theirs:.1f}"
+        text += f" ({lost} of {len(other.runs)} diverged)" if lost else ""
+        words.append(f"{text}: {100 * found.share:.0f} %{'' if by is None else f' ± {200 * by:.0f} %'} saved")
+    if not all(counts):
+        return NOT_TESTED, "no seed in common", 0
+    words += [f"not run: {name}" for name in claim["of"] if name not in [one.label for one in others]]
+    words += [f"expected at least {100 * claim['saves']:g} %"] if claim["saves"] else []
+    is_open = len(others) < len(claim["of"])
+    return _state(signs, min(counts), num_diverged(ours) > 0, is_open), "; ".join(words), min(counts)
+
+
+def _calmer(claim, ours, others, metric):
+    """(state, words, number of seeds) of a claim that a method's curve takes smaller steps in the wrong direction."""
+    sums = [
+        wavering(one, metric, [run.settings["seed"] for run in one.runs if run.is_complete]) for one in (ours, *others)
+    ]
+    seeds = _common(sums)
+    if not seeds:
+        return NOT_TESTED, "two evaluations of no common seed", 0
+    mine, *theirs = [[its[seed] for seed in seeds] for its in sums]
+    leads = [[other - one for one, other in zip(mine, its)] for its in theirs]
+    words = [f"{one.label} {statistics.fmean(its):.3f}" for one, its in zip((ours, *others), (mine, *theirs))]
+    is_open = len(others) < len(claim["of"])
+    state = _state([(_direction(one), _is_decided(one)) for one in leads], len(seeds), num_diverged(ours) > 0, is_open)
+    return state, f"sum of the steps in the wrong direction: {', '.join(words)}", len(seeds)
 
 
 def _larger_lead(claim, pair, results, metric):

@@ -1,7 +1,8 @@
 """The papers' tables and figures as data: one YAML file in ``experiments/`` for each, and ``papers.yaml``.
 
 An experiment that trains nothing (a table of proved rates, of layers) has `title`, `paper`, `place` and `not_run`, the
-reason. Every other one has
+reason. One with `orders`, a list of methods, is a table of proved rates, which is measured (see
+`reproduction.orders`), with `unmeasured`, which of the table's rows are not. Every other one has
 
     title, paper, place, question:  what it shows, and where the paper shows it.
     data:      names of the data files that it needs.
@@ -22,8 +23,10 @@ reason. Every other one has
                level: true the paper says that neither is ahead; with than: panel, that the lead is larger on `panel`
                (then `of` has one method); with worse_than: panel instead of `of`, that `ahead` ends worse than there.
                experiment: the other experiment that has the panel of `than` or `worse_than`. all_at_share: of all
-               rounds, after which all methods are measured. A claim has at most one of reaches, than, worse_than,
-               all_at_share, and level or at_share.
+               rounds, after which all methods are measured. saves: share of the rounds that `ahead` at least saves
+               until the best value of the slower method (0: it needs fewer). calmer: true if its curve takes smaller
+               steps in the wrong direction. A claim has at most one of reaches, than, worse_than, all_at_share, saves,
+               calmer, and level or at_share.
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
                full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best.
@@ -97,6 +100,8 @@ CLAIM = {
     "than": TEXT,
     "worse_than": TEXT,
     "experiment": TEXT,
+    "saves": (lambda value: _is_number(value) and 0 <= value < 1, "a share of the rounds, at least 0 and below 1"),
+    "calmer": TRUTH,
     "all_at_share": (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1"),
 }
 SHAPE = {
@@ -105,6 +110,8 @@ SHAPE = {
     "place": TEXT,
     "question": TEXT,
     "not_run": TEXT,
+    "orders": [TEXT, ...],
+    "unmeasured": TEXT,
     "data": [TEXT],
     "settings": SETTINGS,
     "panels": {ANY: SETTINGS},
@@ -138,6 +145,8 @@ class Experiment:
     place: str
     question: str = ""
     not_run: str = ""
+    orders: list = dataclasses.field(default_factory=list)
+    unmeasured: str = ""
     data: list = dataclasses.field(default_factory=list)
     settings: dict = dataclasses.field(default_factory=dict)
     panels: dict = dataclasses.field(default_factory=dict)
@@ -332,7 +341,7 @@ def _problems(one):
     if one.paper not in papers:
         yield f"paper: expected one of {', '.join(papers)}, not {one.paper}"
         return
-    if one.not_run and not one.scales:
+    if (one.not_run or one.orders) and not one.scales:
         return
     for key in ("panels", "methods", "scales", "metric"):
         if not getattr(one, key):
@@ -367,7 +376,7 @@ def _problems_of_claim(claim, known):
         yield f"claim: {claim['claim']}: expected one of {', '.join(known)}"
     if sum(key in claim for key in ("of", "reaches", "worse_than")) != 1:
         yield "expected either of or reaches, or worse_than"
-    kinds = ("reaches", "than", "worse_than", "all_at_share", "level", "at_share")
+    kinds = ("reaches", "than", "worse_than", "all_at_share", "saves", "calmer", "level", "at_share")
     kinds = [key for key in kinds if claim.get(key, False) is not False]
     if len(kinds) > 1 and kinds != ["level", "at_share"]:
         yield f"{' and '.join(kinds)}: expected only one of them"

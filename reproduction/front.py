@@ -3,6 +3,7 @@
 import re
 
 from fedmpi.text import as_markdown
+from reproduction import orders
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, UNDECIDED
 from reproduction.experiment import SCALES, read_papers
 from reproduction.length import lengths, nearest
@@ -20,10 +21,10 @@ Made by `python -m reproduction --pages` from the CSV files in this folder.
 small scale again, in the minutes beside it on two cores.
 """
 TABLE = """\
-## {place}, printed and here
+## Table 2, printed and here
 
-Mean of the {metric} over {seeds} seeds. The paper does not say how long it trained: {fitted} is the length at which our
-values are nearest to the printed ones, fitted afterwards, so it confirms nothing; {last} is ours.
+Mean of the accuracy over the seeds. The paper does not say how long it trained: the first length is that at which our
+values are nearest to the printed ones, fitted afterwards, so it confirms nothing; the last one is ours.
 """
 CLAIMS = """\
 ## The claims
@@ -43,32 +44,28 @@ def front(folder, experiments, found):
 
 
 def _printed(folder, experiments):
-    """Lines with the printed values beside ours, of the experiment whose fitted length is nearest to them; or []."""
-    best = None
-    for one in experiments:
+    """Lines with the printed values beside ours, of every table whose length was fitted; or []."""
+    rows, words, methods = [], [], {}
+    for one in sorted(experiments, key=lambda one: one.printed.get("place", "")):
         results = read_results(folder, one, "full") if one.printed.get("fit_length") else None
-        for panel, methods in results.panels.items() if results else ():
-            its = lengths(one, panel, methods)
-            if its and (best is None or nearest(its).error < nearest(best[2]).error):
-                best = one, panel, its, len({run.settings["seed"] for method in methods for run in method.runs})
-    if best is None:
-        return []
-    one, panel, its, seeds = best
-    printed, fitted, last = one.printed["values"][panel], nearest(its), its[-1]
-    words = TABLE.format(
-        place=one.printed["place"],
-        metric=one.printed["metric"].replace("_", " "),
-        seeds=seeds,
-        fitted=f"{fitted.round} rounds",
-        last=f"{last.round} rounds",
-    )
-    rows = [["printed", *(f"{value:.4f}" for value in printed.values())]]
-    rows += [
-        [f"[here](full/{one.name}.md), {length.round} rounds", *(f"{length.means[name]:.4f}" for name in printed)]
-        for length in dict.fromkeys([fitted.round, last.round])
-        for length in [next(some for some in its if some.round == length)]
-    ]
-    return [words, plain_table([as_markdown(one.title), *printed], rows)]
+        for panel, some in results.panels.items() if results else ():
+            its = lengths(one, panel, some)
+            if not its:
+                continue
+            printed, place = one.printed["values"][panel], one.printed["place"]
+            methods |= dict.fromkeys(printed)
+            rows.append([place, "printed", *(f"{value:.4f}" for value in printed.values())])
+            for at in dict.fromkeys([nearest(its).round, its[-1].round]):
+                (length,) = (some for some in its if some.round == at)
+                means = [f"{length.means[name]:.4f}" for name in printed]
+                rows.append(["", f"[here](full/{one.name}.md), {at} rounds", *means])
+            first = sum(max(length.means, key=length.means.get) == length.leader for length in its)
+            order = sum(length.has_order for length in its)
+            words.append(
+                f"{place}: {its[0].leader} is first at {first} of {len(its)} evaluated lengths. The printed order "
+                f"is ours at {order or 'none'}."
+            )
+    return [TABLE, plain_table(["", "", *methods], rows), *words, ""] if rows else []
 
 
 def _claims(folder, experiments, found):
@@ -115,11 +112,12 @@ def _again(folder, experiments, of_paper, paper):
     Args:
         experiments: those of the claim. of_paper: all of its paper.
     """
-    named = [one for one in experiments if one.scales]
+    named = [one for one in experiments if one.scales or one.orders]
     if not named:
         return ["–", "–"]
     words, made = (" ".join(one.name for one in named), named) if len(named) <= FEW else (paper, of_paper)
     runs = [row for one in made if (its := read_results(folder, one, "small")) for row in its.runs]
+    runs += [row for one in made if one.orders for row in orders.read(folder, one)[1]]
     seconds = sum(float(row["cpu_seconds"]) for row in runs if row["cpu_seconds"]) / 2
     return [f"`{words}`", f"{max(1, round(seconds / 60))}"]
 

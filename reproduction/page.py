@@ -7,6 +7,7 @@ import re
 from fedmpi.own_files import replacing
 from fedmpi.runs.record import title
 from fedmpi.text import Table, as_markdown, format_seconds
+from reproduction import grids
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
 from reproduction.length import section
@@ -89,6 +90,7 @@ def page(experiment, scale, results, figures):
     lines += _claims(experiment, results)
     lines += _list("What was found out", experiment.findings.get(scale, []))
     lines += _list("What differs from the paper", experiment.differs)
+    lines += _grids(experiment, scale)
     lines += _settings(results, paths(pathlib.Path(), experiment, scale)[1].name)
     lines += _made(experiment, scale, results)
     return "\n".join(lines).rstrip() + "\n"
@@ -216,6 +218,12 @@ def prose(text):
     """A sentence as Markdown shows it, with what stands between backticks as code."""
     parts = re.split("(`[^`]+`)", text)
     return "".join(part if number % 2 else as_markdown(part) for number, part in enumerate(parts))
+
+
+def _grids(experiment, scale):
+    """Lines with the number of points of the paper's grid that were tried, or []."""
+    rows = grids.rows_of(experiment, scale)
+    return ["## The paper's grid", "", grids.TEXT, plain_table(grids.HEADER, rows)] if rows else []
 
 
 def _settings(results, runs_file):

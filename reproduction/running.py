@@ -303,7 +303,7 @@ def facts():
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "commit": _commit(),
+        "commit": code_version(),
         "processor": f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}",  # decide how sums are rounded
         "cores": cores,
         "python": platform.python_version(),
@@ -311,7 +311,7 @@ def facts():
     }
 
 
-def _commit():
+def code_version():
     """The commit of fedmpi's files, with "+" if they were changed; the version if they are in no repository."""
     root = pathlib.Path(fedmpi.__file__).parents[1]
     sources = ("fedmpi", "reproduction", ":!reproduction/results")

@@ -18,7 +18,7 @@ def share(link, action):
     If rank 0 is lost meanwhile, the next one calls `action`.
 
     Raises:
-        AgreedUserError: on every rank, if `action` raises a `UserError`; its text is empty except on rank 0.
+        AgreedUserError: on every rank, if `action` raises a `UserError`; rank 0 prints it.
     """
     members, text = None, b""
     while members != link.members:
@@ -45,8 +45,7 @@ def agree(link, action):
         what `action()` returns.
 
     Raises:
-        AgreedUserError: on every rank, if `action` fails on any; the text is that of the lowest such rank, and empty
-            on the others.
+        AgreedUserError: on every rank, if `action` fails on any; the lowest such rank prints it.
     """
     result, error = None, None
     try:
@@ -62,7 +61,13 @@ def agree(link, action):
     if failing is None:
         return result
     where = f"on rank {failing}: " if failing > 0 else ""
-    raise AgreedUserError(f"{where}{error}" if failing == link.rank else "") from error
+    raise agreed_error(link, f"{where}{error}" if failing == link.rank else None) from error
+
+
+def agreed_error(link, text):
+    """The error to raise on all ranks, of which one has the text and prints it, the others None. Collective."""
+    everywhere = link.allgatherv(list((text or "").encode()))
+    return AgreedUserError(everywhere.astype(np.uint8).tobytes().decode(), text is not None)
 
 
 def allgather_lines(link, lines):
@@ -118,4 +123,4 @@ def check_equal(link, entries, hint):
     """
     found = difference(link, entries)
     if found:
-        raise AgreedUserError(f"the ranks differ: {found}: {hint}" if link.rank == 0 else "")
+        raise AgreedUserError(f"the ranks differ: {found}: {hint}", link.rank == 0)

@@ -145,7 +145,7 @@ class MPILink(Link):
         transport.num_compared -= 1
         if self.topology.world.first_rank_where(differs) is not None:
             text = f"transport = {transport.name}: its sums differ from MPI's; use --transport allreduce"
-            raise AgreedUserError(text if self.rank == 0 else "")
+            raise AgreedUserError(text, self.rank == 0)
 
     def add_integers(self, block):
         self.traffic.add(block.nbytes)

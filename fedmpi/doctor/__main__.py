@@ -96,8 +96,7 @@ def _run(arguments, link):
     failed = [check.name for check in checks if check.state == FAILED]
     if failed:
         word = "check" if len(failed) == 1 else "checks"
-        text = f"{len(failed)} {word} failed: {', '.join(failed)}" if link.rank == 0 else ""
-        raise AgreedUserError(text)
+        raise AgreedUserError(f"{len(failed)} {word} failed: {', '.join(failed)}", link.rank == 0)
 
 
 def _check_launch(link, as_json, expected=None):

@@ -8,7 +8,8 @@ import operator
 
 import torch
 
-from fedmpi.errors import AgreedUserError, Diverged, UserError
+from fedmpi.comm.agreement import agreed_error
+from fedmpi.errors import Diverged, UserError
 
 # Sent instead of the number of a client: by a rank that makes no more rounds, exchanges something else now, or has an
 # error to report.
@@ -161,7 +162,7 @@ class Reports:
         of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
         mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
         everywhere = link.allgather([*mine, *flags, *of_clients]).tolist()
-        _check_same_call(everywhere, link.rank, rounds_done)
+        _check_same_call(link, everywhere, rounds_done)
         totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere)
         of_clients = rest[len(flags) :]
         joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]
@@ -187,14 +188,14 @@ class Reports:
             UserError: on every rank, if another one does not say the same.
         """
         numbers = [0.0, 0, what, 0, 0, -1, *self._sent.flags(), *[0.0] * self._most]
-        _check_same_call(self._link.allgather(numbers).tolist(), self._link.rank, rounds_done, error)
+        _check_same_call(self._link, self._link.allgather(numbers).tolist(), rounds_done, error)
 
 
-def _check_same_call(everywhere, rank, rounds_done, error=None):
+def _check_same_call(link, everywhere, rounds_done, error=None):
     """Raise UserError if some ranks average while others do something else, or the lowest one's error."""
     calls = [min(report[2], -1) for report in everywhere]  # those that average send the number of a client, or -1
     if FAILED in calls:
-        raise AgreedUserError(str(error) if calls.index(FAILED) == rank else "") from error
+        raise agreed_error(link, str(error) if calls.index(FAILED) == link.rank else None) from error
     if calls.count(calls[0]) == len(calls):
         return
     does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}

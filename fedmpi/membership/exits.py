@@ -96,10 +96,11 @@ def _end_by_error(report, kind, error, trace):
     if not _waited_for():
         report(kind, error, trace)
     elif issubclass(kind, UserError | Diverged):
-        # One line: of an `AgreedUserError` one rank has the text, another error of all ranks is printed by rank 0.
-        if not str(error) or (kind in (UserError, Diverged) and _opened[-1].rank > 0):
+        # One line: one rank prints an `AgreedUserError`, and rank 0 another error of all ranks.
+        is_printed = getattr(error, "is_printed", True)
+        if not is_printed or (kind in (UserError, Diverged) and _opened[-1].rank > 0):
             time.sleep(2 * OUTPUT_SECONDS)
-        _end(f"error: {error}" if str(error) else "", 2 if issubclass(kind, UserError) else 1)
+        _end(f"error: {error}" if is_printed else "", 2 if issubclass(kind, UserError) else 1)
     else:
         report(kind, error, trace)
         line = f"error on rank {_opened[-1].rank}: {kind.__name__}{_after(*_opened[-1].progress)}"

@@ -46,7 +46,7 @@ def check_result(federation):
     line = f"after the last round {name} {what}: the largest relative difference is {largest:.3g}"
     if not largest <= ROUNDING:
         hint = "the ranks have different models; that of rank 0 is the one that was saved"
-        raise AgreedUserError(f"{line}: {hint}" if link.rank == 0 else "")
+        raise AgreedUserError(f"{line}: {hint}", link.rank == 0)
     if link.rank == 0:
         log.warning(line)
 

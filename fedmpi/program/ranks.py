@@ -42,7 +42,7 @@ def run_program(program, arguments, check=check_launch, begun=lambda: None):
         program(arguments, link)
         _leave(link, 0)
     except AgreedUserError as error:
-        _end_in_order(link, str(error), error if wants_traceback else None, code=2)
+        _end_in_order(link, str(error) if error.is_printed else "", error if wants_traceback else None, code=2)
     except Diverged as error:
         _end_in_order(link, str(error) if link.rank == 0 else "", None, code=1)
     except Stopped as stopped:

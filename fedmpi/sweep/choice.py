@@ -19,7 +19,8 @@ from fedmpi.text import Table
 # Measured on training data; every other metric may come from the test set.
 ALLOWED = ("train_loss", "loss")
 BEST_OF = "# The best of a sweep:"  # begins the file of the best settings
-NOT_IN_BEST = ("seed", "threads", "resume", *OWN)  # settings of a run that the file of the best settings leaves out
+# Settings of a run that the file of the best settings leaves out.
+NOT_IN_BEST = ("seed", "threads", "resume", "baselines_step_sizes", *OWN)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -270,7 +270,7 @@ class LoadedOwnTask(LoadedTask):
         for client, own in parts or zip(self._train, self._tests_of_clients):
             sums = [] if own is None else self._sums(module, client, own)
             weights.append(math.fsum(weight for _, weight in sums))
-            if not sums:
+            if not weights[-1]:  # no sample, or none that counts
                 rows.append([np.nan] * len(names))
                 continue
             found = self._predictions(module, [(client, own)], SoloLink())

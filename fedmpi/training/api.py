@@ -14,7 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fedmpi.aggregation.sending import chosen
-from fedmpi.comm.agreement import agree, allgather_lines
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.device import WORKSPACE, arithmetic_kept
 from fedmpi.config.build import CHOICES, STAGES
 from fedmpi.config.grammar import flatten
@@ -116,9 +116,8 @@ def run(settings: dict[str, typing.Any]) -> Run:
                 objects["model"] = _of_rank_0(link, objects["model"])
             config = read_config(arguments, link, objects)
             if isinstance(config, str):
-                raise AgreedUserError(
-                    "help, list and print_config are options of python -m fedmpi.train: leave them out"
-                )
+                text = "help, list and print_config are options of python -m fedmpi.train: leave them out"
+                raise AgreedUserError(text, link.rank == 0)
             for note in config.notes if link.rank == 0 else ():
                 log.warning(note)
             outcome, compared = baselines.train(config, link, Callbacks(**functions))
@@ -127,10 +126,7 @@ def run(settings: dict[str, typing.Any]) -> Run:
         models = {} if has_one else _ClientModels(model, outcome.folder, sum(map(len, link.clients)))
         parts = (outcome.records, outcome.metrics, outcome.folder, config.resolved, models, compared)
         return Run(model, *parts)
-    except AgreedUserError as error:  # its text is on one rank only: give it to all
-        text = next(filter(None, allgather_lines(link, [str(error)])), "")
-        raise UserError(text) from None
-    except (Diverged, Stopped):
+    except (AgreedUserError, Diverged, Stopped):
         raise
     except BaseException as error:
         if link.size > 1:  # the other ranks wait for this one

@@ -332,7 +332,7 @@ def _stop(job, recorder, checkpoints, progress, signal):
         last = (
             f"the last checkpoint is that of round {checkpoints.done}" if checkpoints.done else "there is no checkpoint"
         )
-        raise AgreedUserError(f"stopped after round {number} by {signal}; {last}" if recorder else "")
+        raise AgreedUserError(f"stopped after round {number} by {signal}; {last}", recorder is not None)
     raise Stopped(f"stopped after round {number} by {signal}; to continue: {where}")
 
 

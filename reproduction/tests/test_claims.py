@@ -106,7 +106,7 @@ def test_a_claim_that_was_not_tested_names_its_methods():
     found = outcome_of([0.6], {})
     assert (found.state, found.words) == ("not tested", f"FAFED against {', '.join(RIVALS)}: not run")
     methods = [method(name, [0.6, 0.7]) for name in ("FAFED", *RIVALS)]
-    _, by_loss = outcomes(EXPERIMENTS["fafed_table2_medium"], Results([], {"medium": methods}))
+    _, by_loss, *_ = outcomes(EXPERIMENTS["fafed_table2_medium"], Results([], {"medium": methods}))
     assert (by_loss.key, by_loss.state) == ("lowest", "not tested") and "training loss was not" in by_loss.words
 
 

@@ -144,7 +144,7 @@ def test_a_figure_that_cannot_be_written_is_refused_before_the_runs():
 
 
 def test_the_figure_has_a_panel_for_everything_that_grows(tmp_path):
-    rates._draw({line: np.array(line.sizes) ** -0.5 for line in rates.lines(quick=False)}, tmp_path / "rates.svg")
+    rates.draw({line: np.array(line.sizes) ** -0.5 for line in rates.lines(quick=False)}, tmp_path / "rates.svg")
     text = (tmp_path / "rates.svg").read_text()
     assert all(f">{word}<" in text for word in ("R", "N", "K", "S", *rates.MOMENTUM, "fafed"))
 

@@ -126,3 +126,28 @@ def test_numbers_of_other_machines(tmp_path):
     np.savez(tmp_path / "it.npz", x=x, y=(np.arange(20) % 2).astype(">i2"))
     source, _ = prepare(tmp_path, tmp_path / "it.npz")
     assert source.dtype == np.float32 and np.array_equal(np.sort(everything(source), None), np.sort(x, None))
+
+
+def test_no_picture_is_lost_or_turned(tmp_path):
+    """Pictures beside the classes' folders, those of val/, and what EXIF says were left out without a word."""
+    arrays = DRAW.integers(0, 256, (10, 6, 6, 3)).astype(np.uint8)
+    folder = pictures(tmp_path / "it", arrays)
+    Image.fromarray(arrays[0]).save(folder / "stray.png")
+    assert prepare(tmp_path, folder)[1]["not_used"] == {"stray.png": "1 images, in no folder of a class"}
+    for split in ("train", "test", "val"):
+        pictures(tmp_path / "three" / split, arrays)
+    assert prepare(tmp_path, tmp_path / "three")[1]["not_used"] == {"val": "20 images, in no folder of a class"}
+    turned = Image.fromarray(arrays[0])
+    exif = turned.getexif()
+    exif[0x0112] = 6  # the camera was held upright
+    for name in "AB":
+        for number in range(10):
+            turned.save(folder / name / f"{number}.png", exif=exif)
+    assert np.array_equal(everything(prepare(tmp_path, folder)[0])[0], np.rot90(arrays[0], -1))
+
+
+def test_large_whole_numbers_are_kept(tmp_path):
+    """Differences of 1 were lost in float32."""
+    x = 10**9 + np.arange(40).reshape(20, 2)
+    np.savez(tmp_path / "it.npz", x=x, y=np.arange(20) % 2)
+    assert np.array_equal(np.sort(everything(prepare(tmp_path, tmp_path / "it.npz")[0]), None), x.ravel())

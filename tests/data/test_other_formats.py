@@ -106,7 +106,7 @@ def test_a_folder_of_pictures_with_a_table_of_classes(tmp_path, capsys):
     lines = ["file,age,class", *(f"x/{number}.png,7,{[2, 10][number % 2]}" for number in range(11))]
     (folder / "labels.csv").write_text("\n".join(lines))
     source, account = prepare(tmp_path, folder)
-    assert account["classes"] == {"2": 6, "10": 5} and account["not_used"] == {"x/11.png": "is not in labels.csv"}
+    assert account["classes"] == {"2": 6, "10": 5} and account["not_used"] == {"x": "1 images, not in labels.csv"}
     labels = np.concatenate([*source.labels.values()])
     assert np.array_equal(labels, everything(source)[:, 0, 0] % 2)
     (folder / "labels.csv").write_text("\n".join([*lines, "x/no.png,7,2"]))

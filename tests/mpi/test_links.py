@@ -84,7 +84,8 @@ def test_all_ranks_agree_on_an_error_of_one(any_link):
     with pytest.raises(AgreedUserError) as caught:
         agree(any_link, fails_on_the_last)
     where = f"on rank {last}: " if last else ""
-    assert str(caught.value) == (f"{where}the file is not there" if any_link.rank == last else "")
+    assert str(caught.value) == f"{where}the file is not there", "a program that catches it knows why on every rank"
+    assert caught.value.is_printed == (any_link.rank == last)
 
 
 def test_lost_clients_are_those_of_lost_ranks():

@@ -10,7 +10,7 @@ from fedmpi.federation.client import Client
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
 
-CHECKS = ("train", "model", "backward", "resume", "communicator")
+CHECKS = ("train", "model", "backward", "resume", "communicator", "caught")
 
 
 @pytest.fixture(scope="module")

@@ -223,6 +223,20 @@ def check_different():
     fedmpi.join(nn.Linear(1, 1 + RANK))
 
 
+def check_caught():
+    """A program that catches an error has its text on every rank."""
+    for wrong, why in (
+        ({"weight": 1 - RANK}, "on rank 1: weight = 0"),
+        ({"local_steps": 1 + RANK}, "local_steps is 1"),
+    ):
+        try:
+            fedmpi.join(nn.Linear(1, 1), "fedavg", **wrong)
+        except fedmpi.UserError as error:
+            assert why in str(error), error
+        else:
+            raise AssertionError("there was no error")
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         globals()[f"check_{name}"]()

@@ -138,7 +138,7 @@ def measure(bench):
         _ablations(bench, seeds[:3])
         _first_hits(bench)
     if bench.options.figure and bench.link.rank == 0:
-        _draw(points, pathlib.Path(bench.options.figure))
+        draw(points, pathlib.Path(bench.options.figure))
 
 
 def _run(link, trials):
@@ -287,7 +287,7 @@ def _check_figure(path):
         raise UserError("--figure needs matplotlib: pip install 'fedmpi[plot]'") from None
 
 
-def _draw(points, path):
+def draw(points, path):
     """A panel for everything that grows: root mean squares over the last half, and the proved slopes as lines."""
     import matplotlib
     from matplotlib.figure import Figure

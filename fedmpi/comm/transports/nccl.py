@@ -83,7 +83,7 @@ class Nccl(Transport):
         late = world.first_rank_where(is_late)
         if late is not None:
             text = f"transport = nccl: it did not connect rank {late} in {CONNECTING:g} s; use --transport staged"
-            raise AgreedUserError(text if world.rank == late else "")
+            raise AgreedUserError(text, world.rank == late)
         failing = world.first_rank_where(bool(problem))
         if failing is not None:
             raise Unavailable(problem or f"rank {failing} cannot use it")

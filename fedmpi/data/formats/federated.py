@@ -21,7 +21,7 @@ def find_files(path):
     if path.is_dir():
         for split in found:
             found[split] = sorted((path / split).glob("*.json")) or sorted(path.glob(f"*_{split}.h5"))
-    elif path.suffix == ".h5":
+    elif path.suffix == ".h5" and h5py.is_hdf5(path):
         found["train"] = [path]
     files = found["train"]
     if files and files[0].suffix == ".h5":

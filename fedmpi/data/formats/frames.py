@@ -37,6 +37,7 @@ TYPED = {
 ARROW, ARROW_OF_SPLITS = "dataset_info.json", "dataset_dict.json"
 TEXTS = (".csv", ".tsv")
 NAMELESS = re.compile(r"(Unnamed: \d+|__index_level_\d+__)?")  # what pandas calls a column without a name
+BEYOND = "\0"  # the name of what follows the last column
 NEGLIGIBLE = 1e-4  # standard deviations by which a number may change in float32
 
 
@@ -212,24 +213,29 @@ def _read_text(path, reading, wanted):
     check_names(path, names)
     chosen, words = wanted(names)
     options = {
-        "sep": separator, "encoding": encoding, "names": names, "header": 0, "index_col": False,
+        "sep": separator, "encoding": encoding, "names": [*names, BEYOND], "header": None, "index_col": False,
         "skipinitialspace": True, "keep_default_na": False, "na_values": sorted(reading.marks),
         "decimal": reading.decimal, "thousands": reading.thousands, "on_bad_lines": "error",
-        "skiprows": [line - 1 for line in reading.skip_lines],
+        "skiprows": [*(line - 1 for line in reading.skip_lines), header[0] - 1 - "".join(header[1]).count("\n")],
     }  # fmt: skip
-    columns = _in_chunks(path, {**options, "dtype": dict.fromkeys({*words, *reading.dates} & {*chosen}, str)}, chosen)
+    dtype = dict.fromkeys({*words, *reading.dates} & {*chosen} | {BEYOND}, str)
+    columns = _in_chunks(
+        path, {**options, "dtype": dtype}, [*chosen, BEYOND]
+    )  # all are read, so that lines are checked
+    is_wrong = any(piece.notna().any() for piece in columns.pop(BEYOND))
     mixed = [name for name, pieces in columns.items() if len({piece.dtype.kind in "fiub" for piece in pieces}) > 1]
     if mixed:  # words from some line on: the fields before it are read as they stand, too
-        columns |= _in_chunks(path, {**options, "dtype": str}, mixed)
+        columns |= _in_chunks(path, {**options, "dtype": str, "usecols": mixed}, mixed)
     length = sum(len(piece) for piece in columns[chosen[0]]) if chosen else 0
     for name, pieces in columns.items():
         is_number = all(isinstance(piece, np.ndarray) for piece in pieces)
         columns[name] = (np.concatenate if is_number else pandas.concat)([*pieces] or [np.empty(0)])
         if not is_number:
             columns[name].index = range(length)
-    if length and names[-1] in chosen and pandas.isna(columns[names[-1]]).any():  # are lines too short?
+    is_wrong |= bool(length and names[-1] in chosen and pandas.isna(columns[names[-1]]).any())
+    if is_wrong:  # are lines too long, or too short?
         for line, row in numbered():
-            if len(row) != len(names):
+            if len(row) < len(names) or any(field.strip() for field in row[len(names) :]):
                 what = f"expected {len(names)}, as in the header"
                 raise UserError(f"{path}: line {line} has {len(row)} fields: {what}")
     said = [f"the separator is a {SEPARATORS.get(separator, separator)}", f"the encoding is {encoding}"]
@@ -249,7 +255,7 @@ def _in_chunks(path, options, names):
     with (
         attempt("read as CSV with a header", path, OSError, ValueError, EOFError, Warning),
         warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning),
-        pandas.read_csv(path, usecols=names, chunksize=rows, low_memory=False, **options) as chunks,
+        pandas.read_csv(path, chunksize=rows, low_memory=False, **options) as chunks,
     ):
         for chunk in chunks:
             for name in names:

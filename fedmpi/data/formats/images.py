@@ -1,6 +1,7 @@
 """Image files, in one folder per class."""
 
 import io
+from collections import Counter
 
 import numpy as np
 
@@ -95,20 +96,20 @@ def _open_image(file):
 
 
 def open_raw(file):
-    """A pillow image of a file, as it is.
+    """A pillow image of a file, turned as its EXIF data say, as viewers do.
 
     Raises:
         UserError: if it cannot be read, or contains several images.
     """
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError:
         raise UserError("images need pillow: pip install 'fedmpi[images]'") from None
     with attempt("read as an image", file, Exception):
         image = Image.open(io.BytesIO(file.read_bytes()))
         if getattr(image, "n_frames", 1) > 1:
             raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
-        return image
+        return ImageOps.exif_transpose(image)
 
 
 def _format_size(shape):
@@ -143,11 +144,12 @@ def read(root, options):
         "assumed": [f"images have the mode {images['train'].mode}, and are {images['train'].dtype}"],
         "not_used": {str(path.relative_to(root)): why for path, why in _others(root) if path != root / LABELS},
     }
-    if (root / LABELS).is_file():
-        used = {*files["train"], *files["test"]}
-        others = [path for path in root.rglob("*") if is_image(path, root) and path not in used]
-        account["not_used"] |= {str(path.relative_to(root)): f"is not in {LABELS}" for path in sorted(others)}
-    elif train is not None:
+    used = {*files["train"], *files["test"]}
+    left_out = [path for path in root.rglob("*") if is_image(path, root) and path not in used]
+    left_out = Counter(path.relative_to(root).parts[0] for path in left_out)
+    why = f"not in {LABELS}" if (root / LABELS).is_file() else "in no folder of a class"
+    account["not_used"] |= {name: f"{count} images, {why}" for name, count in sorted(left_out.items())}
+    if train is not None and not (root / LABELS).is_file():
         account["test_rows"] = "those of the folder"
     return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account}
 

@@ -8,6 +8,7 @@ from fedmpi.errors import UserError, attempt
 
 SAMPLES, LABELS = ("x", "images", "data"), ("y", "labels", "targets")
 CHANNELS = (1, 3, 4)
+EXACT = 1 << 24  # up to which float32 has all whole numbers
 
 
 def read(path, options):
@@ -81,11 +82,13 @@ def channels_last(path, values, layout):
 
 
 def _compact(samples):
-    """{split: samples}; integers and truth values become uint8, or float32 if they are not all in 0..255."""
+    """{split: samples}; integers and truth values become uint8, or floats if they are not all in 0..255."""
     if any(values.dtype.kind not in "biu" for values in samples.values()):
         return samples
     are_bytes = all(values.min(initial=0) >= 0 and values.max(initial=0) <= 255 for values in samples.values())
-    return {split: values.astype(np.uint8 if are_bytes else np.float32) for split, values in samples.items()}
+    largest = max(np.abs(values.astype(np.float64)).max(initial=0) for values in samples.values())
+    kind = np.uint8 if are_bytes else np.float32 if largest <= EXACT else np.float64
+    return {split: values.astype(kind) for split, values in samples.items()}
 
 
 def number_words(path, labels, classes):

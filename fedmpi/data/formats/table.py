@@ -10,6 +10,7 @@ from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.frames import ARROW_OF_SPLITS, NAMELESS, Reading, read_table
 from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
 from fedmpi.errors import UserError
+from fedmpi.text import short
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
 PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
@@ -210,6 +211,11 @@ def _notes(table, columns, labels, label):
         return notes
     if len(columns.classes) > MANY_CLASSES and 2 * len(columns.classes) > num_rows:
         notes.append(f"{label}: {len(columns.classes)} classes in {num_rows} rows: is it a quantity, or an identifier?")
+    numbers = [name for name in columns.columns if name.replace(".", "", 1).isdecimal()]
+    if table.lines and 2 * len(numbers) > len(columns.columns) and numbers != [*map(str, range(len(numbers)))]:
+        notes.append(
+            f"the header contains numbers ({short(', '.join(numbers), 60)}): is it a row, and the file has none?"
+        )
     by_class = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[by_class], prepend=-1))  # of each class
     for name, how in columns.columns.items():

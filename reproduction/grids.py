@@ -1,0 +1,48 @@
+"""How much of a paper's grid was tried: the grids that the papers print, and the points of them that were run here."""
+
+import math
+
+from fedmpi.text import as_markdown
+from reproduction.experiment import read_papers
+
+HEADER = ["method", "the paper's grid", "tried", "tried beside it"]
+TEXT = """\
+The paper chose the settings from these values and does not print which. Counted are the points that were tried here; a
+setting that was not varied has its preset's value. Batch sizes and local steps,
+for which there are grids, too, were not tuned.
+"""
+
+
+def rows_of(experiment, scale):
+    """A row for each method, see `HEADER`: how many points of the paper's grid were tried; [] if there is no grid."""
+    its = read_papers()[experiment.paper].get("grids", {})
+    if not experiment.tune or experiment.name in its.get("not_of", []):
+        return []
+    points = [
+        point
+        for length in (("small",) if scale == "small" else ("small", "full"))
+        if experiment.tuning(length)
+        for point in experiment.tuning_points(length)
+    ]
+    rows = []
+    for algorithm in dict.fromkeys(point.settings["algorithm"] for point in points):
+        grid = its.get("of", {}).get(algorithm)
+        if grid is None:
+            continue
+        tried = {
+            tuple(float(point.settings.get(f"algorithm.{name}", math.nan)) for name in grid)
+            for point in points
+            if point.settings["algorithm"] == algorithm
+        }
+        tried = {tuple(None if math.isnan(value) else value for value in one) for one in tried}
+        inside = sum(all(map(_is_in, one, grid.values())) for one in tried)
+        values = "; ".join(f"{name} {', '.join(map(str, some))}" for name, some in grid.items())
+        total = math.prod(map(len, grid.values()))
+        others = str(len(tried) - inside or "–")
+        rows.append([f"`{algorithm}`", as_markdown(values), f"{inside} of {total}", others])
+    return rows
+
+
+def _is_in(value, values):
+    """Whether a value is one of a grid, of which roots of ten are printed with three digits; None is not varied."""
+    return value is None or any(math.isclose(value, one, rel_tol=0.01) for one in values)

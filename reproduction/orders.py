@@ -1,0 +1,202 @@
+"""The papers' tables of proved rates, measured: how gradient norms fall while the budget of a theorem's run grows.
+
+A table of rates has nothing to train, but its orders can be measured on a problem whose constants are known: the lines
+are those of ``python -m fedmpi.bench rates``, with its rule, which is fixed before the runs. One CSV file in
+``results/orders`` for each table, from which its page, its figure and its verdicts are made.
+"""
+
+import dataclasses
+import datetime
+import time
+
+import numpy as np
+
+from fedmpi import algorithms
+from fedmpi.bench.parts.rates import Line, draw, lines
+from fedmpi.bench.rates import Trial, means, slope, verdict
+from fedmpi.errors import UserError
+from fedmpi.own_files import replacing
+from fedmpi.tasks.saddle_toys import Saddle
+from fedmpi.tasks.toys import Slow
+from fedmpi.text import as_markdown, format_seconds
+from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, Outcome
+from reproduction.csv_files import damaged, read_rows, write_tables
+from reproduction.page import plain_table, prose
+from reproduction.running import code_version
+
+SEEDS = tuple(range(6))
+COLUMNS = ("method", "grows", "size", "seed", "all", "half", "proved", "from", "cpu_seconds", "commit", "date")
+STATES = {"order confirmed": CONFIRMED, "not readable": UNDECIDED, "contradicted": NOT_CONFIRMED}
+SIGNATURE = b"# Orders: "
+LOCAL, STEP = 4, 8.0  # of the baselines: local steps, and step size times the root of all of them
+TEXT = """\
+{place} of the paper gives orders that were proved, and no runs. Here each method runs with its theorem's settings up to
+fixed factors on a problem whose constants are known (`python -m fedmpi.bench rates`; docs/theory.md describes both),
+the budget grows, and the exponent of the mean square gradient norm is compared with the proved one. *All rounds* and
+*last half* are means over these rounds; the intervals are two deviations by leaving out one of {seeds} seeds.
+
+An order is an upper bound. The rule was fixed before the runs: **order confirmed** if the exponent over the last half
+is at most 0.1 above the proved one and one of the two is at most 0.2 below it; **contradicted** if that over the last
+half is above it by more than 0.1 and its interval; otherwise **not readable**. One problem can contradict an order;
+a confirmed order says that this problem agrees.
+"""
+
+
+def baseline(method, R):
+    """A `Trial` of FedAvg, or of Local SGDA on the problem `saddle`, with step sizes ~ 1/√T, as their proofs have."""
+    step = STEP / (LOCAL * R) ** 0.5
+    if method == "fedavg":
+        return Trial(Slow().problem(4), algorithms.FedAvg(step_size=step), R, LOCAL, 4)
+    return Trial(Saddle().problem(4), algorithms.LocalSGDA(step_size=step, dual_step_size=step), R, LOCAL, 4)
+
+
+def chosen_lines(names):
+    """The `Line`s of a table of rates.
+
+    Args:
+        names: of methods; R grows as far as in `rates --quick`, N as in `rates` for FAFED and STEM.
+
+    Raises:
+        UserError: if a method has none.
+    """
+    known = lines(quick=True)
+    known += [one for one in lines(quick=False) if one.method in ("fafed", "stem") and one.grows == "N"]
+    for method in ("fedavg", "local_sgda"):
+        sizes, source = (64, 256, 1024, 4096), "step size ~ 1/√T"
+        known.append(Line(method, "R", sizes, lambda R, method=method: baseline(method, R), -0.5, source))
+    for name in names:
+        if name not in [one.method for one in known]:
+            raise UserError(f"orders: {name}: expected some of {', '.join(dict.fromkeys(o.method for o in known))}")
+    return [one for one in known if one.method in names]
+
+
+def file_of(folder, experiment):
+    """The CSV file of a table of rates; its page and figure have the same name."""
+    return folder / "orders" / f"{experiment.name}.csv"
+
+
+def measure(folder, experiment):
+    """Run all lines of a table, and write its CSV file; returns its path.
+
+    Raises:
+        UserError: if it cannot be written, or the table names an unknown method.
+    """
+    path, rows = file_of(folder, experiment), []
+    for line in chosen_lines(experiment.orders):
+        for size in line.sizes:
+            began = time.process_time()
+            found = means(dataclasses.replace(line.trial(size), seeds=SEEDS).run())
+            spent = round(time.process_time() - began, 2)
+            print(f"{line.method}: {line.grows} = {size} ({spent:.1f} s)", flush=True)
+            known = {"method": line.method, "grows": line.grows, "size": size, "proved": f"{line.proved:.7g}"}
+            known |= {"from": line.source, "commit": code_version(), "date": datetime.date.today().isoformat()}
+            for number, seed in enumerate(SEEDS):
+                values = {name: f"{one[0, number]:.7g}" for name, one in found.items()}
+                rows.append(known | values | {"seed": seed, "cpu_seconds": "" if number else spent})
+    write_tables((path, COLUMNS, rows))
+    return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One slope of a table: a `Line` without its trial, values name -> [sizes, seeds], two `Slope`s, the verdict."""
+
+    line: object
+    values: dict
+    of_all: object
+    of_half: object
+    says: str
+
+
+def read(folder, experiment):
+    """The `Measured` of a table, and the rows of its file; ([], []) if it was not run.
+
+    Raises:
+        UserError: if the file is damaged.
+    """
+    path = file_of(folder, experiment)
+    rows, found = read_rows(path, COLUMNS), []
+    for key in dict.fromkeys((row["method"], row["grows"]) for row in rows):
+        its = [row for row in rows if (row["method"], row["grows"]) == key]
+        sizes = tuple(dict.fromkeys(row["size"] for row in its))
+        last = rows.index(its[-1]) + 1
+        if len(its) % len(sizes) or len(sizes) < 2:
+            raise damaged(path, last, "not all sizes have as many seeds")
+        try:
+            both = [np.array([float(row[name]) for row in its]).reshape(len(sizes), -1) for name in ("all", "half")]
+            line = Line(*key, tuple(map(int, sizes)), None, float(its[0]["proved"]), its[0]["from"])
+        except ValueError as error:
+            raise damaged(path, last, str(error)) from None
+        values = dict(zip(("all", "half"), both))
+        slopes = [slope(line.sizes, values[name]) for name in ("all", "half")]
+        found.append(Measured(line, values, *slopes, verdict(line.proved, *slopes)))
+    return found, rows
+
+
+def outcomes(folder, experiment):
+    """An `Outcome` for each slope of a table, under its claim `orders`, and that nothing was measured: []."""
+    measured, rows = read(folder, experiment)
+    seeds = len({row["seed"] for row in rows})
+    for one in measured:
+        words = f"{one.line.method}: exponent against {one.line.grows} {one.of_half} (last half), {one.of_all} (all "
+        words += f"rounds), proved {one.line.proved:.2f}: {one.says}"
+        yield Outcome("orders", f"{one.line.method} against {one.line.grows}", STATES[one.says], words, seeds)
+
+
+def write_page(folder, experiment):
+    """Write the page and the figure of a table from its CSV file; returns the page's path.
+
+    Raises:
+        UserError: if matplotlib is missing.
+        OSError: if a file cannot be written.
+    """
+    measured, _ = read(folder, experiment)
+    path = file_of(folder, experiment).with_suffix(".md")
+    draw({one.line: np.sqrt(one.values["half"].mean(1)) for one in measured}, path.with_suffix(".svg"))
+    with replacing(path, SIGNATURE) as part:
+        part.write_text(page(folder, experiment), encoding="utf-8")
+    return path
+
+
+def page(folder, experiment):
+    """The text of the page."""
+    measured, rows = read(folder, experiment)
+    table = [
+        [
+            f"`{one.line.method}`",
+            one.line.grows,
+            ", ".join(map(str, one.line.sizes)),
+            one.line.source,
+            f"{one.line.proved:.2f}",
+            str(one.of_all),
+            str(one.of_half),
+            f"**{one.says}**",
+        ]
+        for one in measured
+    ]
+    header = ["method", "grows", "sizes", "from", "proved", "measured, all rounds", "measured, last half", "verdict"]
+    seeds, name = len({row["seed"] for row in rows}), file_of(folder, experiment).name
+    spent = format_seconds(sum(float(row["cpu_seconds"] or 0) for row in rows))
+    made = f"`python -m reproduction {experiment.name}`, {spent} of CPU time, commit {rows[0]['commit']}, "
+    made += f"{rows[0]['date']}. Every number is from [{name}]({name})."
+    figure = f"![Gradient norms against rounds, with the proved orders as lines]({name.removesuffix('csv')}svg)"
+    lacking = [f"Not measured here: {prose(experiment.unmeasured)}", ""] if experiment.unmeasured else []
+    return (
+        "\n".join(
+            [
+                f"{SIGNATURE.decode()}{as_markdown(experiment.title)}",
+                "",
+                TEXT.format(place=as_markdown(experiment.place), seeds=seeds),
+                plain_table(header, table),
+                figure,
+                "",
+                "Points are root mean squares over the last half, lines the proved orders.",
+                "",
+                *lacking,
+                "## How it was made",
+                "",
+                made,
+            ]
+        )
+        + "\n"
+    )
