@@ -189,6 +189,8 @@ def test_every_value_of_a_file_may_be_something_else(monkeypatch, name):
     papers, content = experiment_module.read_papers(), right
     monkeypatch.setattr(experiment_module, "read_papers", lambda: papers)
     monkeypatch.setattr(experiment_module, "read_file", lambda _: content)
+    uncached = experiment_module._read_experiment.__wrapped__
+    monkeypatch.setattr(experiment_module, "_read_experiment", uncached)
     num_refused = 0
     for place, value in itertools.product(places(right), (None, 3, "x", [], {})):
         content = with_value(right, place, copy.copy(value))
