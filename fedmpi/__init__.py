@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedmpi.federation.simulate import simulate
     from fedmpi.own_loop.average import average
     from fedmpi.own_loop.join import join
+    from fedmpi.own_loop.recording import Recording
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
     from fedmpi.tasks.custom import Task
@@ -29,6 +30,7 @@ __all__ = [
     "Algorithm",
     "Exchange",
     "Federation",
+    "Recording",
     "Sending",
     "Task",
     "UserError",
@@ -46,6 +48,7 @@ _DEFINED_IN = {
     "Algorithm": "fedmpi.algorithms.base",
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
+    "Recording": "fedmpi.own_loop.recording",
     "Sending": "fedmpi.aggregation.sending",
     "Task": "fedmpi.tasks.custom",
     "UserError": "fedmpi.errors",
