@@ -99,7 +99,7 @@ def test_nvflares_mean_has_the_numbers_of_local_steps_as_weights():
 
 
 def test_a_cleared_optimizer_is_appfls_which_is_new_in_each_round():
-    """In a loop of one's own: `optim.state.clear()` after each average."""
+    """In the user's own loop: `optim.state.clear()` after each average."""
     momentum = {"lr": LR, "momentum": 0.9}
     trainer = other_clients.appfl_trainer("vanilla_trainer", "VanillaTrainer", 0, {"optim_args": momentum})
     model, (inputs, labels) = other_clients.linear(), other_clients.samples(0)
