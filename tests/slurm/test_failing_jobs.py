@@ -87,6 +87,7 @@ def test_a_rank_that_dies(slurm, tmp_path, kind):
     words = ("--rounds", 50, "--model", "faulty.Faulty", "--model.kind", kind, "--out", tmp_path / "out")
     number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, FEDMPI_RESTARTS="1", **QUICK)
     if kind == "kill":  # once more, in the same folder: nobody knows why it was killed
+        slurm.until(number, lambda: slurm.fields(number)["Restarts"] == "1")
         slurm.let_run_again(number, 1)
     job = slurm.wait(number)
     assert job.state == "FAILED" and job.code != 0
