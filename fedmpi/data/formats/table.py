@@ -17,6 +17,7 @@ PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 FEW = 20  # rows, below which nothing is remarkable
 MANY_CLASSES = 50
 MANY_ROWS = 1000
+WHOLE = 1 << 53  # up to which float64 has all whole numbers
 
 
 class Rows:
@@ -228,6 +229,8 @@ def _notes(table, columns, labels, label):
         is_whole = (begin == np.floor(begin)).all() and (values == np.floor(values)).all()
         if is_whole and len(np.unique(values)) > 0.95 * num_rows:
             notes.append(f"{name}: nearly all of its whole numbers differ: is it an identifier? (--drop, --id)")
+        elif is_whole and np.abs(values).max() > WHOLE:
+            notes.append(f"{name}: whole numbers above 2^53 are rounded: is it an identifier? (--drop, --id)")
         if has_classes and _is_in_order(begin, labels[:MANY_ROWS]) and _is_in_order(values, labels):
             notes.append(f"{name}: its order is that of {label}: does it contain the answer?")
     return notes
