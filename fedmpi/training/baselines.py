@@ -46,12 +46,12 @@ class _Baselines:
         given = config.algorithm.step_size
         sizes = config.run.baselines_step_sizes or (given / 3, given, 3 * given)
         self._sizes = sorted({given, *sizes}) if config.run.holdout else [given]
-        job, plan = outcome.job, outcome.job.federation.plan
+        self._job, plan = outcome.job, outcome.job.federation.plan
         steps = [plan.steps_of(client, 0) for client in range(plan.num_clients)]
-        self._goal, self._steps = job.task.goal, round(job.num_rounds * sum(steps) / len(steps))
+        self._goal, self._steps = self._job.task.goal, round(self._job.num_rounds * sum(steps) / len(steps))
         # What was compared with the run before it went on counts no more.
         found = share(link, lambda: baselines.read(outcome.folder) if outcome.was_complete else {})
-        self._content = {"metric": "", "names": job.task.client_names, "notes": [], "rows": [], "runs": {}, **found}
+        self._content = {"metric": "", "names": self._job.task.client_names, "notes": [], "rows": [], "runs": {}, **found}
         self._key = _key("federated", given)
         if self._key not in self._content["runs"]:
             agree(link, lambda: self._check(outcome))
@@ -89,12 +89,9 @@ class _Baselines:
         return self._content
 
     def _notes(self):
-        has_tests = not self._content["metric"].startswith(HELD_OUT)
-        tests = (
-            "its own test data (without such, an equal part of the common test set)"
-            if has_tests
-            else "its held-out data"
-        )
+        tests = "its held-out data"
+        if not self._content["metric"].startswith(HELD_OUT):
+            tests = "its own test data" if self._job.task.has_own_tests else "an equal part of the common test set for each"
         chosen = "given, because nothing is held out to choose it by (--holdout)"
         if len(self._sizes) > 1:
             chosen = f"the best of {', '.join(f'{size:.4g}' for size in self._sizes)} on held-out data, for each method"
