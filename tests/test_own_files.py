@@ -413,6 +413,7 @@ REASONS = {
     "runs.recorder.Recorder._write_settings: replace": LOCKED,
     "runs.recorder.Recorder.begin: truncate": LOCKED,
     "runs.recorder.Recorder.diverged: write_text": LOCKED,
+    "runs.recorder.Recorder.result: write_bytes": LOCKED,
     "sweep.__main__._claim_folder: write_text": PART,
     "sweep.__main__._emit: write_text": PART,
     "sweep.choice.write_best: write_text": PART,

@@ -64,7 +64,7 @@ def test_all_say_the_same(made):
         assert found["averages"].startswith("over clients, as in training; _samples: over samples; f1, auroc,")
         assert found["accuracy of clients"].startswith(f"{record['accuracy']:.4f} on average")
     run = fedmpi.load_run(folder / "run")
-    assert all(run.final(name) == record[name] for name in NAMES)
+    assert {name: run.final(name) for name in NAMES} == {name: record[name] for name in NAMES}
     assert {name: [*values] for name, values in run.clients.items()} == record["clients"]
     assert np.array_equal(run.tables["confusion"][1], record["tables"]["confusion"]["values"])
 
