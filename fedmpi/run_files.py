@@ -28,20 +28,8 @@ MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoi
 SERVER_STATE = "server.safetensors"  # beside it: the state that all ranks share
 BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
 FILES = (
-    *(
-        MARK,
-        LOCK,
-        SETTINGS,
-        RECORDS,
-        MODEL,
-        MODEL_DESCRIPTION,
-        MODEL_AND_ROWS,
-        CLIENTS,
-        DATA_FILES,
-        PARTITION,
-        DIVERGED,
-    ),
-    *(ROC, ATTACK_FIGURE, BEST_SO_FAR, BASELINES, RESULT),
+    *(MARK, LOCK, SETTINGS, RECORDS, MODEL, MODEL_DESCRIPTION, MODEL_AND_ROWS, CLIENTS, DATA_FILES, PARTITION),
+    *(DIVERGED, ROC, ATTACK_FIGURE, BEST_SO_FAR, BASELINES, RESULT),
 )
 
 

@@ -338,17 +338,8 @@ class _Numbered:
     def __init__(self, sampler):
         self.sampler, self.number, self.indices = sampler, None, None
 
-    @property
-    def batches_per_pass(self):
-        return self.sampler.batches_per_pass
-
-    @property
-    def last_batch(self):
-        return self.sampler.last_batch
-
-    @last_batch.setter
-    def last_batch(self, last_batch):
-        self.sampler.last_batch = last_batch
+    def __getattr__(self, name):  # all else is the sampler's
+        return getattr(self.sampler, name)
 
     def __call__(self, number):
         self.number, self.indices = number, self.sampler(number)
