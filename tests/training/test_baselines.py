@@ -168,7 +168,7 @@ def test_ranks_agree_and_an_interrupted_comparison_goes_on(silos, compared, tmp_
 
 
 def test_a_sweep_has_baselines_of_each_seed_and_says_that_all_have_one_test_set(tmp_path):
-    words = ["--clients=2", "--rounds=2", "--local_steps=2", "--model=softmax", "--threads=1", "--baselines=local"]
+    words = ["--clients=2", "--rounds=2", "--local_steps=2", "--model=mlp", "--threads=1", "--baselines=local"]
     words += ["--algorithm=fedavg", "--grid=seed=3,4", f"--out={tmp_path / 'sweep'}", "--metric=train_loss"]
     ended = start(1, "-m", "fedmpi.sweep", *words)
     assert ended.returncode == 0, ended.stderr
@@ -179,7 +179,7 @@ def test_a_sweep_has_baselines_of_each_seed_and_says_that_all_have_one_test_set(
             "clients": 2,
             "rounds": 2,
             "local_steps": 2,
-            "model": "softmax",
+            "model": "mlp",
             "algorithm": "fedavg",
             "threads": 1,
         }
