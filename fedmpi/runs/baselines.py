@@ -22,7 +22,7 @@ def read(folder):
     """The content of a run folder's file; {} if there is none, or it is not what fedmpi wrote.
 
     It has "pending" (whether runs are still to be made), "metric", "tests" (on which it is measured), "names" of silos
-    or null, "notes", and "rows", one per method, each with "clients" (the metric of each silo's model on its tests),
+    or [], "notes", and "rows", one per method, each with "clients" (the metric of each silo's model on its tests),
     "mean", "worst", "step_size", "samples", "bytes", "seconds", "folder", and with --cross_site "all_tests" and
     "matrix".
     """

@@ -51,7 +51,7 @@ class _Baselines:
         self._goal, self._steps = self._job.task.goal, round(self._job.num_rounds * sum(steps) / len(steps))
         # What was compared with the run before it went on counts no more.
         found = share(link, lambda: baselines.read(outcome.folder) if outcome.was_complete else {})
-        names = self._job.task.client_names
+        names = self._job.task.client_names or []
         self._content = {"metric": "", "tests": "", "names": names, "notes": [], "rows": [], "runs": {}, **found}
         self._key = _key("federated", given)
         if self._key not in self._content["runs"]:
