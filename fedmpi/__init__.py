@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedmpi.federation.simulate import simulate
     from fedmpi.own_loop.average import average
     from fedmpi.own_loop.join import join
+    from fedmpi.own_loop.recording import Recording
     from fedmpi.runs.folder import RunFolder
     from fedmpi.settings import setting
     from fedmpi.tasks.custom import Task
@@ -29,6 +30,7 @@ __all__ = [
     "Algorithm",
     "Exchange",
     "Federation",
+    "Recording",
     "Sending",
     "Task",
     "UserError",
@@ -46,6 +48,7 @@ _DEFINED_IN = {
     "Algorithm": "fedmpi.algorithms.base",
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
+    "Recording": "fedmpi.own_loop.recording",
     "Sending": "fedmpi.aggregation.sending",
     "Task": "fedmpi.tasks.custom",
     "UserError": "fedmpi.errors",
@@ -60,11 +63,8 @@ if sys.path[0] in ("", os.getcwd()) and any(
     (option, word[:7]) == ("-m", "fedmpi.") for option, word in zip(sys.orig_argv, sys.orig_argv[1:])
 ):
     sys.path.append(sys.path.pop(0))  # a program's modules are found before the user's random.py or queue.py here
-if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
-    # A worker of spawn or forkserver, which imports the user's program anew: if that begins MPI, it must not be as a
-    # second process of this rank, for which MPICH ends the job and Open MPI waits forever, but alone.
-    for _name in [_name for _name in os.environ if _name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_"))]:
-        del os.environ[_name]
+if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):  # a worker of spawn or forkserver
+    importlib.import_module("fedmpi.comm.process").leave_job()
 
 
 def load_run(folder: str | os.PathLike[str]) -> "RunFolder":

@@ -15,8 +15,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from fedmpi.config.run import RunSettings
+from fedmpi.program.signals import remember_signals
 from fedmpi.text import Log
-from fedmpi.training.signals import remember_signals
 
 log = Log("fedmpi.train")
 

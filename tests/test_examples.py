@@ -55,8 +55,8 @@ def test_the_notebook_runs(tmp_path):
 
 
 def programs_on_pages():
-    """Text of each program with a name in docs/: the blocks that begin with "# name.py"."""
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    """Text of each program with a name in README.md and docs/: the blocks that begin with "# name.py"."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         yield from re.findall(
             r"^```python\n(# \w+\.py\n.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
         )

@@ -29,7 +29,7 @@ def test_import_alone_loads_neither_torch_nor_mpi(tmp_path):
 
 def test_dir_lists_what_there_is_and_nothing_else():
     needed = {"Algorithm", "Exchange", "setting", "simulate", "train", "Federation", "load", "load_run", "UserError"}
-    needed |= {"__version__", "algorithms", "average", "join", "Task", "Sending"}
+    needed |= {"__version__", "algorithms", "average", "join", "Task", "Sending", "Recording"}
     assert needed == set(dir(fedmpi)) == set(fedmpi.__all__)
     for name in dir(fedmpi):
         assert getattr(fedmpi, name) is not None
@@ -81,6 +81,8 @@ def test_a_program_is_checked_against_our_types(tmp_path):
         fedmpi.train(out=pathlib.Path("runs"), data=[[]], seed=1).folder.name
         fedmpi.train(round=3)
         fedmpi.train(3)
+        fedmpi.join(None).finnish()
+        fedmpi.average(None, record=fedmpi.Recording("runs/mine", evaluate=3)).finish()
     """
     (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")  # it takes most of the time
@@ -92,6 +94,7 @@ def test_a_program_is_checked_against_our_types(tmp_path):
     wrong = [
         'program.py:15: error: Argument "rounds"', 'program.py:17: error: Argument "rounds"',
         'program.py:19: error: Unexpected keyword argument "round"', "program.py:20: error: Too many positional",
+        'program.py:21: error: "Joined" has no attribute "finnish"', 'program.py:22: error: Argument "evaluate"',
     ]  # fmt: skip
     assert len(errors) == len(wrong) and all(map(str.startswith, errors, wrong)), ended.stdout + ended.stderr
 

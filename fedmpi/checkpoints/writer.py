@@ -34,7 +34,7 @@ from fedmpi.text import Log
 
 log = Log(__name__)
 
-DUE, WRITING, FAILED = 8, 16, 32  # bits of `Federation.requests`, above those of `fedmpi.training.signals`
+DUE, WRITING, FAILED = 8, 16, 32  # bits of `Federation.requests`, above those of `fedmpi.program.signals`
 SHARE_OF_MEMORY = 0.5  # of what is available to the job on the node, for the copies of all its ranks
 UNKNOWN = 64 << 20  # bytes that are copied where the system does not say what is available
 LARGE_TENSOR = 1 << 20  # bytes; copies go into memory of their own, which returns to the system

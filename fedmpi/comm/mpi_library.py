@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from fedmpi.comm.orphan import launcher_above
-from fedmpi.comm.process import started_by
+from fedmpi.comm.process import left_by_worker, started_by
 from fedmpi.comm.shared_memory import prepare_shared_memory
 from fedmpi.errors import INTERRUPTED, STOPPED, UserError
 
@@ -63,6 +63,9 @@ def begin(limit: float = LIMIT) -> None:
         return
     import mpi4py
 
+    if started_by(dict(left_by_worker))[1] > 1:
+        what = "a worker process is no rank, and begins MPI alone"
+        _say(f'{what}: put what only ranks do under if __name__ == "__main__":')
     before = mpi4py.rc.initialize, mpi4py.rc.finalize
     # mpi4py would begin MPI in a call in which no other thread of Python can run, not even to end the process.
     mpi4py.rc.initialize = mpi4py.rc.finalize = False

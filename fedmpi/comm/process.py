@@ -78,6 +78,18 @@ def started_by(environment=os.environ):
     return min(found, key=lambda one: one[0], default=(True, "no launcher", 1, 0))[1:]
 
 
+def leave_job():
+    """In a worker, which imports the user's program anew: if that begins MPI, then alone.
+
+    As a second process of its rank, MPICH would end the job, and Open MPI would wait forever.
+    """
+    for name in [name for name in os.environ if name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_"))]:
+        left_by_worker.append((name, os.environ.pop(name)))
+
+
+left_by_worker = []  # (name, value) of the variables that made this process a rank
+
+
 def ancestors(process=None):
     """Yield (number, name) of the processes above one, by default this one, its parent first; on Linux."""
     process = os.getppid() if process is None else int(_read_stat(process)[1][_PARENT])

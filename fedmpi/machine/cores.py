@@ -9,6 +9,7 @@ import time
 
 from fedmpi.machine.groups import control_groups
 
+BY_LOAD = "free cores"  # begins the reason of `choose_threads` that another start may not find again
 SHORTEST = 0.05  # seconds in which work is compared; the kernel counts in hundredths
 
 
@@ -102,11 +103,11 @@ def choose_threads(link, given=None, by_load=True):
     has here, and those that other processes left free while the ranks started.
 
     Args:
-        given: the user's number (``--threads``), which overrides all; or None.
+        given: the number of the settings (``--threads``), which overrides all; or None.
         by_load: whether other processes count.
     """
     if given:
-        return given, "--threads"
+        return given, "setting threads"
     # PBS Pro sets both to the threads, or else to the cores, of a group of ranks: more than a rank's if it has several.
     by_pbs = {"NCPUS", "PBS_JOBID"} <= {*os.environ} and os.environ["NCPUS"] == os.environ.get("OMP_NUM_THREADS")
     for name in ("SLURM_CPUS_PER_TASK",) if by_pbs else ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
@@ -116,7 +117,7 @@ def choose_threads(link, given=None, by_load=True):
     quota = core_quota()
     limits = {f"quota of the node: {quota:g} cores" if quota < link.usable_cores + 1 else "": link.usable_cores}
     limits |= {f"{name}={number}": number for name, number in _cores_of_job()}
-    limits |= {f"free cores: {link.free_cores} of {link.usable_cores}": link.free_cores} if by_load else {}
+    limits |= {f"{BY_LOAD}: {link.free_cores} of {link.usable_cores}": link.free_cores} if by_load else {}
     limits = {reason: number // link.local_size for reason, number in limits.items()}
     limits |= {f"bound to {len(usable_cores())} of {link.usable_cores} cores": len(usable_cores())}
     limits |= {"NCPUS": int(os.environ["NCPUS"])} if by_pbs and os.environ["NCPUS"].isdecimal() else {}

@@ -1,6 +1,7 @@
 """`average`: periodic averages in a training loop that keeps its torch optimizer."""
 
 import dataclasses
+import os
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,6 +21,7 @@ from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
+from fedmpi.own_loop.recording import Recording, chosen_recording
 from fedmpi.settings import nearest
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def average(
     private: str | None = None,
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
+    record: str | os.PathLike[str] | Recording | None = None,
     **settings: Any,
 ) -> "Averaged":
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
@@ -78,6 +81,7 @@ def average(
         private: names of parameters, buffers or modules that each rank keeps for itself, as in ``--private``.
         aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
             `Aggregation`. stages: what a rank's rows pass before it: a list of the same for `Stage`s.
+        record: path of a run folder, or a `fedmpi.Recording` that also says what else is recorded, and resumes.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay, correction and v0
             (adam, see ``--algorithm fedadam --help``).
 
@@ -93,6 +97,7 @@ def average(
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings))
     module = getattr(model, "_orig_mod", model)
     sending = agree(link, lambda: chosen(aggregation, stages))
+    recording = agree(link, lambda: chosen_recording(record))
     arguments = {"every": every, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
     check_same(link, module, algorithm, arguments, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
@@ -100,7 +105,11 @@ def average(
     def make_oracle(client: Any) -> "OptimizerState":
         return OptimizerState(client, flat, optimizers, algorithm.names)
 
-    return Averaged(module, algorithm, make_oracle, link, flat, every, weight, Choices(buffers, private, sending))
+    choices = Choices(buffers, private, sending)
+    averaged = Averaged(module, algorithm, make_oracle, link, flat, every, weight, choices)
+    objects = {f"optimizer {number}": one for number, one in enumerate(optimizers)}
+    averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments})
+    return averaged
 
 
 def _listed(optimizer: Any) -> list[Any]:

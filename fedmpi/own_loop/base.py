@@ -1,6 +1,7 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
 import dataclasses
+import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from fedmpi.membership.equality import check_same_model, describe_values
 from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
 from fedmpi.own_loop.checks import as_text, compared_values, private_names
+from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recorded, Recording
 from fedmpi.registry import command_name, plain
 from fedmpi.text import Log
 
@@ -96,6 +98,20 @@ class OwnLoop:
         self._losses: list[Any] = []
         self._accounts: dict[str, float] | None = None  # what `accounts` returns after `finish`
         self.averaged, self.round_loss = True, float("nan")
+        self._recorded: Recorded | None = None
+
+    def _record(self, recording: Recording | None, objects: Mapping[str, Any], settings: dict[str, Any]) -> None:
+        """From now on, record the rounds, if that is wanted; go on from a checkpoint, if there is one."""
+        if recording is not None:
+            algorithm = self.federation.algorithm
+            facts = {**settings, "clients": self.size, "task": {"name": TASK}}
+            facts["algorithm"] = {"name": settings["algorithm"], **dataclasses.asdict(algorithm)}
+            self._recorded = Recorded(self, recording, objects, json.loads(json.dumps(facts, default=as_text)))
+
+    @property
+    def steps(self) -> int:
+        """Local steps so far, also those before the checkpoint from which the loop goes on. Not collective."""
+        return int(self.federation.round_index * self.federation.plan.local_steps + self._done)
 
     def accounts(self) -> dict[str, float]:
         """Rounds, gradients, bytes and seconds so far, under the names of a run's records. Not collective.
@@ -200,6 +216,8 @@ class OwnLoop:
             self._advance(ends=True)
         self._keep_private()
         self._announce(ENDED)
+        if self._recorded:
+            self._recorded.finish()
         self._accounts = self.accounts()
         flat, own, x = self._flat, self._own_names, self._current()
         flat.point_at(x.clone(), self._client.buffers.clone())
@@ -370,7 +388,7 @@ class OwnLoop:
         if not first_step:
             self._keep_private()
         federation = self.federation
-        due = list(enumerate(federation.begin_round(self._step_size_bits)))
+        due = list(enumerate(federation.begin_round(self._request)))
         steps = next((number for number, exchange in due if exchange.work is None), None)
         if steps is None:
             raise UserError("this algorithm makes no local steps of the loop: use it with fedmpi.train")
@@ -389,12 +407,19 @@ class OwnLoop:
         self.round_loss = federation.end_round(self._losses)
         self._in_round, self._done, self.averaged = False, 0, True
         federation.private.give_back(self._client)
-        found = federation.requests
+        found = federation.requests >> REQUEST_BITS
         if found & found >> DIGEST_BITS & (1 << DIGEST_BITS) - 1:
             raise UserError(
                 f"at the average after round {federation.round_index} the ranks had different step sizes: "
                 "expected the same schedule on all ranks"
             )
+        if self._recorded:
+            self._flat.point_at(self._current(), self._client.buffers)
+            self._recorded.after_round(self.round_loss)
+
+    def _request(self) -> int:
+        """See `Federation.begin_round`."""
+        return self._step_size_bits() << REQUEST_BITS | (self._recorded.request() if self._recorded else 0)
 
     def _announce(self, what: int, error: UserError | None = None) -> None:
         self.federation.reports.announce(what, self.federation.round_index, error)

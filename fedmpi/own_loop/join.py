@@ -1,6 +1,7 @@
 """`join`: an algorithm of the papers in the user's own training loop."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
+from fedmpi.own_loop.recording import Recording, chosen_recording
 from fedmpi.registry import command_name, find
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def join(
     private: str | None = None,
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
+    record: str | os.PathLike[str] | Recording | None = None,
     **settings: Any,
 ) -> "Joined":
     """Let this rank be a client of a federation that trains `model` by an algorithm. Collective on `comm`.
@@ -63,7 +66,7 @@ def join(
         weight: > 0, of this rank in every average (its number of samples, say).
         timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
-        buffers, private, aggregation, stages: see `average`.
+        buffers, private, aggregation, stages, record: see `average`.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -78,6 +81,7 @@ def join(
     made = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = getattr(model, "_orig_mod", model)
     sending = agree(link, lambda: chosen(aggregation, stages))
+    recording = agree(link, lambda: chosen_recording(record))
     texts = {**given, "algorithm": command_name(type(made)), **sending.as_texts()}
     check_same(link, module, made, texts, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
@@ -86,7 +90,10 @@ def join(
     def make_oracle(client: Any) -> ClosureOracle:
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    return Joined(model, made, make_oracle, link, flat, local_steps, weight, Choices(buffers, private, sending))
+    choices = Choices(buffers, private, sending)
+    joined = Joined(model, made, make_oracle, link, flat, local_steps, weight, choices)
+    joined._record(recording, {}, {"local_steps": local_steps, **texts})
+    return joined
 
 
 def _make_algorithm(algorithm: Any, settings: dict[str, Any]) -> Algorithm:

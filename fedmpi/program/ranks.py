@@ -42,13 +42,13 @@ def run_program(program, arguments, check=check_launch, begun=lambda: None):
         program(arguments, link)
         _leave(link, 0)
     except AgreedUserError as error:
-        _end_in_order(link, str(error) if error.is_printed else "", error if wants_traceback else None, code=2)
+        end_in_order(link, str(error) if error.is_printed else "", error if wants_traceback else None, code=2)
     except Diverged as error:
-        _end_in_order(link, str(error) if link.rank == 0 else "", None, code=1)
+        end_in_order(link, str(error) if link.rank == 0 else "", None, code=1)
     except Stopped as stopped:
         if link.rank == 0:
             print(f"fedmpi: {stopped}", file=sys.stderr, flush=True)
-        _end_in_order(link, "", None, code=STOPPED)
+        end_in_order(link, "", None, code=STOPPED)
     except KeyboardInterrupt:
         _end_interrupted(link)
     except BaseException as error:  # noqa: BLE001  any error must end the job
@@ -80,7 +80,7 @@ def show(link, text):
     agree(link, check_output)
 
 
-def _end_in_order(link, text, error, code):
+def end_in_order(link, text, error, code):
     """End all ranks together; a rank without a text prints nothing. Collective on the link."""
     if text:
         if error is not None:

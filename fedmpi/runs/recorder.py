@@ -34,7 +34,7 @@ class Recorder:
     Args:
         lock: the `RunLock` of its folder (see `make_run_folder`), which the recorder releases; new records are
             appended to those in the folder.
-        num_rounds: of the run, for the progress bar.
+        num_rounds: of the run, for the progress bar; None: unknown.
         trackers: `Tracker` objects that get every record, too.
 
     Attributes:
@@ -184,7 +184,8 @@ class Recorder:
             if text:
                 self._bar.set_postfix_str(text)
         elif text:
-            print(f"round {record['round']}/{self._num_rounds}: {text}{self._time_left(record)}", flush=True)
+            of = f"/{self._num_rounds}" if self._num_rounds else ""
+            print(f"round {record['round']}{of}: {text}{self._time_left(record)}", flush=True)
 
     def result(self, metrics, tables):
         """Write what was measured of the resulting model, and further `tables`, as a record of the last round."""
@@ -194,6 +195,8 @@ class Recorder:
 
     def _time_left(self, record):
         """How long the remaining rounds take if they are like those before, as text; "" if that is not long."""
+        if not self._num_rounds:
+            return ""
         left = record["seconds"] / record["round"] * (self._num_rounds - record["round"])
         return f"; {format_seconds(left)} left" if left > LONG_WAIT else ""
 

@@ -22,7 +22,7 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
-from fedmpi.machine.cores import choose_threads
+from fedmpi.machine.cores import BY_LOAD, choose_threads
 from fedmpi.machine.memory import keep_freed_memory
 from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.membership.opening import check_alone
@@ -48,6 +48,7 @@ class Job:
         num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
         samplers: client -> its sampler, of the clients of this rank.
         threads_by: what has decided the number of threads, see `choose_threads`.
+        threads: this number, if it has become a setting of the run; else None.
     """
 
     config: Config
@@ -60,11 +61,16 @@ class Job:
     num_batches: int
     samplers: dict
     threads_by: str = ""
+    threads: int | None = None
 
     @property
     def settings(self):
-        """What the run folder records: all settings, with the number of clients also if it is that of the ranks."""
-        return self.config.resolved | {"clients": self.context.num_clients}
+        """What the run folder records: all settings, with the number of clients also if it is that of the ranks.
+
+        Also the threads if other processes have decided them: a rerun or a resumed run would choose others, for other
+        bits.
+        """
+        return self.config.resolved | {"clients": self.context.num_clients, "threads": self.threads}
 
 
 def read_config(arguments, link, objects=None):
@@ -107,8 +113,7 @@ def prepare(config, link):
     agree(link, lambda: check_launch(link, run.ranks))
     agree(link, check_alone)
     keep_freed_memory()
-    threads, threads_by = choose_threads(link, run.threads, by_load=not run.deterministic)
-    torch.set_num_threads(threads)
+    threads_by, threads = _take_threads(run, link)
     set_arithmetic(run.tf32, run.deterministic)
     link.transport = run.transport
     if run.on_loss == "continue":
@@ -144,7 +149,17 @@ def prepare(config, link):
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
     parts = (config.sending, SlowSteps(link, context.device))
     federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
-    return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers, threads_by)
+    return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers, threads_by, threads)
+
+
+def _take_threads(run, link):
+    """Set torch's threads. Collective. Returns (what has decided them, the number if it is a setting of the run)."""
+    threads, reason = choose_threads(link, run.threads, by_load=not run.deterministic)
+    everyone = link.allgather([threads, reason.startswith(BY_LOAD)])
+    if everyone[:, 1].any():  # the same for all ranks: the slowest one decides how fast the others are
+        threads, reason = int(everyone[:, 0].min()), f"{reason or BY_LOAD}; --threads chooses"
+    torch.set_num_threads(threads)
+    return reason, threads if everyone[:, 1].any() else run.threads
 
 
 def rank_context(run, link):

@@ -16,6 +16,7 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.replicas import check_replicas, check_result
+from fedmpi.program.signals import StopSignals, stopping_signal
 from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
 from fedmpi.runs.folder import read_records
@@ -41,7 +42,6 @@ from fedmpi.training.result import (
     save_selected,
     trained_module,
 )
-from fedmpi.training.signals import StopSignals, stopping_signal
 
 log = Log(__name__)
 

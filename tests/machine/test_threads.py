@@ -2,6 +2,7 @@
 
 import contextlib
 import platform
+import re
 import subprocess
 import sys
 import types
@@ -24,7 +25,7 @@ VARIABLES = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "NCPUS", "PBS_JOBID", "SL
 @pytest.mark.parametrize(
     ("given", "variables", "changes", "expected"),
     [
-        (3, {"OMP_NUM_THREADS": "2"}, {}, (3, "--threads")),
+        (3, {"OMP_NUM_THREADS": "2"}, {}, (3, "setting threads")),
         (None, {"OMP_NUM_THREADS": "2,1", "SLURM_CPUS_PER_TASK": "5"}, {}, (2, "OMP_NUM_THREADS")),
         (None, {"OMP_NUM_THREADS": "", "SLURM_CPUS_PER_TASK": "5"}, {}, (5, "SLURM_CPUS_PER_TASK")),
         (None, {}, {}, (4, "")),
@@ -56,6 +57,9 @@ def test_what_decides_the_threads(monkeypatch, given, variables, changes, expect
     assert choose_threads(link, given, by_load) == expected
 
 
+FIXED = ["--deterministic", "true", "--name", "fixed"]
+
+
 @contextlib.contextmanager
 def work_on(busy_cores, number):
     """A context in which a number of processes use some cores."""
@@ -73,14 +77,23 @@ def test_a_newcomer_on_a_busy_machine_takes_one_thread(tmp_path):
     """Each of its threads would wait at every step for the slowest one: 23 s instead of 3 on two cores at load 6."""
     if len(usable_cores()) < 2:
         pytest.skip("needs two cores")
-    words = [sys.executable, "-m", "fedmpi.train", "--clients", "2", "--rounds", "2", "--out", tmp_path]
+    train = [sys.executable, "-m", "fedmpi.train"]
+    words = [*train, "--clients", "2", "--rounds", "2", "--checkpoint_every", "1", "--out", tmp_path, "--name", "it"]
     environment = {"PYTHONPATH": str(ROOT), **{name: "" for name in VARIABLES}}
     total = len(usable_cores())
     with work_on(usable_cores(), 2 * total):
-        by_load, fixed = (execute([*words, *more], env=environment) for more in ([], ["--deterministic", "true"]))
+        by_load, fixed = (execute([*words, *more], env=environment) for more in ([], FIXED))
     assert by_load.returncode == fixed.returncode == 0, by_load.stderr
-    assert f"1 thread (free cores: 0 of {total}), cpu" in by_load.stdout
+    assert re.search(rf"1 thread \(free cores: [01] of {total}; --threads chooses\), cpu", by_load.stdout), (
+        by_load.stdout
+    )
     assert f"{total} threads, cpu" in fixed.stdout
+    # Without the other processes: the run's own number, and so its bits.
+    again = ["--config", tmp_path / "it" / "settings.yaml", "--name", "again"]
+    for more in (again, ["--resume", tmp_path / "it", "--rounds", "3"]):
+        later = execute([*train, *more], env=environment)
+        assert "1 thread (setting threads), cpu" in later.stdout, later.stderr
+    assert (tmp_path / "fixed" / "settings.yaml").read_text().count("threads: null") == 1
 
 
 def test_ranks_that_are_bound_to_a_taken_core_are_told(any_mpi):

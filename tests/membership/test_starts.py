@@ -95,6 +95,7 @@ def test_a_child_that_breaks_does_not_end_the_job():
 def test_workers_that_import_the_program_are_no_ranks(any_mpi, method):
     ended = start(2, PROGRAMS / "begins_workers.py", method, mpi=any_mpi, is_forked=False, timeout=100)
     assert ended.returncode == 0 and ended.stdout.count("worker of 2") == 2, ended.stderr
+    assert ended.stderr.count("fedmpi: a worker process is no rank, and begins MPI alone: ") == 2, ended.stderr
 
 
 def test_ranks_of_an_own_loop_end_with_their_launcher():

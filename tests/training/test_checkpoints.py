@@ -32,6 +32,7 @@ from fedmpi.config.build import read_command_line
 from fedmpi.errors import Diverged, Stopped, UserError
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
+from fedmpi.program.signals import StopSignals, stopping_signal
 from fedmpi.registry import known
 from fedmpi.run_files import find_checkpoints
 from fedmpi.runs import lock
@@ -46,7 +47,6 @@ from fedmpi.training import loop
 from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
-from fedmpi.training.signals import StopSignals, stopping_signal
 
 pytestmark = pytest.mark.rarely(*PROGRAM)
 
@@ -655,7 +655,7 @@ def test_200_kills_at_random_times(tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):
-    monkeypatch.setattr("fedmpi.training.signals.SAME_KEY_PRESS", 0.3)
+    monkeypatch.setattr("fedmpi.program.signals.SAME_KEY_PRESS", 0.3)
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, from the terminal and from the launcher

@@ -210,7 +210,9 @@ class Columns:
                 f"{table.path}: {table.place(row)} has {values[row]:.4g} in column {name}: expected a finite number"
             )
         indicator = {f"{name} is {WITHOUT}": is_blank} if self.missing == "category" else {}
-        return {name: np.where(is_blank, values.dtype.type(how["median"]), values), **indicator}
+        if is_blank.any():  # otherwise without a copy, which would double the memory
+            values = np.where(is_blank, values.dtype.type(how["median"]), values)
+        return {name: values, **indicator}
 
     def _one_hot(self, table, name, categories, unknown):
         if table.kinds[name] not in ("words", "empty"):
