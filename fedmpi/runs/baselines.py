@@ -1,7 +1,6 @@
 """What a run is compared with (`--baselines`): the file in its folder, and its table. Needs neither torch nor MPI."""
 
 import math
-import statistics
 
 from fedmpi.own_files import replacing
 from fedmpi.run_files import BASELINES
@@ -31,7 +30,7 @@ def read(folder):
         if not content["pending"]:
             in_words(content)  # raises an error if it is not what fedmpi wrote
         return content if isinstance(content["runs"], dict) else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, ZeroDivisionError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -45,7 +44,7 @@ def mean_and_worst(values, metric):
     """(mean, worst) of a metric over the silos that have it; nan if none has."""
     known = [value for value in values if value == value]
     worst = max if less_is_better(metric) else min
-    return (statistics.fmean(known), worst(known)) if known else (math.nan, math.nan)
+    return (math.fsum(known) / len(known), worst(known)) if known else (math.nan, math.nan)
 
 
 def gain_in_words(content):
@@ -56,7 +55,7 @@ def gain_in_words(content):
     sign, alone = -1 if less_is_better(metric) else 1, rows["local"]
     pairs = zip(rows["federated"]["clients"], alone["clients"])
     gains = {silo: sign * (both - own) for silo, (both, own) in enumerate(pairs) if both == both and own == own}
-    mean, number = statistics.fmean(gains.values()), sum(gain > 0 for gain in gains.values())
+    mean, number = math.fsum(gains.values()) / len(gains), sum(gain > 0 for gain in gains.values())
     verb = "improves" if mean > 0 else "worsens" if mean < 0 else "changes"
     words = f"taking part {verb} the {title(metric)} of a silo on its {content['tests']} by {abs(mean):.4f} on average"
     words += f", from {alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}; {number} of {len(gains)} silos gain"
