@@ -58,7 +58,8 @@ def gain_in_words(content):
     mean, number = math.fsum(gains.values()) / len(gains), sum(gain > 0 for gain in gains.values())
     verb = "improves" if mean > 0 else "worsens"
     words = f"taking part {verb if mean else 'changes'} the {title(metric)} of a silo on its {content['tests']}"
-    words += f" by {abs(mean):.4f} on average, from {alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}; {number} of {len(gains)} silos gain"
+    words += f" by {abs(mean):.4f} on average, from {alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}"
+    words += f"; {number} of {len(gains)} silos gain"
     worst = min(gains, key=gains.get)
     if gains[worst] < 0:
         words += f", and {name_of(content, worst)} loses most, {-gains[worst]:.4f}"
