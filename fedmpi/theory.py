@@ -171,7 +171,7 @@ def fmgda(
         Delta: Φ(θ_0) - inf Φ. w_distance: ‖w_0 - w*(θ_0)‖.
 
     Source: "On the Convergence of Federated Deep AUC Maximization", Theorem 1, Corollary 1, Remark 1.
-    Printed: W = 1728 q³N² for 8000 q³N², ĉ = √(11/2880) c/κ² for √(17/14400) c/κ², 5σ²/μ² for 5κ²σ²/2.
+    Printed: W = 1728 q³N² (proof: 800) for 8000 q³N², ĉ = √(11/2880) c/κ² for √(17/14400) c/κ², 5σ²/μ² for 5κ²σ²/2.
     """
     if mu > L_f or L_f < 1:
         raise UserError(f"L_f = {L_f:g}, mu = {mu:g}: expected L_f >= 1 and mu <= L_f")
@@ -250,7 +250,7 @@ def fedavg_m(
     """FedAvg-M: bounds the mean over rounds of E‖∇f(x^r)‖² at the server's x.
 
     Args:
-        G_0: mean over the clients of ‖∇f_i(x_0)‖². c_0: largest β, any constant in (0, 1].
+        G_0: mean over the clients of ‖∇f_i(x_0)‖². c_0: largest β, any constant in (0, 1]; lost from Eq. (19) in print.
 
     Source: Cheng, Huang, Wu, Yuan, arXiv:2306.16504, Theorem 1, Eq. (19); constants of Lemmas 5, 9, 10, Theorem 11.
     """

@@ -39,6 +39,7 @@ reason. One with `orders`, a list of methods, is a table of proved rates, which 
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
@@ -282,17 +283,36 @@ def find_experiments(names):
     return list(experiments.values())
 
 
+def state_of(path):
+    """What changes whenever a file does; None if there is none."""
+    try:
+        its = path.stat()
+    except OSError:
+        return None
+    return its.st_mtime_ns, its.st_size, its.st_ino
+
+
 def read_papers():
-    """Key -> {title, claims: key -> sentence} of every paper."""
-    return read_file(PAPERS)
+    """Key -> {title, claims: key -> sentence, ours: keys of those that are questions of ours} of every paper."""
+    return _read_papers(PAPERS, state_of(PAPERS))
+
+
+@functools.lru_cache(maxsize=1)
+def _read_papers(path, state):
+    return read_file(path)
 
 
 def read_experiment(path):
-    """The `Experiment` of a file.
+    """The `Experiment` of a file, which is read again only if it has changed.
 
     Raises:
         UserError: one line: what is wrong with the file.
     """
+    return _read_experiment(path, state_of(path))
+
+
+@functools.cache
+def _read_experiment(path, state):
     content = read_file(path)
     for problem in _misshapen(content, SHAPE):
         raise UserError(f"{path}: {problem}")

@@ -16,9 +16,8 @@ FEW = 2  # experiments that a command names; of more it names the paper
 HEAD = """\
 # What the papers' experiments gave
 
-Made by `python -m reproduction --pages` from the CSV files in this folder.
-[All comparisons, the rules and the findings](claims.md) are on a page of their own; each command makes the runs at the
-small scale again, in the minutes beside it on two cores.
+Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all comparisons, the rules
+and the findings. Each command makes the runs at the small scale again, in the minutes beside it on two cores.
 """
 TABLE = """\
 ## Table 2, printed and here
@@ -32,6 +31,7 @@ CLAIMS = """\
 Of the comparisons that a claim makes, so many are confirmed, each at the largest scale at which it was run with several
 seeds; *full* is the paper's size. *In part*: others are not. *Undecided*: the lead is within the spread of the seeds.
 """
+OURS = "Questions of ours, on which the papers claim nothing: "
 
 
 def front(folder, experiments, found):
@@ -65,12 +65,12 @@ def _printed(folder, experiments):
                 f"{place}: {its[0].leader} is first at {first} of {len(its)} evaluated lengths. The printed order "
                 f"is ours at {order or 'none'}."
             )
-    return [TABLE, plain_table(["", "", *methods], rows), *words, ""] if rows else []
+    return [TABLE, plain_table(["", "", *methods], rows), " ".join(words), ""] if rows else []
 
 
 def _claims(folder, experiments, found):
-    """Lines with all claims, those that hold first."""
-    rows = []
+    """Lines with all claims, those that hold first, and one line with the questions of ours."""
+    rows, ours = [], []
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
         for claim, sentence in paper["claims"].items():
@@ -78,11 +78,16 @@ def _claims(folder, experiments, found):
             its = [row for one in made for row in found[one.name] if row.key == claim]
             verdict = verdict_of(its)
             link = f"[{as_markdown(_short(sentence))}](claims.md#{_anchor(sentence)})"
+            if claim in paper.get("ours", ()):
+                ours.append(f"{link} ({verdict}: {_compared(its)})")
+                continue
             rows.append(
                 (ORDER.index(verdict), [key, link, bold(verdict), _compared(its), *_again(folder, made, of_paper, key)])
             )
     header = ["paper", "claim", "outcome", "confirmed comparisons", "command: `python -m reproduction`", "minutes"]
-    return [CLAIMS, plain_table(header, [row for _, row in sorted(rows, key=lambda pair: pair[0])])]
+    words = [f"{OURS}{'; '.join(ours)}."] if ours else []
+    rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    return [CLAIMS.rstrip(), *words, "", plain_table(header, rows)]
 
 
 def verdict_of(rows):

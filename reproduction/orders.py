@@ -179,6 +179,7 @@ def page(folder, experiment):
     spent = format_seconds(sum(float(row["cpu_seconds"] or 0) for row in rows))
     made = f"`python -m reproduction {experiment.name}`, {spent} of CPU time, commit {rows[0]['commit']}, "
     made += f"{rows[0]['date']}. Every number is from [{name}]({name})."
+    made += " A commit with + had changes that were not committed." if any("+" in row["commit"] for row in rows) else ""
     figure = f"![Gradient norms against rounds, with the proved orders as lines]({name.removesuffix('csv')}svg)"
     lacking = [f"Not measured here: {prose(experiment.unmeasured)}", ""] if experiment.unmeasured else []
     return (

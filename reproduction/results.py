@@ -4,6 +4,7 @@ Pages, figures and the summary are made from these files alone.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -20,7 +21,7 @@ from fedmpi.runs.record import AMOUNTS, title
 from fedmpi.settings import nearest
 from fedmpi.text import short
 from reproduction.csv_files import RESTORE, damaged, number_of, read_rows, whole_number, write_tables
-from reproduction.experiment import find_experiments
+from reproduction.experiment import find_experiments, state_of
 from reproduction.running import FIRST_RUN, command_of, decisive_settings, provenance
 
 KEYS = ("panel", "method", "seed")
@@ -313,20 +314,27 @@ def read_results(folder, experiment, scale):
         UserError: if a file is damaged or missing, or is from a scale that the experiment does not have.
     """
     found = _read_own(folder, experiment, scale)
-    others = {claim["experiment"] for claim in experiment.claims if "experiment" in claim} if found else set()
-    return found and dataclasses.replace(
-        found, elsewhere={one.name: _read_own(folder, one, scale) for one in find_experiments(sorted(others))}
-    )
+    others = sorted({claim["experiment"] for claim in experiment.claims if "experiment" in claim})
+    if not found or not others:
+        return found
+    elsewhere = {one.name: _read_own(folder, one, scale) for one in find_experiments(others)}
+    return dataclasses.replace(found, elsewhere=elsewhere)
 
 
 def _read_own(folder, experiment, scale):
-    """`read_results` without the results of other experiments."""
-    curves_path, runs_path, first_path = paths(folder, experiment, scale)
+    """`read_results` without the results of other experiments; files are read again only if they have changed."""
+    files = paths(folder, experiment, scale)
+    return _read_files(files, scale, scale in experiment.scales, tuple(map(state_of, files)))
+
+
+@functools.cache
+def _read_files(files, scale, is_known, states):
+    curves_path, runs_path, first_path = files
     if not runs_path.is_file():
         if curves_path.is_file():
             raise _missing(runs_path, curves_path)
         return None
-    if scale not in experiment.scales:
+    if not is_known:
         raise UserError(f"{runs_path}: the experiment's file has no scale {scale} (any more): remove these results")
     if not curves_path.is_file():
         raise _missing(curves_path, runs_path)

@@ -580,8 +580,7 @@ def test_the_summary_is_made_from_the_committed_numbers():
     front, comparisons = texts(RESULTS)
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == front
     assert (RESULTS / "claims.md").read_text(encoding="utf-8") == comparisons
-    num_claims = sum(len(paper["claims"]) for paper in read_papers().values())  # a line for each
-    assert front.count("\n") - num_claims <= 30 and "| printed | 0.8451 |" in front
+    assert front.count("\n") <= 60 and "| printed | 0.8451 |" in front
     anchors = {_anchor(line.removeprefix("### ")) for line in comparisons.splitlines() if line.startswith("### ")}
     assert {*re.findall(r"claims\.md#([^)]*)[)]", front)} == anchors
 
