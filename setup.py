@@ -67,7 +67,7 @@ setup(
         # what `data prepare` reads: parquet, feather and Hugging Face's folders; Excel; DICOM; NIfTI; pictures
         "formats": ["pyarrow>=14", "openpyxl>=3.1", "pydicom>=3.0", "nibabel>=5.0", "pillow>=10.0"],
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
-        # Tests compare with these and are skipped without; use pip's --no-deps, or they replace torch.
+        # Tests compare with these and are skipped without; they may replace torch, see CONTRIBUTING.md.
         "peers": ["flwr", "keras", "appfl", "nvflare", "pfl", "fluke-fl", "fedlab", "accelerate", "torchft"],
         "docs": DOCS,
         "dev": [

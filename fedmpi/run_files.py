@@ -22,26 +22,14 @@ DIVERGED = "diverged.txt"  # why a run ended without a result, in one line
 ROC = "roc.csv"  # of a run that maximises AUC: the result's ROC curve on the test set
 ATTACK_FIGURE = "attack.png"  # images before and after a black-box attack
 BASELINES = "baselines.json"  # of a run with --baselines: see `fedmpi.runs.baselines`
-CROSS_SITE = "cross_site.json"  # of a run with --cross_site: metric -> a matrix, in the layout of a record's tables
+RESULT = "result.json"  # what was measured of the resulting model, a record, if the last one has not all of it
 CHECKPOINTS = "checkpoints"  # a folder for each checkpoint, named after its round: 000120
 MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoint is complete
 SERVER_STATE = "server.safetensors"  # beside it: the state that all ranks share
 BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
 FILES = (
-    *(
-        MARK,
-        LOCK,
-        SETTINGS,
-        RECORDS,
-        MODEL,
-        MODEL_DESCRIPTION,
-        MODEL_AND_ROWS,
-        CLIENTS,
-        DATA_FILES,
-        PARTITION,
-        DIVERGED,
-    ),
-    *(ROC, ATTACK_FIGURE, BEST_SO_FAR, BASELINES, CROSS_SITE),
+    *(MARK, LOCK, SETTINGS, RECORDS, MODEL, MODEL_DESCRIPTION, MODEL_AND_ROWS, CLIENTS, DATA_FILES, PARTITION),
+    *(DIVERGED, ROC, ATTACK_FIGURE, BEST_SO_FAR, BASELINES, RESULT),
 )
 
 

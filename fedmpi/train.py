@@ -142,8 +142,8 @@ def _run(arguments: list[str], link: Any) -> None:
     """The program: train, or print what a flag asked for. Collective on the link."""
     from fedmpi.comm.process import seconds_since_start
     from fedmpi.program.ranks import show
-    from fedmpi.training.baselines import train
     from fedmpi.training.build import read_config
+    from fedmpi.training.loop import train
 
     config = read_config(arguments, link)
     if isinstance(config, str):
@@ -151,6 +151,8 @@ def _run(arguments: list[str], link: Any) -> None:
         return
     for note in config.notes if link.rank == 0 else ():
         log.warning(note)
+    if config.run.baselines:
+        from fedmpi.training.baselines import train
     train(config, link, began=time.perf_counter() - seconds_since_start())
 
 

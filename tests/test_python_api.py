@@ -233,6 +233,15 @@ def test_bytes_of_datasets_are_scaled_as_those_of_files_are():
     assert runs[0].final["train_loss"] == pytest.approx(runs[1].final["train_loss"])
 
 
+def test_arrays_of_other_machines_are_those_of_this_one():
+    x, settings = np.random.default_rng(0).standard_normal((20, 4)), {"algorithm": "fedavg", "clients": 1, "rounds": 3}
+    runs = [
+        fedmpi.train(data=[[(row, n % 2) for n, row in enumerate(x.astype(kind))]], model="mlp", threads=1, **settings)
+        for kind in (">f4", "<f4")
+    ]
+    assert runs[0].final["train_loss"] == runs[1].final["train_loss"]
+
+
 def test_datasets_of_clients_and_a_module():
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
     before = [p.clone() for p in net.parameters()]

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import shlex
 import sys
 
 SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
@@ -40,6 +39,8 @@ def prepare_shared_memory():
         mine = [path for path in found if path.lstat().st_uid == os.getuid()]
         hint = f"expected {needed / 1024:,.0f} KiB that {num_ranks} ranks can write (in a container: --shm-size)"
         if mine:
+            import shlex
+
             hint += f"; if no job of yours runs, killed ones have left files: rm {shlex.join(map(str, mine))}"
         print(f"fedmpi: error: {SHARED_FOLDER} {what}: {hint}", file=sys.stderr, flush=True)
     sys.exit(2)

@@ -70,7 +70,7 @@ _NO_COUNTERPART = """fraction_evaluate min_fit_clients min_evaluate_nodes evalua
     key_metric mode val_batch_size clip_grad clip_value do_validation do_pre_validation use_dp client_id trainer
     central_eval_batch_size last_state_path init_state_path delegate max_steps warmup_steps logging_steps save_steps
     eval_steps eval_strategy devices auto_find_batch_size global_step split client_config per_site_config
-    train_configs weight global_epoch checkpoint_dir tasks"""
+    train_configs weight global_epoch checkpoint_dir tasks task_data"""
 _ADVICE = {
     "centralised": "to train on all data in one place, use --clients 1",
     "local_only": "to train a silo by itself, use --clients 1 and its own --data",

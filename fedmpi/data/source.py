@@ -1,7 +1,6 @@
 """Where samples come from: HDF5 files, and the handwritten digits that scikit-learn ships."""
 
 import dataclasses
-import gzip
 import importlib.util
 import pathlib
 import re
@@ -11,7 +10,7 @@ import numpy as np
 
 from fedmpi.comm.agreement import agree
 from fedmpi.data.hdf5 import data_sets, readable
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 from fedmpi.text import Log, short
 
 log = Log(__name__)
@@ -238,6 +237,8 @@ def silo_path(name, client):
 class HDF5Source(Source):
     """An HDF5 file with train/images, train/labels, test/images and test/labels.
 
+    With `tested` = False, the file of one client, it may lack test data: they are then empty.
+
     images: [n, ...] uint8 or float; labels: [n] integers from 0. Optional attributes of the file:
     dataset (a name), num_classes, and mean and std per channel for the normalisation. Optional
     columns train/<name> [n] to split by.
@@ -246,18 +247,20 @@ class HDF5Source(Source):
         UserError: if the file is not HDF5, lacks a data set, or its labels and images do not match.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, tested=True):
         self.path = pathlib.Path(path)
         with readable(self.path) as file:
-            for split in SPLITS:
-                self._check_split(file, split)
-            train = file["train/images"]
+            splits = SPLITS if tested or "test" in file else SPLITS[:1]
+            for split in splits:
+                self._check_split(file, split, least=int(tested or split == "train"))
+            train, test = (file[f"{split}/images"] for split in (splits[0], splits[-1]))
             self.shape, self.dtype = tuple(train.shape[1:]), train.dtype
-            if file["test/images"].shape[1:] != self.shape or file["test/images"].dtype != self.dtype:
+            if test.shape[1:] != self.shape or test.dtype != self.dtype:
                 expected = f"the shape and type of train/images, {self.dtype}{list(self.shape)}"
-                raise self._wrong("test/images", file["test/images"], expected)
+                raise self._wrong("test/images", test, expected)
             self.rows_at_once = train.chunks[0] if train.chunks else ROWS_AT_ONCE
-            self.labels = {split: file[f"{split}/labels"][:].astype(np.int64) for split in SPLITS}
+            self.labels = dict.fromkeys(SPLITS, np.empty(0, np.int64))
+            self.labels |= {split: file[f"{split}/labels"][:].astype(np.int64) for split in splits}
             self._read_attributes(file)
         if self.num_classes > MAX_CLASSES:
             raise UserError(f"{self.path}: has {self.num_classes:,} classes: expected labels from 0 on without gaps")
@@ -268,7 +271,7 @@ class HDF5Source(Source):
                     f"{self.path}: {split}/labels contains {outside[0]}: expected 0..{self.num_classes - 1}"
                 )
 
-    def _check_split(self, file, split):
+    def _check_split(self, file, split, least):
         for key in (f"{split}/images", f"{split}/labels"):
             if not isinstance(file.get(key), h5py.Dataset):
                 names = ", ".join(name for name, _ in data_sets(file)) or "nothing"
@@ -280,7 +283,7 @@ class HDF5Source(Source):
             or 0 in images.shape[1:]
         ):
             raise self._wrong(f"{split}/images", images, "uint8 or float [n, ...]")
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images) or len(labels) == 0:
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images) or len(labels) < least:
             raise self._wrong(f"{split}/labels", labels, f"integers [{len(images)}], one per image, at least one")
 
     def _wrong(self, key, data, expected):
@@ -289,7 +292,7 @@ class HDF5Source(Source):
     def _read_attributes(self, file):
         self.attributes = dict(file.attrs)
         self.name = str(file.attrs.get("dataset", self.path.stem))
-        from_labels = max(int(labels.max()) for labels in self.labels.values()) + 1
+        from_labels = max(int(labels.max(initial=0)) for labels in self.labels.values()) + 1
         names = np.size(file.attrs.get("class_names", ()))
         declared = NUM_CLASSES.get(self.name, file.attrs.get("num_classes", names if names >= from_labels else None))
         self.classes_declared = declared is not None
@@ -339,6 +342,8 @@ class HDF5Source(Source):
 
     def read(self, split, indices):
         """See `Source.read`; reads the file chunk by chunk, and needs memory for the result and one chunk."""
+        if not len(indices):
+            return np.empty((0, *self.shape), self.dtype)
         with readable(self.path) as file:
             images = file[f"{split}/images"]
             rows = np.empty((len(indices), *self.shape), dtype=images.dtype)
@@ -370,18 +375,12 @@ def _read_digits():
     Importing scikit-learn takes each rank a second of CPU time, reading the file that it contains 0.03.
     """
     found = importlib.util.find_spec("sklearn")  # does not import it
-    for folder in found.submodule_search_locations if found else ():
-        path = pathlib.Path(folder) / "datasets" / "data" / "digits.csv.gz"
-        if path.is_file():
-            with gzip.open(path, "rt", encoding="ascii") as file:
-                table = np.loadtxt(file, delimiter=",")
-            return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UserError("task.data = digits: scikit-learn, which contains them, is missing") from None
-    digits = load_digits()
-    return digits.images, digits.target
+    if found is None:
+        raise UserError("task.data = digits: scikit-learn, which contains them, is missing")
+    path = pathlib.Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    with attempt("read", path):
+        table = np.loadtxt(path, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
 class DigitsSource(Source):

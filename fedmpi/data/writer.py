@@ -2,6 +2,7 @@
 
 import io
 import json
+import zlib
 
 import h5py
 import numpy as np
@@ -13,6 +14,7 @@ from fedmpi.own_files import check_regular, check_replaceable, replacing
 ROWS_PER_CHUNK, BYTES_PER_CHUNK = 1000, 16 << 20  # of samples, whichever is less
 WRITTEN_BY, PROGRAM = "written_by", "fedmpi.data"  # attribute of all files, written before all else; its value
 TEXT_CHUNK = 1 << 20  # bytes of a text
+SAMPLE, DENSE = 100, 0.6  # floats are compressed if so many rows become smaller than this share
 
 
 def write_file(path, splits, attributes):
@@ -125,6 +127,11 @@ def _check_labelled(path, splits):
     return splits
 
 
+def _is_dense(piece):
+    """Whether compression gains little; it takes as long as reading a table."""
+    return len(zlib.compress(piece, 1)) > DENSE * piece.nbytes
+
+
 def _write_rows(file, name, rows):
     """Write one data set chunk by chunk, so that rows which are read only when sliced need no more memory."""
     if rows.dtype.kind == "S" or len(rows.shape) == 1 and rows.dtype.kind != "u":
@@ -133,9 +140,9 @@ def _write_rows(file, name, rows):
     row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
     most_rows = ROWS_PER_CHUNK if len(rows.shape) > 1 else TEXT_CHUNK
     chunk = (max(1, min(len(rows), most_rows, BYTES_PER_CHUNK // row_bytes)), *rows.shape[1:])
-    data = file.create_dataset(
-        name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, compression="gzip", compression_opts=1
-    )
+    is_dense = rows.dtype.kind == "f" and _is_dense(np.ascontiguousarray(rows[:SAMPLE]))
+    how = {} if is_dense else {"compression": "gzip", "compression_opts": 1}
+    data = file.create_dataset(name, shape=rows.shape, dtype=rows.dtype, chunks=chunk, **how)
     for start in range(0, len(rows), chunk[0]):
         piece = rows[start : start + chunk[0]]
         if piece.dtype.kind == "f" and not np.isfinite(piece).all():

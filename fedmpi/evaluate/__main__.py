@@ -17,6 +17,7 @@ from fedmpi.run_files import SETTINGS
 from fedmpi.text import table
 from fedmpi.training.build import prepare, read_config
 from fedmpi.training.evaluation import Evaluation
+from fedmpi.training.result import metric_lines
 
 
 def main(arguments=None):
@@ -63,7 +64,7 @@ def _check(config):
 
 def _report(job, metrics):
     """All results as text: together, and client by client."""
-    together = table([("together", ""), *((name.replace("_", " "), f"{value:.4f}") for name, value in metrics.items())])
+    together = table([("together", ""), *metric_lines(job, metrics)])
     names = [*(job.task.client_names or ())]
     header = ["client", *(name.replace("_", " ") for name in metrics.clients)]
     rows = [

@@ -3,9 +3,10 @@
 import functools
 import hashlib
 import importlib.metadata
-import pathlib
+import os
 import platform
 
+import mpi4py
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
@@ -38,7 +39,8 @@ def versions():
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        **{name: importlib.metadata.version(name) for name in ("mpi4py", "h5py")},
+        "mpi4py": mpi4py.__version__,
+        "h5py": importlib.metadata.version("h5py"),
         "MPI": mpi_name(),
     }
 
@@ -46,9 +48,12 @@ def versions():
 @functools.cache
 def _source_digest():
     """Eight characters that differ if the Python files of two installations differ."""
-    digest, top = hashlib.sha256(), pathlib.Path(fedmpi.__file__).parent
-    for path in sorted(top.rglob("*.py")):
-        digest.update(f"{path.relative_to(top)}\n".encode() + path.read_bytes())
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(os.path.dirname(fedmpi.__file__)):
+        folders.sort()
+        for name in sorted(name for name in names if name.endswith(".py")):
+            with open(f"{folder}/{name}", "rb") as file:
+                digest.update(f"{os.path.basename(folder)}/{name}\n".encode() + file.read())
     return digest.hexdigest()[:8]
 
 

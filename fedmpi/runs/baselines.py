@@ -1,7 +1,6 @@
 """What a run is compared with (`--baselines`): the file in its folder, and its table. Needs neither torch nor MPI."""
 
 import math
-import statistics
 
 from fedmpi.own_files import replacing
 from fedmpi.run_files import BASELINES
@@ -9,7 +8,7 @@ from fedmpi.runs.record import from_line, less_is_better, title, to_line
 from fedmpi.text import Table, format_bytes, format_count, format_seconds, short
 
 METHODS = {
-    "federated": "the silos train one model together",
+    "federated": "the silos (participants, each with data of its own) train one model together",
     "local": "each silo trains alone, on its own data only",
     "pooled": "one model, trained as if the data of all silos lay in one place",
     "tuned": "the federated model, which each silo then trains further alone",
@@ -21,16 +20,17 @@ BEGIN = b'{"pending"'  # of the file
 def read(folder):
     """The content of a run folder's file; {} if there is none, or it is not what fedmpi wrote.
 
-    It has "pending" (whether runs are still to be made), "metric", "names" of silos or null, "notes", and "rows", one
-    per method, each with "clients" (the metric of each silo's model on its own tests), "mean", "worst", "step_size",
-    "samples", "bytes", "seconds", "folder", and with --cross_site "all_tests" and "matrix".
+    It has "pending" (whether runs are still to be made), "metric", "tests" (on which it is measured), "names" of silos
+    or [], "notes", and "rows", one per method, each with "clients" (the metric of each silo's model on its tests),
+    "mean", "worst", "step_size", "samples", "bytes", "seconds", "folder", and with --cross_site "all_tests" and
+    "matrix".
     """
     try:
         content = from_line((folder / BASELINES).read_bytes())
         if not content["pending"]:
             in_words(content)  # raises an error if it is not what fedmpi wrote
         return content if isinstance(content["runs"], dict) else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, ZeroDivisionError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -44,7 +44,7 @@ def mean_and_worst(values, metric):
     """(mean, worst) of a metric over the silos that have it; nan if none has."""
     known = [value for value in values if value == value]
     worst = max if less_is_better(metric) else min
-    return (statistics.fmean(known), worst(known)) if known else (math.nan, math.nan)
+    return (math.fsum(known) / len(known), worst(known)) if known else (math.nan, math.nan)
 
 
 def gain_in_words(content):
@@ -55,10 +55,11 @@ def gain_in_words(content):
     sign, alone = -1 if less_is_better(metric) else 1, rows["local"]
     pairs = zip(rows["federated"]["clients"], alone["clients"])
     gains = {silo: sign * (both - own) for silo, (both, own) in enumerate(pairs) if both == both and own == own}
-    mean, number = statistics.fmean(gains.values()), sum(gain > 0 for gain in gains.values())
+    mean, number = math.fsum(gains.values()) / len(gains), sum(gain > 0 for gain in gains.values())
     verb = "improves" if mean > 0 else "worsens"
-    words = f"taking part {verb} the {title(metric)} of a silo on its own tests by {abs(mean):.4f} on average, from "
-    words += f"{alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}; {number} of {len(gains)} silos gain"
+    words = f"taking part {verb if mean else 'changes'} the {title(metric)} of a silo on its {content['tests']}"
+    words += f" by {abs(mean):.4f} on average, from {alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}"
+    words += f"; {number} of {len(gains)} silos gain"
     worst = min(gains, key=gains.get)
     if gains[worst] < 0:
         words += f", and {name_of(content, worst)} loses most, {-gains[worst]:.4f}"
@@ -80,13 +81,8 @@ def baseline_table(content):
     """The table of a file's content: a row per method."""
     metric, number = content["metric"], len(content["rows"][0]["clients"])
     shown, has_all = range(number if number <= MOST_SILOS else 0), any("all_tests" in row for row in content["rows"])
-    header = [
-        "method",
-        "step size",
-        f"{title(metric)}: own tests, mean",
-        "worst",
-        *(name_of(content, k) for k in shown),
-    ]
+    measured = f"{title(metric)}: {content['tests']}, mean"
+    header = ["method", "step size", measured, "worst", *(name_of(content, k) for k in shown)]
     header += ["all silos' tests"] * has_all + ["samples seen", "bytes sent", "time"]
     rows = []
     for row in content["rows"]:

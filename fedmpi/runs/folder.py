@@ -12,7 +12,7 @@ import numpy as np
 from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
-from fedmpi.run_files import CLIENTS, CROSS_SITE, DIVERGED, RECORDS, SETTINGS, is_complete
+from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, RESULT, SETTINGS, is_complete
 from fedmpi.runs import baselines
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, FORMAT_KEY, TABLES_KEY, from_line
 from fedmpi.text import short
@@ -33,10 +33,11 @@ class RunFolder:
         records: dicts of numbers, one per round, in order; see `fedmpi.runs.record`.
         is_complete: whether the run ended and wrote its model. diverged: why it did not, or "".
         paper: what a preset says about the paper's result, or {}.
-        clients: metric -> a list with each client's last value, {} in a run that did not record them.
+        clients: metric -> a list with each client's value at the end, {} in a run that did not record them.
         client_names: one per client, or [].
         format: of the last records, see `fedmpi.runs.record`; "" if they have none.
         tables: metric -> (names of classes, rows of numbers) of its last vector (one row) or matrix.
+        result: [record of the resulting model], if the last of `records` is of another one; else [].
     """
 
     path: pathlib.Path
@@ -49,6 +50,7 @@ class RunFolder:
     client_names: list = dataclasses.field(default_factory=list)
     tables: dict = dataclasses.field(default_factory=dict)
     format: str = ""
+    result: list = dataclasses.field(default_factory=list)
 
     @property
     def metrics(self):
@@ -57,8 +59,8 @@ class RunFolder:
         return [name for name in names if name not in AMOUNTS]
 
     def final(self, name):
-        """The last value of a field of the records, or None."""
-        return next((record[name] for record in reversed(self.records) if name in record), None)
+        """A field's value for the resulting model; else its last one, or None."""
+        return next((record[name] for record in [*self.result, *reversed(self.records)] if name in record), None)
 
     def num_rounds(self):
         """How many rounds were asked for; None if the settings do not say it (--epochs)."""
@@ -93,9 +95,11 @@ def read_run(folder):
     records, *last = read_records(folder / RECORDS)
     note = folder / DIVERGED
     diverged = short(note.read_text(encoding="utf-8", errors="replace")[:LONGEST_NOTE]) if note.is_file() else ""
-    clients, tables, form = last
-    tables |= _cross_site(folder)
-    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, form)
+    result, *of_result = read_records(folder / RESULT)
+    is_of_last = bool(result and records) and result[0]["round"] == records[-1]["round"]  # no rounds were added since
+    clients, tables, form = of_result if is_of_last else last
+    result = result if is_of_last else []
+    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, form, result)
     return RunFolder(folder, settings, records, *parts)
 
 
@@ -206,14 +210,6 @@ def _tables(entries):
         if NAME.fullmatch(name) and rows.ndim == 2 and len(names) == rows.shape[1] and rows.size:
             tables[name] = (names, rows.tolist())
     return tables
-
-
-def _cross_site(folder):
-    """The tables of a run with --cross_site; {} if there are none."""
-    try:
-        return _tables(from_line((folder / CROSS_SITE).read_bytes()))
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def _client_names(folder):

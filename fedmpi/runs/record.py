@@ -69,16 +69,8 @@ CLIENTS_KEY = "clients"  # in a record: metric -> a list with each client's valu
 TABLES_KEY = "tables"  # in a record: metric -> {"classes": names, "values": a vector or matrix as nested lists}
 FORMAT_KEY, FORMAT = "format", "2"  # in a record with metrics; before 2, means did not follow the weighting
 HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
-LESS_IS_BETTER = (
-    "loss",
-    "perplexity",
-    "distance",
-    "distortion",
-    "error",
-    "gap",
-    "norm",
-    "brier",
-)  # in names of other metrics
+# In names of other metrics.
+LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm", "brier")
 
 
 def to_line(record):

@@ -16,7 +16,7 @@ from fedmpi.checkpoints.files import adopt
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
-from fedmpi.run_files import DIVERGED, MODEL, RECORDS, SETTINGS, find_checkpoints, had_checkpoints, is_complete
+from fedmpi.run_files import DIVERGED, MODEL, RECORDS, RESULT, SETTINGS, find_checkpoints, had_checkpoints, is_complete
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
 from fedmpi.runs.trackers.base import titled
@@ -174,9 +174,7 @@ class Recorder:
         """
         if self._lock.is_doubtful:
             self.check_lock()
-        further = {key: entries for key in (CLIENTS_KEY, TABLES_KEY) if (entries := getattr(metrics, key, {}))}
-        further |= {FORMAT_KEY: FORMAT} if metrics else {}
-        self.last = {**record, **metrics, **further}
+        self.last = _line_of(record, metrics)
         self._append(to_line(self.last))
         for tracker in self._begun:
             tracker.round(record["round"], titled(self.last))
@@ -188,6 +186,12 @@ class Recorder:
         elif text:
             of = f"/{self._num_rounds}" if self._num_rounds else ""
             print(f"round {record['round']}{of}: {text}{self._time_left(record)}", flush=True)
+
+    def result(self, metrics, tables):
+        """Write what was measured of the resulting model, and further `tables`, as a record of the last round."""
+        line = _line_of({"round": self.last["round"]}, metrics)
+        line[TABLES_KEY] = {**line.get(TABLES_KEY, {}), **tables}
+        self.write(lambda folder: (folder / RESULT).write_bytes(to_line(line)))
 
     def _time_left(self, record):
         """How long the remaining rounds take if they are like those before, as text; "" if that is not long."""
@@ -257,6 +261,12 @@ class Recorder:
             self._begun.pop().close()
         self._lines.close()
         self._lock.release()
+
+
+def _line_of(record, metrics):
+    """A record as it is written; see `Recorder.round`."""
+    further = {key: entries for key in (CLIENTS_KEY, TABLES_KEY) if (entries := getattr(metrics, key, {}))}
+    return {**record, **metrics, **further, **({FORMAT_KEY: FORMAT} if metrics else {})}
 
 
 def say(text):

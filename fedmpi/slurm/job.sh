@@ -3,7 +3,7 @@
 #   FEDMPI_RANK_LOGS=FOLDER          also write what rank N prints to FOLDER/JOBID-rank-N.log
 #   FEDMPI_DOCTOR=0                  start without the checks (python -m fedmpi.doctor)
 #   FEDMPI_MAX_REQUEUES=100          how often a job requeues itself if its run ended with exit code 75
-#   FEDMPI_RESTARTS=0                how often a job requeues itself after a rank was killed or a node was lost
+#   FEDMPI_RESTARTS=3                how often a job requeues itself after a rank was killed or a node was lost
 
 here=$(dirname "${BASH_SOURCE[0]}")
 python=$(command -v python) # Open MPI's mpirun finds another one beside itself
@@ -16,7 +16,7 @@ PROBE_SECONDS=60
 say() { printf 'fedmpi: %s\n' "$*" >&2; }
 
 # From the start, SLURM may warn this script of the time limit (USR1) or end it (TERM): `wait_for` passes both on.
-warned='' stopped='' signal='' pid='' began=''
+warned='' stopped='' signal='' pid='' began='' folder=''
 trap 'warned=yes; pass_on "$signal"' USR1
 trap 'stopped=yes; pass_on TERM' TERM
 pass_on() {
@@ -27,9 +27,27 @@ pass_on() {
 # fedmpi_train ARGUMENTS: train; requeue this job if it is not finished.
 fedmpi_train() {
     local code=0
+    folder=$(run_folder "$@")
     check_place "$@"
     run_ranks USR1 fedmpi.train --ranks "$ranks" --resume auto "$@" || code=$?
     finish $code
+}
+
+# run_folder SETTINGS: the folder that --out and --name give.
+run_folder() {
+    local out=runs name='' word before=''
+    for word in "$@"; do
+        case $before in
+        --out) out=$word ;;
+        --name) name=$word ;;
+        esac
+        case $word in
+        --out=*) out=${word#*=} ;;
+        --name=*) name=${word#*=} ;;
+        esac
+        before=$word
+    done
+    echo "$out/$name"
 }
 
 # fedmpi_program FILE ARGUMENTS: start a program of the user's own; requeue this job if it is not finished.
@@ -75,6 +93,7 @@ sweep_run() {
     # The lock that a sweep without SLURM takes, too; kept until the launcher ends.  Some file systems have none.
     exec 9>>"$out/$name.log"
     flock -n -E $NOT_FINISHED 9 || [ $? -ne $NOT_FINISHED ] || { say "$out/$name: is being made elsewhere"; return 1; }
+    folder=$out/$name
     check_place "${words[@]}"
     run_ranks USR1 fedmpi.train --ranks "$ranks" --resume auto "${words[@]}" || code=$?
     exec 9>&-
@@ -193,7 +212,7 @@ seconds_left() {
 
 # finish CODE: end this job; if it is not finished, requeue it.
 finish() {
-    local most code=$1
+    local most count=${SLURM_RESTART_COUNT:-0} code=$1
     if [ -n "$stopped" ]; then
         # Of these, SLURM requeues preempted jobs and those of lost nodes itself.
         if [[ $(scontrol -o show job "$SLURM_JOB_ID") != *Reason=TimeLimit* || $code -eq 0 ]]; then
@@ -205,13 +224,17 @@ finish() {
     trap - TERM
     case $code in
     "$NOT_FINISHED") most=${FEDMPI_MAX_REQUEUES:-100} ;;
-    9 | 14 | 137 | 143 | 255) most=${FEDMPI_RESTARTS:-0} ;; # what launchers say of a killed rank or a lost node
+    9 | 14 | 137 | 143 | 255) # what launchers say of a killed rank or a lost node; the job's comment counts these
+        count=$(scontrol -o show job "$SLURM_JOB_ID" | sed -n 's/.* Comment=fedmpi-losses-\([0-9]*\).*/\1/p')
+        count=${count:-0} most=${FEDMPI_RESTARTS:-3}
+        [ "$count" -ge "$most" ] || scontrol update "JobId=$SLURM_JOB_ID" "Comment=fedmpi-losses-$((count + 1))" || true
+        ;;
     *) exit "$code" ;;
     esac
-    if [ "${SLURM_RESTART_COUNT:-0}" -ge "$most" ]; then
-        say "job $SLURM_JOB_ID ended with exit code $code after ${SLURM_RESTART_COUNT:-0} of at most $most requeues"
+    if [ "$count" -ge "$most" ]; then
+        say "job $SLURM_JOB_ID ended with exit code $code after $count of at most $most requeues"
     else
-        say "job $SLURM_JOB_ID is not finished (exit code $code): it is requeued, and continues later"
+        say "job $SLURM_JOB_ID is not finished (exit code $code): it is requeued, and continues later${folder:+ in $folder}"
         ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
         say "job $SLURM_JOB_ID cannot be requeued"
     fi

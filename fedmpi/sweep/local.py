@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import pathlib
 import resource
@@ -11,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 
 from fedmpi.errors import Stopped, UserError, attempt
 from fedmpi.own_files import check_regular, read_mark
@@ -156,7 +156,10 @@ class _Job(_Log):
         self.cpu_seconds, self._code = 0.0, None
         words = [f"--ranks={ranks}", *plan.arguments(run), "--resume=auto"]
         if ranks == 1 and not launcher and sys.platform == "linux":
-            self._process = _fork(words, log)
+            import fedmpi.config.build  # noqa: F401  loads torch
+
+            self._process = _Forked(target=_train, args=(words, log.fileno()))
+            self._process.start()
         else:
             self._process = _start(launcher.replace("{ranks}", str(ranks)), words, log)
 
@@ -200,62 +203,33 @@ def _start(launcher, words, log):
         raise UserError(f"{words[0]}: cannot be started: {error.strerror}; --launch says how to start") from None
 
 
-def _fork(words, log):
-    """A job of one rank as a copy of this process, which has loaded torch for all jobs, once.
+class _Forked(multiprocessing.get_context("fork").Process):
+    """A job of one rank as a copy of this process, with the methods of `subprocess.Popen` that a job needs.
 
-    This process has neither initialised MPI nor computed with torch: both do not survive a fork.
+    This process has loaded torch for all jobs, once. It has neither initialised MPI nor computed with torch: both do
+    not survive a fork.
     """
-    import fedmpi.config.build  # noqa: F401  loads torch
-
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process = os.fork()
-    if process:
-        return _Forked(process)
-    code = 1
-    try:
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, file in enumerate((nothing, log.fileno(), log.fileno())):
-            os.dup2(file, number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the run ignores it, too
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        from fedmpi.train import main
-
-        main(words)
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # noqa: BLE001  what a program of its own would print at its end
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # not through the parent's `finally` clauses, which end its jobs
-
-
-class _Forked:
-    """A forked process with the methods of `subprocess.Popen` that a job needs."""
-
-    def __init__(self, pid):
-        self.pid, self._code = pid, None
 
     def poll(self):
         """The exit code, negative after a signal; None until there is one."""
-        if self._code is None:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if done else None
-        return self._code
+        return self.exitcode
 
     def wait(self, timeout=None):
-        """Wait for the end, at most `timeout` seconds.
+        """Wait for the end, at most `timeout` seconds, or raise `subprocess.TimeoutExpired`."""
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
 
-        Raises:
-            subprocess.TimeoutExpired: if it did not end in time.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        while self.poll() is None:
-            if until is not None and time.monotonic() > until:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            time.sleep(0.02)
+
+def _train(words, log):
+    """What a `_Forked` job does."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, file in enumerate((nothing, log, log)):
+        os.dup2(file, number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the run ignores it, too
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    from fedmpi.train import main
+
+    main(words)

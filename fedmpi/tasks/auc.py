@@ -202,7 +202,7 @@ class LoadedAUC(LoadedClassification):
             metrics[name] = roc_auc(outputs, positive)
             if name == "auc":
                 self._roc[:] = roc_points(outputs, positive)
-            if name != "auc" or not self._is_shared or self._context.is_personal:
+            if name != "auc" or self.has_own_tests or self._context.is_personal:
                 clients[name] = link.allgatherv([_own_auc(*part) for part in scored])
         return Metrics(metrics, clients)
 

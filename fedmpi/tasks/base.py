@@ -160,6 +160,7 @@ class LoadedTask:
         reading: how the data are read, as text for the user, or "".
         dealer: the `fedmpi.data.dealing.Dealer` of samples that are dealt anew in every round, or None.
         measured: how the metrics are averaged, as text for the closing table, or "".
+        has_own_tests: whether clients have test sets of their own; else a client's own model has an equal part of one.
         carries: whether a sample leaves something to the client's next one (a recurrent state); `batch` then takes a
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
     """
@@ -172,6 +173,7 @@ class LoadedTask:
     reading = ""
     measured = ""
     dealer = None
+    has_own_tests = False
     carries = False
     random_batches = True
     user_batches = False

@@ -127,7 +127,7 @@ def _open_silos(task, context, partition):
             f"partition {name}: silo files {task.data} are split already and stay with their clients: "
             "leave --partition and its settings out"
         )
-    files = {client: HDF5Source(silo_path(task.data, client)) for client in context.clients}
+    files = {client: HDF5Source(silo_path(task.data, client), tested=False) for client in context.clients}
     further = silo_name(task.data, context.num_clients, "task.data")
     if context.rank == 0 and pathlib.Path(further).is_file():
         clients = f"{context.num_clients} client{'s' if context.num_clients > 1 else ''}"
@@ -172,7 +172,7 @@ class LoadedClassification(LoadedTask):
         self._file_rows = source.file_rows
         mine = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
         self._files = [file for one in mine if one.path is not None for file in files_of(one.path)]
-        self._is_shared = not names_silos(settings.data)
+        self.has_own_tests = names_silos(settings.data)
         self._sources = sources.values()
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._dtype, self._attributes = source.dtype, source.attributes
@@ -190,8 +190,8 @@ class LoadedClassification(LoadedTask):
         self._test_rows = [(own.read("test", at), own.labels["test"][at]) for own, at in tests]
         # For each of these test parts: number of its test set (0 if there is only one, else the client), how many test
         # sets there are, how many samples its set has, and which of them the part contains; `subset` draws by it.
-        divisor = 1 if self._is_shared else context.num_clients
-        owners = [0] * len(tests) if self._is_shared else context.clients
+        divisor = context.num_clients if self.has_own_tests else 1
+        owners = context.clients if self.has_own_tests else [0] * len(tests)
         self._test_parts = [(k, divisor, len(own.labels["test"]), at) for k, (own, at) in zip(owners, tests)]
         self._names = names
 
@@ -204,7 +204,7 @@ class LoadedClassification(LoadedTask):
     def synchronise(self, link):
         _check_equal(link, self._facts, self._settings.data)
         self.num_classes = int(link.allgather([self.num_classes]).max())
-        if not self._is_shared:
+        if self.has_own_tests:
             check_labels(link, self._settings.data, self._sources, self.num_classes)
             mean, std = pool_normalisation(link, self._settings.data, self._sources)
             self._normalisation = (self._settings.mean or mean, self._settings.std or std)
@@ -284,7 +284,7 @@ class LoadedClassification(LoadedTask):
         losses = [sums[0] / sums[2] for sums in self._sums_of_clients(module, self._train.values())]
         tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
         parts = [(self._numbers["train"], {"train_loss": losses})]
-        if not self._is_shared or self._context.is_personal:
+        if self.has_own_tests or self._context.is_personal:
             parts.append((self._numbers["test"], _per_sample("test_loss", "accuracy", tests)))
         if self._context.holdout:
             parts.append((self._numbers["held out"], _per_sample("holdout_loss", "holdout_accuracy", held)))
@@ -292,7 +292,7 @@ class LoadedClassification(LoadedTask):
         for numbers, values in parts:
             means, each = of_clients(link, values, numbers, self._context.weighting)
             metrics, clients = metrics | means, clients | each
-        if self._is_shared:  # one test set, whatever part of it a rank or a client tests
+        if not self.has_own_tests:  # one test set, whatever part of it a rank or a client tests
             loss, correct, number = link.allgather(np.sum([np.zeros(3), *tests], axis=0)).sum(0)
             test = {"test_loss": loss / number, "accuracy": correct / number} if number else {}
             train, held = ({k: v for k, v in metrics.items() if k.startswith(kind)} for kind in ("train", "holdout"))
@@ -315,7 +315,7 @@ class LoadedClassification(LoadedTask):
         numbers = {name: value for name, value in found.items() if name not in tables}
         names = as_strings(self._attributes.get("class_names", range(self.num_classes)))
         clients = {}
-        for name in numbers if not self._is_shared or self._context.is_personal else ():
+        for name in numbers if self.has_own_tests or self._context.is_personal else ():
             clients[name] = link.allgatherv([or_nan(self._metrics[name], *of_client) for of_client in answers])
         return Metrics(numbers, clients, {name: {"classes": names, "values": table} for name, table in tables.items()})
 
@@ -350,7 +350,7 @@ class LoadedClassification(LoadedTask):
         return {"input": {"shape": list(self.shape), "divide_by": per_value, "mean": mean, "std": std}, **names}
 
     def write_split(self, folder):
-        if self._is_shared:
+        if not self.has_own_tests:
             parts = map(self._file_rows, self._parts)
             write_partition(folder / PARTITION, parts, self._settings.data)
         (folder / CLIENTS).write_text(json.dumps(self._clients) + "\n", encoding="utf-8")
@@ -358,7 +358,7 @@ class LoadedClassification(LoadedTask):
     def _describe_clients(self, link):
         """{"names": a list of str, or None, "samples": numbers of training samples} of all clients. Collective."""
         names = self._names
-        if not self._is_shared:  # a rank knows those of its own clients
+        if self.has_own_tests:  # a rank knows those of its own clients
             names = allgather_lines(link, names)
             names = names if any(names) else None
         samples = link.allgatherv([self._train[client].num for client in self._train])

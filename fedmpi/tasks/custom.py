@@ -137,7 +137,7 @@ class LoadedOwnTask(LoadedTask):
         self._train = {client: _checked(task.train(client, context.num_clients), client) for client in context.clients}
         self._test = task.test()
         self._tests_of_clients = [task.test_of(client, context.num_clients) for client in context.clients]
-        self._has_tests_of_clients = type(task).test_of is not Task.test_of
+        self.has_own_tests = type(task).test_of is not Task.test_of
         self._is_share = False  # whether single outputs are probabilities, see `Answers`
         self._metrics = {name: Metric(name, metric) for name, metric in task.metrics.items()}
         sample = self._move(task.collate([self._train[context.clients[0]][0]]))
@@ -180,8 +180,8 @@ class LoadedOwnTask(LoadedTask):
         parts, weighting = self._parts(link), self._context.weighting
         numbers = [len(dataset) for dataset in self._train.values()]
         values, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
-        if self._has_tests_of_clients or (self._test is not None and self._context.is_personal):
-            results, weights = self._results_of_clients(module, None if self._has_tests_of_clients else parts)
+        if self.has_own_tests or (self._test is not None and self._context.is_personal):
+            results, weights = self._results_of_clients(module, None if self.has_own_tests else parts)
             means, each = of_clients(link, results, weights, weighting)
             values |= {name: mean for name, mean in means.items() if name.startswith("test_loss")}
             clients |= each
@@ -226,7 +226,7 @@ class LoadedOwnTask(LoadedTask):
             num, most = -(-len(self._test) // EVALUATION_BATCH), len(self._test)
             edges = [min(most, num * rank // link.size * EVALUATION_BATCH) for rank in (link.rank, link.rank + 1)]
             return [(None, Subset(self._test, range(*edges)))]
-        if self._has_tests_of_clients:
+        if self.has_own_tests:
             return [pair for pair in zip(self._train, self._tests_of_clients) if pair[1] is not None]
         return list(self._train.items())
 
@@ -338,17 +338,8 @@ class _Numbered:
     def __init__(self, sampler):
         self.sampler, self.number, self.indices = sampler, None, None
 
-    @property
-    def batches_per_pass(self):
-        return self.sampler.batches_per_pass
-
-    @property
-    def last_batch(self):
-        return self.sampler.last_batch
-
-    @last_batch.setter
-    def last_batch(self, last_batch):
-        self.sampler.last_batch = last_batch
+    def __getattr__(self, name):  # all else is the sampler's
+        return getattr(self.sampler, name)
 
     def __call__(self, number):
         self.number, self.indices = number, self.sampler(number)

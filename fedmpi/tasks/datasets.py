@@ -110,7 +110,7 @@ class LoadedDatasets(LoadedClassification):
     default_model = "mlp"
 
     def __init__(self, context, train, test, num_tests, test_rows):
-        self._context, self._augmentation, self._transform, self._is_shared = context, None, None, True
+        self._context, self._augmentation, self._transform = context, None, None
         self._files = []
         self._bytes, declared = zip(*(one[2:] for one in [*train.values(), *([test] if test else [])]))
         train, test = {client: one[:2] for client, one in train.items()}, test and test[:2]

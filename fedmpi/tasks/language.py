@@ -99,6 +99,7 @@ class LoadedLanguage(LoadedTask):
         """
         self._files = files
         self._settings, self._context, self._words = settings, context, (train, test)
+        self.has_own_tests = names_silos(settings.data)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
         # How many words are evaluated: of each client's part, of the test text; None: all.
@@ -110,7 +111,7 @@ class LoadedLanguage(LoadedTask):
         dictionary = self._dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
         train, test = ([numbers_of(words, dictionary) for words in texts] for texts in (train, test))
         self.num_classes = len(dictionary)
-        if names_silos(self._settings.data):
+        if self.has_own_tests:
             self._check_own(link, train, test)
             parts, self._test = (dict(zip(context.clients, map(self._to_device, texts))) for texts in (train, test))
         else:
@@ -190,15 +191,14 @@ class LoadedLanguage(LoadedTask):
         train, held = (self._sums(module, streams, most) for streams in (self._train, self._held))
         test = self._sums(module, self._test, most_test)
         parts = {"train": (train, self._train)}
-        is_shared = not names_silos(self._settings.data)
-        parts |= {} if is_shared and not self._context.is_personal else {"test": (test, self._test)}
+        parts |= {"test": (test, self._test)} if self.has_own_tests or self._context.is_personal else {}
         parts |= {"holdout": (held, self._held)} if self._context.holdout else {}
         metrics, clients = {}, {}
         for kind, (sums, streams) in parts.items():
             numbers = [len(stream) if len(stream) > 1 else 0 for stream in streams.values()]
             means, each = of_clients(link, {f"{kind}_loss": _per_word(sums)}, numbers, self._context.weighting)
             metrics, clients = metrics | means, clients | each
-        if is_shared:
+        if not self.has_own_tests:
             loss, number = link.allgather(test.sum(0)).sum(0)
             metrics = {name: value for name, value in metrics.items() if not name.startswith("test_loss")}
             metrics["test_loss"] = loss / number
@@ -210,7 +210,7 @@ class LoadedLanguage(LoadedTask):
     @property
     def _num_tests(self):
         """Parts of the test text on all ranks."""
-        is_own = self._context.is_personal or names_silos(self._settings.data)
+        is_own = self._context.is_personal or self.has_own_tests
         return self._context.num_clients if is_own else TEST_PARTS
 
     def subset(self, num_samples, tests=True):

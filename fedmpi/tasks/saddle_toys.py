@@ -117,8 +117,6 @@ class SaddleProblem(SlowProblem):
         w_distance: ‖w_0 - w*(θ_0)‖. G: infinite.
     """
 
-    w_distance, G = 0.0, np.inf
-
     def __init__(self, task, num_clients, seed):
         super().__init__(task, num_clients, seed)
         e = generator(seed, "saddle", num_clients).standard_normal((num_clients, self.dim))
@@ -126,31 +124,12 @@ class SaddleProblem(SlowProblem):
         self.shift = e * task.heterogeneity / max(np.sqrt((e**2).sum(1).mean()), 1e-30)
         self.num_dual, self.mu = self.dim, task.concavity
         self.start = np.r_[self.start, task.coupling * self.start].astype(np.float32)
-
-    @property
-    def L_11(self):
-        bend = self.mu * self.task.coupling**2
-        return max(1 + bend, self._unlike[0].max() - bend)
-
-    @property
-    def L_12(self):
-        return self.mu * self.task.coupling
-
-    @property
-    def L_22(self):
-        return self.mu
-
-    @property
-    def L_f(self):
-        return max(self.L_11, self.L_12, self.L_22, 1.0)
-
-    @property
-    def kappa(self):
-        return self.L_f / self.mu
-
-    @property
-    def L(self):
-        return self.L_f * (1 + self.kappa)
+        bend = self.mu * task.coupling**2
+        self.L_11 = max(1 + bend, np.abs(self.weight[:, task.num_slow :]).max() - bend)
+        self.L_12, self.L_22 = self.mu * task.coupling, self.mu
+        self.L_f = max(self.L_11, self.L_12, self.L_22, 1.0)
+        self.kappa = self.L_f / self.mu
+        self.w_distance, self.G, self.L = 0.0, np.inf, self.L_f * (1 + self.kappa)
 
     @property
     def zeta(self):

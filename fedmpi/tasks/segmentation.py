@@ -87,7 +87,7 @@ class LoadedSegmentation(LoadedOwnTask):
         is_shared = not names_silos(task.data)
         of = (lambda _: find_file(task.data, context.data_dir)) if is_shared else (lambda k: silo_path(task.data, k))
         opened = {}  # path -> source
-        self._sources = [opened.setdefault(of(k), HDF5Source(of(k))) for k in context.clients]
+        self._sources = [opened.setdefault(of(k), HDF5Source(of(k), tested=is_shared)) for k in context.clients]
         self._sets, self._rows_of = [], None
         if is_shared:
             order = generator(context.seed, "partition").permutation(len(self._sources[0].labels["train"]))
@@ -98,6 +98,8 @@ class LoadedSegmentation(LoadedOwnTask):
         def pixels(client, num_clients, split):
             source = self._sources[context.clients.index(client)]
             rows = np.arange(len(source.labels[split]))
+            if not len(rows):
+                return None
             if is_shared and split == "train":
                 rows = self._rows_of[client]
             self._sets.append(Pixels(source, split, rows))

@@ -145,26 +145,15 @@ class SlowProblem:
         self.power = np.r_[np.full(u, -task.power / 2), np.full(v, 0.5)]  # of 1 + x² in h and g
         self.start = np.r_[np.ones(u), np.zeros(v)].astype(np.float32)
         self._mean_weight = np.r_[-np.ones(u), np.ones(v)]
-
-    @property
-    def _slope(self):
-        """The largest |h'| of the variables u, squared and summed."""
-        p = self.task.power
-        return self.task.num_slow / (1 + p) * (1 + 1 / (1 + p)) ** (-p - 2)
-
-    @property
-    def _unlike(self):
-        """|a_ij| and |c_ij| of the variables v: two arrays [N, v]."""
-        v = self.task.num_slow
-        return np.abs(self.weight[:, v:]), np.abs(self.linear[:, v:])
-
-    @property
-    def L_f(self):
-        return 1.0
-
-    @property
-    def L(self):
-        return max(1.0, self._unlike[0].max())
+        p, D = task.power, task.curvature_noise
+        a, c = np.abs(self.weight[:, u:]), np.abs(self.linear[:, u:])  # of the variables v
+        slope = u / (1 + p) * (1 + 1 / (1 + p)) ** (-p - 2)  # the largest |h'| of the variables u, squared and summed
+        self.L_f, self.L, self.Delta = 1.0, max(1.0, a.max()), u * 2 ** (-p / 2) / p
+        self.sigma = np.sqrt(task.noise**2 + D**2 / 3 * (slope + (a**2).sum(1).max()))
+        self.G = np.sqrt(slope + ((a + c) ** 2).sum(1).max())
+        self.G_0 = u * 2.0 ** (-p - 2) + (self.linear**2).sum(1).mean()
+        a, c = self.weight - self._mean_weight, self.linear
+        self.zeta_mean = np.sqrt(((a**2).mean(0) + 2 * np.abs((a * c).mean(0)) + (c**2).mean(0)).sum())
 
     @property
     def L_mean_square(self):
@@ -175,31 +164,9 @@ class SlowProblem:
         return self.L * (1 + self.task.curvature_noise)
 
     @property
-    def Delta(self):
-        return self.task.num_slow * 2 ** (-self.task.power / 2) / self.task.power
-
-    @property
-    def sigma(self):
-        steepest = self._slope + (self._unlike[0] ** 2).sum(1).max()
-        return np.sqrt(self.task.noise**2 + self.task.curvature_noise**2 / 3 * steepest)
-
-    @property
-    def G(self):
-        return np.sqrt(self._slope + (sum(self._unlike) ** 2).sum(1).max())
-
-    @property
-    def G_0(self):
-        return self.task.num_slow * 2.0 ** (-self.task.power - 2) + (self.linear**2).sum(1).mean()
-
-    @property
     def zeta(self):
         a, c = (np.abs(one[:, None] - one) for one in (self.weight, self.linear))  # of all pairs
         return np.sqrt(((a + c) ** 2).sum(2).max())
-
-    @property
-    def zeta_mean(self):
-        a, c = self.weight - self._mean_weight, self.linear
-        return np.sqrt(((a**2).mean(0) + 2 * np.abs((a * c).mean(0)) + (c**2).mean(0)).sum())
 
     def draw(self, normal, uniform, size):
         """The noise (δ, z) of a mean of `size` samples, 0 of an exact gradient, by functions shape -> tensor.

@@ -46,16 +46,18 @@ class _Baselines:
         given = config.algorithm.step_size
         sizes = config.run.baselines_step_sizes or (given / 3, given, 3 * given)
         self._sizes = sorted({given, *sizes}) if config.run.holdout else [given]
-        job, plan = outcome.job, outcome.job.federation.plan
+        self._job, plan = outcome.job, outcome.job.federation.plan
         steps = [plan.steps_of(client, 0) for client in range(plan.num_clients)]
-        self._goal, self._steps = job.task.goal, round(job.num_rounds * sum(steps) / len(steps))
+        self._goal, self._steps = self._job.task.goal, round(self._job.num_rounds * sum(steps) / len(steps))
         # What was compared with the run before it went on counts no more.
         found = share(link, lambda: baselines.read(outcome.folder) if outcome.was_complete else {})
-        self._content = {"metric": "", "names": job.task.client_names, "notes": [], "rows": [], "runs": {}, **found}
+        names = self._job.task.client_names or []
+        self._content = {"metric": "", "tests": "", "names": names, "notes": [], "rows": [], "runs": {}, **found}
         self._key = _key("federated", given)
         if self._key not in self._content["runs"]:
             agree(link, lambda: self._check(outcome))
-            self._content["metric"] = self._metric(outcome.metrics.clients)
+            self._content |= {"metric": self._metric(outcome.metrics.clients)}
+            self._content["tests"] = self._tests()[0]
             self._add(self._key, outcome)
 
     def _check(self, outcome):
@@ -68,20 +70,18 @@ class _Baselines:
         """The metric that the table shows: the task's goal on the silos' own tests, else the nearest that there is."""
         goal = [] if self._goal[0] == "train_loss" else [self._goal[0]]
         names = [*goal, "test_loss", *(f"{HELD_OUT}{name}" for name in goal), f"{HELD_OUT}loss"]
-        known = [name for name in names if any(value == value for value in clients.get(name, ()))]
-        return next(iter(known), None)
+        return next((name for name in names if any(value == value for value in clients.get(name, ()))), None)
 
     def make(self):
         """Make what is missing, print the table on rank 0, and return the file's content."""
-        best = {"federated": self._best("federated", lambda config: {})}
-        for name in self._names:
-            best[name] = self._best(name, getattr(self, f"_{name}"), best["federated"])
+        best = {}
+        for name in ("federated", *self._names):
+            best[name] = self._best(name, best.get("federated"))
         rows = [{"method": name, **self._content["runs"][key]} for name, key in best.items()]
-        first, tuned = rows[0], next((row for row in rows if row["method"] == "tuned"), {})
         for row in rows:
             row["bytes"] = 0 if row["method"] in ("local", "tuned") else row.get("bytes")  # nothing leaves a silo
-        for cost in ("samples", "bytes", "seconds") if "clients" in tuned else ():
-            tuned[cost] += first[cost]
+            for cost in ("samples", "bytes", "seconds") if row["method"] == "tuned" and "clients" in row else ():
+                row[cost] += rows[0][cost]
         self._content |= {"pending": False, "rows": rows, "notes": self._notes()}
         self._write()
         if self._link.rank == 0:
@@ -89,42 +89,42 @@ class _Baselines:
         return self._content
 
     def _notes(self):
-        has_tests = not self._content["metric"].startswith(HELD_OUT)
-        tests = (
-            "its own test data (without such, an equal part of the common test set)"
-            if has_tests
-            else "its held-out data"
-        )
-        chosen = "given, because nothing is held out to choose it by (--holdout)"
-        if len(self._sizes) > 1:
-            chosen = f"the best of {', '.join(f'{size:.4g}' for size in self._sizes)} on held-out data, for each method"
-        own = f"the model that a silo ends with, on {tests}; the mean counts each silo once"
+        sizes = ", ".join(f"{size:.4g}" for size in self._sizes)
+        chosen = f"the best of {sizes} on held-out data, for each method"
+        if len(self._sizes) == 1:
+            chosen = "given, because nothing is held out to choose it by (--holdout)"
         costs = "samples of all silos, bytes of one, and time of the run with that step size; tuned includes federated"
         crossed = [("all silos' tests", "each silo's model on the tests of every silo, on average")]
         crossed = crossed if self._config.run.cross_site else []
-        return [("own tests", own), *crossed, ("step size", chosen), ("costs", costs)]
+        return [(self._content["tests"], self._tests()[1]), *crossed, ("step size", chosen), ("costs", costs)]
 
-    def _best(self, name, settings_of, start=None):
+    def _tests(self):
+        """(what a silo's model is measured on, what that means)."""
+        if self._content["metric"].startswith(HELD_OUT):
+            name, what = "held-out data", "what each silo held out of its training data"
+        elif self._job.task.has_own_tests:
+            name, what = "own tests", "each silo's own test data"
+        else:
+            name, what = "part of the common tests", "an equal part for each silo of a test set that all have in common"
+        return name, f"{what}; the mean counts each silo once"
+
+    def _best(self, name, federated):
         """The key of a method's run with the best step size; it is made for each if it is not there."""
-        keys = [_key(name, size) for size in self._sizes]
+        keys, runs = [_key(name, size) for size in self._sizes], self._content["runs"]
         for key, size in zip(keys, self._sizes):
-            if key not in self._content["runs"]:
-                run = {} if start is None else {"init_from": self._content["runs"][start]["folder"]}
-                self._make(key, self._derived(size, {**settings_of(run), "name": key}))
-        runs = self._content["runs"]
+            if key not in runs:
+                self._make(key, self._derived(size, {"name": key, **self._settings(name, federated)}))
         return min(keys, key=lambda key: math.inf if (value := runs[key]["held_out"]) != value else value)
 
-    def _local(self, start):
-        return {"private": "*"}
-
-    def _pooled(self, start):
-        run = self._config.run
-        every = run.eval_every and round(run.eval_every * self._steps / self._content["runs"][self._key]["rounds"])
-        words = {"private": None, "local_steps": 1, "local_epochs": None, "epochs": None, "rounds": self._steps}
-        return {**words, "weighting": "samples", "participation": 1.0, "eval_every": every}
-
-    def _tuned(self, start):
-        return {"private": "*", "init": start["init_from"], "init_except": None}
+    def _settings(self, name, federated):
+        """Settings of a method's run that differ from the run's; `federated` is the key of the best federated one."""
+        run, runs = self._config.run, self._content["runs"]
+        if name == "pooled":
+            every = run.eval_every and round(run.eval_every * self._steps / runs[self._key]["rounds"])
+            words = {"private": None, "local_steps": 1, "local_epochs": None, "epochs": None, "rounds": self._steps}
+            return {**words, "weighting": "samples", "participation": 1.0, "eval_every": every}
+        settings = {} if name == "federated" else {"private": "*"}
+        return settings | ({"init": runs[federated]["folder"], "init_except": None} if name == "tuned" else {})
 
     def _derived(self, size, settings):
         """The `Config` of a further run."""

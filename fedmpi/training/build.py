@@ -186,8 +186,9 @@ def _sampler(run, task, context, client, last_batch):
     """Which samples the draws of a client of this rank are; not collective."""
     first = run.first_batch_size or run.batch_size
     sampler = task.sampler(client, run.batch_size, first, run.seed, context.device)
-    if hasattr(sampler, "last_batch"):
-        sampler.last_batch = last_batch
+    cuts = getattr(sampler, "sampler", sampler)  # which a task may have wrapped
+    if hasattr(cuts, "last_batch"):
+        cuts.last_batch = last_batch
     elif run.last_batch != "keep":
         raise UserError(f"last_batch = {run.last_batch}: minibatches of this task are not cut from passes over samples")
     return sampler

@@ -2,8 +2,6 @@
 
 import torch
 
-from fedmpi.run_files import CROSS_SITE
-from fedmpi.runs.record import to_line
 from fedmpi.training.evaluation import by_client
 
 SENT = "cross_site: after training, each silo's model is sent to all silos, which test it: they see each other's models"
@@ -35,8 +33,7 @@ def measure(job, own_results):
     return {name: {"matrix": matrix, "all_tests": sum(known[name]) / len(known[name])} for name, matrix in rows.items()}
 
 
-def save(job, folder, found):
-    """Write what `measure` found into the run folder, in the layout of a record's tables; on rank 0 only."""
+def tables(job, found):
+    """What `measure` found, in the layout of a record's tables."""
     names = job.task.client_names or [f"silo {number}" for number in range(job.context.num_clients)]
-    tables = {f"cross_site_{name}": {"classes": names, "values": one["matrix"]} for name, one in found.items()}
-    (folder / CROSS_SITE).write_bytes(to_line(tables))
+    return {f"cross_site_{name}": {"classes": names, "values": one["matrix"]} for name, one in found.items()}

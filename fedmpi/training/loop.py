@@ -358,13 +358,14 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     _on_rank_0(job.link, lambda: save(job, records.recorder()))
     if problem is not None:
         raise problem
+    if records.recorder() is not None and (crossed or metrics is not progress.metrics):
+        records.recorder().result(metrics, cross_site.tables(job, crossed))
     checkpoints.write_now(progress.state)
     job.link.barrier()  # all ranks have come to the end: only now does the run look complete
     _on_rank_0(job.link, lambda: complete_run(records.recorder()))
     check_result(federation)
     recorder = records.recorder()
     if recorder is not None:
-        recorder.write(lambda folder: crossed and cross_site.save(job, folder, crossed))
         recorder.close()
         facts = {"data": job.task.reading} if job.task.reading else {}
         facts |= {"evaluated on": evaluation.describe()}

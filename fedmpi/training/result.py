@@ -220,10 +220,7 @@ def closing_table(job, record, metrics, result, facts):
                 "rounds",
                 f"{record['round']} ({record['iteration']} local steps, {record['gradients']:,} gradients in total)",
             ),
-            *((name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()),
-            *_client_lines(job, metrics),
-            *_table_lines(metrics),
-            *_averages(job, metrics),
+            *metric_lines(job, metrics),
             ("local steps", share(record["local_seconds"])),
             ("communication", f"{share(record['communication_seconds'])}, {link.summed_by}"),
             ("evaluation", share(record["evaluation_seconds"])),
@@ -234,6 +231,12 @@ def closing_table(job, record, metrics, result, facts):
             ("result", result),
         ]
     )
+
+
+def metric_lines(job, metrics):
+    """[(name, text)] of all `Metrics`: numbers, spreads over clients, vectors and matrices, and how means are taken."""
+    numbers = [(name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()]
+    return [*numbers, *_client_lines(job, metrics), *_table_lines(metrics), *_averages(job, metrics)]
 
 
 def facts_of_sums(federation):

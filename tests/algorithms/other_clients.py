@@ -174,25 +174,26 @@ def nvflare_fedprox():
     return means(train)
 
 
-def appfl_fedprox():
-    trainers = pytest.importorskip("appfl.algorithm.trainer.fedprox_trainer")
+def appfl_trainer(module, name, client, settings):
+    trainers = pytest.importorskip(f"appfl.algorithm.trainer.{module}")
     from appfl.logger import ClientAgentFileLogger
     from omegaconf import DictConfig
 
-    settings = {"mode": "step", "num_local_steps": STEPS, "optim": "SGD", "optim_args": {"lr": LR}, "mu": MU}
-    settings |= {"train_batch_size": max(SAMPLES), "device": "cpu"}
-    trainer = [
-        trainers.FedProxTrainer(
-            linear(), torch.nn.MSELoss(), lambda *_: 0.0, torch.utils.data.TensorDataset(*samples(client)),
-            train_configs=DictConfig(settings), logger=ClientAgentFileLogger(),
-        )
-        for client in range(2)
-    ]  # fmt: skip
+    given = {"mode": "step", "num_local_steps": STEPS, "optim": "SGD", "optim_args": {"lr": LR}, "device": "cpu"}
+    return getattr(trainers, name)(
+        linear(), torch.nn.MSELoss(), lambda *_: 0.0, torch.utils.data.TensorDataset(*samples(client)),
+        train_configs=DictConfig({**given, "train_batch_size": max(SAMPLES), **settings}),
+        logger=ClientAgentFileLogger(),
+    )  # fmt: skip
+
+
+def appfl_fedprox():
+    trainers = [appfl_trainer("fedprox_trainer", "FedProxTrainer", client, {"mu": MU}) for client in range(2)]
 
     def train(client, server):
-        trainer[client].load_parameters(server.state_dict())
-        trainer[client].train()
-        state = trainer[client].get_parameters()
+        trainers[client].load_parameters(server.state_dict())
+        trainers[client].train()
+        state = trainers[client].get_parameters()
         return (state[0] if isinstance(state, tuple) else state)["weight"]
 
     return means(train)

@@ -1,17 +1,24 @@
 """Columns of a table: none is lost without a word, and their roles are obeyed by every split."""
 
 import json
+import os
+import subprocess
+import sys
 
 import h5py
 import numpy as np
 import pandas
 import pytest
+import torch
+from helpers import ROOT, train
 
 from fedmpi.data.__main__ import main
 from fedmpi.data.dealing import Dealer
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions import IID, Column, Dirichlet
 from fedmpi.data.source import HDF5Source
+from fedmpi.tasks.base import RankContext
+from fedmpi.tasks.classification import Classification
 
 DRAW = np.random.default_rng(0)
 
@@ -251,3 +258,69 @@ def test_lines_that_are_too_long_and_a_missing_header(tmp_path, capsys):
     assert len(source.labels["train"]) == 32 and not any("header" in note for note in account["notes"])
     _, account = prepare(tmp_path, "\n".join(rows))
     assert "the header contains numbers (0.5, 0): is it a row" in account["notes"][0]
+
+
+def test_words_that_mean_the_same_in_two_silos(tmp_path, capsys):
+    """The advice made four classes of yes, no, Yes and No."""
+    shared = tmp_path / "columns.json"
+    words = ["--label", "y", "--columns", shared]
+    for silo in (0, 1):
+        frame = table()
+        frame["y"] = frame["y"].map({"p": ("yes", "Yes")[silo], "n": ("no", "No")[silo]})
+        frame.to_csv(tmp_path / f"s{silo}.csv", index=False)
+    prepared(tmp_path, tmp_path / "s0.csv", *words, name="s0")
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, tmp_path / "s1.csv", *words, name="s1")
+    assert '"aliases": {"y": {"No": "no", "Yes": "yes"}}' in capsys.readouterr().err
+    content = json.loads(shared.read_text()) | {"aliases": {"y": {"No": "no", "Yes": "yes"}}}
+    shared.write_text(json.dumps(content))
+    for silo in (0, 1):
+        source, _ = prepared(tmp_path, tmp_path / f"s{silo}.csv", *words, name=f"s{silo}")
+        assert source.num_classes == 2
+        values = source.read("train", np.arange(80))[:, 0]
+        assert np.array_equal(source.labels["train"], values > 0)
+    ended = train(2, tmp_path, "--data", tmp_path / "s{client}.h5", "--rounds", 40, "--name", "run")
+    assert ended.returncode == 0, ended.stderr
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["accuracy"] > 0.9 and len(last["clients"]["accuracy"]) == 2
+
+
+def test_whole_numbers_above_those_of_floats(tmp_path):
+    """2^53 + 1 became 2^53 without a word."""
+    _, account = prepare(tmp_path, table(c=2**53 + np.arange(100) % 9))
+    assert "c: whole numbers above 2^53 are rounded: is it an identifier? (--drop, --id)" in account["notes"]
+    source, _ = prepare(tmp_path, table(c=2**53 + np.arange(100)), "--id", "c")
+    assert {*np.concatenate([source.column("c", s) for s in source.labels])} == {
+        str(2**53 + n).encode() for n in range(100)
+    }
+
+
+def test_two_at_once_leave_one_complete_file(tmp_path):
+    frames = [table(), table()]
+    for number, frame in enumerate(frames):
+        frame.to_csv(tmp_path / f"{number}.csv", index=False)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "fedmpi.data", "prepare", "t", "--from", tmp_path / f"{number}.csv", "--force"],
+            env={**os.environ, "FEDMPI_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+        )
+        for number in (0, 1)
+    ]  # fmt: skip
+    assert [one.wait(300) for one in started] == [0, 0]
+    found = column(HDF5Source(tmp_path / "t.h5"))
+    assert any(np.allclose(found, np.sort(frame["a"])) for frame in frames)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.csv", "1.csv", "t.h5"]
+
+
+def test_groups_are_held_out_whole_from_samples_that_are_dealt_anew(tmp_path):
+    who = np.arange(100) // 5
+    prepare(tmp_path, table(who=who, patient=[f"P{number}" for number in who]), "--group", "patient")
+    place = RankContext(2, range(2), 0, 1, 0, None, torch.device("cpu"), torch.float64, 0.25)
+    task = Classification(data=str(tmp_path / "t.h5")).load(place, IID(redeal=True))
+    for number in range(3):
+        parts = task.dealer.parts(number)
+        dealt = [task.batch(client, torch.from_numpy(part))[0][:, 2].numpy() for client, part in parts.items()]
+        counts = [np.unique(one, return_counts=True)[1] for one in dealt]
+        assert all((one == 5).all() for one in counts)
+        assert sum(map(len, counts)) == len(np.unique(np.concatenate(dealt))) == 12  # of 16; each client holds out 2

@@ -151,3 +151,14 @@ def test_large_whole_numbers_are_kept(tmp_path):
     x = 10**9 + np.arange(40).reshape(20, 2)
     np.savez(tmp_path / "it.npz", x=x, y=np.arange(20) % 2)
     assert np.array_equal(np.sort(everything(prepare(tmp_path, tmp_path / "it.npz")[0]), None), x.ravel())
+
+
+def test_classes_that_differ_in_the_low_bits_of_16_are_learned(tmp_path):
+    """Pixels of 1000 and of 1200 were both 255: accuracy .5."""
+    for name, base in (("A", 1000), ("B", 1200)):
+        pictures(tmp_path / "deep", (base + DRAW.integers(0, 150, (30, 6, 5))).astype(np.uint16), classes=name)
+    prepare(tmp_path, tmp_path / "deep", name="deep")
+    words = ["--data", tmp_path / "deep.h5", "--rounds", 40, "--partition", "iid", "--name", "run"]
+    ended = train(2, tmp_path, *words)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"] > 0.95

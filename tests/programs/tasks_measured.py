@@ -37,6 +37,9 @@ def make_task(kind, tests):
         found = draw(number, seed, classes, one_class)
         if kind == "ignore":
             found.tensors[1][::4] = -100
+
+        if kind == "image":
+            found = TensorDataset(found.tensors[0].reshape(-1, 1, 2, 2), found.tensors[1])
         return found
 
     def outputs_of(model, inputs):
@@ -83,7 +86,7 @@ def make_task(kind, tests):
     }
     members |= {"test": lambda: common} if tests == "common" else {}
     members |= {"test_of": lambda client, num: own[client]} if tests != "common" else {}
-    layers = [torch.nn.Linear(4, columns)]
+    layers = [torch.nn.Flatten(), torch.nn.Linear(4, columns)]
     if kind == "batchnorm":
         layers = [torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)]
         members["train"] = lambda client, num: data((37, 5, 9, 21)[client], client)
@@ -134,7 +137,7 @@ def own_losses(kind, own, model):
 
 
 number = 0
-for kind in ("three", "two", "one", "flat", "value", "weights", "mean", "ignore", "batchnorm"):
+for kind in ("three", "two", "one", "flat", "value", "weights", "mean", "ignore", "batchnorm", "image"):
     for tests in ("common", "own", "some", "a class"):
         for private in (None, "*") if tests == "own" else (None,):
             task, model, right, own = make_task(kind, tests)

@@ -85,9 +85,16 @@ def test_the_doctor_of_ranks_that_do_not_find_each_other(slurm, tmp_path):
 @pytest.mark.parametrize("kind", ["exception", "kill"])
 def test_a_rank_that_dies(slurm, tmp_path, kind):
     words = ("--rounds", 50, "--model", "faulty.Faulty", "--model.kind", kind, "--out", tmp_path / "out")
-    job = slurm.wait(slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, **QUICK))
+    number = slurm.submit(tmp_path, SLURM / "train.sbatch", *words, options=TWO, FEDMPI_RESTARTS="1", **QUICK)
+    if kind == "kill":  # once more, in the same folder: nobody knows why it was killed
+        slurm.until(number, lambda: slurm.fields(number)["Restarts"] == "1")
+        slurm.let_run_again(number, 1)
+    job = slurm.wait(number)
     assert job.state == "FAILED" and job.code != 0
-    if kind == "exception":
+    if kind == "kill":
+        assert f"it is requeued, and continues later in {tmp_path}/out/fedmpi-{number}" in job.log, job.log
+        assert "after 1 of at most 1 requeues" in job.log and job.fields["Comment"] == "fedmpi-losses-1"
+    else:
         assert re.search(r"error on rank 1, client 1: RuntimeError: the silo is on fire", job.log), job.log
     assert not list(tmp_path.glob("out/*/model.*"))
     assert not slurm.processes(str(tmp_path))

@@ -2,12 +2,15 @@
 
 import pytest
 from helpers import PROGRAMS, start
+from rarely import PROGRAM
 
 pytest.importorskip("sklearn")
+RANKS = [2, *(pytest.param(ranks, marks=pytest.mark.rarely(*PROGRAM, "tests/programs")) for ranks in (1, 3, 4))]
 
 
-@pytest.mark.parametrize("ranks", [2])
-def test_45_tasks(tmp_path, ranks):
-    ended = start(ranks, PROGRAMS / "tasks_measured.py", tmp_path)
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("program", "number"), [("tasks_measured", 50), ("silo_files_measured", 17)])
+def test_metrics_equal_those_of_scikit_learn(tmp_path, ranks, program, number):
+    ended = start(ranks, PROGRAMS / f"{program}.py", tmp_path, timeout=1500)
     assert ended.returncode == 0 and "WRONG" not in ended.stdout, ended.stdout[-3000:] + ended.stderr[-2000:]
-    assert "compared 45" in ended.stdout
+    assert f"compared {number}" in ended.stdout

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from helpers import train
+from helpers import start, train
 
 import fedmpi
 from fedmpi.errors import UserError
@@ -84,7 +84,8 @@ def test_the_table_says_what_a_silo_gains(compared):
     gain = rows["federated"]["mean"] - rows["local"]["mean"]
     assert f"the test accuracy of a silo on its own tests by {abs(gain):.4f} on average" in words[0]
     assert words[0].startswith(f"taking part {'improves' if gain > 0 else 'worsens'}") and "of 3 silos gain" in words[0]
-    assert "Aachen" in words[1] and "all silos' tests" in words[1]
+    assert "Aachen" in words[1] and "all silos' tests" in words[1] and "test accuracy: own tests, mean" in words[1]
+    assert any(line.startswith("  own tests: each silo's own test data") for line in words)
     for line, name in zip(words[2:], ("federated", "local", "pooled", "tuned")):
         cells = line.split()
         assert cells[:4] == [name, "0.2", f"{rows[name]['mean']:.4f}", f"{rows[name]['worst']:.4f}"]
@@ -164,6 +165,25 @@ def test_ranks_agree_and_an_interrupted_comparison_goes_on(silos, compared, tmp_
     found = rows_of(baselines.read(tmp_path / "a"))
     for name, row in rows_of(compared.baselines).items():
         assert found[name]["clients"] == row["clients"]
+
+
+def test_a_sweep_has_baselines_of_each_seed_and_says_that_all_have_one_test_set(tmp_path):
+    words = ["--clients=2", "--rounds=2", "--local_steps=2", "--model=mlp", "--threads=1", "--baselines=local"]
+    words += ["--algorithm=fedavg", "--grid=seed=3,4", f"--out={tmp_path / 'sweep'}", "--metric=train_loss"]
+    ended = start(1, "-m", "fedmpi.sweep", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "sweep/sweep.csv").read_text().splitlines()[1].endswith(",2,2,0")  # no baseline counts as a run
+    settings = {"clients": 2, "rounds": 2, "local_steps": 2, "model": "mlp", "algorithm": "fedavg", "threads": 1}
+    for seed in (3, 4):
+        rows = rows_of(content := baselines.read(tmp_path / f"sweep/seed={seed}"))
+        local = fedmpi.train(**settings, seed=seed, private="*", out=tmp_path)
+        federated = fedmpi.train(**settings, seed=seed, out=tmp_path)
+        assert rows["local"]["clients"] == fedmpi.load_run(local.folder).clients["accuracy"]
+        # The two parts of the test set differ by one sample.
+        assert rows["federated"]["mean"] == pytest.approx(federated.final["accuracy"], abs=0.003)
+        first, header, *_ = lines = baselines.in_words(content).splitlines()
+        assert "of a silo on its part of the common tests" in first and "part of the common tests, mean" in header
+        assert any(line.startswith("  part of the common tests: an equal part for each silo") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -219,20 +219,14 @@ def _read_text(path, reading, wanted):
         "skiprows": [*(line - 1 for line in reading.skip_lines), header[0] - 1 - "".join(header[1]).count("\n")],
     }  # fmt: skip
     dtype = dict.fromkeys({*words, *reading.dates} & {*chosen} | {BEYOND}, str)
-    columns = _in_chunks(
-        path, {**options, "dtype": dtype}, [*chosen, BEYOND]
-    )  # all are read, so that lines are checked
-    is_wrong = any(piece.notna().any() for piece in columns.pop(BEYOND))
-    mixed = [name for name, pieces in columns.items() if len({piece.dtype.kind in "fiub" for piece in pieces}) > 1]
+    with OPENERS.get(path.suffix, open)(path, "rb") as file:  # an upper bound: a quoted field may contain some
+        most = 1 + sum(piece.count(b"\n") + piece.count(b"\r") for piece in iter(lambda: file.read(FIRST_BYTES), b""))
+    # All columns are read, so that lines are checked.
+    columns, mixed = _in_chunks(path, {**options, "dtype": dtype}, [*chosen, BEYOND], most)
     if mixed:  # words from some line on: the fields before it are read as they stand, too
-        columns |= _in_chunks(path, {**options, "dtype": str, "usecols": mixed}, mixed)
-    length = sum(len(piece) for piece in columns[chosen[0]]) if chosen else 0
-    for name, pieces in columns.items():
-        is_number = all(isinstance(piece, np.ndarray) for piece in pieces)
-        columns[name] = (np.concatenate if is_number else pandas.concat)([*pieces] or [np.empty(0)])
-        if not is_number:
-            columns[name].index = range(length)
-    is_wrong |= bool(length and names[-1] in chosen and pandas.isna(columns[names[-1]]).any())
+        columns |= _in_chunks(path, {**options, "dtype": str, "usecols": mixed}, mixed, most)[0]
+    is_wrong = columns.pop(BEYOND).notna().any()
+    is_wrong |= bool(chosen and names[-1] in chosen and pandas.isna(columns[names[-1]]).any())
     if is_wrong:  # are lines too long, or too short?
         for line, row in numbered():
             if len(row) < len(names) or any(field.strip() for field in row[len(names) :]):
@@ -246,11 +240,15 @@ def _read_text(path, reading, wanted):
     return Table(path, columns, {}, said, lines, separator, encoding), words
 
 
-def _in_chunks(path, options, names):
-    """name -> [pieces]: arrays of float32 if nothing is lost, else float64; or Series of words or truth values."""
+def _in_chunks(path, options, names, most):
+    """(columns as in `Table`, names of those that are numbers in some chunks and not in others).
+
+    Args:
+        most: at least as many as there are rows; memory that is not written to is not used.
+    """
     import pandas
 
-    columns = {name: [] for name in names}
+    length, numbers, others = 0, {}, {name: [] for name in names}
     rows = max(1, FIELDS_AT_ONCE // max(1, len(options["names"])))
     with (
         attempt("read as CSV with a header", path, OSError, ValueError, EOFError, Warning),
@@ -258,10 +256,21 @@ def _in_chunks(path, options, names):
         pandas.read_csv(path, chunksize=rows, low_memory=False, **options) as chunks,
     ):
         for chunk in chunks:
+            start, length = length, length + len(chunk)
             for name in names:
-                values = chunk[name]
-                columns[name].append(_compact(values) if values.dtype.kind in "fiu" else values)
-    return columns
+                if (values := chunk[name]).dtype.kind not in "fiu":
+                    others[name].append(values)
+                    continue
+                values = _compact(values)
+                column = numbers.setdefault(name, np.empty(most, np.float32))
+                if column.dtype != np.result_type(column, values):
+                    numbers[name] = np.empty(most)
+                    numbers[name][:start] = column[:start]
+                numbers[name][start:length] = values
+    mixed = [name for name, pieces in others.items() if len({*(one.dtype for one in pieces)}) + (name in numbers) > 1]
+    words = {name: pandas.concat(pieces, ignore_index=True) for name, pieces in others.items() if pieces}
+    columns = {name: numbers[name][:length] if name in numbers else words.get(name, np.empty(0)) for name in names}
+    return columns, mixed
 
 
 def _compact(values):
@@ -269,8 +278,11 @@ def _compact(values):
     exact = np.asarray(values, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         small = exact.astype(np.float32)
-        lost = np.nanmax(np.abs(small - exact), initial=0)
-        return small if not lost > 0 or lost <= NEGLIGIBLE * np.nanstd(exact) else exact
+        lost = np.fmax.reduce(np.abs(small - exact), initial=0)
+        if not lost > 0:
+            return small
+        known = exact[~np.isnan(exact)] if np.isnan(exact.min()) else exact
+        return small if lost <= NEGLIGIBLE * known.std() else exact
 
 
 def _encoding(begin):

@@ -16,6 +16,8 @@ INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read Â
 PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 FEW = 20  # rows, below which nothing is remarkable
 MANY_CLASSES = 50
+MANY_ROWS = 1000
+WHOLE = 1 << 53  # up to which float64 has all whole numbers
 
 
 class Rows:
@@ -33,7 +35,9 @@ class Rows:
         return len(self._rows)
 
     def __getitem__(self, chosen):
-        return np.stack([column[self._rows[chosen]] for column in self._columns], axis=-1).astype(self.dtype)
+        return np.stack([column[self._rows[chosen]] for column in self._columns], axis=-1).astype(
+            self.dtype, copy=False
+        )
 
     def __array__(self, dtype=None, copy=None):
         return self[:]
@@ -216,19 +220,28 @@ def _notes(table, columns, labels, label):
         notes.append(
             f"the header contains numbers ({short(', '.join(numbers), 60)}): is it a row, and the file has none?"
         )
-    by_class = np.argsort(labels, kind="stable")
-    starts = np.flatnonzero(np.diff(labels[by_class], prepend=-1))  # of each class
+    has_classes = len(np.unique(labels)) > 1
     for name, how in columns.columns.items():
         if isinstance(how, list):
             continue
         values = table.columns[name]
-        if (values == np.floor(values)).all() and len(np.unique(values)) > 0.95 * num_rows:
+        begin = values[:MANY_ROWS]  # most columns need no more than these
+        is_whole = (begin == np.floor(begin)).all() and (values == np.floor(values)).all()
+        if is_whole and len(np.unique(values)) > 0.95 * num_rows:
             notes.append(f"{name}: nearly all of its whole numbers differ: is it an identifier? (--drop, --id)")
-        low, high = (extreme.reduceat(values[by_class], starts) for extreme in (np.minimum, np.maximum))
-        first = np.argsort(low)
-        if len(starts) > 1 and (high[first[:-1]] < low[first[1:]]).all():
+        elif is_whole and np.abs(values).max() > WHOLE:
+            notes.append(f"{name}: whole numbers above 2^53 are rounded: is it an identifier? (--drop, --id)")
+        if has_classes and _is_in_order(begin, labels[:MANY_ROWS]) and _is_in_order(values, labels):
             notes.append(f"{name}: its order is that of {label}: does it contain the answer?")
     return notes
+
+
+def _is_in_order(values, labels):
+    """Whether the values [n] of each class lie between those of two other classes."""
+    import pandas
+
+    extremes = pandas.Series(values).groupby(labels).agg(["min", "max"]).sort_values("min").to_numpy()
+    return bool((extremes[:-1, 1] < extremes[1:, 0]).all())
 
 
 def _classes(values):
