@@ -23,6 +23,7 @@ def rows_of(experiment, scale):
         for length in (("small",) if scale == "small" else ("small", "full"))
         if experiment.tuning(length)
         for point in experiment.tuning_points(length)
+        if "algorithm" in point.settings
     ]
     rows = []
     for algorithm in dict.fromkeys(point.settings["algorithm"] for point in points):
