@@ -31,11 +31,10 @@ def rows_of(experiment, scale):
         if grid is None:
             continue
         tried = {
-            tuple(float(point.settings.get(f"algorithm.{name}", math.nan)) for name in grid)
+            tuple(_number(point.settings.get(f"algorithm.{name}")) for name in grid)
             for point in points
             if point.settings["algorithm"] == algorithm
         }
-        tried = {tuple(None if math.isnan(value) else value for value in one) for one in tried}
         inside = sum(all(map(_is_in, one, grid.values())) for one in tried)
         values = "; ".join(f"{name} {', '.join(map(str, some))}" for name, some in grid.items())
         total = math.prod(map(len, grid.values()))
@@ -47,3 +46,11 @@ def rows_of(experiment, scale):
 def _is_in(value, values):
     """Whether a value is one of a grid, of which roots of ten are printed with three digits; None is not varied."""
     return value is None or any(math.isclose(value, one, rel_tol=0.01) for one in values)
+
+
+def _number(value):
+    """A setting as a number; None if it is not varied, or is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
