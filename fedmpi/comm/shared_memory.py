@@ -20,15 +20,18 @@ def prepare_shared_memory():
     that of a job in another container.
     """
     num_ranks = int(os.environ.get("MPI_LOCALNRANKS", "1"))
-    if num_ranks < 2 or not os.path.isdir(SHARED_FOLDER):
+    if num_ranks < 2:
         return
-    status, needed = os.statvfs(SHARED_FOLDER), num_ranks * NEEDED
+    is_there, needed = os.path.isdir(SHARED_FOLDER), num_ranks * NEEDED
+    status = os.statvfs(SHARED_FOLDER if is_there else "/")
     if status.f_blocks * status.f_frsize < 2 * needed:  # the same on all ranks, whatever they find used
         needed = num_ranks * NEEDED_SMALLER
         for name, value in SMALLER.items():
             os.environ.setdefault(name, value)
     free = status.f_bavail * status.f_frsize
-    if status.f_flag & os.ST_RDONLY:
+    if not is_there:
+        what = "is missing"
+    elif status.f_flag & os.ST_RDONLY:
         what = "is read-only"
     elif free < needed:
         what = f"has {free / 1024:,.0f} KiB left"

@@ -44,7 +44,10 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     end_with_launcher(os.getpid())
     is_number = isinstance(timeout, numbers.Real) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
     given, timeout = timeout, timeout if is_number else TIMEOUT
-    begin(timeout + GRACE)
+    try:
+        begin(timeout + GRACE)
+    except UserError as error:  # every rank meets it, and none has a link yet
+        _end_at_once(error if started_by()[2] == 0 else "")
     missing = wait_for_all(comm, timeout + GRACE)
     if missing is not None:
         _end_opening(comm, timeout, *missing)
@@ -52,15 +55,19 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     try:
         check(link)
     except UserError as error:
-        if str(error):
-            print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(2)  # at once, so that a launcher can end the others before they say it, too
+        _end_at_once(error)  # so that a launcher can end the others before they say it, too
     _warn_if_bound_to_taken_cores(link)
     link.watch(timeout)
     guard_exits(link)
     agree(link, lambda: _check_timeout(given, is_number))
     return link
+
+
+def _end_at_once(error):
+    if str(error):
+        print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(2)
 
 
 def _warn_if_bound_to_taken_cores(link):

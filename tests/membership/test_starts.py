@@ -128,6 +128,23 @@ def test_many_ranks_with_little_shared_memory(size, used, code):
         assert line.endswith("rm /dev/shm/mpich_shm_old")
 
 
+def test_without_shared_memory(tmp_path):
+    if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    command = f"cp -a /dev/null /dev/zero /dev/urandom {tmp_path} && mount --bind {tmp_path} /dev && "
+    command += f"mpirun -np 2 {sys.executable} {BEGINS} ranks"
+    ended = execute(["unshare", "-m", "bash", "-c", command], env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("fedmpi: error: /dev/shm is missing: expected ")
+
+
+def test_an_own_loop_without_a_library_of_mpi():
+    ended = alone({"MPI4PY_LIBMPI": "/no/libmpi.so"}, "trains")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("fedmpi: error: mpi4py finds no MPI library: ") and ended.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("words", [(), ("-m", "mpi4py")], ids=["python", "mpi4py"])
 def test_the_users_files_do_not_hide_those_of_python(tmp_path, words):
     for name in ("random", "queue", "json", "logging"):
