@@ -518,7 +518,7 @@ def test_a_finding_that_holds_at_two_scales_is_in_the_summary_once():
     ("words", "message"),
     [
         (["fafed_table9"], "unknown table or figure 'fafed_table9'; did you mean"),
-        (["fafed_table1"], "fafed_table1: proved rates, nothing to train"),
+        (["fafed_tables3_5"], "fafed_tables3_5: tests compare the numbers of parameters"),
         ([], "expected the name of a table or figure"),
         (["--list", "fafed_table9"], "unknown table or figure 'fafed_table9'"),
         (["nosuch.yml"], "nosuch.yml: cannot be read: No such file or directory"),
