@@ -152,7 +152,7 @@ def test_algorithms_use_vectors_only():
 def test_only_comm_and_what_measures_or_checks_it_use_mpi():
     library = "fedmpi.comm.mpi_library"
     users = {room(name) for name in SOURCES for module, _ in imports(name) if module.split(".")[0] == "mpi4py"}
-    assert users == {"comm", "own_loop"}  # here only for the type of a communicator
+    assert users == {"comm", "membership", "own_loop"}  # the last two for its version and the type of a communicator
     users = {room(name) for name in SOURCES for module, _ in imports(name) if module.startswith(library)}
     assert users <= {"comm", "bench", "doctor", "membership"}  # the last one begins MPI
 

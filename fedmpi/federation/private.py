@@ -29,6 +29,9 @@ class PrivateParts:
     Args:
         store: the `RowStore`. variables: the `Variables`, whose `private` and `private_buffers` are the coordinates.
         clients: list of `Client`, those of this rank.
+
+    Attributes:
+        is_everything: whether no parameter is shared.
     """
 
     def __init__(self, store, variables, clients):
@@ -36,6 +39,7 @@ class PrivateParts:
         self._at, self._buffers_at = (
             _positions(parts, device) for parts in (variables.private, variables.private_buffers)
         )
+        self.is_everything = len(self._at) == variables.x.numel()
         self._is_used = len(self._at) + len(self._buffers_at) > 0
         self._segments = _compact(variables.private)
         self._start = variables.x[self._at].clone()  # of x
@@ -48,11 +52,6 @@ class PrivateParts:
 
     def __bool__(self):
         return self._is_used
-
-    @property
-    def is_everything(self):
-        """Whether no parameter is shared."""
-        return len(self._at) == len(self._store.averaged_rows()["x"])
 
     def give(self, client, x, buffers):
         """Let a client's private values be those of this model from now on."""

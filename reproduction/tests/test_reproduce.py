@@ -503,7 +503,8 @@ def test_a_comparison_counts_at_the_largest_scale_with_several_seeds(tmp_path):
             of_seeds = [row for row in rows(RESULTS / file) if row["seed"] in seeds]
             write_tables((tmp_path / file, of_seeds[0].keys(), of_seeds))
     losses = _outcomes(tmp_path, next(one for one in EXPERIMENTS if one.name == name))
-    assert [(one.scale, one.seeds, one.decides) for one in losses] == [("small", 3, True), ("full", 1, False)] * 3
+    found = [(one.scale, one.seeds, one.decides) for one in losses]
+    assert found == [("small", 3, True), ("full", 1, False)] * (len(found) // 2) and len(found) >= 6
 
 
 def test_a_finding_that_holds_at_two_scales_is_in_the_summary_once():
