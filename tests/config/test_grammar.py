@@ -198,6 +198,7 @@ def test_roles():
     assert by_role["place"] == {
         "data_dir", "out", "name", "ranks", "track",
         "resume", "checkpoint_every", "checkpoint_minutes", "checkpoint_keep", "checkpoint_clients",
+        "baselines", "baselines_step_sizes", "cross_site",
     }  # fmt: skip
     assert by_role["speed"] == {
         "eval_every", "evaluate", "evaluate_samples",

@@ -104,7 +104,7 @@ def test_ranks_that_are_bound_to_a_taken_core_are_told(any_mpi):
     words = [*words[:-2], "taskset", "-c", core, *words[-2:]]
     with work_on([core], 2):
         ended = execute(words, env=variables)
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: the launcher")]
     assert line == (
         f"fedmpi: the launcher has bound the ranks on {HERE} to core {core}, where other processes run: "
         "start with mpirun --bind-to none"
