@@ -116,8 +116,11 @@ def test_load_imports_nothing_that_a_folder_names(tmp_path, trap):
         (tmp_path / "model.json").write_text(json.dumps(content))
         return fedmpi.load(tmp_path)
 
-    for path in (trap, "os.system", "builtins.print", "fedmpi.errors.UserError", "x", ""):
-        with pytest.raises(UserError, match="is not imported|is no class of modules"):
+    for path in (trap, "x", ""):
+        with pytest.raises(UserError, match="is not imported"):
+            describe(path)
+    for path in ("os.system", "builtins.print", "fedmpi.errors.UserError"):  # they are imported, and not called
+        with pytest.raises(UserError, match="is no class of modules"):
             describe(path)
     assert isinstance(describe("fedmpi.tasks.toys.Point", x0=[0.0, 0.0]), Point)
     with pytest.raises(UserError, match="the model cannot be built: TypeError"):
