@@ -49,7 +49,7 @@ class Trial:
 
         def of_copies(x):  # [copies, blocks * dim]; in x each block of all copies is one piece
             x = x.numpy().reshape(blocks, copies, -1).swapaxes(0, 1).reshape(copies, -1)
-            return problem.start + factor * (x - problem.start)
+            return x if self.scales == (1.0,) else problem.start + factor * (x - problem.start)
 
         def gradient(client, x, sample):
             delta, z = noise[client](sample)
