@@ -329,7 +329,7 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ),
         ({"comm": 3}, "comm is a int: expected an mpi4py Intracomm of this rank"),
         ({"comm": MPI.COMM_NULL}, "comm is a Comm: expected an mpi4py Intracomm of this rank"),
-        ({"data": datasets(1), "partition": "even"}, "leave task and partition out"),
+        ({"data": datasets(1), "partition": "even"}, "leave partition out"),
     ],
 )
 def test_wrong_arguments_are_errors_in_one_line(settings, message):

@@ -28,6 +28,7 @@ from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.runs.model_files import load_values, read_state
 from fedmpi.tasks.datasets import classification_of
+from fedmpi.tasks.targets import KINDS, task_of
 from fedmpi.text import Log
 from fedmpi.training import baselines
 from fedmpi.training.build import read_config
@@ -188,17 +189,17 @@ def _read(settings, functions):
             name = "cache" if test_data is None else "test_data"
             raise UserError(f"{name}: expected only beside data = [one Dataset per client]")
         values |= {} if data is None else {"data": data}
+        task = settings.get("task")
+        if (name := task.get("name") if isinstance(task, Mapping) else task) in tuple(KINDS):
+            raise UserError(f"task {name}: expected data = [one Dataset per client] beside it")
     elif not callable(data) and (isinstance(data, Mapping) or not hasattr(data, "__getitem__")):
         raise UserError(f"data is a {type(data).__name__}: expected a name, a path, or one Dataset per client")
     else:
-        objects["task"] = classification_of(data, test_data, bool(cache))
+        objects["task"] = _task_of(settings.pop("task", None), data, test_data, bool(cache))
         if isinstance(data, typing.Sized):
             settings.setdefault("clients", len(data))
-        if settings.pop("task", None) is not None or settings.pop("partition", None) is not None:
-            raise UserError(
-                "data = [one Dataset per client]: these are for classification and need no partition: leave task and "
-                "partition out"
-            )
+        if settings.pop("partition", None) is not None:
+            raise UserError("data = [one Dataset per client]: these need no partition: leave partition out")
     for name, value in settings.items():
         if name == STAGES and isinstance(value, list | tuple) and not all(isinstance(one, str) for one in value):
             objects[name] = list(chosen("mean", value).stages)
@@ -207,6 +208,20 @@ def _read(settings, functions):
         elif value is not None:
             values[name] = value
     return [f"--{key}={_as_text(key, value)}" for key, value in flatten(values).items()], objects
+
+
+def _task_of(task, data, test_data, cache):
+    """The task of Datasets, from `fedmpi.train`'s argument `task`: a name, or a dict of it and its settings."""
+    name, settings = (task.get("name"), {**task}) if isinstance(task, Mapping) else (task, {})
+    settings.pop("name", None)
+    if name in KINDS and not cache:
+        return task_of(name, settings, data, test_data)
+    if name in KINDS:
+        raise UserError(f"cache: task {name} reads each item when it is needed: leave it out, or give TensorDatasets")
+    if task is not None:
+        kinds = ", ".join(map(repr, KINDS))
+        raise UserError(f"task, beside data = [one Dataset per client]: expected {kinds}, or none for classification")
+    return classification_of(data, test_data, cache)
 
 
 def _object(group, value):
