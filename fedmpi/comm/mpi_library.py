@@ -17,6 +17,7 @@ from fedmpi.comm.orphan import launcher_above
 from fedmpi.comm.process import left_by_worker, started_by
 from fedmpi.comm.shared_memory import prepare_shared_memory
 from fedmpi.errors import INTERRUPTED, STOPPED, UserError
+from fedmpi.text import short
 
 LIMIT = 1800.0  # seconds in which all ranks must begin MPI
 SAYING_SECONDS = 1.0  # after a line, until a process ends: the launcher passes it on meanwhile
@@ -72,10 +73,10 @@ def begin(limit: float = LIMIT) -> None:
     try:
         from mpi4py import MPI as library
     except (ImportError, RuntimeError) as error:
-        if "libmpi" not in str(error):
+        if "libmpi" not in str(error) and "MPI library" not in str(error):
             raise
         hint = "pip install mpich, or load your cluster's module of an MPI"
-        raise UserError(f"mpi4py finds no MPI library: {hint}") from None
+        raise UserError(f"mpi4py finds no MPI library: {hint} ({short(error)})") from None
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     hangup = signal.getsignal(signal.SIGHUP)
@@ -83,18 +84,38 @@ def begin(limit: float = LIMIT) -> None:
         signal.signal(signal.SIGHUP, hangup)  # MPICH has loaded UCX, which stops at it for a debugger
     if not library.Is_initialized() and not library.Is_finalized():
         prepare_shared_memory()
-        is_other = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ and library.get_vendor()[0] == "MPICH"
-        if is_other and "pmix" not in library.Get_library_version():  # it would abort: begin alone
-            for name in [name for name in os.environ if name.startswith("PMIX_")]:
-                del os.environ[name]
         begin_mpi, level = ctypes.CDLL(library.__file__).MPI_Init_thread, mpi4py.rc.thread_level.upper()
-        with _watched(limit):
-            begin_mpi(None, None, getattr(library, f"THREAD_{level}"), ctypes.byref(ctypes.c_int()))
+        # With these it would end the process with many lines. Without them it begins alone, which is reported then.
+        hidden = {name: os.environ.pop(name) for name in _of_other_launchers(library)}
+        try:
+            with _watched(limit):
+                begin_mpi(None, None, getattr(library, f"THREAD_{level}"), ctypes.byref(ctypes.c_int()))
+        finally:
+            os.environ |= hidden
         if before[1] is not False:
             atexit.register(_finalize, library)
         for comm in (library.COMM_SELF, library.COMM_WORLD):
             comm.Set_errhandler(library.ERRORS_RETURN)  # as mpi4py does: errors become exceptions
     vars(MPI)["process"] = os.getpid()
+
+
+def _of_other_launchers(library):
+    """Names of variables of a launcher that the library cannot speak with: another MPI's, or that of an outer job."""
+    names, (vendor, version), found = [*os.environ], library.get_vendor(), []
+    by_pmix = any(name.startswith("PMIX_SERVER_URI") for name in names)
+    if vendor == "Open MPI" and version >= (5,):  # speaks PMIx only
+        found = ["PMI_"] if by_pmix else ["PMI_", "PMIX_"]
+    elif vendor == "MPICH" and "pmix" not in library.Get_library_version():
+        found += ["PMI_"] if not _is_open(os.environ.get("PMI_FD", "")) else []
+        found += ["PMIX_", "PRTE_"] if "PMIX_RANK" in names and "PMI_RANK" not in names else []
+    return [name for name in names if name.startswith(tuple(found))]
+
+
+def _is_open(number):
+    """Whether a file that a variable names by its number is open in this process; true if it names none."""
+    with contextlib.suppress(OSError):
+        return not number.isdigit() or bool(os.fstat(int(number)))
+    return False
 
 
 def _finalize(library):

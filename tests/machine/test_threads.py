@@ -62,9 +62,13 @@ FIXED = ["--deterministic", "true", "--name", "fixed"]
 
 @contextlib.contextmanager
 def work_on(busy_cores, number):
-    """A context in which a number of processes use some cores."""
+    """A context in which a number of processes use some cores.
+
+    Each has a session of its own, as ranks have: Linux gives equal shares of a core to sessions, and a session that
+    is busy on other cores gets less of this one.
+    """
     code = f"import os\nos.sched_setaffinity(0, {list(busy_cores)})\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(number)]
+    processes = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(number)]
     try:
         yield
     finally:
