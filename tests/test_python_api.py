@@ -247,6 +247,13 @@ def test_datasets_of_clients_and_a_module():
     before = [p.clone() for p in net.parameters()]
     run = fedmpi.train(algorithm="fedavg", threads=1, data=datasets(), test_data=datasets()[0], model=net, rounds=10)
     assert run.final["accuracy"] > 0.9 and run.frame()["round"].tolist() == list(range(1, 11))
+    of_clients = run.metrics[-1]["clients"]["train_loss"]
+    with torch.no_grad():
+        losses = [
+            torch.nn.functional.cross_entropy(run.model(x), y).item() for x, y in (one.tensors for one in datasets())
+        ]
+    assert of_clients == pytest.approx(losses, rel=1e-5) and "clients" not in run.final
+    assert run.frame()["train_loss/1"].iloc[-1] == of_clients[1] and "clients" not in run.frame()
     assert all(torch.equal(p, q) for p, q in zip(before, net.parameters()))
     inputs, labels = datasets()[0].tensors
     assert (run.model(inputs).argmax(1) == labels).float().mean().item() == pytest.approx(run.final["accuracy"])

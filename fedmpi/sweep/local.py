@@ -159,9 +159,10 @@ class _Job(_Log):
             import fedmpi.config.build  # noqa: F401  loads torch
 
             self._process = _Forked(target=_train, args=(words, log.fileno()))
-            self._process.start()
-        else:
-            self._process = _start(launcher.replace("{ranks}", str(ranks)), words, log)
+            with contextlib.suppress(OSError):  # no memory for a second process as large as this one
+                self._process.start()
+                return
+        self._process = _start(launcher.replace("{ranks}", str(ranks)), words, log)
 
     def poll(self):
         """The exit code; None until there is one."""

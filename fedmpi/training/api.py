@@ -27,6 +27,7 @@ from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.runs.model_files import load_values, read_state
+from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.tasks.targets import KINDS, task_of
 from fedmpi.text import Log
@@ -45,6 +46,7 @@ class Run:
         models: of a run with private layers: number of a client -> its own model, as `model` is otherwise; each is read
             from the run folder when it is asked for. Without private layers, it is empty.
         metrics: the records of the rounds, dicts of numbers; see `fedmpi.runs.record`. Times are those of rank 0.
+            After an evaluation, "clients" is a dict: metric -> list with each client's value.
         final: name -> value of the metrics of the resulting model, measured on all data.
         folder: path of the run folder.
         settings: nested dict, as in settings.yaml.
@@ -52,7 +54,7 @@ class Run:
     """
 
     _model: torch.nn.Module
-    metrics: list[dict[str, float]]
+    metrics: list[dict[str, typing.Any]]
     final: dict[str, float]
     folder: pathlib.Path
     settings: dict[str, typing.Any]
@@ -71,7 +73,7 @@ class Run:
         return self._model
 
     def frame(self) -> typing.Any:
-        """The records as a `pandas.DataFrame` with a row per round.
+        """The records as a `pandas.DataFrame` with a row per round; client k's values are columns like "accuracy/k".
 
         Raises:
             UserError: if pandas is not installed.
@@ -80,7 +82,13 @@ class Run:
             import pandas
         except ImportError:
             raise UserError("Run.frame needs pandas: pip install 'fedmpi[pandas]'") from None
-        return pandas.DataFrame(self.metrics)
+        rows = [{**record, **_columns(record.get(CLIENTS_KEY, {}))} for record in self.metrics]
+        return pandas.DataFrame(rows).drop(columns=CLIENTS_KEY, errors="ignore")
+
+
+def _columns(clients: Mapping[str, list[float]]) -> dict[str, float]:
+    """Names like "accuracy/0" -> values, of metric -> each client's value."""
+    return {f"{name}/{client}": value for name, values in clients.items() for client, value in enumerate(values)}
 
 
 class _ClientModels(Mapping[int, torch.nn.Module]):
