@@ -84,6 +84,15 @@ def test_a_rank_that_never_begins_mpi_is_named():
     assert "not all 3 ranks have begun MPI within 5 s: no sign on " in lines[0] and " of rank 1: " in lines[0]
 
 
+@pytest.mark.parametrize("code", [3, 0])
+def test_a_rank_that_ends_before_mpi_begins_ends_the_others(code):
+    """MPICH's launcher goes on then, for as long as the others wait."""
+    ended = start(3, BEGINS, "leaves", LIMIT, code, is_forked=False, timeout=100)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
+    assert ended.returncode in (code or 1, 9) and len(lines) == 1, ended.stderr  # MPICH may pass on SIGKILL
+    assert "error: rank 1 on " in lines[0] and "ended before MPI began, and the others wait" in lines[0]
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signals_end_a_rank_that_waits_for_mpi_to_begin(name):
     """The other rank never begins it."""
