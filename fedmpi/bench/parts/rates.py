@@ -132,9 +132,9 @@ def measure(bench):
     heads = ["method", "grows", "from", "proved", "all rounds", "last half", ""]
     bench.results.print("", "rates: exponents of the mean square gradient norm, with intervals over seeds")
     bench.results.print(*format_table(heads, rows))
-    _bounds(bench, seeds)
     _drift(bench)
     if not bench.quick:
+        _bounds(bench, seeds)
         _ablations(bench, seeds[:3])
         _first_hits(bench)
     if bench.options.figure and bench.link.rank == 0:
