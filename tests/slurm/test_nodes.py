@@ -112,7 +112,7 @@ def test_a_rank_that_is_stopped_on_another_node(slurm, tmp_path):
         "fed.rank == 0 or os.kill(os.getpid(), signal.SIGSTOP)\n"
         "fed.step()\n"
     )
-    lines = [f"code=0; timeout 90 srun --mpi=pmi2 python {program} || code=$?", "echo ended with $code"]
+    lines = [f"code=0; timeout 200 srun --mpi=pmi2 python {program} || code=$?", "echo ended with $code"]
     job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=ONE_EACH))
     assert "fedmpi: error: no sign of rank 1 on n2 for 3 s during " in job.log, job.log
     assert "ended with 137" in job.log or "ended with 75" in job.log, job.log  # not 124, of timeout
