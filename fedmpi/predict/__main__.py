@@ -68,8 +68,8 @@ def _run(arguments):
     try:
         if model.fedmpi.get("outputs") == "pixels":
             path = pathlib.Path(options.out).with_suffix(".npz")
-            facts = {"class_names": model.fedmpi.get("class_names", ()), **ids}
-            arrays = {MASKS: outputs(model, samples), **{name: np.array(one, str) for name, one in facts.items()}}
+            facts = {"class_name": model.fedmpi.get("class_names", ()), **ids}
+            arrays = {MASKS: outputs(model, samples), **{f"{name}s": np.array(one, str) for name, one in facts.items()}}
             with attempt("write", f"--out {path}", OSError, ValueError), replacing(path, MASKS.encode()) as part:
                 np.savez(part, **arrays)
             print(f"{len(samples)} predictions in {path}")

@@ -79,8 +79,8 @@ def test_masks_are_the_classes_of_pixels(folders, capsys, monkeypatch):
         with h5py.File(folders / "seg.h5") as file:
             images = file["test/images"][:]
         if names:
-            assert sorted(found["file"]) == sorted(names)
-            images = np.stack([np.asarray(Image.open(folders / "images" / name)) for name in found["file"]])
+            assert sorted(found["files"]) == sorted(names)
+            images = np.stack([np.asarray(Image.open(folders / "images" / name)) for name in found["files"]])
         assert (found["predicted"] == (images > 128)).mean() > 0.97 and found["class_names"].tolist() == ["0", "255"]
     words_of_silos = ["--partition", "iid", "--clients", "2", "--write", str(folders / "s{client}.h5")]
     data(["partition", str(folders / "seg.h5"), *words_of_silos])
