@@ -251,7 +251,7 @@ def _read_text(path, reading, wanted):
     except UserError as error:
         if isinstance(error.__context__, UnicodeError):
             what = "expected --encoding with another one, like latin-1"
-            raise UserError(f"{path}: contains what is not {encoding}: {what}") from None
+            raise UserError(f"{path}: cannot be read as CSV with a header: it is not {encoding}: {what}") from None
         check_lengths()  # pandas says neither the line nor what to do
         raise
     is_wrong = columns.pop(BEYOND).notna().any()

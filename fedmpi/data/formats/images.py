@@ -111,7 +111,7 @@ def open_raw(file):
         try:
             image = Image.open(io.BytesIO(file.read_bytes()))
         except UnidentifiedImageError:
-            raise UserError(f"{file}: is no image that pillow can read") from None
+            raise UserError(f"{file}: cannot be read as an image: its format is unknown") from None
         if getattr(image, "n_frames", 1) > 1:
             raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
         return ImageOps.exif_transpose(image)
