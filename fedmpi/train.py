@@ -98,7 +98,8 @@ def train(**settings: Any) -> Run:
             oracle, model and partition also as a dict like {"name": "fafed", "step_size": 0.01} or as an object:
             an `Algorithm`, a module or a function that makes one, ... And:
             data: also a list with one `torch.utils.data.Dataset` per client, or a function of a client's number
-                that makes it; their items are (input, label).
+                that makes it; their items are (input, label), or with task = "regression" or "multilabel"
+                (input, target).
             test_data: beside such data, a Dataset that all ranks have, or None.
             preset, config: as on the command line.
             on_round, on_evaluation: called on every rank after every round, and after every evaluation, with the

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -33,7 +34,7 @@ def wheel(tmp_path_factory):
         pytest.skip("no git here: it lists what belongs into the wheel")
     for path in files:
         (sources / path).parent.mkdir(parents=True, exist_ok=True)
-        (sources / path).write_bytes((ROOT / path).read_bytes())
+        shutil.copy(ROOT / path, sources / path)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, sources]
     ended = execute(pip)
     assert ended.returncode == 0, ended.stderr
@@ -68,6 +69,11 @@ def command(wheel, tmp_path_factory):
 def test_the_wheel_contains_every_file_of_the_package(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     assert [path for path in tracked("fedmpi") if path not in inside] == []
+
+
+def test_the_launcher_in_the_wheel_can_be_executed(wheel):
+    mode = zipfile.ZipFile(wheel).getinfo("fedmpi/launch/mpirun.sh").external_attr >> 16
+    assert mode & 0o111 == 0o111
 
 
 def test_the_wheel_contains_nothing_else(wheel):

@@ -247,6 +247,13 @@ def test_datasets_of_clients_and_a_module():
     before = [p.clone() for p in net.parameters()]
     run = fedmpi.train(algorithm="fedavg", threads=1, data=datasets(), test_data=datasets()[0], model=net, rounds=10)
     assert run.final["accuracy"] > 0.9 and run.frame()["round"].tolist() == list(range(1, 11))
+    of_clients = run.metrics[-1]["clients"]["train_loss"]
+    with torch.no_grad():
+        losses = [
+            torch.nn.functional.cross_entropy(run.model(x), y).item() for x, y in (one.tensors for one in datasets())
+        ]
+    assert of_clients == pytest.approx(losses, rel=1e-5) and "clients" not in run.final
+    assert run.frame()["train_loss/1"].iloc[-1] == of_clients[1] and "clients" not in run.frame()
     assert all(torch.equal(p, q) for p, q in zip(before, net.parameters()))
     inputs, labels = datasets()[0].tensors
     assert (run.model(inputs).argmax(1) == labels).float().mean().item() == pytest.approx(run.final["accuracy"])
@@ -329,7 +336,7 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ),
         ({"comm": 3}, "comm is a int: expected an mpi4py Intracomm of this rank"),
         ({"comm": MPI.COMM_NULL}, "comm is a Comm: expected an mpi4py Intracomm of this rank"),
-        ({"data": datasets(1), "partition": "even"}, "leave task and partition out"),
+        ({"data": datasets(1), "partition": "even"}, "leave partition out"),
     ],
 )
 def test_wrong_arguments_are_errors_in_one_line(settings, message):

@@ -17,8 +17,10 @@ from fedmpi.comm.orphan import launcher_above
 from fedmpi.comm.process import left_by_worker, started_by
 from fedmpi.comm.shared_memory import prepare_shared_memory
 from fedmpi.errors import INTERRUPTED, STOPPED, UserError
+from fedmpi.text import short
 
 LIMIT = 1800.0  # seconds in which all ranks must begin MPI
+LOOK_EVERY = 3.0  # seconds between two looks at whether other ranks have ended meanwhile
 SAYING_SECONDS = 1.0  # after a line, until a process ends: the launcher passes it on meanwhile
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # variables: how many ranks this machine has
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -72,10 +74,10 @@ def begin(limit: float = LIMIT) -> None:
     try:
         from mpi4py import MPI as library
     except (ImportError, RuntimeError) as error:
-        if "libmpi" not in str(error):
+        if "libmpi" not in str(error) and "MPI library" not in str(error):
             raise
         hint = "pip install mpich, or load your cluster's module of an MPI"
-        raise UserError(f"mpi4py finds no MPI library: {hint}") from None
+        raise UserError(f"mpi4py finds no MPI library: {hint} ({short(error)})") from None
     finally:
         mpi4py.rc.initialize, mpi4py.rc.finalize = before
     hangup = signal.getsignal(signal.SIGHUP)
@@ -83,18 +85,38 @@ def begin(limit: float = LIMIT) -> None:
         signal.signal(signal.SIGHUP, hangup)  # MPICH has loaded UCX, which stops at it for a debugger
     if not library.Is_initialized() and not library.Is_finalized():
         prepare_shared_memory()
-        is_other = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ and library.get_vendor()[0] == "MPICH"
-        if is_other and "pmix" not in library.Get_library_version():  # it would abort: begin alone
-            for name in [name for name in os.environ if name.startswith("PMIX_")]:
-                del os.environ[name]
         begin_mpi, level = ctypes.CDLL(library.__file__).MPI_Init_thread, mpi4py.rc.thread_level.upper()
-        with _watched(limit):
-            begin_mpi(None, None, getattr(library, f"THREAD_{level}"), ctypes.byref(ctypes.c_int()))
+        # With these it would end the process with many lines. Without them it begins alone, which is reported then.
+        hidden = {name: os.environ.pop(name) for name in _of_other_launchers(library)}
+        try:
+            with _watched(limit):
+                begin_mpi(None, None, getattr(library, f"THREAD_{level}"), ctypes.byref(ctypes.c_int()))
+        finally:
+            os.environ |= hidden
         if before[1] is not False:
             atexit.register(_finalize, library)
         for comm in (library.COMM_SELF, library.COMM_WORLD):
             comm.Set_errhandler(library.ERRORS_RETURN)  # as mpi4py does: errors become exceptions
     vars(MPI)["process"] = os.getpid()
+
+
+def _of_other_launchers(library):
+    """Names of variables of a launcher that the library cannot speak with: another MPI's, or that of an outer job."""
+    names, (vendor, version), found = [*os.environ], library.get_vendor(), []
+    by_pmix = any(name.startswith("PMIX_SERVER_URI") for name in names)
+    if vendor == "Open MPI" and version >= (5,):  # speaks PMIx only
+        found = ["PMI_"] if by_pmix else ["PMI_", "PMIX_"]
+    elif vendor == "MPICH" and "pmix" not in library.Get_library_version():
+        found += ["PMI_"] if not _is_open(os.environ.get("PMI_FD", "")) else []
+        found += ["PMIX_", "PRTE_"] if "PMIX_RANK" in names and "PMI_RANK" not in names else []
+    return [name for name in names if name.startswith(tuple(found))]
+
+
+def _is_open(number):
+    """Whether a file that a variable names by its number is open in this process; true if it names none."""
+    with contextlib.suppress(OSError):
+        return not number.isdigit() or bool(os.fstat(int(number)))
+    return False
 
 
 def _finalize(library):
@@ -124,8 +146,17 @@ def _watched(limit):
 
 
 def _watch(ends, limit):
-    until = time.monotonic() + limit
-    while select.select([ends], [], [], max(0, until - time.monotonic()))[0]:
+    _, started, number = started_by()
+    until, seen, ended = time.monotonic() + limit, set(), set()
+    are_all_here = str(started) in map(os.environ.get, LOCAL_SIZES)
+    while (left := until - time.monotonic()) > 0:
+        if not select.select([ends], [], [], min(left, LOOK_EVERY))[0]:
+            here, before = _ranks_of_launcher(), ended
+            seen |= {*range(started)} if are_all_here else here
+            ended = seen - here if number in here else set()
+            if ended and ended == before:  # a launcher that ends all ranks then has had time for it
+                _end_without(ended, is_first=number == min(here))
+            continue
         numbers = os.read(ends, 1)
         if not numbers:
             return  # MPI has begun
@@ -133,9 +164,8 @@ def _watch(ends, limit):
             if numbers[0] == signal.SIGINT and started_by()[2] == 0:
                 _say("interrupted during the start")
             os._exit(INTERRUPTED if numbers[0] == signal.SIGINT else 128 + numbers[0])
-    _, started, number = started_by()
     begun, others = _ranks_here()
-    if str(started) in map(os.environ.get, LOCAL_SIZES):  # all are on this machine, and some of them have ended
+    if are_all_here:  # and some of them have ended
         others |= {*range(started)} - begun
     if number == min(begun, default=number):
         who = f"rank {', '.join(map(str, sorted(others)))}" if others else "ranks of other machines"
@@ -145,14 +175,37 @@ def _watch(ends, limit):
     os._exit(STOPPED)
 
 
+def _ranks_of_launcher():
+    """The ranks that this process's launcher has started on this machine and that have not ended, as /proc says it."""
+    found, launcher = set(), launcher_above()
+    with contextlib.suppress(OSError):  # there is none, it is in another container, or a rank has just ended
+        for process in pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+            by, started, number = started_by(_environment(process))
+            found |= {number} if by == started_by()[0] and started > 1 else set()
+    return found
+
+
+def _end_without(ended, is_first):
+    """End this process because some ranks have ended without MPI, for which it waits; the first rank here says so."""
+    if is_first:
+        who = f"rank {', '.join(map(str, sorted(ended)))} on {platform.node()}"
+        _say(f"error: {who} ended before MPI began, and the others wait: all ranks must begin a federation")
+    time.sleep(SAYING_SECONDS)
+    os._exit(1)  # launchers return this code, or that of the rank which has ended
+
+
+def _environment(process):
+    words = pathlib.Path(f"/proc/{process}/environ").read_text(errors="replace").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
 def _ranks_here():
     """(ranks of this machine that have loaded MPI, its other ranks), as far as /proc says it."""
     begun, found, launcher = set(), set(), launcher_above()
     for folder in pathlib.Path("/proc").glob("[0-9]*") if launcher else ():
         with contextlib.suppress(OSError, TypeError):  # of another user, or it has ended
             if launcher_above(int(folder.name)) == launcher:
-                words = (folder / "environ").read_text(errors="replace").split("\0")
-                _, _, number = started_by(dict(word.split("=", 1) for word in words if "=" in word))
+                _, _, number = started_by(_environment(folder.name))
                 found.add(number)
                 begun |= {number} if "libmpi" in (folder / "maps").read_text(errors="replace") else set()
     return begun, found - begun

@@ -9,7 +9,8 @@ import time
 
 from fedmpi.machine.groups import control_groups
 
-BY_LOAD = "free cores"  # begins the reason of `choose_threads` that another start may not find again
+BY_LOAD = "free cores"  # begins the reason of `choose_threads` if other processes have decided
+VARIABLES = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")  # that the user, or the job script, has set
 SHORTEST = 0.05  # seconds in which work is compared; the kernel counts in hundredths
 
 
@@ -110,7 +111,7 @@ def choose_threads(link, given=None, by_load=True):
         return given, "setting threads"
     # PBS Pro sets both to the threads, or else to the cores, of a group of ranks: more than a rank's if it has several.
     by_pbs = {"NCPUS", "PBS_JOBID"} <= {*os.environ} and os.environ["NCPUS"] == os.environ.get("OMP_NUM_THREADS")
-    for name in ("SLURM_CPUS_PER_TASK",) if by_pbs else ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
+    for name in VARIABLES[by_pbs:]:
         number = os.environ.get(name, "").split(",")[0]
         if number.isdecimal() and int(number) > 0:
             return int(number), name

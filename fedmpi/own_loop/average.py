@@ -105,7 +105,7 @@ def average(
     def make_oracle(client: Any) -> "OptimizerState":
         return OptimizerState(client, flat, optimizers, algorithm.names)
 
-    choices = Choices(buffers, private, sending)
+    choices = Choices(buffers, private, sending, recording is not None)
     averaged = Averaged(module, algorithm, make_oracle, link, flat, every, weight, choices)
     objects = {f"optimizer {number}": one for number, one in enumerate(optimizers)}
     averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments})

@@ -35,11 +35,15 @@ DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Fed
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """The arguments buffers, private, aggregation and stages of `fedmpi.average`; the last two as a `Sending`."""
+    """The arguments buffers, private, aggregation and stages of `fedmpi.average`; the last two as a `Sending`.
+
+    Also whether the loop is recorded, so that it may be resumed, to the same bits.
+    """
 
     buffers: str
     private: str | None
     sending: Sending
+    is_recorded: bool
 
 
 class OwnLoop:
@@ -74,7 +78,7 @@ class OwnLoop:
         self._link, self._flat = link, flat
         self.rank, self.size = link.rank, link.size
         agree(link, check_alone)
-        self._threads = _take_share_of_cores(link)
+        self._threads = _take_share_of_cores(link, by_load=not choices.is_recorded)
         weights = link.allgather([weight])[:, 0]
         if not (weights > 0).all():
             raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
@@ -457,13 +461,13 @@ def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str
     return places, own
 
 
-def _take_share_of_cores(link: Any) -> int | None:
+def _take_share_of_cores(link: Any, by_load: bool) -> int | None:
     """Set torch's threads to this rank's share, if nobody has set them and all ranks would use all cores.
 
     Returns:
         how many there were before, if they were changed.
     """
-    (threads, chosen_by), before = choose_threads(link), int(torch.get_num_threads())
+    (threads, chosen_by), before = choose_threads(link, by_load=by_load), int(torch.get_num_threads())
     if threads >= before or before not in library_threads():
         return None
     torch.set_num_threads(threads)

@@ -90,7 +90,7 @@ def join(
     def make_oracle(client: Any) -> ClosureOracle:
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    choices = Choices(buffers, private, sending)
+    choices = Choices(buffers, private, sending, recording is not None)
     joined = Joined(model, made, make_oracle, link, flat, local_steps, weight, choices)
     joined._record(recording, {}, {"local_steps": local_steps, **texts})
     return joined

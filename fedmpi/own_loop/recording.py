@@ -240,14 +240,15 @@ class _Generators:
     """The generators of torch, numpy and Python, whose state is the process's."""
 
     def state_dict(self) -> dict[str, Any]:
-        gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        device = torch.get_device_module()
+        gpu = device.get_rng_state() if torch.accelerator.is_available() and device.is_initialized() else None
         of_numpy = np.random.get_state(legacy=False)
         return {"torch": torch.get_rng_state(), "gpu": gpu, "numpy": of_numpy, "python": random.getstate()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         torch.set_rng_state(state["torch"])
         if state["gpu"] is not None:
-            torch.cuda.set_rng_state(state["gpu"])
+            torch.get_device_module().set_rng_state(state["gpu"])
         of_numpy, (version, numbers, gauss) = state["numpy"], state["python"]
         np.random.set_state({**of_numpy, "state": {**of_numpy["state"], "key": of_numpy["state"]["key"].numpy()}})
         random.setstate((version, tuple(numbers), gauss))

@@ -4,6 +4,7 @@ import os
 import sys
 
 import fedmpi
+from fedmpi.comm.process import started_by
 
 
 def _say_interrupted(kind, error, trace):
@@ -16,7 +17,7 @@ def _say_interrupted(kind, error, trace):
 
 def _is_first_rank():
     """Whether this process is rank 0, by the launcher's variables: MPI has not begun yet."""
-    return all(os.environ.get(name, "0") == "0" for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"))
+    return started_by()[2] == 0
 
 
 def say_starting(arguments):

@@ -159,8 +159,11 @@ def _check_settings(path, settings):
                 raise UserError(f"{path}: {key} = {short(repr(settings[key]), LONGEST_VALUE)}: expected {words}")
 
 
-def read_records(path):
+def read_records(path, keeps_clients=False):
     """(a file's records; the last values of clients, tables, format); an unfinished last line is ignored.
+
+    Args:
+        keeps_clients: whether a record has, as "clients", metric -> each client's value, where it was written.
 
     Raises:
         UserError: if the file cannot be read, or a line is not the record of a round.
@@ -177,11 +180,14 @@ def read_records(path):
             record = None
         if not _is_record(record):
             raise UserError(f"{path}: line {number} is not the record of a round")
-        clients = _of_clients(record.get(CLIENTS_KEY)) or clients
+        of_round = _of_clients(record.get(CLIENTS_KEY))
+        clients = of_round or clients
         form = short(record.get(FORMAT_KEY) or form, LONGEST_NAME)
         tables = _tables(record.get(TABLES_KEY)) or tables
         fields = record.items()
         by_round[record["round"]] = {k: _number(v) for k, v in fields if type(v) in (int, float) and NAME.fullmatch(k)}
+        if keeps_clients and of_round:
+            by_round[record["round"]][CLIENTS_KEY] = of_round
     return [by_round[number] for number in sorted(by_round)], clients, tables, form
 
 

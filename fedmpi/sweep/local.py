@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import fcntl
-import multiprocessing
+import multiprocessing.popen_fork
 import os
 import pathlib
 import resource
@@ -153,23 +153,27 @@ class _Job(_Log):
 
     def __init__(self, plan, run, ranks, launcher, log):
         self.run, self.log, self.begun = run, pathlib.Path(log.name), time.monotonic()
-        self.cpu_seconds, self._code = 0.0, None
+        self._code = None
         words = [f"--ranks={ranks}", *plan.arguments(run), "--resume=auto"]
         if ranks == 1 and not launcher and sys.platform == "linux":
             import fedmpi.config.build  # noqa: F401  loads torch
 
             self._process = _Forked(target=_train, args=(words, log.fileno()))
-            self._process.start()
-        else:
-            self._process = _start(launcher.replace("{ranks}", str(ranks)), words, log)
+            with contextlib.suppress(OSError):  # no memory for a second process as large as this one
+                self._process.start()
+                return
+        self._process = _start(launcher.replace("{ranks}", str(ranks)), words, log)
 
     def poll(self):
         """The exit code; None until there is one."""
         if self._code is None:
-            before = _cpu_seconds_of_children()
             self._code = self._process.poll()
-            self.cpu_seconds = _cpu_seconds_of_children() - before  # of those that `poll` has just reaped
         return self._code
+
+    @property
+    def cpu_seconds(self):
+        """What the processes of the job have used, once it has ended."""
+        return self._process.cpu_seconds
 
     def stop(self):
         """Let the job finish its round and write a checkpoint; every launcher passes this signal on to its ranks."""
@@ -192,13 +196,31 @@ def _cpu_seconds_of_children():
     return used.ru_utime + used.ru_stime
 
 
+class _Timed:
+    """A process whose CPU seconds are those of the processes that a `poll` reaps."""
+
+    cpu_seconds = 0.0
+
+    def poll(self, *flags):
+        before = _cpu_seconds_of_children()
+        code = super().poll(*flags)
+        self.cpu_seconds += _cpu_seconds_of_children() - before
+        return code
+
+
+class _Command(_Timed, subprocess.Popen):
+    """A job as a new program."""
+
+
+class _Child(_Timed, multiprocessing.popen_fork.Popen):
+    """A job as a copy of this process; multiprocessing polls all of them, too, whenever another starts."""
+
+
 def _start(launcher, words, log):
     """A job as a new program."""
     words = [*shlex.split(launcher), sys.executable, "-m", "fedmpi.train", *words]
     try:
-        return subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        return _Command(words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     except OSError as error:
         raise UserError(f"{words[0]}: cannot be started: {error.strerror}; --launch says how to start") from None
 
@@ -209,6 +231,12 @@ class _Forked(multiprocessing.get_context("fork").Process):
     This process has loaded torch for all jobs, once. It has neither initialised MPI nor computed with torch: both do
     not survive a fork.
     """
+
+    _Popen = staticmethod(_Child)
+
+    @property
+    def cpu_seconds(self):
+        return self._popen.cpu_seconds
 
     def poll(self):
         """The exit code, negative after a signal; None until there is one."""

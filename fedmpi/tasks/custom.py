@@ -103,13 +103,20 @@ class Task(BaseTask):
         raise UserError(f"{type(self).__name__} does not define loss(model, batch)")
 
     def predict(self, model: Any, batch: Any) -> tuple[Any, Any]:
-        """(outputs, targets) of a batch, that the metrics compare."""
+        """(outputs, targets) of a batch, that the metrics compare: tensors, or lists with a tensor per sample."""
         inputs, targets = batch
         return model(inputs), targets
 
     def collate(self, samples: list[Any]) -> Any:
-        """A batch from a list of samples."""
-        return default_collate(samples)
+        """A batch from a list of samples, stacked; overwrite it for samples of different length.
+
+        It may pad them, targets with -100 (or nan, if they are numbers), which metrics ignore, or return lists.
+        """
+        try:
+            return default_collate(samples)
+        except RuntimeError as error:
+            why = f"samples have different shapes ({short(error)}): define collate(samples), which pads or lists them"
+            raise UserError(f"{type(self).__name__}: {why}") from None
 
     @property
     def default_model(self) -> Any:
@@ -138,15 +145,18 @@ class LoadedOwnTask(LoadedTask):
         self._test = task.test()
         self._tests_of_clients = [task.test_of(client, context.num_clients) for client in context.clients]
         self.has_own_tests = type(task).test_of is not Task.test_of
-        self._is_share = False  # whether single outputs are probabilities, see `Answers`
+        self._form = {}  # of outputs, see `Answers`
         self._metrics = {name: Metric(name, metric) for name, metric in task.metrics.items()}
+        self._of_metrics = f"; {', '.join(self._metrics)}: of all samples" if self._metrics else ""
+        self.measured = self._of_metrics.removeprefix("; ")
         sample = self._move(task.collate([self._train[context.clients[0]][0]]))
         if dataclasses.is_dataclass(sample):
             sample = [getattr(sample, field.name) for field in dataclasses.fields(sample)]
         first = next(iter(sample.values())) if isinstance(sample, dict) else sample
         first = first[0] if isinstance(first, tuple | list) else first
-        self.shape = tuple(first.shape[1:]) if isinstance(first, torch.Tensor) else ()
-        self._takes_numbers = isinstance(first, torch.Tensor) and first.is_floating_point()
+        is_plain = isinstance(first, torch.Tensor) and not first.is_nested
+        self.shape = tuple(first.shape[1:]) if is_plain else ()
+        self._takes_numbers = is_plain and first.is_floating_point()
         self._loaders = {}  # client -> _Loader
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
@@ -204,7 +214,8 @@ class LoadedOwnTask(LoadedTask):
             log.warning("the test sets are empty: there is no test loss and no metric")
         for chosen in (few, parts) if self._metrics and has_any else ():
             found = self._predictions(module, chosen, link)
-            self._is_share = self._are_shares(module, chosen, link, found)
+            self._form = {"is_share": self._are_shares(module, chosen, link, found)}
+            self._form["is_last"] = found[0].dim() > 2 and Answers.are_last(*found)
             try:
                 agree(link, lambda found=found: self._measure_all(*found))
                 return
@@ -232,7 +243,7 @@ class LoadedOwnTask(LoadedTask):
 
     def _measure_all(self, outputs, targets):
         """Name -> value of each metric."""
-        return {name: metric(outputs, targets, self._is_share) for name, metric in self._metrics.items()}
+        return {name: metric(outputs, targets, **self._form) for name, metric in self._metrics.items()}
 
     @torch.no_grad()
     def _are_shares(self, module, parts, link, found):
@@ -274,7 +285,7 @@ class LoadedOwnTask(LoadedTask):
                 rows.append([np.nan] * len(names))
                 continue
             found = self._predictions(module, [(client, own)], SoloLink())
-            rows.append([_mean(sums), *(or_nan(metric, *found, self._is_share) for metric in self._metrics.values())])
+            rows.append([_mean(sums), *(or_nan(metric, *found, **self._form) for metric in self._metrics.values())])
         return dict(zip(names, map(list, zip(*rows)))), weights
 
     def _measured(self, client, dataset):
@@ -298,7 +309,7 @@ class LoadedOwnTask(LoadedTask):
             size = min(EVALUATION_BATCH, len(dataset) - number)
             number, loss = number + size, self._task.loss(module, batch)
             if not isinstance(loss, tuple):
-                self.measured = f"losses of batches of {EVALUATION_BATCH}, weighted by samples; metrics: of all samples"
+                self.measured = f"losses of batches of {EVALUATION_BATCH}, weighted by samples{self._of_metrics}"
                 loss = (size * loss.item(), size)
             sums.append(tuple(map(float, loss)))
         return sums
@@ -309,7 +320,8 @@ class LoadedOwnTask(LoadedTask):
         for client, dataset in parts:
             self.visit(client)
             pairs += [self._task.predict(module, batch) for batch in self._batches(dataset)]
-        return tuple(_of_all_ranks([torch.as_tensor(pair[which]) for pair in pairs], link) for which in (0, 1))
+        outputs, targets = ([one for pair in pairs for one in _tensors(pair[which])] for which in (0, 1))
+        return _of_all_ranks(outputs, link, PADDING), _of_all_ranks(targets, link, math.nan)
 
     def _move(self, batch):
         """A batch on the device, its floating-point tensors in the run's dtype."""
@@ -408,11 +420,17 @@ def _checked(dataset, client):
     return dataset
 
 
-def _of_all_ranks(tensors, link):
+def _tensors(values):
+    """What `predict` returned, as tensors [n, ...]: one, or of a list of tensors one per sample."""
+    is_list = isinstance(values, list | tuple) and isinstance(next(iter(values), 0), torch.Tensor)
+    return [one[None] for one in values] if is_list else [torch.as_tensor(values)]
+
+
+def _of_all_ranks(tensors, link, padding):
     """The tensors of all ranks, one after the other along their first axis, on the CPU. Collective on the link.
 
     A rank without any learns the shape and type from the others; numbers travel as float64. If further axes differ in
-    length, as those of sequences do, the shorter ones are padded.
+    length, as those of sequences do, the shorter ones are padded: integers with `PADDING`, others with `padding`.
     """
     tensors = [torch.atleast_1d(tensor.detach().cpu()) for tensor in tensors]
     sizes = [[*tensor.shape[1:]] + [0] * (MOST_AXES - tensor.dim()) for tensor in tensors if len(tensor)]
@@ -421,14 +439,15 @@ def _of_all_ranks(tensors, link):
     facts = link.allgather([num_axes, is_integer, *np.max([[0] * (MOST_AXES - 1), *sizes], axis=0)])
     num_axes, is_integer, *longest = facts.max(0).astype(int).tolist()
     longest = longest[: num_axes - 1]
-    mine = [_padded(tensor.double(), longest).reshape(-1) for tensor in tensors]
+    padding = PADDING if is_integer else padding
+    mine = [_padded(tensor.double(), longest, padding).reshape(-1) for tensor in tensors]
     values = torch.from_numpy(link.allgatherv(torch.cat([torch.empty(0, dtype=torch.float64), *mine]).numpy()))
     return (values.long() if is_integer else values.float()).reshape(-1, *longest)
 
 
-def _padded(tensor, longest):
-    """A tensor [n, ...] with `PADDING` behind its values, so that its further axes are as long as `longest`."""
+def _padded(tensor, longest, padding):
+    """A tensor [n, ...] with `padding` behind its values, so that its further axes are as long as `longest`."""
     if list(tensor.shape[1:]) == longest or not len(tensor):
         return tensor
     missing = [(0, most - size) for most, size in zip(longest, tensor.shape[1:])]
-    return torch.nn.functional.pad(tensor, sum(reversed(missing), ()), value=PADDING)
+    return torch.nn.functional.pad(tensor, sum(reversed(missing), ()), value=padding)

@@ -195,16 +195,18 @@ class LoadedLanguage(LoadedTask):
         parts |= {"holdout": (held, self._held)} if self._context.holdout else {}
         metrics, clients = {}, {}
         for kind, (sums, streams) in parts.items():
-            numbers = [len(stream) if len(stream) > 1 else 0 for stream in streams.values()]
+            # Training weighs a client by its words, tests by those that are predicted, also where few are evaluated.
+            count = len if kind == "train" else self._num_predicted
+            numbers = [count(stream) for stream in streams.values()]
             means, each = of_clients(link, {f"{kind}_loss": _per_word(sums)}, numbers, self._context.weighting)
             metrics, clients = metrics | means, clients | each
         if not self.has_own_tests:
             loss, number = link.allgather(test.sum(0)).sum(0)
             metrics = {name: value for name, value in metrics.items() if not name.startswith("test_loss")}
             metrics["test_loss"] = loss / number
-        for losses, of_metric in ((metrics, _perplexity), (clients, np.vectorize(_perplexity, otypes=[float]))):
-            for name in [name for name in losses if not name.startswith("train")]:
-                losses[name.replace("test_loss", "perplexity").replace("loss", "perplexity")] = of_metric(losses[name])
+        for losses in (metrics, clients):
+            found = {name.replace("test_loss", "perplexity").replace("loss", "perplexity"): name for name in losses}
+            losses |= {new: _perplexity(losses[name]) for new, name in found.items() if not name.startswith("train")}
         return Metrics(metrics, clients)
 
     @property
@@ -231,11 +233,19 @@ class LoadedLanguage(LoadedTask):
             sums.append(self._sum(module, stream[:most]))
         return np.array(sums).reshape(-1, 2)
 
+    def _columns(self, stream):
+        """Columns in which a stream is evaluated, each of which lacks its first word among the predicted ones."""
+        return max(1, min(TEST_PARTS, len(stream) // (2 * self._settings.bptt)))
+
+    def _num_predicted(self, stream):
+        columns = self._columns(stream)
+        return max(0, len(stream) // columns - 1) * columns
+
     def _sum(self, module, stream):
         """(sum of losses, number of words) of a stream, read from an empty hidden state."""
         loss, number = 0.0, 0
         if len(stream) > 1:
-            columns = max(1, min(TEST_PARTS, len(stream) // (2 * self._settings.bptt)))
+            columns = self._columns(stream)
             sampler = SequentialSampler(len(stream), columns, columns, self._settings.bptt, stream.device)
             state = None
             for piece in map(sampler, range(sampler.batches_per_pass)):
@@ -251,8 +261,10 @@ def _per_word(sums):
     return sums[:, 0] / np.where(sums[:, 1] > 0, sums[:, 1], np.nan)
 
 
-def _perplexity(loss):
-    return math.inf if loss >= 700 else math.exp(loss)
+def _perplexity(losses):
+    """exp of one loss or of an array; inf where that is no finite number, nan of nan."""
+    with np.errstate(over="ignore"):
+        return np.exp(losses)
 
 
 def _detached(state):

@@ -14,7 +14,7 @@ from fedmpi.registry import import_path
 from fedmpi.settings import nearest
 from fedmpi.text import short
 
-PADDING = -100  # behind shorter sequences; the value that torch's losses and Hugging Face's metrics ignore
+PADDING = -100  # target that does not count, like nan; the value that torch's losses and Hugging Face's metrics ignore
 LARGEST_TABLE = 10_000  # numbers in a vector or matrix that a metric returns
 # What scikit-learn's functions compare with the targets, by the module that defines them; the rest are named here.
 _KINDS = {"_regression": "values", "_ranking": "scores"}
@@ -58,10 +58,10 @@ def by_name(text, num_classes, setting):
     return chosen
 
 
-def or_nan(metric, *answers):
+def or_nan(metric, *answers, **form):
     """A metric's number; nan if it is none or cannot be computed, as of samples of one class."""
     try:
-        value = metric(*answers)
+        value = metric(*answers, **form)
     except UserError:
         return math.nan
     return math.nan if isinstance(value, list) else value
@@ -74,26 +74,36 @@ class Answers:
     Attributes:
         outputs: [n, classes, ...], or one output per target: [n, ...] or [n, 1, ...]. targets: [n, ...].
         is_share: whether a single output is a probability, from 0 to 1, and not a logit, which may have any sign.
+        is_last: whether outputs are [n, ..., classes] also if the shapes allow [n, classes, ...].
     """
 
     outputs: torch.Tensor
     targets: torch.Tensor
     is_share: bool = False
+    is_last: bool = False
 
     def __post_init__(self):
         outputs, targets = self.outputs, self.targets
+        if outputs.dim() > 2 and (self.is_last or self.are_last(outputs, targets)):
+            outputs = outputs.movedim(-1, 1)
         if self.num_classes_of(outputs, targets) < 2:  # one output per target
             targets = targets.squeeze(1) if targets.dim() > 1 else targets
             outputs = outputs.squeeze(1) if outputs.dim() == targets.dim() + 1 else outputs
         elif targets.dim() > 1:  # an answer for each pixel or word
             outputs, targets = outputs.movedim(1, -1).flatten(0, -2), targets.flatten()
-        is_padded = not targets.is_floating_point() and bool((targets == PADDING).any())
+        counts = ~targets.isnan() if targets.is_floating_point() else targets != PADDING
+        is_padded = not counts.all()
         if outputs.shape == targets.shape and (outputs.dim() > 2 or is_padded):
-            outputs, targets = outputs.flatten(), targets.flatten()
-        if is_padded and len(outputs) == len(targets):
-            outputs, targets = outputs[targets != PADDING], targets[targets != PADDING]
+            outputs, targets, counts = outputs.flatten(), targets.flatten(), counts.flatten()
+        if is_padded and len(outputs) == len(targets) == len(counts):
+            outputs, targets = outputs[counts], targets[counts]
         object.__setattr__(self, "outputs", outputs)
         object.__setattr__(self, "targets", targets)
+
+    @staticmethod
+    def are_last(outputs, targets):
+        """Whether the shapes say that outputs are [n, ..., classes] and not [n, classes, ...]."""
+        return outputs.shape[:-1] == targets.shape and outputs.shape[2:] != targets.shape[1:]
 
     @staticmethod
     def num_classes_of(outputs, targets):
@@ -169,9 +179,9 @@ class Metric:
         if is_sklearn:
             self._kind = _NAMED.get(function.__name__) or _KINDS.get(path.rpartition(".")[2], "classes")
 
-    def __call__(self, outputs, targets, is_share=False):
-        """See `Answers`; what the user's own function gets is not changed."""
-        answers = Answers(outputs, targets, is_share)
+    def __call__(self, outputs, targets, **form):
+        """See `Answers`, `form` included; what the user's own function gets is not changed."""
+        answers = Answers(outputs, targets, **form)
         try:
             if self._is_own:
                 value = self._function(outputs, targets, **self._settings)

@@ -27,7 +27,9 @@ from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.program.ranks import end_at_once
 from fedmpi.runs.model_files import load_values, read_state
+from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.tasks.datasets import classification_of
+from fedmpi.tasks.targets import KINDS, task_of
 from fedmpi.text import Log
 from fedmpi.training import baselines
 from fedmpi.training.build import read_config
@@ -44,6 +46,7 @@ class Run:
         models: of a run with private layers: number of a client -> its own model, as `model` is otherwise; each is read
             from the run folder when it is asked for. Without private layers, it is empty.
         metrics: the records of the rounds, dicts of numbers; see `fedmpi.runs.record`. Times are those of rank 0.
+            After an evaluation, "clients" is a dict: metric -> list with each client's value.
         final: name -> value of the metrics of the resulting model, measured on all data.
         folder: path of the run folder.
         settings: nested dict, as in settings.yaml.
@@ -51,7 +54,7 @@ class Run:
     """
 
     _model: torch.nn.Module
-    metrics: list[dict[str, float]]
+    metrics: list[dict[str, typing.Any]]
     final: dict[str, float]
     folder: pathlib.Path
     settings: dict[str, typing.Any]
@@ -70,7 +73,7 @@ class Run:
         return self._model
 
     def frame(self) -> typing.Any:
-        """The records as a `pandas.DataFrame` with a row per round.
+        """The records as a `pandas.DataFrame` with a row per round; client k's values are columns like "accuracy/k".
 
         Raises:
             UserError: if pandas is not installed.
@@ -79,7 +82,13 @@ class Run:
             import pandas
         except ImportError:
             raise UserError("Run.frame needs pandas: pip install 'fedmpi[pandas]'") from None
-        return pandas.DataFrame(self.metrics)
+        rows = [{**record, **_columns(record.get(CLIENTS_KEY, {}))} for record in self.metrics]
+        return pandas.DataFrame(rows).drop(columns=CLIENTS_KEY, errors="ignore")
+
+
+def _columns(clients: Mapping[str, list[float]]) -> dict[str, float]:
+    """Names like "accuracy/0" -> values, of metric -> each client's value."""
+    return {f"{name}/{client}": value for name, values in clients.items() for client, value in enumerate(values)}
 
 
 class _ClientModels(Mapping[int, torch.nn.Module]):
@@ -188,17 +197,17 @@ def _read(settings, functions):
             name = "cache" if test_data is None else "test_data"
             raise UserError(f"{name}: expected only beside data = [one Dataset per client]")
         values |= {} if data is None else {"data": data}
+        task = settings.get("task")
+        if (name := task.get("name") if isinstance(task, Mapping) else task) in tuple(KINDS):
+            raise UserError(f"task {name}: expected data = [one Dataset per client] beside it")
     elif not callable(data) and (isinstance(data, Mapping) or not hasattr(data, "__getitem__")):
         raise UserError(f"data is a {type(data).__name__}: expected a name, a path, or one Dataset per client")
     else:
-        objects["task"] = classification_of(data, test_data, bool(cache))
+        objects["task"] = _task_of(settings.pop("task", None), data, test_data, bool(cache))
         if isinstance(data, typing.Sized):
             settings.setdefault("clients", len(data))
-        if settings.pop("task", None) is not None or settings.pop("partition", None) is not None:
-            raise UserError(
-                "data = [one Dataset per client]: these are for classification and need no partition: leave task and "
-                "partition out"
-            )
+        if settings.pop("partition", None) is not None:
+            raise UserError("data = [one Dataset per client]: these need no partition: leave partition out")
     for name, value in settings.items():
         if name == STAGES and isinstance(value, list | tuple) and not all(isinstance(one, str) for one in value):
             objects[name] = list(chosen("mean", value).stages)
@@ -207,6 +216,20 @@ def _read(settings, functions):
         elif value is not None:
             values[name] = value
     return [f"--{key}={_as_text(key, value)}" for key, value in flatten(values).items()], objects
+
+
+def _task_of(task, data, test_data, cache):
+    """The task of Datasets, from `fedmpi.train`'s argument `task`: a name, or a dict of it and its settings."""
+    name, settings = (task.get("name"), {**task}) if isinstance(task, Mapping) else (task, {})
+    settings.pop("name", None)
+    if name in KINDS and not cache:
+        return task_of(name, settings, data, test_data)
+    if name in KINDS:
+        raise UserError(f"cache: task {name} reads each item when it is needed: leave it out, or give TensorDatasets")
+    if task is not None:
+        kinds = ", ".join(map(repr, KINDS))
+        raise UserError(f"task, beside data = [one Dataset per client]: expected {kinds}, or none for classification")
+    return classification_of(data, test_data, cache)
 
 
 def _object(group, value):

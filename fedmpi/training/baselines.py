@@ -30,162 +30,152 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
         (the `Trained` of the run, the content of its file of baselines or {}).
     """
     outcome = loop.train(config, link, callbacks, began)
-    return outcome, _Baselines(config, link, outcome).make() if config.run.baselines else {}
+    return outcome, _compare(outcome) if config.run.baselines else {}
 
 
-class _Baselines:
-    """The further runs of one run, which are skipped if they were made before.
+def _compare(outcome):
+    """Make the further runs that are missing, print the table on rank 0, and return the file's content."""
+    job, given = outcome.job, outcome.job.config.algorithm.step_size
+    # What was compared with the run before it went on does not count.
+    content = share(job.link, lambda: baselines.read(outcome.folder) if outcome.was_complete else {})
+    if not content:
+        agree(job.link, lambda: _check(outcome))
+        metric = _metric(outcome)
+        content = {"metric": metric, "tests": _tests(job.task, metric)[0], "names": job.task.client_names or []}
+        content |= {"notes": [], "rows": [], "runs": {}}
+        _add(outcome, content, _key("federated", given), outcome)
+    run, best = job.config.run, {}
+    sizes = run.baselines_step_sizes or (given / 3, given, 3 * given)
+    sizes = sorted({given, *sizes}) if run.holdout else [given]
+    for method in ("federated", *run.baselines.replace(" ", "").split(",")):
+        for size in sizes:
+            if _key(method, size) not in content["runs"]:
+                settings = _settings(method, job, best and best["federated"]["folder"])
+                _make(outcome, content, size, _key(method, size), settings)
+        made = [content["runs"][_key(method, size)] for size in sizes]
+        best[method] = min(made, key=lambda one: math.inf if math.isnan(one["held_out"]) else one["held_out"])
+    rows = [{"method": method, **one} for method, one in best.items()]
+    for row in rows:
+        row["bytes"] = 0 if row["method"] in ("local", "tuned") else row.get("bytes")  # nothing leaves a silo
+        for cost in ("samples", "bytes", "seconds") if row["method"] == "tuned" and "clients" in row else ():
+            row[cost] += rows[0][cost]
+    content |= {"pending": False, "rows": rows, "notes": _notes(job, content, sizes)}
+    _write(outcome, content)
+    if job.link.rank == 0:
+        print(baselines.in_words(content), flush=True)
+    return content
 
-    Args:
-        outcome: the `Trained` of the run.
-    """
 
-    def __init__(self, config, link, outcome):
-        self._config, self._link, self._folder = config, link, outcome.folder
-        self._names = config.run.baselines.replace(" ", "").split(",")
-        given = config.algorithm.step_size
-        sizes = config.run.baselines_step_sizes or (given / 3, given, 3 * given)
-        self._sizes = sorted({given, *sizes}) if config.run.holdout else [given]
-        self._job, plan = outcome.job, outcome.job.federation.plan
+def _check(outcome):
+    if outcome.was_complete:
+        raise UserError(f"baselines: the run in {outcome.folder} was made without them: begin a new one (--name)")
+    if _metric(outcome) is None:
+        raise UserError("baselines: no silo has test or held-out data, on which models could be compared")
+
+
+def _metric(outcome):
+    """The metric that the table shows: the task's goal on the silos' own tests, else the nearest that there is."""
+    goal, clients = outcome.job.task.goal[0], outcome.metrics.clients
+    goals = [] if goal == "train_loss" else [goal]
+    names = [*goals, "test_loss", *(f"{HELD_OUT}{name}" for name in goals), f"{HELD_OUT}loss"]
+    return next((name for name in names if any(value == value for value in clients.get(name, ()))), None)
+
+
+def _tests(task, metric):
+    """(what a silo's model is measured on, what that means)."""
+    if metric.startswith(HELD_OUT):
+        name, what = "held-out data", "what each silo held out of its training data"
+    elif task.has_own_tests:
+        name, what = "own tests", "each silo's own test data"
+    else:
+        name, what = "part of the common tests", "an equal part for each silo of a test set that all have in common"
+    return name, f"{what}; the mean counts each silo once"
+
+
+def _notes(job, content, sizes):
+    chosen = f"the best of {', '.join(f'{size:.4g}' for size in sizes)} on held-out data, for each method"
+    if len(sizes) == 1:
+        chosen = "given, because nothing is held out to choose it by (--holdout)"
+    costs = "samples of all silos, bytes of one, and time of the run with that step size; tuned includes federated"
+    crossed = [("all silos' tests", "each silo's model on the tests of every silo, on average")]
+    crossed = crossed if job.config.run.cross_site else []
+    return [_tests(job.task, content["metric"]), *crossed, ("step size", chosen), ("costs", costs)]
+
+
+def _settings(method, job, federated):
+    """Settings of a method's run that differ from the run's; `federated`: folder of the best federated one."""
+    run, plan = job.config.run, job.federation.plan
+    if method == "pooled":
         steps = [plan.steps_of(client, 0) for client in range(plan.num_clients)]
-        self._goal, self._steps = self._job.task.goal, round(self._job.num_rounds * sum(steps) / len(steps))
-        # What was compared with the run before it went on counts no more.
-        found = share(link, lambda: baselines.read(outcome.folder) if outcome.was_complete else {})
-        names = self._job.task.client_names or []
-        self._content = {"metric": "", "tests": "", "names": names, "notes": [], "rows": [], "runs": {}, **found}
-        self._key = _key("federated", given)
-        if self._key not in self._content["runs"]:
-            agree(link, lambda: self._check(outcome))
-            self._content |= {"metric": self._metric(outcome.metrics.clients)}
-            self._content["tests"] = self._tests()[0]
-            self._add(self._key, outcome)
+        rounds = round(job.num_rounds * sum(steps) / len(steps))
+        every = run.eval_every and round(run.eval_every * rounds / job.num_rounds)
+        words = {"private": None, "local_steps": 1, "local_epochs": None, "epochs": None, "rounds": rounds}
+        return {**words, "weighting": "samples", "participation": 1.0, "eval_every": every}
+    settings = {} if method == "federated" else {"private": "*"}
+    return settings | ({"init": federated, "init_except": None} if method == "tuned" else {})
 
-    def _check(self, outcome):
-        if outcome.was_complete:
-            raise UserError(f"baselines: the run in {self._folder} was made without them: begin a new one (--name)")
-        if self._metric(outcome.metrics.clients) is None:
-            raise UserError("baselines: no silo has test or held-out data, on which models could be compared")
 
-    def _metric(self, clients):
-        """The metric that the table shows: the task's goal on the silos' own tests, else the nearest that there is."""
-        goal = [] if self._goal[0] == "train_loss" else [self._goal[0]]
-        names = [*goal, "test_loss", *(f"{HELD_OUT}{name}" for name in goal), f"{HELD_OUT}loss"]
-        return next((name for name in names if any(value == value for value in clients.get(name, ()))), None)
+def _derived(outcome, size, key, settings):
+    """The `Config` of a further run."""
+    config, folder = outcome.job.config, outcome.folder / FOLDER
+    numbered = itertools.chain([key], (f"{key}-{number}" for number in itertools.count(2)))
+    # The folder of a run that ended before it was compared is not used again.
+    name = share(outcome.job.link, lambda: next(name for name in numbered if not is_complete(folder / name)))
+    common = {"out": str(folder), "name": name, "checkpoint_clients": None, "baselines_step_sizes": None}
+    common["threads"] = torch.get_num_threads()  # the run's: another number might round differently
+    common["baselines"] = "local"  # so that each silo's own tests are measured
+    resume = share(outcome.job.link, lambda: str(folder / name) if find_checkpoints(folder / name) else AUTO)
+    run = dataclasses.replace(config.run, **{**settings, **common, "resume": resume})
+    algorithm = dataclasses.replace(config.algorithm, step_size=size)
+    resolved = {**config.resolved, **dataclasses.asdict(run), "resume": None, "baselines": None}
+    resolved["algorithm"] = {**resolved["algorithm"], "step_size": size}
+    sending = config.sending
+    if settings:  # nothing is sent: neither noise nor compression
+        sending, none = Sending(), {"aggregation": {"name": "mean"}, "stages": {"name": None}}
+        resolved |= none
+    return dataclasses.replace(config, run=run, algorithm=algorithm, sending=sending, resolved=resolved)
 
-    def make(self):
-        """Make what is missing, print the table on rank 0, and return the file's content."""
-        best = {}
-        for name in ("federated", *self._names):
-            best[name] = self._best(name, best.get("federated"))
-        rows = [{"method": name, **self._content["runs"][key]} for name, key in best.items()]
-        for row in rows:
-            row["bytes"] = 0 if row["method"] in ("local", "tuned") else row.get("bytes")  # nothing leaves a silo
-            for cost in ("samples", "bytes", "seconds") if row["method"] == "tuned" and "clients" in row else ():
-                row[cost] += rows[0][cost]
-        self._content |= {"pending": False, "rows": rows, "notes": self._notes()}
-        self._write()
-        if self._link.rank == 0:
-            print(baselines.in_words(self._content), flush=True)
-        return self._content
 
-    def _notes(self):
-        sizes = ", ".join(f"{size:.4g}" for size in self._sizes)
-        chosen = f"the best of {sizes} on held-out data, for each method"
-        if len(self._sizes) == 1:
-            chosen = "given, because nothing is held out to choose it by (--holdout)"
-        costs = "samples of all silos, bytes of one, and time of the run with that step size; tuned includes federated"
-        crossed = [("all silos' tests", "each silo's model on the tests of every silo, on average")]
-        crossed = crossed if self._config.run.cross_site else []
-        return [(self._content["tests"], self._tests()[1]), *crossed, ("step size", chosen), ("costs", costs)]
+def _make(outcome, content, size, key, settings):
+    """Make a further run."""
+    link = outcome.job.link
+    config = _derived(outcome, size, key, settings)
+    if link.rank == 0:
+        print(f"baseline {key}:", flush=True)
+    link.traffic.restore(dataclasses.asdict(Traffic()))
+    try:
+        _add(outcome, content, key, loop.train(config, link))
+    except Diverged as error:
+        log.warning(f"{error}")
+        content["runs"][key] = {"step_size": size, "held_out": math.nan, "diverged": str(error)}
 
-    def _tests(self):
-        """(what a silo's model is measured on, what that means)."""
-        if self._content["metric"].startswith(HELD_OUT):
-            name, what = "held-out data", "what each silo held out of its training data"
-        elif self._job.task.has_own_tests:
-            name, what = "own tests", "each silo's own test data"
-        else:
-            name, what = "part of the common tests", "an equal part for each silo of a test set that all have in common"
-        return name, f"{what}; the mean counts each silo once"
 
-    def _best(self, name, federated):
-        """The key of a method's run with the best step size; it is made for each if it is not there."""
-        keys, runs = [_key(name, size) for size in self._sizes], self._content["runs"]
-        for key, size in zip(keys, self._sizes):
-            if key not in runs:
-                self._make(key, self._derived(size, {"name": key, **self._settings(name, federated)}))
-        return min(keys, key=lambda key: math.inf if (value := runs[key]["held_out"]) != value else value)
+def _add(outcome, content, key, made):
+    """Remember what a run measured: the `Trained` `made` of those that the run `outcome` is compared with."""
+    metric, last = content["metric"], made.records[-1]
+    held_out, sign = f"{HELD_OUT}loss", -1
+    if held_out not in made.metrics:
+        held_out, sign = selection_goal(made.job.task.goal, made.metrics)
+    clients = [float(value) for value in made.metrics.clients[metric]]
+    mean, worst = baselines.mean_and_worst(clients, metric)
+    content["runs"][key] = {
+        "folder": str(made.folder),
+        "step_size": made.job.config.algorithm.step_size,
+        "clients": clients,
+        "mean": mean,
+        "worst": worst,
+        "held_out": -sign * made.metrics.get(held_out, math.nan),
+        "samples": made.samples,
+        **{name: last[name] for name in ("bytes", "seconds")},
+        **made.cross_site.get(metric, {"all_tests": mean} if made.job.config.run.cross_site else {}),
+    }
+    _write(outcome, content)
 
-    def _settings(self, name, federated):
-        """Settings of a method's run that differ from the run's; `federated` is the key of the best federated one."""
-        run, runs = self._config.run, self._content["runs"]
-        if name == "pooled":
-            every = run.eval_every and round(run.eval_every * self._steps / runs[self._key]["rounds"])
-            words = {"private": None, "local_steps": 1, "local_epochs": None, "epochs": None, "rounds": self._steps}
-            return {**words, "weighting": "samples", "participation": 1.0, "eval_every": every}
-        settings = {} if name == "federated" else {"private": "*"}
-        return settings | ({"init": runs[federated]["folder"], "init_except": None} if name == "tuned" else {})
 
-    def _derived(self, size, settings):
-        """The `Config` of a further run."""
-        config, folder = self._config, self._folder / FOLDER
-        name = share(self._link, lambda: _unused(folder, settings["name"]))
-        common = {"out": str(folder), "name": name, "checkpoint_clients": None, "baselines_step_sizes": None}
-        common["threads"] = torch.get_num_threads()  # the run's: another number might round differently
-        common["baselines"] = "local"  # so that each silo's own tests are measured
-        resume = share(self._link, lambda: str(folder / name) if find_checkpoints(folder / name) else AUTO)
-        run = dataclasses.replace(config.run, **{**settings, **common, "resume": resume})
-        algorithm = dataclasses.replace(config.algorithm, step_size=size)
-        resolved = {**config.resolved, **dataclasses.asdict(run), "resume": None, "baselines": None}
-        resolved["algorithm"] = {**resolved["algorithm"], "step_size": size}
-        sending = config.sending
-        if settings.keys() & {"private", "participation"}:  # nothing is sent: neither noise nor compression
-            sending = Sending()
-            resolved |= {"aggregation": {"name": "mean"}, "stages": {"name": None}}
-        return dataclasses.replace(config, run=run, algorithm=algorithm, sending=sending, resolved=resolved)
-
-    def _make(self, key, config):
-        if self._link.rank == 0:
-            print(f"baseline {key}:", flush=True)
-        self._link.traffic.restore(dataclasses.asdict(Traffic()))
-        try:
-            self._add(key, loop.train(config, self._link))
-        except Diverged as error:
-            log.warning(f"{error}")
-            size = config.algorithm.step_size
-            self._content["runs"][key] = {"step_size": size, "held_out": math.nan, "diverged": str(error)}
-
-    def _add(self, key, outcome):
-        """Remember what a run measured."""
-        metric, last = self._content["metric"], outcome.records[-1]
-        held_out, sign = f"{HELD_OUT}loss", -1
-        if held_out not in outcome.metrics:
-            held_out, sign = selection_goal(self._goal, outcome.metrics)
-        clients = [float(value) for value in outcome.metrics.clients[metric]]
-        mean, worst = baselines.mean_and_worst(clients, metric)
-        self._content["runs"][key] = {
-            "folder": str(outcome.folder),
-            "step_size": outcome.job.config.algorithm.step_size,
-            "clients": clients,
-            "mean": mean,
-            "worst": worst,
-            "held_out": -sign * outcome.metrics.get(held_out, math.nan),
-            "rounds": outcome.job.num_rounds,
-            "samples": outcome.samples,
-            **{name: last[name] for name in ("bytes", "seconds")},
-            **outcome.cross_site.get(metric, {"all_tests": mean} if self._config.run.cross_site else {}),
-        }
-        self._write()
-
-    def _write(self):
-        agree(self._link, lambda: self._link.rank == 0 and baselines.write(self._folder, self._content))
+def _write(outcome, content):
+    link = outcome.job.link
+    agree(link, lambda: link.rank == 0 and baselines.write(outcome.folder, content))
 
 
 def _key(method, size):
     return f"{method}-{size:g}"
-
-
-def _unused(folder, name):
-    """The name of a run folder: that of a run that ended before it was compared is not used again."""
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(name for name in names if not is_complete(folder / name))

@@ -22,7 +22,7 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
-from fedmpi.machine.cores import BY_LOAD, choose_threads
+from fedmpi.machine.cores import BY_LOAD, VARIABLES, choose_threads
 from fedmpi.machine.memory import keep_freed_memory
 from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.membership.opening import check_alone
@@ -67,7 +67,7 @@ class Job:
     def settings(self):
         """What the run folder records: all settings, with the number of clients also if it is that of the ranks.
 
-        Also the threads if other processes have decided them: a rerun or a resumed run would choose others, for other
+        Also the threads if other processes may decide them: a rerun or a resumed run would choose others, for other
         bits.
         """
         return self.config.resolved | {"clients": self.context.num_clients, "threads": self.threads}
@@ -154,12 +154,19 @@ def prepare(config, link):
 
 def _take_threads(run, link):
     """Set torch's threads. Collective. Returns (what has decided them, the number if it is a setting of the run)."""
-    threads, reason = choose_threads(link, run.threads, by_load=not run.deterministic)
-    everyone = link.allgather([threads, reason.startswith(BY_LOAD)])
-    if everyone[:, 1].any():  # the same for all ranks: the slowest one decides how fast the others are
-        threads, reason = int(everyone[:, 0].min()), f"{reason or BY_LOAD}; --threads chooses"
+    by_load, recorded = run.threads is None and not run.deterministic, run.threads
+    threads, reason = choose_threads(link, recorded, by_load)
+    everyone = link.allgather([threads, reason.startswith(BY_LOAD), reason in VARIABLES])
+    if everyone[:, 1].any():
+        reason = f"{reason or BY_LOAD}; --threads chooses"
+    if by_load and not everyone[:, 2].any():  # the same for all ranks: the slowest one decides how fast the others are
+        threads = recorded = int(everyone[:, 0].min())
+    share = max(1, link.usable_cores // link.local_size)
+    if threads > share and link.rank == 0:
+        what = f"{link.local_size} rank{'s' * (link.local_size > 1)} with {threads} threads each"
+        log.warning(f"{what} share {link.usable_cores} cores: --threads {share} is faster")
     torch.set_num_threads(threads)
-    return reason, threads if everyone[:, 1].any() else run.threads
+    return reason, recorded
 
 
 def rank_context(run, link):

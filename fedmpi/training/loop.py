@@ -21,7 +21,7 @@ from fedmpi.registry import command_name
 from fedmpi.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
-from fedmpi.runs.record import AMOUNTS
+from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.text import Log
@@ -404,8 +404,8 @@ def _outcome(job, folder, complete_in=None, metrics=None):
     """
     records = None
     while records is None:  # again, if the rank that read them is lost
-        records = share(job.link, lambda: read_records(folder / RECORDS)[0])
+        records = share(job.link, lambda: read_records(folder / RECORDS, keeps_clients=True)[0])
     if metrics is None:
-        metrics = {name: value for name, value in records[-1].items() if name not in AMOUNTS and name != "loss"}
+        metrics = {name: value for name, value in records[-1].items() if name not in {*AMOUNTS, "loss", CLIENTS_KEY}}
     make = functools.partial(trained_module, job, complete_in and pathlib.Path(complete_in))
     return Trained(folder, records, metrics, make, job, was_complete=complete_in is not None)

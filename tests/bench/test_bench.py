@@ -237,7 +237,7 @@ def test_settings_without_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     done = bench(1, "settings", "--quick", "--seconds", 0.2, "--set", "--local_steps 1")
     assert done.returncode == 0, done.stderr
-    assert "torch.compile: not possible here" in done.stdout
+    assert "compile default: not possible here" in done.stdout
     assert "plain Allreduce" in done.stdout
 
 

@@ -12,9 +12,13 @@ import torch
 from helpers import PROGRAMS, ROOT, execute, launch_words
 
 import fedmpi
+from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.mpi_library import MPI
+from fedmpi.config.run import RunSettings
 from fedmpi.machine import cores
 from fedmpi.machine.cores import choose_threads, usable_cores
 from fedmpi.own_loop import base
+from fedmpi.training import build
 
 LINK = types.SimpleNamespace(usable_cores=8, free_cores=8, local_size=2, rank=0)
 HERE = platform.node()
@@ -57,14 +61,38 @@ def test_what_decides_the_threads(monkeypatch, given, variables, changes, expect
     assert choose_threads(link, given, by_load) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "found", "recorded"),
+    [
+        ({}, (1, ""), 1),  # on an idle machine; a rerun on a busy one takes as many, too
+        ({}, (1, "free cores: 1 of 8"), 1),
+        ({}, (1, "quota of the node: 1 cores"), 1),
+        ({}, (1, "OMP_NUM_THREADS"), None),
+        ({"deterministic": True}, (1, ""), None),
+        ({"threads": 1}, (1, "setting threads"), 1),
+    ],
+)
+def test_a_number_that_other_processes_might_change_becomes_a_setting(monkeypatch, settings, found, recorded):
+    monkeypatch.setattr(build, "choose_threads", lambda *_: found)
+    before = torch.get_num_threads()
+    try:
+        assert build._take_threads(RunSettings(**settings), MPILink(MPI.COMM_SELF))[1] == recorded
+    finally:
+        torch.set_num_threads(before)
+
+
 FIXED = ["--deterministic", "true", "--name", "fixed"]
 
 
 @contextlib.contextmanager
 def work_on(busy_cores, number):
-    """A context in which a number of processes use some cores."""
+    """A context in which a number of processes use some cores.
+
+    Each has a session of its own, as ranks have: Linux gives equal shares of a core to sessions, and a session that
+    is busy on other cores gets less of this one.
+    """
     code = f"import os\nos.sched_setaffinity(0, {list(busy_cores)})\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(number)]
+    processes = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(number)]
     try:
         yield
     finally:
@@ -93,6 +121,10 @@ def test_a_newcomer_on_a_busy_machine_takes_one_thread(tmp_path):
     for more in (again, ["--resume", tmp_path / "it", "--rounds", "3"]):
         later = execute([*train, *more], env=environment)
         assert "1 thread (setting threads), cpu" in later.stdout, later.stderr
+    many = execute([*train, *again[:-1], "many", "--threads", 2 * total], env=environment)
+    assert (
+        f"fedmpi: 1 rank with {2 * total} threads each share {total} cores: --threads {total} is faster" in many.stderr
+    )
     assert (tmp_path / "fixed" / "settings.yaml").read_text().count("threads: null") == 1
 
 
@@ -111,10 +143,18 @@ def test_ranks_that_are_bound_to_a_taken_core_are_told(any_mpi):
     )
 
 
+def test_other_processes_do_not_change_the_threads_of_a_recorded_loop(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(base, "choose_threads", lambda link, by_load: asked.append(by_load) or (1, ""))
+    for record in (None, tmp_path / "run"):
+        fedmpi.average(torch.nn.Linear(2, 1), every=1, record=record).finish()
+    assert asked == [True, False]
+
+
 @pytest.mark.parametrize(("before", "during"), [(6, 2), (5, 5), (1, 1)])  # 6: as many as torch takes by itself
 def test_a_loop_takes_its_share_unless_the_user_has_chosen(monkeypatch, capsys, before, during):
     monkeypatch.setattr(base, "library_threads", lambda: {6})
-    monkeypatch.setattr(base, "choose_threads", lambda link: (2, ""))
+    monkeypatch.setattr(base, "choose_threads", lambda link, by_load: (2, ""))
     usual = torch.get_num_threads()
     torch.set_num_threads(before)
     try:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import LIMIT, PROGRAMS, ROOT, execute, ranks_of, running, start, wait_for
+from helpers import LIMIT, PROGRAMS, ROOT, execute, launch_words, launchers, ranks_of, running, start, wait_for
 
 from fedmpi.comm.process import started_by
 
@@ -45,13 +45,31 @@ def test_who_started_this_process(variables, expected):
 
 @pytest.mark.parametrize(
     ("variables", "hint"),
-    [({"PMI_RANK": "1"}, "PMI_RANK comes from an outer job"), ({"RANK": "0", "WORLD_SIZE": "2"}, "without torchrun")],
+    [
+        ({"PMI_RANK": "1"}, "PMI_RANK comes from an outer job"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "99"}, "PMI_SIZE comes from an outer job"),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "it"}, "PMIX_RANK comes from an outer job"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "without torchrun"),
+    ],
 )
 def test_an_own_loop_that_is_alone_ends_with_one_line(variables, hint):
     ended = alone(variables)
     assert ended.returncode == 2 and "done" not in ended.stdout
     (line,) = ended.stderr.splitlines()
     assert "started 2 processes but each of them is alone: " in line and hint in line
+
+
+@pytest.mark.parametrize("mpis", [("default", "openmpi"), ("openmpi", "default")], ids=str)
+def test_the_launcher_of_another_mpi_is_named(mpis):
+    """MPICH ends each process within MPI_Init where it finds Open MPI's launcher, and Open MPI warns of MPICH's."""
+    if "openmpi" not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
+    words, (_, variables) = launch_words(2, BEGINS, mpi=mpis[0])[0], launch_words(2, BEGINS, mpi=mpis[1])
+    ended = execute(words, env={"LD_LIBRARY_PATH": f"{os.environ['FEDMPI_TEST_OPENMPI']}/lib", **variables})
+    assert ended.returncode == 2 and "done" not in ended.stdout
+    own, *more = ended.stderr.split("---", 1)[0].splitlines()  # Open MPI's mpirun says between such lines what failed
+    assert "started 2 processes but each of them is alone: this mpirun belongs to another MPI than mpi4py's, " in own
+    assert not more
 
 
 def test_mpi_begins_although_mpi4py_was_not_to_begin_it(any_mpi):
@@ -64,6 +82,15 @@ def test_a_rank_that_never_begins_mpi_is_named():
     lines = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
     assert ended.returncode in (75, 9) and len(lines) == 1, ended.stderr  # MPICH may pass on SIGKILL
     assert "not all 3 ranks have begun MPI within 5 s: no sign on " in lines[0] and " of rank 1: " in lines[0]
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_a_rank_that_ends_before_mpi_begins_ends_the_others(code):
+    """MPICH's launcher goes on then, for as long as the others wait."""
+    ended = start(3, BEGINS, "leaves", LIMIT, code, is_forked=False, timeout=100)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
+    assert ended.returncode in (code or 1, 9) and len(lines) == 1, ended.stderr  # MPICH may pass on SIGKILL
+    assert "error: rank 1 on " in lines[0] and "ended before MPI began, and the others wait" in lines[0]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

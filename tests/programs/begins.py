@@ -1,4 +1,4 @@
-"""A loop of two steps on each rank, and what comes before it: python begins.py HOW [SECONDS]."""
+"""A loop of two steps on each rank, and what comes before it: python begins.py HOW [SECONDS [CODE]]."""
 
 import os
 import sys
@@ -7,7 +7,9 @@ import time
 NUMBER = int(next((os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), "0"))
 
 
-def main(how="", seconds="30"):
+def main(how="", seconds="30", code="0"):
+    if how == "leaves" and NUMBER == 1:
+        sys.exit(int(code))
     if how == "without":
         from fedmpi.comm.mpi_library import begin
 

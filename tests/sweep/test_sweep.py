@@ -271,6 +271,22 @@ def test_a_run_that_ended_since_the_sweep_began_is_kept(tmp_path):
     assert all((plan.folder(run) / "metrics.jsonl").is_file() for run in plan.runs)
 
 
+def test_a_run_keeps_its_cpu_time_when_the_start_of_another_reaps_it(tmp_path):
+    program = (
+        "import os, pathlib, sys\n"
+        "from fedmpi.sweep.local import start_job\n"
+        "from fedmpi.sweep.plan import make_plan\n"
+        "common = ['--task=quadratic', '--clients=2', '--rounds=2']\n"
+        "plan = make_plan(pathlib.Path(sys.argv[1]), None, ['seed=0,1'], common)\n"
+        "first = start_job(plan, plan.runs[0], 1, '')\n"
+        "os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked it\n"
+        "second = start_job(plan, plan.runs[1], 1, '')\n"
+        "print(first.poll(), first.cpu_seconds > 0)\n"
+        "second.end()\n"
+    )
+    assert execute([sys.executable, "-c", program, tmp_path]).stdout == "0 True\n"
+
+
 def processes_of(folder):
     """Process ids of the jobs that write into a folder."""
     found = []

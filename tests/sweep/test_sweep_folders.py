@@ -1,5 +1,6 @@
 """A sweep writes into its own folder only, and goes on with what a killed one left there."""
 
+import errno
 import json
 import os
 
@@ -10,6 +11,7 @@ from test_report import make_run
 
 from fedmpi.errors import UserError
 from fedmpi.own_files import MARK, make_folder, read_mark, write_mark
+from fedmpi.run_files import is_complete
 from fedmpi.sweep.__main__ import main
 from fedmpi.sweep.plan import Plan
 
@@ -237,3 +239,12 @@ def test_a_search_may_begin_at_zero(tmp_path, run):
     assert "no run is complete" in run("--search", "tpe", "--range", "seed=0:9", "--table")[2]
     words = [*GRID[2:], *TABLE, "--out", "sweep", "--search", "tpe", "--range", "seed=0:9", "--trials", "1"]
     main(words)
+
+
+def test_a_fork_for_which_there_is_no_memory_becomes_a_new_program(tmp_path, run, monkeypatch):
+    def fork():
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("os.fork", fork)
+    assert run("--grid", "seed=3")[0] == 0
+    assert is_complete(tmp_path / "sweep" / "seed=3")

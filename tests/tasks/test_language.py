@@ -237,8 +237,8 @@ def test_perplexity_of_a_uniform_guess_is_the_number_of_words(tmp_path):
 
 
 def test_every_silo_is_tested_on_its_own_text(tmp_path):
-    """A silo with less than two words has no value; all words of all silos have the same weight in the whole."""
-    for client, text in enumerate(["the cat sat\n" * 9, "one", "a mat on a mat\n" * 30]):
+    """A silo with less than two words has no value; the mean counts each other silo once, `_samples` each word."""
+    for client, text in enumerate(["the cat sat\n" * 10, "one", "a mat on a mat\n" * 30]):
         write(tmp_path / f"silo_{client}.h5", story(100, seed=client), text)
     loaded = load(tmp_path / "silo_{client}.h5", num_clients=3, bptt=6)
     metrics = evaluated(loaded, small_lstm(loaded))
@@ -252,8 +252,12 @@ def test_every_silo_is_tested_on_its_own_text(tmp_path):
         [alone[0]["test_loss"], math.nan, alone[2]["test_loss"]], nan_ok=True
     )
     assert of_clients["perplexity"] == pytest.approx(np.exp(of_clients["test_loss"]), nan_ok=True)
-    numbers = [9 * 4 - 1, 30 * 6 - 20]  # of predicted words: one fewer than words, in each of the columns
-    assert metrics["test_loss"] == pytest.approx(np.average(of_clients["test_loss"][::2], weights=numbers), rel=0.01)
+    numbers = [3 * (40 // 3 - 1), 15 * (180 // 15 - 1)]  # of predicted words: columns * (their length - 1)
+    losses = of_clients["test_loss"][::2]
+    assert metrics["test_loss"] == pytest.approx(np.mean(losses))
+    assert metrics["test_loss_samples"] == pytest.approx(np.average(losses, weights=numbers))
+    for name in ("", "_samples"):
+        assert metrics[f"perplexity{name}"] == pytest.approx(math.exp(metrics[f"test_loss{name}"]))
     assert len(of_clients["train_loss"]) == 3 and "holdout_loss" not in of_clients
     for client in (0, 2):
         write(tmp_path / f"silo_{client}.h5", story(100, seed=client), "one")

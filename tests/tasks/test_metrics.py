@@ -31,8 +31,8 @@ def softmax(x):
 
 
 def measure(name, outputs, targets, **settings):
-    is_share = settings.pop("is_share", False)
-    return Metric(name, (f"sklearn.metrics.{name}", settings))(torch.tensor(outputs), torch.tensor(targets), is_share)
+    form = {key: settings.pop(key) for key in ("is_share", "is_last") if key in settings}
+    return Metric(name, (f"sklearn.metrics.{name}", settings))(torch.tensor(outputs), torch.tensor(targets), **form)
 
 
 @pytest.mark.parametrize("shape", ["[n]", "[n, 1]", "[n, 1] both", "float targets", "probabilities", "two columns"])
@@ -193,3 +193,90 @@ def test_a_metric_that_fails_on_one_silo_is_not_a_number_there(tmp_path):
     )
     first, second = fedmpi.load_run(run.folder).clients["own"]
     assert np.isnan(first) and np.isfinite(second) and np.isfinite(run.final["own"])
+
+
+class Words(torch.utils.data.Dataset):
+    """Sequences of 2 to 8 words [length, 4], each word with a class of three."""
+
+    def __init__(self, lengths, seed):
+        draw = torch.Generator().manual_seed(seed)
+        self.samples = [torch.randn(length, 4, generator=draw) for length in lengths]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index], self.samples[index][:, :3].argmax(1)
+
+
+class Tagger(torch.nn.Linear):
+    def __init__(self, columns, is_last=True):
+        super().__init__(4, columns)
+        self.is_last = is_last
+
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        return outputs if self.is_last else outputs.movedim(-1, 1)
+
+
+def padded(samples):
+    pad = torch.nn.utils.rnn.pad_sequence
+    inputs, targets = zip(*samples)
+    return pad(inputs, batch_first=True), pad(targets, batch_first=True, padding_value=-100)
+
+
+def of_sequences(kind):
+    """A task, of whose silos the second one is tested on one sequence with as many words as there are classes."""
+
+    def loss(model, batch):
+        inputs, targets = (torch.cat([*one]) for one in batch) if kind != "first" else batch
+        outputs = model(inputs)
+        if kind == "values":
+            return torch.nn.functional.mse_loss(outputs[:, 0], targets.float())
+        outputs = outputs if kind == "first" else outputs.reshape(-1, 3)
+        return torch.nn.functional.cross_entropy(outputs, targets.reshape(outputs[:, 0].shape))
+
+    def predict(model, batch):
+        if kind == "values":
+            return [model(one)[:, 0] for one in batch[0]], [one.float() for one in batch[1]]
+        return ([model(one) for one in batch[0]], batch[1]) if kind == "lists" else (model(batch[0]), batch[1])
+
+    tests = [Words([4, 7, 2, 8, 3, 5, 6, 2], 8), Words([3], 9)]
+    members = {"train": lambda client, num: Words([3, 5, 4, 8, 2], client), "loss": loss, "predict": predict}
+    members |= {"test_of": lambda client, num: tests[client], "collate": lambda samples: [*zip(*samples)]}
+    if kind in ("first", "last"):
+        members["collate"] = padded
+    names = (
+        {"mse": "mean_squared_error"} if kind == "values" else {"accuracy": "accuracy_score", "log_loss": "log_loss"}
+    )
+    members["metrics"] = {name: f"sklearn.metrics.{function}" for name, function in names.items()}
+    return fedmpi.Task.of("Sequences", **members), tests
+
+
+@pytest.mark.parametrize("kind", ["first", "last", "lists", "values"])
+def test_metrics_of_sequences_of_different_length_count_each_word_once(tmp_path, kind):
+    task, tests = of_sequences(kind)
+    model = Tagger(1 if kind == "values" else 3, kind != "first")
+    run = fedmpi.train(task=task, model=model, clients=2, rounds=1, out=tmp_path, algorithm="fedavg", threads=1)
+    clients, linear = fedmpi.load_run(run.folder).clients, torch.nn.Linear.forward
+
+    def right(silos):
+        inputs, targets = (torch.cat([sample[k] for silo in silos for sample in silo]) for k in (0, 1))
+        with torch.no_grad():
+            outputs = linear(run.model, inputs).double().numpy()
+        if kind == "values":
+            return {"mse": sk.mean_squared_error(targets, outputs[:, 0])}
+        shares = softmax(outputs)
+        found = {"accuracy": sk.accuracy_score(targets, shares.argmax(1))}
+        return found | {"log_loss": sk.log_loss(targets, shares, labels=[0, 1, 2])}
+
+    for name, value in right(tests).items():
+        assert run.final[name] == pytest.approx(value, abs=1e-6)
+        assert clients[name] == pytest.approx([right([silo])[name] for silo in tests], abs=1e-6)
+
+
+def test_samples_of_different_length_need_collate(tmp_path):
+    task, _ = of_sequences("last")
+    del task.collate
+    with pytest.raises(UserError, match="different shapes .*: define collate.samples., which pads or lists them"):
+        fedmpi.train(task=task, model=Tagger(3), clients=2, rounds=1, out=tmp_path, algorithm="fedavg")
