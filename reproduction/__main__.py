@@ -77,6 +77,10 @@ def make_parser():
     add("--add", action="store_true", help=words)
     add("--tune", action="store_true", help="search the best settings of every method on held-out training data")
     add("--pages", action="store_true", help="start no runs; only write the pages again, from the CSV files")
+    words = "make short runs again, compare them with --results, and say PASS or FAIL (exit code 1); needs no data"
+    add("--check", action="store_true", help=words)
+    words = "compare the results of a rerun, in FOLDER, with those in --results: is each value within the 95 %% range?"
+    add("--compare", type=pathlib.Path, metavar="FOLDER", help=words)
     add("--ranks", type=count, default=1, metavar="N", help="ranks of each run; default: 1")
     add("--at-a-time", type=count, metavar="N", help="how many runs to start at the same time; default: cores / ranks")
     add("--threads", type=count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
@@ -106,6 +110,9 @@ def _run(arguments):
     _check_together(options)
     if options.list:
         print(listing(options.what or ["all"], options.results, options.data_dir))
+        return
+    if options.check or options.compare:
+        _agree(options, arguments)
         return
     if not options.what and not options.pages:
         raise UserError("expected the name of a table or figure (see --list), a paper, or all")
@@ -145,6 +152,25 @@ def _run(arguments):
         print(write_summary(options.results))
     if failed:
         raise UserError(f"{len(failed)} of {len(experiments)} failed; the first is {failed[0]}")
+
+
+def _agree(options, arguments):
+    """Print what agrees with the committed results, and end with exit code 1 if something does not."""
+    from reproduction import agree
+
+    def reproduce(one, folder):
+        changed = {"results": folder, "out": folder / "runs", "scale": "small", "seeds": [0, 1, 2]}
+        its = argparse.Namespace(**vars(options) | changed)
+        _reproduce(one, its, _how(its, arguments))
+
+    if options.check:
+        rows = agree.check(options.results, reproduce)
+    else:
+        rows = agree.compare(find_experiments(options.what or ["all"]), options.results, options.compare)
+    text, all_agree = agree.report(rows)
+    print(text)
+    if not all_agree:
+        sys.exit(1)
 
 
 def _reproduce(one, options, how):
@@ -189,7 +215,9 @@ def _reproduce(one, options, how):
 
 def _check_together(options):
     """Raise UserError if an option is given that the others leave without a meaning."""
-    given = [name for name in ("list", "pages", "tune", "emit_slurm", "add") if getattr(options, name)]
+    given = [
+        name for name in ("list", "check", "compare", "pages", "tune", "emit_slurm", "add") if getattr(options, name)
+    ]
     allowed = given == ["emit_slurm", "add"]
     if len(given) > 1 and not allowed:
         one, other = (f"--{name.replace('_', '-')}" for name in given[:2])

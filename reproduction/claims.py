@@ -29,9 +29,11 @@ class Outcome:
     """What a claim has become on one panel of an experiment.
 
     Attributes:
-        key: of the claim in papers.yaml. panel: its name. state: one of the nine words above.
+        key: of the claim in papers.yaml. panel: its name. state: one of the nine words above, or of those in
+            `reproduction.strength`.
         words: the reason, with the numbers.
         seeds: how many seeds the outcome is from: those that all methods of the claim have.
+        leads: (rival, its leads by seed) of a comparison. numbers: what they say as text; see `reproduction.strength`.
     """
 
     key: str
@@ -39,12 +41,21 @@ class Outcome:
     state: str
     words: str
     seeds: int = 0
+    leads: tuple = ()
+    numbers: str = ""
 
 
 def value(run, metric, at=None):
     """A run's last value of a metric, not after round `at`; None if there is none."""
     lines = [line for line in run.records if metric in line and (at is None or line["round"] <= at)]
     return lines[-1][metric] if lines else None
+
+
+def late(run, metric):
+    """The mean of a run's values of a metric in the last tenth of its rounds; None if there is none."""
+    lines = [line for line in run.records if metric in line]
+    values = [line[metric] for line in lines if line["round"] > 0.9 * run.records[-1]["round"]]
+    return statistics.fmean(values or [lines[-1][metric]]) if lines else None
 
 
 def spread(method, metric, at=None):
@@ -86,27 +97,27 @@ def outcomes(experiment, results):
 def _outcome(experiment, claim, panel, results):
     """The `Outcome` of one claim, a dict of the experiment's file, on one panel."""
     metric, rivals = claim.get("metric", experiment.metric), claim.get("of", [])
-    ours = results.method(panel, claim["ahead"]) if results else None
+    ours, leads = results.method(panel, claim["ahead"]) if results else None, ()
     others = [one for name in rivals if results and (one := results.method(panel, name))]
     if ours is None or (rivals and not others):
         state, words, seeds = NOT_TESTED, "not run", 0
     elif "reaches" in claim:
         state, words, seeds = _reaching(ours, metric, claim["reaches"])
     elif "than" in claim:
-        state, words, seeds = _larger_lead(claim, (ours, others[0]), results, metric)
+        state, words, seeds, *leads = _larger_lead(claim, (ours, others[0]), results, metric)
     elif "worse_than" in claim:
-        state, words, seeds = _worse(claim, ours, panel, results, metric)
+        state, words, seeds, *leads = _worse(claim, ours, panel, results, metric)
     elif "saves" in claim:
         state, words, seeds = _sooner(claim, ours, others, metric)
     elif claim.get("calmer"):
-        state, words, seeds = _calmer(claim, ours, others, metric)
+        state, words, seeds, *leads = _calmer(claim, ours, others, metric)
     else:
-        state, words, seeds = _ahead(claim, ours, others, metric)
+        state, words, seeds, *leads = _ahead(claim, ours, others, metric)
     if state == NOT_TESTED:
         words = claim["ahead"] + (f" against {', '.join(rivals)}" if rivals else "") + f": {words}"
     else:
         words = f"{title(metric)} {arrow(metric)}: {words}"
-    return Outcome(claim["claim"], panel, state, words, seeds)
+    return Outcome(claim["claim"], panel, state, words, seeds, tuple(leads))
 
 
 def arrow(metric):
@@ -115,8 +126,13 @@ def arrow(metric):
 
 
 def _by_seed(method, metric, at=None):
-    """Seed -> a method's value after round `at` or its last one; None if it diverged, or the value is not finite."""
-    found = {run.settings["seed"]: (run, value(run, metric, at)) for run in method.runs}
+    """Seed -> a method's last value until round `at`, or the mean of the last tenth of its rounds.
+
+    None if it diverged, or the value is not finite.
+    """
+    found = {
+        run.settings["seed"]: (run, late(run, metric) if at is None else value(run, metric, at)) for run in method.runs
+    }
     return {
         seed: its if run.is_complete and math.isfinite(its) else None
         for seed, (run, its) in found.items()
@@ -131,7 +147,7 @@ def _common(values):
 
 def _reaching(ours, metric, goal):
     """(state, words, number of seeds) of a claim that every run of a method ends as good as `goal`, or better."""
-    values = list(_by_seed(ours, metric).values())
+    values = list(_by_seed(ours, metric, math.inf).values())
     if not values:
         return NOT_TESTED, f"{title(metric)} was not measured", 0
     sign = -1 if less_is_better(metric) else 1
@@ -189,7 +205,8 @@ def _calmer(claim, ours, others, metric):
     words = [f"{one.label} {statistics.fmean(its):.3f}" for one, its in zip((ours, *others), (mine, *theirs))]
     is_open = len(others) < len(claim["of"])
     state = _state([(_direction(one), _is_decided(one)) for one in leads], len(seeds), num_diverged(ours) > 0, is_open)
-    return state, f"sum of the steps in the wrong direction: {', '.join(words)}", len(seeds)
+    words = f"sum of the steps in the wrong direction: {', '.join(words)}"
+    return state, words, len(seeds), *zip([one.label for one in others], leads)
 
 
 def _larger_lead(claim, pair, results, metric):
@@ -224,7 +241,8 @@ def _larger_lead(claim, pair, results, metric):
     elif len(seeds) > 1 and not _is_decided(more):
         words += "; the difference is less than its spread"
     sign = _direction(more) if lead.mean > 0 else min(_direction(more), 0)  # a method that is behind has no lead
-    return _state([(sign, _is_decided(more))], len(seeds), has_failed=is_behind), words, len(seeds)
+    state = _state([(sign, _is_decided(more))], len(seeds), has_failed=is_behind)
+    return state, words, len(seeds), (f"that on {claim['than']}", more)
 
 
 def _method_elsewhere(claim, panel, name, results):
@@ -249,7 +267,8 @@ def _worse(claim, ours, panel, results, metric):
     words += _with_mean(other, [there[seed] for seed in seeds])
     if len(seeds) > 1 and direction and not _is_decided(losses):
         words += " by less than the spread"
-    return _state([(direction, _is_decided(losses))], len(seeds), has_failed=False), words, len(seeds)
+    state = _state([(direction, _is_decided(losses))], len(seeds), has_failed=False)
+    return state, words, len(seeds), (claim["worse_than"], losses)
 
 
 def _ahead(claim, ours, others, metric):
@@ -264,19 +283,20 @@ def _ahead(claim, ours, others, metric):
         of = f" of {', '.join(lacking)}" if len(lacking) <= len(others) else ""
         return NOT_TESTED, f"{title(metric)}{of} was not measured" if lacking else "no seed in common", 0
     words = [_with_mean(ours, [mine[seed] for seed in seeds], at)]
-    signs = []
+    signs, found = [], []
     for other, its in zip(others, theirs):
         leads = _leads(mine, its, seeds, metric)
+        found.append((other.label, leads))
         signs.append((_direction(leads), _is_decided(leads)))
         words.append(_against(other, leads, [its[seed] for seed in seeds], end))
     not_run = [name for name in claim["of"] if name not in [one.label for one in others]]
     words += [f"not run: {', '.join(not_run)}"] if not_run else []
     has_failed, *others_failed = [any(its[seed] is None for seed in seeds) for its in (mine, *theirs)]
     if claim.get("level"):
-        state = _level(signs, len(seeds), has_failed or any(others_failed), is_open=bool(not_run))
+        state, found = _level(signs, len(seeds), has_failed or any(others_failed), is_open=bool(not_run)), []
     else:
         state = _state(signs, len(seeds), has_failed, is_open=bool(not_run))
-    return state, "; ".join(words), len(seeds)
+    return state, "; ".join(words), len(seeds), *found
 
 
 def _leads(mine, theirs, seeds, metric):

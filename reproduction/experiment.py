@@ -18,6 +18,7 @@ reason. One with `orders`, a list of methods, is a table of proved rates, which 
                fit_length: true the page at full says after how many rounds our values are nearest to these: for a
                paper that does not give the length of its runs.
     figure:    place, axis and metrics of the paper's figure.
+    guessing:  metric -> its value without learning, of metrics for which `reproduction.strength` has none.
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at_share: of all
                rounds, after which `ahead` is measured}; or with reaches: number, at the end, instead of `of`. With
                level: true the paper says that neither is ahead; with than: panel, that the lead is larger on `panel`
@@ -34,6 +35,7 @@ reason. One with `orders`, a list of methods, is a table of proved rates, which 
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
     findings:  scale -> list of sentences: what was found out about claims that failed.
+    fixed:     claims, lengths, grids: the day of their last change; lengths with all that a scale reduces.
 
 `SHAPE` has the type of each.
 """
@@ -126,12 +128,14 @@ SHAPE = {
         "axis": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),
         "metrics": [TEXT, ...],
     },
+    "guessing": {ANY: NUMBER},
     "claims": [CLAIM],
     "tune": TUNE | {"full": TUNE},
     "untuned": TEXT,
     "cpu_hours": (lambda value: _is_number(value) and value >= 0, "a number of hours, 0 or more"),
     "differs": [SENTENCE],
     "findings": dict.fromkeys(SCALES, [SENTENCE]),
+    "fixed": dict.fromkeys(("claims", "lengths", "grids"), TEXT),
 }
 
 
@@ -157,12 +161,14 @@ class Experiment:
     metric: str = ""
     printed: dict = dataclasses.field(default_factory=dict)
     figure: dict = dataclasses.field(default_factory=dict)
+    guessing: dict = dataclasses.field(default_factory=dict)
     claims: list = dataclasses.field(default_factory=list)
     tune: dict = dataclasses.field(default_factory=dict)
     untuned: str = ""
     cpu_hours: float | None = None
     differs: list = dataclasses.field(default_factory=list)
     findings: dict = dataclasses.field(default_factory=dict)
+    fixed: dict = dataclasses.field(default_factory=dict)
 
     def points(self, scale):
         """The configurations of a scale, without seeds: a list of `Point`.

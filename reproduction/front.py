@@ -5,13 +5,14 @@ import re
 from fedmpi.text import as_markdown
 from reproduction import orders
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, UNDECIDED
-from reproduction.experiment import SCALES, read_papers
+from reproduction.experiment import read_papers
 from reproduction.length import lengths, nearest
 from reproduction.page import bold, plain_table
 from reproduction.results import read_results
+from reproduction.strength import AHEAD, FAILS, HOLDS
 
 IN_PART = "in part"
-ORDER = (CONFIRMED, IN_PART, UNDECIDED, NOT_CONFIRMED, NOT_TESTED)
+ORDER = (CONFIRMED, AHEAD, HOLDS, IN_PART, UNDECIDED, NOT_CONFIRMED, FAILS, NOT_TESTED)
 FEW = 2  # experiments that a command names; of more it names the paper
 HEAD = """\
 # What the papers' experiments gave
@@ -28,8 +29,8 @@ values are nearest to the printed ones, fitted afterwards, so it confirms nothin
 CLAIMS = """\
 ## The claims
 
-Of the comparisons that a claim makes, so many are confirmed, each at the largest scale at which it was run with several
-seeds; *full* is the paper's size. *In part*: others are not. *Undecided*: the lead is within the spread of the seeds.
+So many of a claim's comparisons are *confirmed*: at full length, with three seeds and p < 0.05 (Holm). *Ahead*: by more
+than the spread. *Indicative*: of a few rounds. *In part*: others do not hold. *Undecided*: within the spread.
 """
 OURS = "Questions of ours, on which the papers claim nothing: "
 
@@ -91,24 +92,28 @@ def _claims(folder, experiments, found):
 
 
 def verdict_of(rows):
-    """One of the states, or "in part": what the `Row`s of a claim that decide say together."""
-    states = {row.state for row in rows if row.decides}
+    """One of the states, or "in part": what the `Row`s of a claim that decide say together.
+
+    Those of the small scale count only if there is no other; of the states that hold the weakest is the verdict.
+    """
+    decisive = [row for row in rows if row.decides]
+    states = {row.state for row in decisive if row.scale != "small"} or {row.state for row in decisive}
     if not states:
         return NOT_TESTED
-    if CONFIRMED in states:
-        return CONFIRMED if len(states) == 1 else IN_PART
-    return NOT_CONFIRMED if NOT_CONFIRMED in states else UNDECIDED
+    if weak := [state for state in (HOLDS, AHEAD, CONFIRMED) if state in states]:
+        return weak[0] if states <= {HOLDS, AHEAD, CONFIRMED} else IN_PART
+    return next(state for state in (NOT_CONFIRMED, FAILS, UNDECIDED) if state in states)
 
 
 def _compared(rows):
-    """ "12 of 13 (full: 7 of 7)"."""
-
-    def share(some):
-        return f"{sum(row.state == CONFIRMED for row in some)} of {len(some)}"
-
+    """ "7 of 7, 2 more ahead; indicative: 5 of 6"."""
     decisive = [row for row in rows if row.decides]
-    full = [row for row in decisive if row.scale == SCALES[-1]]
-    return (share(decisive) + (f" (full: {share(full)})" if full else "")) if decisive else "–"
+    long, short = ([row for row in decisive if (row.scale == "small") == is_small] for is_small in (False, True))
+    ahead = sum(row.state == AHEAD for row in long)
+    words = [f"{sum(row.state == CONFIRMED for row in long)} of {len(long)}" + (f", {ahead} more ahead" * (ahead > 0))]
+    words = words if long else []
+    words += [f"indicative: {sum(row.state == HOLDS for row in short)} of {len(short)}"] if short else []
+    return "; ".join(words) or "–"
 
 
 def _again(folder, experiments, of_paper, paper):

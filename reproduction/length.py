@@ -5,7 +5,6 @@ length at which our values are the paper's, and how much the answers depend on t
 """
 
 import dataclasses
-import math
 import statistics
 
 from fedmpi.presets import preset_path
@@ -13,6 +12,7 @@ from fedmpi.presets.reading import read_settings_file
 from fedmpi.runs.record import less_is_better
 from fedmpi.text import Table, as_markdown
 from reproduction.claims import _by_seed, _is_decided, _leads, ordering
+from reproduction.strength import p_value
 
 NEIGHBOURS = 2  # evaluations that the table shows before and after the best one
 
@@ -90,26 +90,6 @@ def _epochs(experiment, panel):
     if "epochs" not in settings and "preset" in settings:
         settings = read_settings_file(preset_path(settings["preset"]), "")
     return settings.get("epochs")
-
-
-def p_value(leads):
-    """Two-sided p of a paired t test that the mean lead is zero; None of fewer than two leads, or of equal ones.
-
-    The distribution function of Student's t with whole degrees of freedom has a closed form:
-    Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    if len(leads) < 2 or not statistics.stdev(leads):
-        return None
-    freedom = len(leads) - 1
-    t = abs(statistics.fmean(leads)) * math.sqrt(len(leads)) / statistics.stdev(leads)
-    theta = math.atan(t / math.sqrt(freedom))
-    is_odd = freedom % 2
-    term, total = (math.cos(theta), 0.0) if is_odd else (1.0, 0.0)
-    for number in range(is_odd, freedom - 1 + is_odd, 2):
-        total += term if number < freedom - 1 else 0.0
-        term *= (number + 1) / (number + 2) * math.cos(theta) ** 2
-    inside = 2 / math.pi * (theta + math.sin(theta) * total) if is_odd else math.sin(theta) * total
-    return 1 - inside
 
 
 def section(experiment, results):

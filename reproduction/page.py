@@ -5,20 +5,25 @@ import pathlib
 import re
 
 from fedmpi.own_files import replacing
-from fedmpi.runs.record import title
+from fedmpi.runs.record import less_is_better, title
 from fedmpi.text import Table, as_markdown, format_seconds
 from reproduction import grids
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
 from reproduction.length import section
 from reproduction.results import paths, read_results
+from reproduction.strength import graded
 
-ARROWS = "↑: larger values are better; ↓: smaller ones. [What the outcomes mean](../README.md)."
+ARROWS = (
+    "↑: larger values are better; ↓: smaller ones. Values are means over the last tenth of the rounds, p is that of a "
+    "paired t test, corrected (Holm) for the comparisons on this page. [What the outcomes mean](../claims.md)."
+)
 
 BANDS = (
     "In the figures, lines are means over the seeds, and bands go from the lowest seed to the highest; the tables have "
     "standard deviations."
 )
+BARS = "Short bars at the right edge are the printed values."
 ONE_NETWORK = (
     "All seeds attack the same network, that of the run before them (see the end of the page), so that the spread over "
     "the seeds does not contain what another network would change."
@@ -36,7 +41,7 @@ def write_page(folder, experiment, scale):
         OSError: if the page cannot be written.
         UserError: if a figure cannot be written, or matplotlib is missing.
     """
-    from fedmpi.report.figures import draw, save
+    from fedmpi.report.figures import color, draw, save
     from fedmpi.report.style import Style
 
     results = read_results(folder, experiment, scale)
@@ -45,14 +50,27 @@ def write_page(folder, experiment, scale):
     axis = experiment.figure.get("axis", "round")
     for panel, methods in results.panels.items():
         for metric in experiment.figure.get("metrics", [experiment.metric]):
-            figure = draw(methods, axis, metric, style=Style(width=400, height=240))
+            scale_of = {} if less_is_better(metric) else {metric: "linear"}  # never zoomed in: the first rounds count
+            figure = draw(methods, axis, metric, style=Style(width=400, height=240, scale=scale_of))
             if figure is not None:
+                axes = figure.axes[0]
+                for number, value in _printed_values(experiment, panel, metric, methods):
+                    bar = {"color": color(number), "linewidth": 3, "solid_capstyle": "butt", "clip_on": False}
+                    axes.plot([0.96, 1.0], [value, value], transform=axes.get_yaxis_transform(), **bar)
                 name = figure_file(experiment, panel, metric)
                 save(figure, path.with_name(name))
                 figures[panel, metric] = name
     with replacing(path, signature(scale)) as part:
         part.write_text(page(experiment, scale, results, figures), encoding="utf-8")
     return path
+
+
+def _printed_values(experiment, panel, metric, methods):
+    """[(a method's number, the value of this metric that the paper prints for it)]."""
+    if metric != experiment.printed.get("metric"):
+        return []
+    values = [(number, experiment.printed_value(panel, one.label)) for number, one in enumerate(methods)]
+    return [(number, value) for number, value in values if value is not None]
 
 
 def signature(scale):
@@ -84,10 +102,13 @@ def page(experiment, scale, results, figures):
         shown = [(metric, name) for (where, metric), name in figures.items() if where == panel]
         for metric, name in shown:
             lines += [f"![{as_markdown(title(metric))} of each method]({name})", ""]
-    if figures and len(results.seeds) > 1:
-        lines += [BANDS, ""]
+    notes = [BANDS] if figures and len(results.seeds) > 1 else []
+    notes += (
+        [BARS] if experiment.printed and any(metric == experiment.printed["metric"] for _, metric in figures) else []
+    )
+    lines += [" ".join(notes), ""] if notes else []
     lines += section(experiment, results) if scale == "full" else []
-    lines += _claims(experiment, results)
+    lines += _claims(experiment, scale, results)
     lines += _list("What was found out", experiment.findings.get(scale, []))
     lines += _list("What differs from the paper", experiment.differs)
     lines += _grids(experiment, scale)
@@ -184,19 +205,17 @@ def _orders(experiment, panel, methods):
     return ["  \n".join(lines), ""]
 
 
-def _claims(experiment, results):
+def _claims(experiment, scale, results):
     """Lines with the outcome of each claim."""
     from reproduction.experiment import read_papers
 
-    found = list(outcomes(experiment, results))
+    found = graded(experiment, list(outcomes(experiment, results)), scale, results)
     if not found:
         return []
     sentences = read_papers()[experiment.paper]["claims"]
-    rows = [
-        [as_markdown(sentences[one.key]), as_markdown(one.panel), bold(one.state), as_markdown(one.words)]
-        for one in found
-    ]
-    header = ["claim", "where", "outcome", "numbers"]
+    rows = [[sentences[one.key], one.panel, bold(one.state), one.words, one.numbers or "–"] for one in found]
+    header = ["claim", "where", "outcome", "numbers", "lead with its 95 % interval"]
+    rows = [[cell if number == 2 else as_markdown(cell) for number, cell in enumerate(row)] for row in rows]
     return ["## The paper's claims", "", plain_table(header, rows), ARROWS, ""]
 
 
@@ -266,6 +285,7 @@ def _made(experiment, scale, results):
         ["PyTorch", ", ".join(versions) or "–"],
         ["commit", ", ".join(commits) or "–"],
         ["date", " to ".join(sorted({date[:10] for date in dates})) or "–"],
+        *_fixed(experiment, dates),
     ]
     files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale)[:2])
     which = "this commit" if len(commits) == 1 else "the commit of each run"
@@ -281,6 +301,13 @@ def _made(experiment, scale, results):
         f"Every number in the tables is from {files}. {again}"
         + (f" {CHANGED}" if any(commit.endswith("+") for commit in commits) else ""),
     ]
+
+
+def _fixed(experiment, dates):
+    """A row with the days at which claims, lengths and grids were last changed, and which days are after a run."""
+    first = min(dates, default="")[:10]
+    days = [f"{what} {day}{' (after the first run)' * (day > first)}" for what, day in experiment.fixed.items()]
+    return [["last changed", ", ".join(days)]] if days else []
 
 
 def _first(row):

@@ -19,6 +19,7 @@ from reproduction.front import front, verdict_of
 from reproduction.length import summary_rows
 from reproduction.page import bold, plain_table, prose
 from reproduction.results import grid_path, read_results
+from reproduction.strength import AHEAD, HOLDS, agreement, graded
 from reproduction.tuning import read_grid
 
 # The pages of all results, with how those begin that earlier versions wrote.
@@ -32,12 +33,23 @@ HEAD = """\
 Made by `python -m reproduction --pages`. All measured numbers in the tables come from the CSV files in this
 folder. The papers' numbers and the findings were written by hand.
 
-A claim says that a method is ahead of others. It is *confirmed* if the method is clearly ahead of each of them: its
-mean lead over the seeds is larger than the standard deviation of that lead. It is *not confirmed* if one of the others
-is clearly ahead in the same sense, or if the method diverged. Otherwise it is *not confirmed: undecided*: nobody is
-clearly ahead of the method, and it is not clearly ahead of all, or one of them was not run. A seed with which a method
-diverged is lost; if another method diverged with some seeds, the named one is clearly ahead if it wins all seeds.
-A claim is *not tested* if its methods were not run.
+A claim says that a method is ahead of others. Compared are means over the last tenth of the rounds. The method is
+clearly ahead of another if its mean lead over the seeds is larger than the standard deviation of that lead. This is a
+mild rule: of two methods that do not differ, it would find the named one ahead in one of nine comparisons with three
+seeds. So clearly ahead of each of the others is called, by what it rests on,
+
+- *confirmed* at `full` and `mlp`, with three seeds or more and p below 0.05: p is the largest of the paired t tests
+  against the others, two-sided, and corrected (Holm) for all comparisons of the experiment;
+- *ahead* at `full` and `mlp` otherwise;
+- *indicative: holds* at `small`, whose runs have a few of the rounds, or smaller networks. Such an outcome says what
+  these runs did, and counts in a verdict only where there is no other.
+
+It is *not confirmed*, or *indicative: does not hold*, if one of the others is clearly ahead, or if the method diverged.
+Otherwise it is *not confirmed: undecided*: nobody is clearly ahead of the method, and it is not clearly ahead of all,
+or one of them was not run. A seed with which a method diverged is lost; if another method diverged with some seeds, the
+named one is clearly ahead if it wins all seeds. A claim is *not tested* if its methods were not run, or if the best
+method is near guessing: an accuracy below 0.15 of ten classes, an AUC below 0.55, a perplexity near that of the words'
+frequencies.
 
 A claim that two methods are level is confirmed if neither is clearly ahead and none diverged. A claim that a method
 leads by more in one place than in another is confirmed if it leads and the difference is larger than its own standard
@@ -61,8 +73,7 @@ Claims are judged by what the paper's figure or table shows: those of Cheng et a
 FAFedZO's whole objective, which has a verdict here, is no curve of its paper.
 
 One seed has no deviation and decides nothing; the outcome then says whether the method is ahead. *Seeds* are those that
-all methods of the claim have. The rule is a mild one: of two methods that do not differ, it would find the named one
-ahead in one of nine comparisons with three seeds and in one of five with two.
+all methods of the claim have.
 
 Numbers are mean ± standard deviation over the seeds; a further seed often lies outside of that, and the pages say
 within which distance of the mean it is expected. After the name of what was measured, ↑ means that larger values are
@@ -70,14 +81,12 @@ better, ↓ that smaller ones are.
 `small` is a reduced version of the paper's experiment, which its page describes; the outcome holds for that version.
 `mlp` is the paper's attack on an MLP instead of a CNN, in some figures without the largest number of local steps.
 `full` has the paper's size.
-At the small scale some methods are still near guessing. The findings say where; those outcomes say little about the
-paper.
 """
 VERDICTS = """\
 The verdict on each claim. Every comparison in a table or figure counts once, at the largest scale (`full`, then `mlp`,
-then `small`) at which it was made with several seeds. *In part* means that some are confirmed and others not;
-*not tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how many at
-each scale. A single seed at a larger scale does not overrule several seeds at a smaller one:
+then `small`) at which it was made with several seeds; those at `small` count only if no other was made. *In part* means
+that some hold and others do not, and a verdict is as strong as the weakest of those that hold; *not tested*, that none
+was made with several seeds. Beside the verdict is how many are confirmed, and then how many at each scale:
 """
 FITTED = """\
 FAFED's paper prints accuracies and not the length of its runs. These are the lengths at which the values of our runs at
@@ -125,7 +134,7 @@ def _comparisons(folder, experiments, found):
         for claim, sentence in paper["claims"].items():
             rows = [row for one in of_paper for row in _claim_rows(one, found[one.name], claim)]
             lines += [f"### {as_markdown(sentence)}", ""]
-            lines += [plain_table(["where", "outcome", "scale, seeds", "numbers"], rows)]
+            lines += [plain_table(["where", "outcome", "scale, seeds", "numbers", "lead, 95 %"], rows)]
         lines += _findings(folder, of_paper)
     lines += ["## Every table and figure", ""]
     rows = [
@@ -161,6 +170,7 @@ class Row:
 
     Attributes:
         decides: whether the verdict counts it: at no larger scale were there several seeds.
+        numbers: the leads with their intervals. number: of the claim and panel within the experiment.
     """
 
     key: str
@@ -170,6 +180,8 @@ class Row:
     state: str
     words: str
     decides: bool = False
+    numbers: str = ""
+    number: int = 0
 
 
 def _outcomes(folder, experiment):
@@ -181,15 +193,17 @@ def _outcomes(folder, experiment):
         ]
         return [Row(*one) for one in its or [("orders", "", "", 0, NOT_TESTED, "not run")]]
     made = {scale: results for scale in SCALES if (results := read_results(folder, experiment, scale))}
-    by_scale = {scale: list(outcomes(experiment, results)) for scale, results in made.items()}
+    by_scale = {scale: graded(experiment, list(outcomes(experiment, its)), scale, its) for scale, its in made.items()}
     rows = []
     for number, untested in enumerate(outcomes(experiment, None)):
         tested = {scale: its[number] for scale, its in by_scale.items() if its[number].state != NOT_TESTED}
         largest = [scale for scale, its in tested.items() if its.seeds > 1][-1:]
         for scale, its in tested.items():
-            rows.append(Row(its.key, its.panel, scale, its.seeds, its.state, its.words, scale in largest))
+            decides = scale in largest
+            rows.append(Row(its.key, its.panel, scale, its.seeds, its.state, its.words, decides, its.numbers, number))
         if not tested:
-            rows.append(Row(untested.key, untested.panel, "", 0, NOT_TESTED, untested.words))
+            words = [its[number].words for its in by_scale.values()]
+            rows.append(Row(untested.key, untested.panel, "", 0, NOT_TESTED, [untested.words, *words][-1]))
     return rows
 
 
@@ -204,7 +218,7 @@ def _claim_rows(experiment, found, claim):
         name = f"[{experiment.name}]({one.scale}/{experiment.name}.md)" if one.scale else experiment.name
         scale = f"{one.scale}, {_seeds(one.seeds)}" if one.scale else "–"
         where = f"{name}, {as_markdown(one.panel)}"
-        rows.append([where, bold(one.state), scale, as_markdown(one.words) or "–"])
+        rows.append([where, bold(one.state), scale, as_markdown(one.words) or "–", as_markdown(one.numbers) or "–"])
     return rows
 
 
@@ -219,7 +233,17 @@ def _counts(experiments, found):
             untested = str(sum(row.state == NOT_TESTED for row in its))
             rows.append([key, as_markdown(sentence), bold(verdict_of(its)), decisive, *counts, untested])
     header = ["paper", "claim", "verdict", "confirmed", *(f"at {scale}" for scale in SCALES), "not tested"]
-    return [VERDICTS, plain_table(header, rows)]
+    return [VERDICTS, plain_table(header, rows), agreement(_pairs(found)), ""]
+
+
+def _pairs(found):
+    """[(state at small, state at the largest other scale)] of the comparisons that several seeds made at both."""
+    states = {}
+    for name, rows in found.items():
+        for row in rows:
+            if row.seeds > 1 and row.state != NOT_TESTED:
+                states.setdefault((name, row.number), {})[row.scale] = row.state
+    return [(its["small"], list(its.values())[-1]) for its in states.values() if "small" in its and len(its) > 1]
 
 
 def _fitted(folder, experiments):
@@ -233,9 +257,12 @@ def _fitted(folder, experiments):
 def _count(rows):
     """ "2 of 3, 1 undecided; one seed: ahead in 0 of 1"; "–" of no rows. One seed is counted apart."""
     several, once = [row for row in rows if row.seeds > 1], [row for row in rows if row.seeds == 1]
-    undecided = sum(row.state == UNDECIDED for row in several)
-    words = [f"{sum(row.state == CONFIRMED for row in several)} of {len(several)}"] if several else []
-    words = [f"{words[0]}, {undecided} undecided"] if undecided else words
+    counts = {state: sum(row.state == state for row in several) for state in (CONFIRMED, AHEAD, HOLDS, UNDECIDED)}
+    words = [f"{counts.pop(CONFIRMED)} of {len(several)}"] if several else []
+    named = {AHEAD: "ahead", HOLDS: "indicative", UNDECIDED: "undecided"}
+    words = (
+        [", ".join(words + [f"{number} {named[state]}" for state, number in counts.items() if number])] if words else []
+    )
     ahead = sum(row.state in (ONCE_AHEAD, ONCE_REACHED) for row in once)
     words += [f"one seed: ahead in {ahead} of {len(once)}"] if once else []
     return "; ".join(words) or "–"

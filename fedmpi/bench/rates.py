@@ -25,8 +25,8 @@ class Trial:
     Attributes:
         problem: a `fedmpi.tasks.toys.SlowProblem`. algorithm: an `Algorithm`, for all copies.
         rounds, local_steps, num_participants: R, q and S. first_batch_size: B.
-        scales: a factor of the gradient for each step size that is tried: in a method that is linear in the gradients
-            it is one of the step size.
+        scales: factors of all step sizes, which are tried side by side. A copy's point is start + factor * (x - start):
+            every method here moves by step sizes times functions of the gradients, so this is a run with such steps.
         seeds: of the noise, one per copy (and per factor; equal noise for all factors).
     """
 
@@ -48,13 +48,14 @@ class Trial:
         noise = [_Noise(problem, client, self.seeds, self.first_batch_size) for client in range(N)]
 
         def of_copies(x):  # [copies, blocks * dim]; in x each block of all copies is one piece
-            return x.reshape(blocks, copies, -1).swapaxes(0, 1).reshape(copies, -1)
+            x = x.numpy().reshape(blocks, copies, -1).swapaxes(0, 1).reshape(copies, -1)
+            return x if self.scales == (1.0,) else problem.start + factor * (x - problem.start)
 
         def gradient(client, x, sample):
             delta, z = noise[client](sample)
             if len(self.scales) > 1 and np.ndim(z):
                 delta, z = (np.tile(one, (len(self.scales), 1)) for one in (delta, z))
-            g = factor * problem.gradient(client, of_copies(x.numpy()), delta, z)
+            g = problem.gradient(client, of_copies(x), delta, z)
             return g.reshape(copies, blocks, -1).swapaxes(0, 1).ravel()
 
         start = torch.tensor(np.tile(problem.start.reshape(blocks, 1, -1), (1, copies, 1)).ravel(), dtype=torch.float64)
@@ -69,8 +70,7 @@ class Trial:
         squares = np.full((self.rounds, copies), np.nan)
         with np.errstate(all="ignore"):
             for r in range(self.rounds):
-                x = of_copies(federation.server.x.numpy())
-                squares[r] = (problem.gradient(None, x) ** 2).sum(1)
+                squares[r] = (problem.gradient(None, of_copies(federation.server.x)) ** 2).sum(1)
                 federation.server.x.nan_to_num_(nan=1e30, posinf=1e30, neginf=-1e30)
                 federation.run_round()
         return squares.reshape(self.rounds, len(self.scales), len(self.seeds))
@@ -139,38 +139,44 @@ class Hit:
     """The cheapest point of a grid that reaches ε, and whether it can be trusted.
 
     Attributes:
-        rounds: None if no point reaches ε. q, scale: local steps and factor of the step size.
+        rounds: None if no point reaches ε. q, alpha, scale: local steps, weight of the fresh gradient (None: the method
+            has none, and no first batch), step size.
         flag: "" if the point is inside the grid and the budget, otherwise why the number is void.
     """
 
     rounds: int | None
     q: int = 0
+    alpha: float | None = None
     scale: float = 0.0
     flag: str = ""
 
+    def count(self, rounds, by_rounds):
+        """Rounds themselves, or the samples of a client in so many: local steps, and a first batch of q."""
+        return rounds if by_rounds else self.q * (rounds + (self.alpha is not None))
+
 
 def best_hit(runs, scales, epsilon, by_rounds=True):
-    """The `Hit` of a grid.
+    """The `Hit` of a grid. Its end may be best where no further point exists: at q = 1, and at α = 0 and 1.
 
     Args:
-        runs: q -> [rounds, scales, seeds] squares, of increasing q. by_rounds: or by local steps, q times rounds.
+        runs: (q, α) -> [rounds, scales, seeds] squares. by_rounds: the fewest rounds, or the fewest samples.
     """
-    found = []
-    for q, squares in runs.items():
-        for place in range(len(scales)):
-            rounds = first_hit(squares[:, place], epsilon)
-            if rounds is not None:
-                found.append((rounds if by_rounds else q * rounds, q, place, rounds))
+    found = [
+        Hit(rounds, *point, scale)
+        for point, squares in runs.items()
+        for place, scale in enumerate(scales)
+        if (rounds := first_hit(squares[:, place], epsilon)) is not None
+    ]
     if not found:
         return Hit(None, flag="not reached")
-    _, q, place, rounds = min(found)
+    best = min(found, key=lambda one: one.count(one.rounds, by_rounds))
     flags = {
-        f"fewer than {FEWEST} rounds": rounds == FEWEST,
-        "q at its end": q == max(runs) or (q == min(runs) and by_rounds),
-        "step size at its end": place in (0, len(scales) - 1),
-        "budget": 2 * rounds > len(runs[q]),
+        f"fewer than {FEWEST} rounds": best.rounds == FEWEST,
+        "q at its end": best.q == max(q for q, _ in runs),
+        "step size at its end": best.scale in (scales[0], scales[-1]),
+        "budget": 2 * best.rounds > len(runs[best.q, best.alpha]),
     }
-    return Hit(rounds, q, scales[place], ", ".join(text for text, is_so in flags.items() if is_so))
+    return dataclasses.replace(best, flag=", ".join(text for text, is_so in flags.items() if is_so))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,11 +193,15 @@ class Slope:
 def slope(sizes, values):
     """The `Slope` of values [sizes, seeds] by size."""
     values = np.asarray(values)
+    return slope_of(sizes, lambda seeds: values[:, seeds].mean(1), values.shape[1])
+
+
+def slope_of(sizes, values, n):
+    """The `Slope` of `values(seeds)`, [sizes], for a list of some of n seeds."""
 
     def fit(seeds):
-        return np.polyfit(np.log(sizes), np.log(values[:, seeds].mean(1)), 1)[0]
+        return np.polyfit(np.log(sizes), np.log(values(seeds)), 1)[0]
 
-    n = values.shape[1]
     without = np.array([fit([s for s in range(n) if s != left]) for left in range(n)]) if n > 1 else np.zeros(1)
     return Slope(float(fit(list(range(n)))), float(np.sqrt((n - 1) * ((without - without.mean()) ** 2).mean())))
 

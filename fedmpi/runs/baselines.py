@@ -51,7 +51,8 @@ def gain_in_words(content):
     """What a silo gains by taking part: a sentence."""
     metric, rows = content["metric"], {row["method"]: row for row in content["rows"]}
     if "clients" not in rows.get("local", {}):
-        return f"what a silo gains by taking part: not known, because {_why_no_local(rows)}"
+        why = "training alone diverged" if "local" in rows else "--baselines lacks local"
+        return f"what a silo gains by taking part: not known, because {why}"
     sign, alone = -1 if less_is_better(metric) else 1, rows["local"]
     pairs = zip(rows["federated"]["clients"], alone["clients"])
     gains = {silo: sign * (both - own) for silo, (both, own) in enumerate(pairs) if both == both and own == own}
@@ -66,10 +67,6 @@ def gain_in_words(content):
     if "mean" in rows.get("tuned", {}):
         words += f"; with training on at home afterwards (tuned) it is {rows['tuned']['mean']:.4f}"
     return words
-
-
-def _why_no_local(rows):
-    return "training alone diverged" if "local" in rows else "--baselines lacks local"
 
 
 def name_of(content, silo):

@@ -147,6 +147,8 @@ class LoadedOwnTask(LoadedTask):
         self.has_own_tests = type(task).test_of is not Task.test_of
         self._form = {}  # of outputs, see `Answers`
         self._metrics = {name: Metric(name, metric) for name, metric in task.metrics.items()}
+        self._of_metrics = f"; {', '.join(self._metrics)}: of all samples" if self._metrics else ""
+        self.measured = self._of_metrics.removeprefix("; ")
         sample = self._move(task.collate([self._train[context.clients[0]][0]]))
         if dataclasses.is_dataclass(sample):
             sample = [getattr(sample, field.name) for field in dataclasses.fields(sample)]
@@ -307,7 +309,7 @@ class LoadedOwnTask(LoadedTask):
             size = min(EVALUATION_BATCH, len(dataset) - number)
             number, loss = number + size, self._task.loss(module, batch)
             if not isinstance(loss, tuple):
-                self.measured = f"losses of batches of {EVALUATION_BATCH}, weighted by samples; metrics: of all samples"
+                self.measured = f"losses of batches of {EVALUATION_BATCH}, weighted by samples{self._of_metrics}"
                 loss = (size * loss.item(), size)
             sums.append(tuple(map(float, loss)))
         return sums

@@ -19,30 +19,32 @@ class _Targets(Task):
     """Base of both: the model has one output per target.
 
     Args:
-        data: a sequence with one Dataset per client (those of other ranks' clients may be None), or a function of a
-            client's number that makes it; items are (input, target). test_data: a Dataset that all ranks have, or None.
+        train_sets: a sequence with one Dataset per client (other ranks' may be None), or a function of a
+            client's number that makes it; items are (input, target). test_set: a Dataset that all ranks have, or None.
     """
 
-    data: Any = None
-    test_data: Any = None
+    train_sets: Any = None
+    test_set: Any = None
 
     model = "mlp"
 
     def load(self, context, partition):
-        if not callable(self.data) and len(self.data) != context.num_clients:
-            raise UserError(f"data: {len(self.data)} Datasets for {context.num_clients} clients: expected one for each")
+        if not callable(self.train_sets) and len(self.train_sets) != context.num_clients:
+            raise UserError(
+                f"data: {len(self.train_sets)} Datasets for {context.num_clients} clients: expected one for each"
+            )
         clients = [(f"data of client {client}", self.train(client, context.num_clients)) for client in context.clients]
-        targets = [self._first_target(*one) for one in [*clients, ("test_data", self.test_data)] if one[1] is not None]
+        targets = [self._first_target(*one) for one in [*clients, ("test_data", self.test_set)] if one[1] is not None]
         if len({target.shape for target in targets}) > 1:
             raise UserError(f"data: targets of the shapes {[list(one.shape) for one in targets]}: expected one shape")
         object.__setattr__(self, "num_classes", targets[0].numel())  # the outputs of models that are chosen by name
         return super().load(context, partition)
 
     def train(self, client, num_clients):
-        return self.data(client) if callable(self.data) else self.data[client]
+        return self.train_sets(client) if callable(self.train_sets) else self.train_sets[client]
 
     def test(self):
-        return self.test_data
+        return self.test_set
 
     def predict(self, model, batch):
         """(outputs, targets), of one shape.
@@ -126,4 +128,4 @@ def task_of(kind, settings, data, test_data):
     for name in settings:
         if name not in known:
             raise UserError(f"task {kind} has no setting {name}: expected {', '.join(known)}")
-    return KINDS[kind](**settings, data=data, test_data=test_data)
+    return KINDS[kind](**settings, train_sets=data, test_set=test_data)

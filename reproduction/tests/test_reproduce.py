@@ -152,7 +152,7 @@ def test_the_page_shows_what_the_csv_file_contains(reproduced):
     assert "in the column `command` of [tiny-runs.csv](tiny-runs.csv)" in text
     assert "| FAFED | step_size 0.01, fresh_weight " in text and "- It is so." in text and "- Not here." not in text
     assert "Order in the paper: FAFED &gt; FedAvg." in text and "Before the last round, values" not in text
-    assert "**confirmed**" in text and "ahead of too fast (diverged)" in text
+    assert "| indicative: holds |" in text and "ahead of too fast (diverged)" in text
     assert (results / "small" / "tiny-quadratic-distance.svg").is_file()
 
 
@@ -445,12 +445,16 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
     _, text = texts(tmp_path)
     sentence = read_papers()["fafed"]["claims"]["best"]
     untested = sum(len(its.panels) for its in RUN if its.paper == "fafed" and its.claims[0]["claim"] == "best")
-    assert f"| fafed | {sentence} | **not confirmed** | 0 of 1 | 1 of 1 | – | 0 of 1 | {untested - 1} |" in text
+    assert (
+        f"| fafed | {sentence} | **not confirmed** | 0 of 1 | 0 of 1, 1 indicative | – | 0 of 1 | {untested - 1} |"
+        in text
+    )
     lines = [
         line for line in text.splitlines() if "/fafed_table2_medium.md), medium |" in line and "not tested" not in line
     ]
     assert ["small, 2 seeds" in lines[0], "full, 2 seeds" in lines[1], len(lines)] == [True, True, 2]
-    assert "**confirmed**" in lines[0] and "**not confirmed**" in lines[1]
+    assert "| indicative: holds |" in lines[0] and "**not confirmed**" in lines[1]
+    assert "The small scale says the same as a larger one in 0 of 1 comparisons." in text
 
 
 @pytest.mark.parametrize("one", RUN, ids=names(RUN))
@@ -469,8 +473,8 @@ def test_chosen_values_at_the_end_of_their_grid_are_marked():
     assert _with_ends(grid[0], grid[:2]) == "step_size 0.1, matrix diagonal"  # a single size has no ends
 
 
-def row(state, seeds=3, decides=True):
-    return Row("best", "low", "small", seeds, state, "", decides and seeds > 1)
+def row(state, seeds=3, decides=True, scale="full"):
+    return Row("best", "low", scale, seeds, state, "", decides and seeds > 1)
 
 
 @pytest.mark.parametrize(
@@ -484,6 +488,11 @@ def row(state, seeds=3, decides=True):
         ([row("not confirmed"), row("not confirmed: undecided")], "not confirmed", "0 of 2, 1 undecided"),
         ([row("not confirmed: undecided")], "not confirmed: undecided", "0 of 1, 1 undecided"),
         ([row("not confirmed"), row("not tested", 0)], "not confirmed", "0 of 1"),
+        ([row("confirmed"), row("ahead", 2)], "ahead", "1 of 2, 1 ahead"),
+        ([row("confirmed"), row("indicative: does not hold", scale="small")], "confirmed", "1 of 2"),
+        ([row("indicative: holds", scale="small")] * 2, "indicative: holds", "0 of 2, 2 indicative"),
+        ([row("indicative: holds", scale="small"), row("ahead")], "ahead", "0 of 2, 1 ahead, 1 indicative"),
+        ([row("indicative: does not hold", scale="small")], "indicative: does not hold", "0 of 1"),
         ([row("one seed: ahead", 1), row("one seed: reached", 1)], "not tested", "one seed: ahead in 2 of 2"),
         ([], "not tested", "–"),
     ],

@@ -8,7 +8,7 @@ from helpers import start
 
 from fedmpi import algorithms
 from fedmpi.bench.parts import rates
-from fedmpi.bench.rates import Slope, Trial, best_hit, first_hit, means, slope, verdict
+from fedmpi.bench.rates import Hit, Slope, Trial, best_hit, first_hit, means, slope, verdict
 from fedmpi.comm.link import SoloLink
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
@@ -97,7 +97,8 @@ def test_a_wrong_algorithm_is_not_confirmed(key, wrong):
 def test_bounds_of_the_momentum_paper_are_not_exceeded(method):
     trial, bound = rates.bounded(method)
     measured = means(dataclasses.replace(trial, seeds=SEEDS).run())["all"]
-    assert bound is not None and (measured <= bound).all()
+    start = (trial.problem.gradient(None, trial.problem.start) ** 2).sum()
+    assert (measured <= bound).all() and bound < start, "a method that does not move would exceed it"
 
 
 def test_drift_is_proportional_to_the_weight():
@@ -105,16 +106,28 @@ def test_drift_is_proportional_to_the_weight():
     assert slope(rates.DRIFT, np.array(ends)[:, 0]).value == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize("problem", [Slow().problem(3), Saddle().problem(3)])
-def test_copies_are_runs_of_their_own(problem):
-    """Each copy is the run with its seed alone; a factor of the gradient is one of the step size."""
-    algorithm = algorithms.FMGDA(step_size=0.1, dual_step_size=0.2)
+SIDE_BY_SIDE = [
+    (Slow().problem(3), algorithms.FMGDA(step_size=0.1, dual_step_size=0.2)),
+    (Saddle().problem(3), algorithms.FMGDA(step_size=0.1, dual_step_size=0.2)),
+    (Slow().problem(3), algorithms.FAFED(step_size=0.2, epsilon=0.3)),  # not linear in the gradients
+    (Slow().problem(3), algorithms.STEM(step_size=0.2)),
+    (Slow().problem(3), algorithms.SCAFFOLD(step_size=0.2)),
+    (Slow().problem(3), algorithms.FedAvgM(step_size=0.1, server_step_size=0.3)),
+]
+
+
+@pytest.mark.parametrize(("problem", "algorithm"), SIDE_BY_SIDE)
+def test_copies_are_runs_of_their_own(problem, algorithm):
+    """Each copy is the run with its seed alone, and a factor is one of all step sizes."""
     together = Trial(problem, algorithm, 6, 3, 2, 5, scales=(1.0, 0.5), seeds=(4, 5)).run()
     assert together.shape == (6, 2, 2) and np.isfinite(together).all()
-    halved = dataclasses.replace(algorithm, step_size=0.05, dual_step_size=0.1)
+    steps = {name: value / 2 for name, value in dataclasses.asdict(algorithm).items() if name.endswith("step_size")}
+    if isinstance(algorithm, algorithms.SCAFFOLD):  # its server's is a multiple of the step of the clients
+        del steps["server_step_size"]
+    halved = dataclasses.replace(algorithm, **steps)
     first = Trial(problem, halved, 6, 3, 3, 5, seeds=(5,)).run()
     of_all = Trial(problem, algorithm, 6, 3, 3, 5, scales=(1.0, 0.5), seeds=(4, 5)).run()
-    np.testing.assert_allclose(of_all[:, 1, 1], first[:, 0, 0], rtol=1e-10)
+    np.testing.assert_allclose(of_all[:, 1, 1], first[:, 0, 0], rtol=1e-9)
     assert not np.allclose(of_all[-1, 0, 0], of_all[-1, 0, 1])
 
 
@@ -177,24 +190,26 @@ def falling(rounds, scales):
 def test_a_best_point_at_an_end_of_the_grid_is_flagged():
     """Larger q is faster up to 4: inside; without the neighbours, or the budget, the number is void."""
     slower = {1: 0.25, 2: 0.5, 4: 1.0, 8: 0.7}
-    runs = {q: falling(200, 3) ** (factor / 2) for q, factor in slower.items()}
+    runs = {(q, None): falling(200, 3) ** (factor / 2) for q, factor in slower.items()}
     inside = best_hit(runs, (1, 2, 3), 0.1)
     assert (inside.q, inside.scale, inside.flag) == (4, 2, "")
-    assert best_hit({q: runs[q] for q in (1, 2, 4)}, (1, 2, 3), 0.1).flag == "q at its end"
+    assert best_hit({(q, None): runs[q, None] for q in (1, 2, 4)}, (1, 2, 3), 0.1).flag == "q at its end"
     assert "step size at its end" in best_hit({q: one[:, :2] for q, one in runs.items()}, (1, 2), 0.1).flag
     short = {q: one[: inside.rounds + 5] for q, one in runs.items()}
     assert best_hit(short, (1, 2, 3), 0.1).flag == "budget"
     assert best_hit(runs, (1, 2, 3), 1.0).flag.startswith("fewer than 10 rounds")
     assert best_hit(runs, (1, 2, 3), 1e-9).flag == "not reached"
     assert best_hit(runs, (1, 2, 3), 0.1, by_rounds=False).q == 1
+    fewest = best_hit({(q, weight): one for (q, _), one in runs.items() for weight in (0.0, 0.5)}, (1, 2, 3), 0.1)
+    assert (fewest.alpha, fewest.flag, fewest.count(fewest.rounds, by_rounds=False)) == (0.0, "", 4 * fewest.rounds + 4)
 
 
 def test_local_steps_double_until_the_best_is_inside():
     runs, scales = rates.grid("fedavg", 320, (0.25, 1.0), (0,), epsilons=(0.8,))
-    assert list(runs) == [2**power for power in range(len(runs))]
-    assert all(one.shape == (320 // q, len(scales), 1) for q, one in runs.items())
+    assert list(runs) == [(2**power, None) for power in range(len(runs))]
+    assert all(one.shape == (320 // q, len(scales), 1) for (q, _), one in runs.items())
     best = best_hit(runs, scales, 0.8)
-    assert best.q < max(runs) or 2 * 10 * 2 * max(runs) > 320
+    assert best.q < max(q for q, _ in runs) or 2 * 10 * 2 * best.q > 320
 
 
 @pytest.mark.parametrize("scales", [(2.0**-6, 2.0**-5), (1.0, 2.0)])
@@ -205,7 +220,31 @@ def test_step_sizes_are_added_until_the_best_is_inside(scales):
     assert best.rounds and "step size" not in best.flag and set(scales) < set(found)
     assert list(found) == sorted(found)
     again, _ = rates.grid("fedavg", 160, found, (0,), epsilons=(0.8,))
-    np.testing.assert_array_equal(again[1], runs[1])
+    np.testing.assert_array_equal(again[1, None], runs[1, None])
+
+
+@pytest.mark.parametrize("method", ["stem", "fafed"])
+def test_weights_of_the_fresh_gradient_are_tried_with_every_q(method):
+    runs, scales = rates.grid(method, 160, (0.5, 1.0, 2.0), (0,), epsilons=(0.6,), alphas=(1.0, 0.0))
+    assert {weight for _, weight in runs} == {0.0, 1.0} and len(runs) == 2 * len({q for q, _ in runs})
+    q, place = 2, scales.index(1.0)
+    known = {"epsilon": 1.0} if method == "fafed" else {}
+    cls = getattr(algorithms, method.upper())
+    alone = Trial(Slow().problem(8), cls(step_size=1.0, fresh_weight=0.0, **known), 80, q, 8, q, seeds=(0,)).run()
+    np.testing.assert_allclose(runs[q, 0.0][:, place], alone[:, 0], rtol=1e-9)
+
+
+def test_an_exponent_of_first_hits_needs_four_numbers_without_a_flag(monkeypatch):
+    """On other seeds than the grid's; FedAvg with q = 4 falls below every ε of the benchmark but the last."""
+    epsilons = (0.7, 0.6, 0.5, 0.4)
+    monkeypatch.setitem(rates.HITS, "fedavg", (algorithms.FedAvg, 0.5, (None,), epsilons, 320, (3, 4)))
+    found = [Hit(12, 2, None, 0.25) for _ in epsilons]
+    *rows, last = rates._hits("fedavg", False, found, 4)
+    assert [row[3] for row in rows] == [24] * 4 and all(float(row[4]) >= 20 for row in rows)
+    assert isinstance(last[4], Slope) and last[4].value < 0
+    found[1] = dataclasses.replace(found[1], flag="budget")
+    *rows, last = rates._hits("fedavg", False, found, 4)
+    assert last[4] == "not readable" and rows[1][4] is None and rows[1][-1] == "budget"
 
 
 def test_ablations_change_one_thing():

@@ -17,6 +17,20 @@ def link():
     return MPILink()
 
 
+@pytest.fixture
+def open_link():
+    """Opens links by a transport's name; they are closed after the test."""
+    links = []
+
+    def make(transport):
+        links.append(MPILink(transport=transport))
+        return links[-1]
+
+    yield make
+    for link in links:
+        link.close()
+
+
 @pytest.fixture(autouse=True)
 def barrier_after_each_test():
     """A rank that strayed is caught in its own test: after LIMIT it shows where it hangs and ends the job."""

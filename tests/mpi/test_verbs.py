@@ -19,19 +19,6 @@ SIZES = (0, 1, 5, 40_001, 3_000_000)  # on both sides of where transports change
 TRANSPORTS = ("allreduce", "shared")
 
 
-@pytest.fixture
-def open_link():
-    links = []
-
-    def make(transport):
-        links.append(MPILink(transport=transport))
-        return links[-1]
-
-    yield make
-    for link in links:
-        link.close()
-
-
 def words(rank, numel, dtype):
     """Words of which a sum of two overflows about every other time."""
     info = torch.iinfo(dtype)

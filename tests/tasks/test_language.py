@@ -238,7 +238,7 @@ def test_perplexity_of_a_uniform_guess_is_the_number_of_words(tmp_path):
 
 def test_every_silo_is_tested_on_its_own_text(tmp_path):
     """A silo with less than two words has no value; the mean counts each other silo once, `_samples` each word."""
-    for client, text in enumerate(["the cat sat\n" * 9, "one", "a mat on a mat\n" * 30]):
+    for client, text in enumerate(["the cat sat\n" * 10, "one", "a mat on a mat\n" * 30]):
         write(tmp_path / f"silo_{client}.h5", story(100, seed=client), text)
     loaded = load(tmp_path / "silo_{client}.h5", num_clients=3, bptt=6)
     metrics = evaluated(loaded, small_lstm(loaded))
@@ -252,7 +252,7 @@ def test_every_silo_is_tested_on_its_own_text(tmp_path):
         [alone[0]["test_loss"], math.nan, alone[2]["test_loss"]], nan_ok=True
     )
     assert of_clients["perplexity"] == pytest.approx(np.exp(of_clients["test_loss"]), nan_ok=True)
-    numbers = [9 * 4 - 3, 30 * 6 - 15]  # of predicted words: one fewer than words, in each of the columns
+    numbers = [3 * (40 // 3 - 1), 15 * (180 // 15 - 1)]  # of predicted words: columns * (their length - 1)
     losses = of_clients["test_loss"][::2]
     assert metrics["test_loss"] == pytest.approx(np.mean(losses))
     assert metrics["test_loss_samples"] == pytest.approx(np.average(losses, weights=numbers))

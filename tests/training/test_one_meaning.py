@@ -7,11 +7,14 @@ import re
 
 import h5py
 import numpy as np
+import own_tasks
 import pytest
+import torch
 from helpers import start, train
 from sklearn import metrics as sk
 
 import fedmpi
+from fedmpi.runs.record import title
 
 SIZES = (50, 30, 12)
 WORDS = ["--rounds", 3, "--local_steps", 4, "--batch_size", 8, "--model", "mlp", "--holdout", 0.2, "--threads", 1]
@@ -70,18 +73,22 @@ def test_all_say_the_same(made):
 
 
 def test_the_report_says_the_same(made, tmp_path):
+    folder, _ = made
+    assert_report(folder / "run", of_result(folder), NAMES, tmp_path)
+
+
+def assert_report(run, record, names, out):
+    """The page and the CSV file of a run's report say what the record of its result says."""
     pytest.importorskip("matplotlib")
     from fedmpi.report.__main__ import main
-    from fedmpi.runs.record import title
 
-    folder, _ = made
-    assert not main([str(folder / "run"), "--out", str(tmp_path / "page.html")])
-    record, page = of_result(folder), html.unescape((tmp_path / "page.html").read_text())
-    for name in NAMES:
+    assert not main([str(run), "--out", str(out / "page.html")])
+    page = html.unescape((out / "page.html").read_text())
+    for name in names:
         assert title(name) in page and f"{record[name]:.4f}" in page, name
-    file = next(tmp_path.glob("*/finals.csv"))
+    file = next(out.glob("*/finals.csv"))
     finals = {row["quantity"]: float(row["mean"]) for row in csv.DictReader(file.open())}
-    assert all(finals[name] == pytest.approx(record[name], rel=1e-8) for name in NAMES)
+    assert all(finals[name] == pytest.approx(record[name], rel=1e-8) for name in names)
 
 
 def test_predict_and_scikit_learn_say_the_same(made, tmp_path):
@@ -102,3 +109,43 @@ def test_predict_and_scikit_learn_say_the_same(made, tmp_path):
     assert sk.roc_auc_score(labels, scores) == pytest.approx(record["auroc"], abs=1e-4)  # 6 digits are written
     assert sk.accuracy_score(labels, found) == pytest.approx(record["accuracy_samples"], abs=1e-12)
     assert sk.confusion_matrix(labels, found).tolist() == record["tables"]["confusion"]["values"]
+
+
+def of_own_task(kind, model, task):
+    """Metric -> its value, or vector or matrix, by scikit-learn."""
+    silos = [task.test_of(client, 3).tensors for client in (0, 1)]
+    with torch.no_grad():
+        outputs, targets = torch.cat([model(silo[0]) for silo in silos]), torch.cat([silo[1] for silo in silos])
+        losses = [task.loss(model, silo).item() for silo in silos]
+    if kind == "Pixels":
+        outputs, targets = outputs.argmax(1).flatten(), targets.flatten()
+        found = {"accuracy": sk.accuracy_score(targets, outputs), "confusion": sk.confusion_matrix(targets, outputs)}
+    elif kind == "Labels":
+        found = {"f1": sk.f1_score(targets, outputs > 0, average="macro"), "auc": sk.roc_auc_score(targets, outputs)}
+        found["of_each"] = [sk.recall_score(targets, outputs > 0, average=None)]
+    else:
+        found = {"r2": sk.r2_score(targets, outputs), "mae": sk.mean_absolute_error(targets, outputs)}
+    return {**found, "test_loss": np.mean(losses), "test_loss_samples": np.average(losses, weights=own_tasks.SIZES[:2])}
+
+
+@pytest.mark.parametrize("kind", ["Values", "Labels", "Pixels"])
+def test_own_tasks_say_the_same_everywhere(tmp_path, kind):
+    words = ["--task", f"own_tasks.{kind}", "--clients", 3, "--rounds", 4, "--batch_size", 8, "--result", "best"]
+    ended = train(2, tmp_path, *words, "--threads", 1, "--name", "run")
+    assert ended.returncode == 0, ended.stderr
+    evaluated = start(2, "-m", "fedmpi.evaluate", tmp_path / "run", "--threads", 1)
+    assert evaluated.returncode == 0, evaluated.stderr
+    run = fedmpi.load_run(tmp_path / "run")
+    record = {name: run.final(name) for name in run.metrics if name != "loss"}
+    for text in (ended.stdout, evaluated.stdout):
+        found = numbers_in(text)
+        assert {name: found[name.replace("_", " ")] for name in record} == {k: f"{v:.4f}" for k, v in record.items()}
+        assert found["averages"].endswith(f"; {', '.join(getattr(own_tasks, kind).metrics)}: of all samples")
+    task = getattr(own_tasks, kind)()
+    model = fedmpi.load(tmp_path / "run", getattr(own_tasks, task.model.split(".")[1])())
+    right = of_own_task(kind, model, task)
+    assert right.keys() - run.tables.keys() | {"train_loss", "train_loss_samples"} == record.keys()
+    for name, value in right.items():
+        found = run.tables[name][1] if name in run.tables else record[name]
+        assert np.allclose(found, value, rtol=1e-6, atol=1e-6), name
+    assert_report(tmp_path / "run", record, record, tmp_path)

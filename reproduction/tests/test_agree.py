@@ -1,0 +1,69 @@
+"""Whether a rerun agrees with the committed results."""
+
+import csv
+import shutil
+
+import pytest
+from helpers import ROOT
+
+from fedmpi.errors import UserError
+from fedmpi.runs.comparison import Spread
+from reproduction.agree import _is_near, compare, report
+from reproduction.experiment import find_experiments
+from reproduction.tests.tiny import reproduce
+
+RESULTS = ROOT / "reproduction" / "results"
+NAME = "fafed_theorem1"
+(ONE,) = find_experiments([NAME])
+
+
+def changed(tmp_path, method, change):
+    """The committed results with other final distances of a method."""
+    for ending in (".csv", "-runs.csv"):
+        path = tmp_path / "small" / f"{NAME}{ending}"
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(RESULTS / "small" / path.name, path)
+    path = tmp_path / "small" / f"{NAME}.csv"
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["method"] == method:
+            row["distance"] = change(float(row["distance"]))
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [(lambda value: value, []), (lambda value: value * (1 + 1e-6), []), (lambda value: 2 * value, ["value", "claim"])],
+)
+def test_a_rerun_agrees_up_to_rounding(tmp_path, change, differs):
+    rows = compare([ONE], RESULTS, changed(tmp_path, "FAFED", change))
+    found = {"claim" if "claim" in what else "value" for _, what, *_, agrees in rows if not agrees}
+    assert found == set(differs)
+    text, all_agree = report(rows)
+    assert all_agree == (not differs)
+    assert text.splitlines()[-1].startswith("FAIL: " if differs else f"PASS: {len(rows)} values and outcomes agree")
+    assert ("DIFFERS" in text) == bool(differs)
+
+
+def test_other_seeds_agree_within_the_spread():
+    """The mean of three further seeds is within 4.303 √(1/3 + 1/3) = 3.513 deviations, with a probability of 95 %."""
+    here = Spread((1.0, 2.0, 3.0))
+    near = [_is_near(here, Spread((mean - 1, mean, mean + 1)), is_again=False) for mean in (-1.6, -1.5, 5.5, 5.6)]
+    assert near == [False, True, True, False]
+    assert not _is_near(here, Spread((1.1, 2.1, 3.1)), is_again=True)
+
+
+def test_results_without_a_common_experiment_are_refused(tmp_path):
+    with pytest.raises(UserError, match="has no results that .* has, too"):
+        compare([ONE], RESULTS, tmp_path)
+
+
+def test_the_program_says_fail_with_exit_code_1(tmp_path):
+    its = changed(tmp_path, "FAFED", lambda value: 2 * value)
+    done = reproduce(NAME, "--compare", str(its))
+    assert done.returncode == 1 and "FAIL: " in done.stdout and "DIFFERS" in done.stdout
