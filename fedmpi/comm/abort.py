@@ -3,8 +3,13 @@
 import contextlib
 import ctypes
 import os
+import subprocess
 
 from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.orphan import LAUNCHERS
+from fedmpi.comm.process import ancestors
+
+PATIENCE = 1  # seconds that MPI_Abort gets before that
 
 
 def abort(comm, code):
@@ -23,4 +28,17 @@ def abort(comm, code):
         library = ctypes.CDLL(None)
         # Handlers run in reverse order, so this one is the first.
         library.__cxa_atexit(library._exit, ctypes.c_void_p(code), None)
+    _end_step_later()
     (comm or MPI.COMM_WORLD).Abort(code)
+
+
+def _end_step_later():
+    """Start a process that ends the ranks which srun has started, if MPI_Abort does not do it first.
+
+    MPICH's does not return, and ends nothing, while a rank on another node is stopped (seen with srun --mpi=pmi2).
+    """
+    launchers = [name for _, name in ancestors() if name in LAUNCHERS]
+    if launchers[:1] == ["slurmstepd"] and {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= {*os.environ}:
+        command = f'sleep {PATIENCE}; exec scancel --signal=KILL "$SLURM_JOB_ID.$SLURM_STEP_ID"'
+        with contextlib.suppress(OSError):
+            subprocess.Popen(["sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

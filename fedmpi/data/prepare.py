@@ -3,12 +3,16 @@
 import shlex
 
 from fedmpi.data.download import fetch
-from fedmpi.data.formats import OFFICIAL_READERS, find_reader, masks
+from fedmpi.data.formats import OFFICIAL_READERS, find_reader, images, masks, npz, table
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.source import ACCOUNT, SILO_NAME
 from fedmpi.data.writer import check_writable, write_file
 from fedmpi.errors import UserError
 from fedmpi.text import short
+
+TABLES = ("label", "test_from", "missing", "one_hot", "columns", "drop", "id", "group", "keep", "features", "reading")
+USED = {table.read: TABLES, npz.read: ("layout",), masks.read: ("size", "mode", "masks"),
+        images.read: ("size", "mode", "label", "group", "reading")}  # fmt: skip
 
 
 def prepare(name, folder, options, origin=None, mirror=None, force=False):
@@ -41,6 +45,7 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     elif not origin.exists():
         raise UserError(f"--from {origin}: no such file or folder")
     read, readable_path = (masks.read, origin) if options.masks else find_reader(name, origin)
+    _check_used(options, read, readable_path)
     try:
         splits, attributes = read(readable_path, options)
         if read not in OFFICIAL_READERS.values() and "train/labels" in splits:
@@ -54,6 +59,22 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     except Exception as error:  # noqa: BLE001  damaged files make readers raise errors of many kinds
         raise UserError(f"{readable_path}: cannot be read: {short(f'{type(error).__name__}: {error}')}") from error
     return path
+
+
+def _check_used(options, read, path):
+    """Check that a reader uses all options that were given.
+
+    Raises:
+        UserError: if it would ignore one.
+    """
+    used = ("test_share", "seed", "classes", "silo", *USED.get(read, ()))
+    if read is images.read and not (path / images.LABELS).is_file():
+        used = used[:-3]
+    for name, default in vars(type(options)()).items():
+        given = getattr(options, name)
+        if name not in used and (given or None) != (default or None):
+            name = "reading of fields" if name == "reading" else f"--{name.replace('_', '-')}"
+            raise UserError(f"{name}: has no meaning for {path}: leave it out")
 
 
 def _test_rows(options):

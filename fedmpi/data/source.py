@@ -111,6 +111,11 @@ def oddities(name, trained, tested, num_classes):
     return [f"{name}: {line}" for line in found]
 
 
+def plain(word):
+    """A word without what often differs by mistake: case, blanks, and the .0 of a whole number."""
+    return "".join(word.lower().split()).removesuffix(".0")
+
+
 def check_labels(link, name, sources, num_classes):
     """Check that the labels of all silos together are 0, 1, ... without gaps, or that the files declare the classes.
 

@@ -7,13 +7,14 @@ import zlib
 import h5py
 import numpy as np
 
-from fedmpi.data.source import ACCOUNT, NORMALISATION, SPLITS, HDF5Source
+from fedmpi.data.source import ACCOUNT, NORMALISATION, SPLITS, HDF5Source, oddities, plain
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular, check_replaceable, replacing
 
 ROWS_PER_CHUNK, BYTES_PER_CHUNK = 1000, 16 << 20  # of samples, whichever is less
 WRITTEN_BY, PROGRAM = "written_by", "fedmpi.data"  # attribute of all files, written before all else; its value
 TEXT_CHUNK = 1 << 20  # bytes of a text
+NO_VALUE = ("?", "-", "--", ".")  # what often means that there is no value
 SAMPLE, DENSE = 100, 0.6  # floats are compressed if so many rows become smaller than this share
 
 
@@ -70,6 +71,13 @@ def _complete(account, splits, attributes):
     names = enumerate(attributes["class_names"]) if "class_names" in attributes else zip(counts, counts)
     classes = {str(name): int(counts.get(number, 0)) for number, name in names}
     rows = {split: len(values) for split, values in zip(SPLITS, labels)}
+    notes = oddities("labels", *map(np.unique, labels), attributes["num_classes"])
+    similar = [name for name, other in zip(sorted(classes, key=plain), sorted(classes, key=plain)[1:])
+               if plain(name) == plain(other)]  # fmt: skip
+    if similar:
+        notes.append(f"several classes differ from {', '.join(similar)} only by case, blanks or .0: are they the same?")
+    notes += [f"{name} is a class: does it mean that there is no value (--na)?" for name in classes if name in NO_VALUE]
+    account["notes"] = [*account.get("notes", ()), *notes]
     return json.dumps({"rows": rows, "classes": classes, **account}, ensure_ascii=False)
 
 

@@ -23,7 +23,7 @@ from fedmpi.membership.equality import check_same_model, describe_values
 from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
 from fedmpi.own_loop.checks import as_text, compared_values, private_names
-from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recorded, Recording
+from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
 from fedmpi.registry import command_name, plain
 from fedmpi.text import Log
 
@@ -102,11 +102,13 @@ class OwnLoop:
         self._losses: list[Any] = []
         self._accounts: dict[str, float] | None = None  # what `accounts` returns after `finish`
         self.averaged, self.round_loss = True, float("nan")
-        self._recorded: Recorded | None = None
+        self._recorded: Any = None  # a `Recorded`
 
     def _record(self, recording: Recording | None, objects: Mapping[str, Any], settings: dict[str, Any]) -> None:
         """From now on, record the rounds, if that is wanted; go on from a checkpoint, if there is one."""
         if recording is not None:
+            from fedmpi.own_loop.recorded import Recorded  # with files of all kinds, which take a while to load
+
             algorithm = self.federation.algorithm
             facts = {**settings, "clients": self.size, "task": {"name": TASK}}
             facts["algorithm"] = {"name": settings["algorithm"], **dataclasses.asdict(algorithm)}

@@ -6,6 +6,7 @@ import io
 import pathlib
 import sys
 
+import numpy as np
 import torch
 
 from fedmpi.errors import UserError, attempt
@@ -18,12 +19,14 @@ from fedmpi.text import as_cell, short
 
 AT_ONCE = 1000  # samples
 HEADER = b"sample,predicted"  # of the table
+MASKS = "predicted"  # array of an npz file
 DESCRIPTION = """\
 Write the class that the model of a run folder predicts for every sample of a file, and its probability, as CSV.
 
 The file is HDF5 (test/images, or images), npz (x_test, or x), a table with the columns that the model was trained on,
 or a folder of images. Columns that --id named are written, too. If it has labels, they are written, and the accuracy is
-printed. If the model of the user's own task computes values, these are written."""
+printed. If the model of the user's own task computes values, these are written. The classes of pixels (--task
+segmentation) are written as the array "predicted" of an npz file, for which --out stands with the ending .npz."""
 
 
 def main(arguments=None):
@@ -63,6 +66,14 @@ def _run(arguments):
     _check_weights(model_file(folder, options.client), model)
     samples, labels, ids = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
     try:
+        if model.fedmpi.get("outputs") == "pixels":
+            path = pathlib.Path(options.out).with_suffix(".npz")
+            facts = {"class_name": model.fedmpi.get("class_names", ()), **ids}
+            arrays = {MASKS: outputs(model, samples), **{f"{name}s": np.array(one, str) for name, one in facts.items()}}
+            with attempt("write", f"--out {path}", OSError, ValueError), replacing(path, MASKS.encode()) as part:
+                np.savez(part, **arrays)
+            print(f"{len(samples)} predictions in {path}")
+            return
         if model.fedmpi.get("outputs") == "values":
             values = outputs(model, samples)
             header = [f"predicted {number}" for number in range(values.shape[1])]
@@ -110,7 +121,10 @@ def predict(model, samples):
 
 @torch.no_grad()
 def outputs(model, samples):
-    """[n, k] float64 array: what the model computes for every sample; see `predict`."""
+    """[n, k] float64 array: what the model computes for every sample; see `predict`.
+
+    Of a model that gives each pixel scores of classes, [n, ...] uint8: the best class of each pixel.
+    """
     found = []
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     for begin in range(0, len(samples), AT_ONCE):
@@ -118,7 +132,7 @@ def outputs(model, samples):
         _check_finite(begin, inputs, f"a value that is not finite, or too large for {dtype}")
         scores = _scores(model, inputs)
         _check_finite(begin, scores, "a score that is not finite: the model cannot classify it")
-        found.append(scores.double())
+        found.append(scores.double() if scores.dim() == 2 else scores.argmax(1).to(torch.uint8))
     return torch.cat(found).numpy()
 
 
@@ -131,7 +145,8 @@ def _scores(model, inputs):
         raise UserError(f"the model does not work on inputs {list(inputs.shape)}: {what}") from None
     is_float = isinstance(scores, torch.Tensor) and scores.is_floating_point()
     scores = scores[:, None] if is_float and scores.dim() == 1 else scores
-    if not is_float or scores.dim() != 2 or len(scores) != len(inputs) or not scores.numel():
+    is_pixels = is_float and model.fedmpi.get("outputs") == "pixels" and scores.shape[2:] == inputs.shape[2:]
+    if not is_float or not (scores.dim() == 2 or is_pixels) or len(scores) != len(inputs) or not scores.numel():
         what = list(scores.shape) if is_float else type(scores).__name__
         raise UserError(f"the model computes {what} from inputs {list(inputs.shape)}: expected scores of classes")
     return scores

@@ -127,5 +127,6 @@ class LoadedSegmentation(LoadedOwnTask):
     def describe_inputs(self):
         source, (mean, std) = self._sources[0], self._sets[0].normalisation
         per_value = 255 if source.dtype == np.uint8 else 1
-        return {"input": {"shape": list(input_shape(source.shape)), "divide_by": per_value,
-                          "mean": list(mean), "std": list(std)}}  # fmt: skip
+        classes = [*map(str, source.attributes.get("class_names", range(source.num_classes)))]
+        facts = {"shape": list(input_shape(source.shape)), "divide_by": per_value, "mean": list(mean), "std": list(std)}
+        return {"input": facts, "outputs": "pixels", "class_names": classes}

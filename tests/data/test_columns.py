@@ -253,7 +253,7 @@ def test_lines_that_are_too_long_and_a_missing_header(tmp_path, capsys):
     """A fourth field was left out without a word, and the first row was a header."""
     rows = [f"{n}.5,{n},{'pn'[n % 2]}" for n in range(40)]
     assert "line 42 has 4 fields: expected 3" in refused(capsys, tmp_path, "\n".join(["a,b,y", *rows, "1,2,p,9"]))
-    assert "Expected 4 fields in line 42, saw 5" in refused(capsys, tmp_path, "\n".join(["a,b,y", *rows, "1,2,p,9,9"]))
+    assert "line 42 has 5 fields: expected 3" in refused(capsys, tmp_path, "\n".join(["a,b,y", *rows, "1,2,p,9,9"]))
     source, account = prepare(tmp_path, "\n".join(["a,b,y", *(f"{row}," for row in rows)]))
     assert len(source.labels["train"]) == 32 and not any("header" in note for note in account["notes"])
     _, account = prepare(tmp_path, "\n".join(rows))

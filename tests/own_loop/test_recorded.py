@@ -7,7 +7,7 @@ import torch
 from helpers import PROGRAMS, start
 
 import fedmpi
-from fedmpi.own_loop.recording import _decoded, _encoded
+from fedmpi.own_loop.recorded import _decoded, _encoded
 
 
 def run(way, folder, *rest):

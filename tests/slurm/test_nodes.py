@@ -101,3 +101,18 @@ def test_the_link_between_nodes_is_measured(slurm, tmp_path):
     text = (tmp_path / "doctor.json").read_text()
     between = json.JSONDecoder().raw_decode(text)[0]["link"]["between nodes"]  # UCX may write warnings after it
     assert between["bandwidth"] < 1.2 * 200e6 / 8
+
+
+def test_a_rank_that_is_stopped_on_another_node(slurm, tmp_path):
+    """MPICH's MPI_Abort ends nothing then: the step ends all the same."""
+    program = tmp_path / "stops.py"
+    program.write_text(
+        "import os, signal, torch, fedmpi\n"
+        "fed = fedmpi.average(torch.nn.Linear(1, 1), every=1, timeout=3)\n"
+        "fed.rank == 0 or os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "fed.step()\n"
+    )
+    lines = [f"code=0; timeout 200 srun --mpi=pmi2 python {program} || code=$?", "echo ended with $code"]
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=ONE_EACH))
+    assert "fedmpi: error: no sign of rank 1 on n2 for 3 s during " in job.log, job.log
+    assert "ended with 137" in job.log or "ended with 75" in job.log, job.log  # not 124, of timeout

@@ -9,6 +9,7 @@ import pytest
 from helpers import ROOT, train
 
 from fedmpi.data.__main__ import main as data
+from fedmpi.predict.__main__ import main as predict
 
 Image = pytest.importorskip("PIL.Image")
 DRAW = np.random.default_rng(0)
@@ -54,7 +55,7 @@ def prepare(folder, *words):
     return ("prepare", "seg", "--from", folder / "images", "--masks", folder / "masks", "--data-dir", folder, *words)
 
 
-def test_masks_are_the_classes_of_pixels(folders, capsys):
+def test_masks_are_the_classes_of_pixels(folders, capsys, monkeypatch):
     data([str(word) for word in prepare(folders)])
     assert "pixels 0, 255 of masks are the classes 0 to 1" in capsys.readouterr().out
     with h5py.File(folders / "seg.h5") as file:
@@ -70,6 +71,17 @@ def test_masks_are_the_classes_of_pixels(folders, capsys):
     facts = json.loads((folders / "one" / "model.json").read_text())["input"]
     with h5py.File(folders / "seg.h5") as file:
         assert np.allclose(facts["mean"], (file["train/images"][:] / 255).mean()) and facts["divide_by"] == 255
+    monkeypatch.syspath_prepend(folders)
+    for samples, names in (("images", [f"a/{number}.bmp" for number in range(30)]), ("seg.h5", None)):
+        out = folders / f"{samples}.csv"
+        predict([str(word) for word in (folders / "one", folders / samples, "--import", "own", "--out", out)])
+        found = np.load(out.with_suffix(".npz"))
+        with h5py.File(folders / "seg.h5") as file:
+            images = file["test/images"][:]
+        if names:
+            assert sorted(found["files"]) == sorted(names)
+            images = np.stack([np.asarray(Image.open(folders / "images" / name)) for name in found["files"]])
+        assert (found["predicted"] == (images > 128)).mean() > 0.97 and found["class_names"].tolist() == ["0", "255"]
     words_of_silos = ["--partition", "iid", "--clients", "2", "--write", str(folders / "s{client}.h5")]
     data(["partition", str(folders / "seg.h5"), *words_of_silos])
     ended = train(2, folders, *words, "--data", folders / "s{client}.h5", "--rounds", 40, "--name", "silos", env=env)

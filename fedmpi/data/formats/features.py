@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 
 from fedmpi.data.formats.frames import Reading
+from fedmpi.data.source import plain
 from fedmpi.errors import UserError, attempt
 from fedmpi.own_files import check_regular, replacing
 from fedmpi.text import short
@@ -176,8 +177,8 @@ class Columns:
         if unknown and counts is not None:
             counts[name] = int(words.isin(unknown).sum())
         elif unknown:
-            plain = {_plain(word): word for word in known}
-            same = {word: plain[_plain(word)] for word in unknown if _plain(word) in plain}
+            meant = {plain(word): word for word in known}
+            same = {word: meant[plain(word)] for word in unknown if plain(word) in meant}
             hint = f'; if it means the same, add "aliases": {json.dumps({name: same})}' if same else ""
             raise UserError(
                 f"{table.path}: column {name} contains {short(', '.join(unknown), 300)}, which is not among {what}"
@@ -230,11 +231,6 @@ class Columns:
                 f"{table.path}: {place} has an empty field in column {name}: expected {expected} in every line; "
                 "--missing median or --missing category accepts empty fields"
             )
-
-
-def _plain(word):
-    """A word without what often differs by mistake: case, blanks, and the .0 of a whole number."""
-    return "".join(word.lower().split()).removesuffix(".0")
 
 
 def _is_number(word):

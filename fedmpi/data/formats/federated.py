@@ -39,11 +39,16 @@ def read(path, options):
     """
     splits = {}
     for split, files in find_files(path).items():
-        parts = [part for file in files for part in (_leaf if file.suffix == ".json" else _federated)(file)]
+        found = [part for file in files for part in (_leaf if file.suffix == ".json" else _federated)(file)]
+        parts = [part for part in found if len(part[2])]
+        if odd := [user for user, samples, labels in parts if len(samples) != len(labels)]:
+            raise UserError(f"{path}: {odd[0]} has not as many samples as labels: expected a label for each")
         if parts:
             users = np.repeat([user.encode() for user, *_ in parts], [len(labels) for *_, labels in parts])
             with attempt("read", path, ValueError):
                 splits[split] = *(np.concatenate(arrays) for arrays in list(zip(*parts))[1:]), users
+    if "train" not in splits:
+        raise UserError(f"{path}: contains no samples to train on")
     assumed = {
         "assumed": [f"the column {USER} says whose samples these are (--partition column --partition.by {USER})"]
     }

@@ -10,6 +10,7 @@ import itertools
 import json
 import lzma
 import re
+import shlex
 import warnings
 
 import numpy as np
@@ -26,17 +27,21 @@ FIRST_BYTES = 1 << 20  # from which encoding and separator are found
 FIELDS_AT_ONCE = 1 << 22
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+AS_IT_IS = {"dtype": False}  # otherwise pandas takes "01" for 1, and `updated_at` for a date
 TYPED = {
     ".parquet": ("read_parquet", {}),
     ".feather": ("read_feather", {}),
-    ".xlsx": ("read_excel", {}),
-    ".json": ("read_json", {}),
-    ".jsonl": ("read_json", {"lines": True}),
+    ".xlsx": ("read_excel", {"sheet_name": None}),
+    ".json": ("read_json", AS_IT_IS),
+    ".jsonl": ("read_json", {"lines": True, **AS_IT_IS}),
     ".arff": ("", {}),  # by scipy
 }
 ARROW, ARROW_OF_SPLITS = "dataset_info.json", "dataset_dict.json"
 TEXTS = (".csv", ".tsv")
-NAMELESS = re.compile(r"(Unnamed: \d+|__index_level_\d+__)?")  # what pandas calls a column without a name
+NAMELESS = re.compile(r"(Unnamed: (row )?\d+|__index_level_\d+__)?")  # what pandas calls a column without a name
+DATES = ("ISO8601", "%d.%m.%Y")
+DATE = re.compile(r"\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d{4}.*")
+LINES = re.compile(r"\s*[\r\n]\s*")
 BEYOND = "\0"  # the name of what follows the last column
 NEGLIGIBLE = 1e-4  # standard deviations by which a number may change in float32
 
@@ -48,8 +53,9 @@ def table_ending(path):
     """
     if path.is_dir():
         return ".arrow" if (path / ARROW).is_file() or (path / ARROW_OF_SPLITS).is_file() else None
-    ending = path.with_suffix("").suffix.lower() if path.suffix in OPENERS else path.suffix.lower()
-    return ending if ending in TEXTS or (ending in TYPED and path.suffix not in OPENERS) else None
+    last = path.suffix.lower()
+    ending = path.with_suffix("").suffix.lower() if last in OPENERS else last
+    return ending if ending in TEXTS or (ending in TYPED and last not in OPENERS) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +127,10 @@ def read_table(path, reading, wanted=None):
     if ending in TEXTS:
         table, words = _read_text(path, reading, wanted)
     else:
-        frame = _read_typed(path, ending)
+        frame, assumed = _read_typed(path, ending, reading)
         check_names(path, frame.columns.tolist())
         names, words = wanted(frame.columns.tolist())
-        table = Table(path, {name: frame.pop(name) for name in names})
+        table = Table(path, {name: frame.pop(name) for name in names}, {}, assumed)
     odd = []
     for name in table.columns:
         table.columns[name], table.kinds[name] = _recognise(table, name, reading, name in words, odd)
@@ -135,41 +141,49 @@ def read_table(path, reading, wanted=None):
 
 
 def check_names(path, names):
-    """Check that no two columns have one name.
+    """Check that there are columns, and that no two have one name.
 
     Raises:
-        UserError: if two have.
+        UserError: if there are none, or two have one name.
     """
+    if not names:
+        raise UserError(f"{path}: is empty: expected a header and rows")
     repeated = next((name for name, number in collections.Counter(names).items() if number > 1), None)
     if repeated is not None:
         raise UserError(f"{path}: the header contains {repeated} twice: expected another name for each column")
 
 
-def _read_typed(path, ending):
-    """The pandas frame of a file whose columns have types."""
+def _read_typed(path, ending, reading):
+    """(pandas frame of a file whose columns have types, lines on what was assumed)."""
     import pandas
 
-    function, options = TYPED.get(ending, ("", {}))
+    (function, options), assumed = TYPED.get(ending, ("", {})), []
     try:
         if ending == ".arrow":
             frame = _read_arrow(path)
         elif ending == ".arff":
             from scipy.io import arff
 
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding=reading.encoding or "utf-8") as file:
                 frame = pandas.DataFrame(arff.loadarff(file)[0])
             for name in frame.select_dtypes(object):
-                frame[name] = frame[name].str.decode("utf-8")
+                frame[name] = frame[name].str.decode("utf-8").replace("?", None)  # ARFF's mark of no value
         else:
             frame = getattr(pandas, function)(path, **options)
+        if ending == ".xlsx":
+            sheets, frame = [*frame], next(iter(frame.values()))
+            assumed += [f"the sheet is {sheets[0]}, the first of {', '.join(sheets)}"] if sheets[1:] else []
+        elif ending != ".json" and not isinstance(frame.index, pandas.RangeIndex):  # pandas stores it as columns
+            names = [name or f"Unnamed: row {number}" for number, name in enumerate(frame.index.names)]
+            frame = frame.reset_index(names=names)
     except ImportError as error:
         raise UserError(f"{path}: {ending} needs another package: pip install 'fedmpi[formats]' ({error})") from None
     except Exception as error:  # noqa: BLE001  each library has its own
         raise UserError(
             f"{path}: cannot be read as {ending[1:]}: {short(f'{type(error).__name__}: {error}')}"
         ) from None
-    frame.columns = [str(name) for name in frame.columns]
-    return frame
+    frame.columns = [LINES.sub(" ", str(name)) for name in frame.columns]
+    return frame, assumed
 
 
 def _read_arrow(folder):
@@ -190,18 +204,19 @@ def _read_text(path, reading, wanted):
     """(`Table` of a CSV file, columns that are words)."""
     import pandas
 
+    opener = OPENERS.get(path.suffix.lower(), open)
     with attempt("read as CSV with a header", path, OSError, ValueError, EOFError, lzma.LZMAError, LookupError):
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+        with opener(path, "rb") as file:
             begin = file.read(FIRST_BYTES)
         encoding = reading.encoding or _encoding(begin)
-        text = codecs.getincrementaldecoder(encoding)().decode(begin)
+        text = codecs.getincrementaldecoder(encoding)("replace").decode(begin)  # pandas will name what is not
     separator = reading.separator or ("\t" if ".tsv" in path.suffixes else _separator(text))
     if len(separator) != 1:
         raise UserError(f"--separator {separator}: expected one character")
 
     def numbered():
         """(number of its last line, fields) of the header and each row."""
-        with OPENERS.get(path.suffix, open)(path, "rt", encoding=encoding, newline="") as file:
+        with opener(path, "rt", encoding=encoding, errors="replace", newline="") as file:
             rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
             yield from ((rows.line_num, row) for row in rows if row and rows.line_num not in reading.skip_lines)
 
@@ -209,7 +224,7 @@ def _read_text(path, reading, wanted):
         header = next(numbered(), (1, ()))
     if not header[1]:
         raise UserError(f"{path}: is empty: expected CSV with a header")
-    names = [name.strip() or f"Unnamed: {number}" for number, name in enumerate(header[1])]
+    names = [LINES.sub(" ", name.strip()) or f"Unnamed: {number}" for number, name in enumerate(header[1])]
     check_names(path, names)
     chosen, words = wanted(names)
     options = {
@@ -219,19 +234,30 @@ def _read_text(path, reading, wanted):
         "skiprows": [*(line - 1 for line in reading.skip_lines), header[0] - 1 - "".join(header[1]).count("\n")],
     }  # fmt: skip
     dtype = dict.fromkeys({*words, *reading.dates} & {*chosen} | {BEYOND}, str)
-    with OPENERS.get(path.suffix, open)(path, "rb") as file:  # an upper bound: a quoted field may contain some
+    with opener(path, "rb") as file:  # an upper bound: a quoted field may contain some
         most = 1 + sum(piece.count(b"\n") + piece.count(b"\r") for piece in iter(lambda: file.read(FIRST_BYTES), b""))
-    # All columns are read, so that lines are checked.
-    columns, mixed = _in_chunks(path, {**options, "dtype": dtype}, [*chosen, BEYOND], most)
-    if mixed:  # words from some line on: the fields before it are read as they stand, too
-        columns |= _in_chunks(path, {**options, "dtype": str, "usecols": mixed}, mixed, most)[0]
+
+    def check_lengths():
+        with attempt("read as CSV with a header", path, ValueError, csv.Error):
+            for line, row in numbered():
+                if len(row) < len(names) or any(field.strip() for field in row[len(names) :]):
+                    what = f"expected {len(names)}, as in the header (line {header[0]}; --skip-lines leaves out titles)"
+                    raise UserError(f"{path}: line {line} has {len(row)} fields: {what}")
+
+    try:  # all columns are read, so that lines are checked
+        columns, mixed = _in_chunks(path, {**options, "dtype": dtype}, [*chosen, BEYOND], most)
+        if mixed:  # words from some line on: the fields before it are read as they stand, too
+            columns |= _in_chunks(path, {**options, "dtype": {**dtype, **dict.fromkeys(mixed, str)}}, mixed, most)[0]
+    except UserError as error:
+        if isinstance(error.__context__, UnicodeError):
+            what = "expected --encoding with another one, like latin-1"
+            raise UserError(f"{path}: cannot be read as CSV with a header: it is not {encoding}: {what}") from None
+        check_lengths()  # pandas says neither the line nor what to do
+        raise
     is_wrong = columns.pop(BEYOND).notna().any()
     is_wrong |= bool(chosen and names[-1] in chosen and pandas.isna(columns[names[-1]]).any())
     if is_wrong:  # are lines too long, or too short?
-        for line, row in numbered():
-            if len(row) < len(names) or any(field.strip() for field in row[len(names) :]):
-                what = f"expected {len(names)}, as in the header"
-                raise UserError(f"{path}: line {line} has {len(row)} fields: {what}")
+        check_lengths()
     said = [f"the separator is a {SEPARATORS.get(separator, separator)}", f"the encoding is {encoding}"]
 
     def lines():
@@ -287,8 +313,12 @@ def _compact(values):
 
 def _encoding(begin):
     """The encoding of a text by its first bytes."""
+    if begin.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
+    if b"\0" in begin[:2]:  # half of an ASCII character
+        return "utf-16-be" if begin[0] == 0 else "utf-16-le"
     try:
         codecs.getincrementaldecoder("utf-8")().decode(begin)
         return "utf-8-sig" if begin.startswith(codecs.BOM_UTF8) else "utf-8"
@@ -334,10 +364,13 @@ def _recognise(table, name, reading, is_word, odd):
     words = values.map(str, na_action="ignore").astype(object).str.strip()
     words = words.where(~words.isin(reading.marks))
     if name in reading.dates:
-        try:
-            return _days(pandas.to_datetime(words, format="ISO8601")), "dates"
-        except (ValueError, TypeError, OverflowError) as error:
-            raise UserError(f"{table.path}: --date {name}: expected dates like 2026-01-31: {short(error)}") from None
+        for form in DATES:
+            dates = pandas.to_datetime(words, format=form, errors="coerce", utc=True)
+            if not (odd_ones := words.notna() & dates.isna()).any():
+                return _days(dates), "dates"
+        row = int(np.flatnonzero(odd_ones)[0])
+        what = f"{table.place(row)} has {short(words[row], 60)}: expected dates like 2026-01-31 or 31.01.2026"
+        raise UserError(f"{table.path}: --date {name}: {what} in the whole column")
     distinct = words.value_counts()
     if is_word or not len(distinct):
         return words, "words" if len(distinct) else "empty"
@@ -379,19 +412,19 @@ def _numbers(table, name, words, distinct, reading, odd):
 
 def _advice(table, name, field, place, share):
     """What to do about a field that is no number in a column of numbers."""
-    ways = [f"--na '{field}' (it means no value)"]
+    ways = [f"--na {shlex.quote(field)} (it means no value)"]
     if field[:1] in "<>≤≥":
         ways.append("--censored half or bound (<0.3 is 0.15 or 0.3)")
     if re.fullmatch(r"[-+]?\d*,\d+", field):
         ways.append("--decimal ,")
-    if re.search(r"\d[,.' ]\d{3}\b", field):
-        ways.append(f"--thousands '{re.search(r'[0-9]([^0-9])', field)[1]}'")
-    if place == "line 2":
+    if found := re.search(r"\d([,.'\s])\d{3}\b", field):
+        ways.append(f"--thousands {shlex.quote(found[1])}")
+    if place == "line 2" and field[:1].isalpha() and field.lower() not in MARKS:
         ways.append("--skip-lines 2 (it contains units)")
-    ways += [f"--one-hot {name} (they are categories)", f"--drop {name}"]
+    ways += [f"--one-hot {shlex.quote(name)} (they are categories)", f"--drop {shlex.quote(name)}"]
     return (
-        f"{table.path}: {place} has {short(field, 60)} in column {name}, and {share:.4g} of its fields are numbers: "
-        f"expected a number, or one of {', '.join(ways)}"
+        f"{table.path}: {place} has {short(field, 60)} in column {name}, and {share:.0%} of its values are "
+        f"numbers: expected a number, or one of {', '.join(ways)}"
     )
 
 

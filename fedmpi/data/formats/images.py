@@ -9,7 +9,7 @@ from fedmpi.data.formats import medical
 from fedmpi.data.formats.common import choose_test_set
 from fedmpi.data.formats.frames import Reading, read_table
 from fedmpi.data.formats.npz import number_words
-from fedmpi.data.source import ACCOUNT
+from fedmpi.data.source import ACCOUNT, GROUP
 from fedmpi.errors import UserError, attempt
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -64,6 +64,8 @@ class ImageFiles:
                 f"{file}: has the mode {image.mode}: expected {self.mode}, the mode of {self._files[0]}; --mode "
                 f"{'RGB' if 'RGB' in (image.mode, self.mode) else self.mode} converts all images"
             )
+        if self._mode and image.mode[0] in "IF" and self._mode[0] not in "IF":  # pillow would make most pixels white
+            raise UserError(f"{file}: has the mode {image.mode}, deeper than --mode {self._mode}: leave that out")
         with attempt("read as an image", file, Exception):
             if self._mode and image.mode != self._mode:
                 image = image.convert(self._mode)
@@ -102,11 +104,14 @@ def open_raw(file):
         UserError: if it cannot be read, or contains several images.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise UserError("images need pillow: pip install 'fedmpi[images]'") from None
     with attempt("read as an image", file, Exception):
-        image = Image.open(io.BytesIO(file.read_bytes()))
+        try:
+            image = Image.open(io.BytesIO(file.read_bytes()))
+        except UnidentifiedImageError:
+            raise UserError(f"{file}: cannot be read as an image: its format is unknown") from None
         if getattr(image, "n_frames", 1) > 1:
             raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
         return ImageOps.exif_transpose(image)
@@ -126,9 +131,9 @@ def read(root, options):
         images as `ImageFiles`, read when written; labels [n]; attributes num_classes, class_names (the folders' names,
         sorted, or --classes).
     """
-    train = train_folder(root)
+    train, groups = train_folder(root), {}
     if (root / LABELS).is_file():
-        files, labels, class_names = _read_labels(root, options)
+        files, labels, class_names, groups = _read_labels(root, options)
     elif train is None:
         files, labels, class_names = _read_one_folder(root, options)
     else:
@@ -140,6 +145,7 @@ def read(root, options):
         raise UserError(f"{root}: the images to train and to test have the modes {modes}: expected one, or --mode")
     splits = {f"{split}/images": images[split] for split in images}
     splits |= {f"{split}/labels": labels[split] for split in images}
+    splits |= {f"{split}/{options.group}": values for split, values in groups.items()}
     account = {
         "assumed": [f"images have the mode {images['train'].mode}, and are {images['train'].dtype}"],
         "not_used": {str(path.relative_to(root)): why for path, why in _others(root) if path != root / LABELS},
@@ -151,7 +157,8 @@ def read(root, options):
     account["not_used"] |= {name: f"{count} images, {why}" for name, count in sorted(left_out.items())}
     if train is not None and not (root / LABELS).is_file():
         account["test_rows"] = "those of the folder"
-    return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account}
+    roles = {GROUP: options.group} if groups else {}
+    return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account, **roles}
 
 
 def _others(root):
@@ -162,6 +169,8 @@ def _others(root):
                 yield path, "is hidden"
         elif path.is_file() and not is_image(path, root):
             yield path, "is no image"
+        elif path.is_dir() and not any(path.iterdir()):
+            yield path, "is an empty folder"
 
 
 def _is_hidden(path):
@@ -203,11 +212,16 @@ def _read_two_folders(root, train, options):
 
 
 def _read_labels(root, options):
-    """What `_read_one_folder` returns, for a folder with a table of files (its first column) and their classes."""
+    """({split: files}, {split: labels}, class names, {split: groups}) of a table of files (first column) and classes.
+
+    The groups are values of the column `ReaderOptions.group`, {} if there is none.
+    """
     table = read_table(root / LABELS, options.reading or Reading(), lambda names: (names, names))
     names, label = [*table.columns], options.label or [*table.columns][-1]
     if label not in names[1:]:
         raise UserError(f"{root / LABELS}: expected a column of files and a column {label}; it has {', '.join(names)}")
+    if options.group and options.group not in names[1:]:
+        raise UserError(f"--group {options.group}: {root / LABELS} has no such column; it has {', '.join(names[1:])}")
     words, answers = table.columns[names[0]].fillna(""), table.columns[label].fillna("")
     files = [root / word for word in words]
     for row, (file, answer) in enumerate(zip(files, answers)):
@@ -217,9 +231,16 @@ def _read_labels(root, options):
                 f"{root / LABELS}: {table.place(row)} has {what}: expected an image in {root} and its class"
             )
     numbers, attributes = number_words(root / LABELS, {"all": answers.to_numpy(str)}, options.classes)
-    rows, labels = choose_test_set(numbers["all"], options), numbers["all"]
+    if words.duplicated().any():
+        raise UserError(
+            f"{root / LABELS}: contains {words[words.duplicated()].iloc[0]} twice: expected each image once"
+        )
+    values = table.columns[options.group].fillna("").to_numpy(str) if options.group else None
+    groups = None if values is None else np.unique(values, return_inverse=True)[1]
+    rows, labels = choose_test_set(numbers["all"], options, groups), numbers["all"]
     chosen = {split: [files[row] for row in rows[split]] for split in rows}
-    return chosen, {split: labels[rows[split]] for split in rows}, attributes["class_names"]
+    stored = {} if values is None else {split: np.char.encode(values[rows[split]], "utf-8") for split in rows}
+    return chosen, {split: labels[rows[split]] for split in rows}, attributes["class_names"], stored
 
 
 def _list_by_class(root, classes):

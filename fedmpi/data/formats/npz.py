@@ -47,7 +47,7 @@ def read(path, options):
     samples = {split: channels_last(path, values, layout) for split, values in _compact(samples).items()}
     labels, attributes = number_words(path, labels, options.classes)
     splits = {f"{split}/images": samples[split] for split in samples}
-    account["assumed"] = [f"the axes of the arrays are {layout}"] if samples["train"].ndim > 2 else []
+    account["assumed"] = [f"the axes of the arrays are {layout}"] if 2 < samples["train"].ndim < 6 else []
     account |= {"given": {"layout": layout}} if account["assumed"] else {}
     account["not_used"] = dict.fromkeys(sorted(rest), "another array")
     return splits | {f"{split}/labels": labels[split] for split in labels}, attributes | {ACCOUNT: account}

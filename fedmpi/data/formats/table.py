@@ -7,7 +7,7 @@ import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
 from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.frames import ARROW_OF_SPLITS, NAMELESS, Reading, read_table
+from fedmpi.data.formats.frames import ARROW_OF_SPLITS, DATE, NAMELESS, Reading, read_table, table_ending
 from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
 from fedmpi.errors import UserError
 from fedmpi.text import short
@@ -55,11 +55,13 @@ def read(path, options):
         images [n, features] float32 or float64, labels [n], one array [n] per column of id, group and keep;
         attributes num_classes, class_names, feature_names, mean, std, columns (`Columns` as JSON), and the account.
     """
+    rest = ()
     if (path / ARROW_OF_SPLITS).is_file():
         if not (path / "train").is_dir():
             raise UserError(f"{path}: contains no folder train: give one of its folders, and maybe --test-from")
         has_test = (path / "test").is_dir() and not options.test_from
         options = dataclasses.replace(options, test_from=path / "test") if has_test else options
+        rest = {one.name for one in path.iterdir() if one.is_dir()} - {"train", *(["test"] if has_test else [])}
         path = path / "train"
     agreed = Columns.read(options.columns)
     if agreed is not None:
@@ -79,9 +81,10 @@ def read(path, options):
                 if name not in names or name == options.label:
                     raise UserError(f"--{option} {name}: {path} has no such column besides the label; it has {rest}")
         present = [name for name in names if name not in options.drop]
-        label = options.label or (present or names)[-1]
+        label = options.label or next((name for name in reversed(present) if name not in kept
+                                       and not NAMELESS.fullmatch(name)), names[-1])  # fmt: skip
         for name in (*kept, *options.one_hot, *options.dates, *options.features, label):
-            excluded = [*options.drop, *(kept if name in (*options.one_hot, *options.features) else ())]
+            excluded = [*options.drop, *(kept if name in (*options.one_hot, *options.features, label) else ())]
             if name in excluded:
                 raise UserError(
                     f"{name}: is in --drop, --id, --group or --keep, and used otherwise: expected one of both"
@@ -101,8 +104,9 @@ def read(path, options):
     table = read_table(path, reading, wanted)
     num_training = len(table)
     if options.test_from:
-        other = read_table(options.test_from, reading, wanted)
-        _append(table, other)
+        if table_ending(options.test_from) is None:
+            raise UserError(f"--test-from {options.test_from}: expected a table")
+        _append(table, read_table(options.test_from, reading, wanted))
     if len(table) < 2:
         raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(table.columns)}")
     answers = table.columns[label]
@@ -114,6 +118,10 @@ def read(path, options):
     if reserved := {"images", "labels"} & {*kept}:
         raise UserError(f"{path}: a column that is stored is called {reserved.pop()}: expected another name for it")
     groups = None if options.group is None else np.unique(_words(table, options.group), return_inverse=True)[1]
+    if both := groups is not None and options.test_from and {*groups[:num_training]} & {*groups[num_training:]}:
+        value = _words(table, options.group)[np.flatnonzero(groups == min(both))[0]]
+        what = f"has {options.group} {value}, which {path} has, too: expected test rows of other groups, or no --group"
+        raise UserError(f"--test-from {options.test_from}: {what}")
     if options.test_from:
         chosen = {"train": np.arange(num_training), "test": np.arange(num_training, len(table))}
     else:
@@ -148,10 +156,11 @@ def read(path, options):
     account = {
         "label": label,
         "features": {name: table.kinds[name] for name in columns.columns},
-        "not_used": _not_used(table, columns, others, left_out, options),
+        "not_used": _not_used(table, columns, others, left_out, options)
+        | dict.fromkeys(sorted(rest), "another part of the data"),
         "stored": {name: "not learned from" for name in kept},
         "assumed": table.assumed,
-        "notes": _notes(table, columns, labels, label),
+        "notes": _notes(table, columns, labels, label, options.group),
         "given": {"label": label, **given},
     } | ({"test_rows": f"those of {options.test_from}"} if options.test_from else {})
     attributes |= {"mean": mean, "std": std, COLUMNS: columns.text(), ACCOUNT: account}
@@ -202,21 +211,25 @@ def _not_used(table, columns, others, left_out, options):
             continue
         distinct, filled = values.nunique(), int(values.notna().sum())
         how = f"words, {distinct} of {filled} differ"
+        if all(map(DATE.fullmatch, values.dropna().iloc[:FEW])):
+            how += f": --date {name} (days since 1970-01-01)"
         if len(values) >= FEW and 2 * distinct <= filled:
             how += f": --one-hot {name} (categories), --group {name} (rows of one are not divided), --keep {name}"
         reasons[name] = how
     return reasons
 
 
-def _notes(table, columns, labels, label):
+def _notes(table, columns, labels, label, group):
     """Lines about what may be a mistake."""
     notes, num_rows = [], len(labels)
+    if group and (number := int(table.columns[group].isna().sum())):
+        notes.append(f"{group}: {number} rows have none, and count as one group")
     if num_rows < FEW:
         return notes
     if len(columns.classes) > MANY_CLASSES and 2 * len(columns.classes) > num_rows:
         notes.append(f"{label}: {len(columns.classes)} classes in {num_rows} rows: is it a quantity, or an identifier?")
     numbers = [name for name in columns.columns if name.replace(".", "", 1).isdecimal()]
-    if table.lines and 2 * len(numbers) > len(columns.columns) and numbers != [*map(str, range(len(numbers)))]:
+    if 2 * len(numbers) > len(columns.columns) and numbers != [*map(str, range(len(numbers)))]:
         notes.append(
             f"the header contains numbers ({short(', '.join(numbers), 60)}): is it a row, and the file has none?"
         )

@@ -1,0 +1,159 @@
+"""Files as people have them: what they contain is read, or a line says why not."""
+
+import json
+
+import numpy as np
+import pandas
+import pytest
+from test_columns import prepared
+
+from fedmpi.data.formats import frames
+
+NUMBERS = np.arange(40)
+FRAME = pandas.DataFrame({"a": NUMBERS % 7 / 2, "b": NUMBERS % 5, "y": np.where(NUMBERS % 2, "yes", "no")})
+TEXT = FRAME.to_csv(index=False)
+
+
+def lines(**columns):
+    """JSON lines of columns."""
+    return pandas.DataFrame(columns).to_json(orient="records", lines=True)
+
+
+def read(folder, name, content, *words):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return prepared(folder, folder / name, *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "encoding"),
+    [
+        ("t.csv", TEXT.encode("utf-16-le"), "utf-16-le"),
+        ("t.csv", TEXT.encode("utf-32"), "utf-32"),
+        ("t.CSV", TEXT.replace("\n", ",\n").encode(), "utf-8"),  # every line ends with a separator
+    ],
+)
+def test_texts_are_read_whole(tmp_path, name, content, encoding):
+    source, account = read(tmp_path, name, content)
+    assert [*account["features"]] == ["a", "b"] and [*account["classes"]] == ["no", "yes"]
+    assert account["assumed"][1] == f"the encoding is {encoding}"
+    found = np.concatenate([source.read(split, np.arange(len(source.labels[split]))) for split in ("train", "test")])
+    assert sorted(found[:, 0]) == sorted(FRAME.a)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words", "line"),
+    [
+        ("t.csv", "made by me\n\n" + TEXT, [], "line 3 has 3 fields: expected 1"),
+        ("t.csv", TEXT + "x,3,no\n", [], "line 42 has x in column a, and 98% of its values are numbers"),
+        ("t.csv", TEXT.encode() + "1,2,jä\n".encode("latin-1"), ["--encoding", "utf-8"], "expected --encoding"),
+        ("t.csv", TEXT.replace("0.5,", "1.13.2026,"), ["--date", "a"], "line 2 has 0.0: expected dates like"),
+        ("t.csv", TEXT, ["--size", "3"], "--size: has no meaning for"),
+        ("t.csv", TEXT, ["--test-from", "t.npz"], "--test-from t.npz: expected a table"),
+        ("t.csv", TEXT, ["--label", "y", "--id", "y"], "no such column besides the label"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, capsys, monkeypatch, name, content, words, line):
+    monkeypatch.setattr(frames, "FIELDS_AT_ONCE", 40)  # a later chunk has a word
+    with pytest.raises(SystemExit):
+        read(tmp_path, name, content, *words)
+    error = capsys.readouterr().err
+    assert line in error and error.count("\n") == 1 and not [*tmp_path.glob("*.h5")]
+
+
+def test_types_of_json_are_kept(tmp_path):
+    number = 1_500_000_000 + NUMBERS
+    _, account = read(tmp_path, "t.jsonl", lines(updated_at=number, date=number, y=np.where(NUMBERS % 2, "01", "1")))
+    assert account["features"] == {"updated_at": "numbers", "date": "numbers"}
+    assert account["classes"] == {"01": 20, "1": 20}
+
+
+def test_an_index_of_parquet_is_a_column(tmp_path):
+    named = FRAME.set_axis(pandas.Index(NUMBERS * 3, name="dose"))
+    named.to_parquet(tmp_path / "t.parquet")
+    _, account = prepared(tmp_path, tmp_path / "t.parquet", "--label", "y")
+    assert [*account["features"]] == ["dose", "a", "b"]
+    named.rename_axis(None).to_parquet(tmp_path / "t.parquet")
+    _, account = prepared(tmp_path, tmp_path / "t.parquet", "--label", "y")
+    assert [*account["features"]] == ["a", "b"] and [*account["not_used"]] == ["Unnamed: row 0"]
+
+
+def test_further_sheets_are_named(tmp_path):
+    pytest.importorskip("openpyxl")
+    with pandas.ExcelWriter(tmp_path / "t.xlsx") as book:
+        for name in ("first", "second"):
+            FRAME.rename(columns={"a": "a\n(mg)"}).to_excel(book, sheet_name=name, index=False)
+    _, account = prepared(tmp_path, tmp_path / "t.xlsx")
+    assert account["assumed"] == ["the sheet is first, the first of first, second"]
+    assert [*account["features"]] == ["a (mg)", "b"]
+
+
+def test_a_question_mark_of_arff_is_no_value(tmp_path):
+    rows = "".join(f"{'?' if n == 3 else n % 7},{'?' if n == 4 else 'pq'[n % 2]},{n % 3 > 0}\n" for n in NUMBERS)
+    content = f"@relation r\n@attribute a numeric\n@attribute b {{p,q}}\n@attribute y {{True,False}}\n@data\n{rows}"
+    source, account = read(tmp_path, "t.arff", content, "--missing", "median", "--one-hot", "b")
+    assert source.attributes["feature_names"].tolist() == ["a", "b=p", "b=q"]
+
+
+def test_dates_with_dots_are_days(tmp_path):
+    dates = pandas.date_range("2026-01-31", periods=40)
+    frame = FRAME.assign(a=dates.strftime("%d.%m.%Y"))
+    _, account = read(tmp_path, "t.csv", frame.to_csv(index=False))
+    assert "--date a" in account["not_used"]["a"]
+    source, _ = read(tmp_path, "t.csv", frame.to_csv(index=False), "--date", "a")
+    found = np.concatenate([source.read(split, np.arange(len(source.labels[split]))) for split in ("train", "test")])
+    assert sorted(found[:, 0]) == [*range(20484, 20524)]  # 2026-01-31 is 56 years of 365 days, 14 leap days, and 30
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        (["no", "yes", "Yes", "no"], "differ from"),
+        (["1", "1.0", "0", "0"], "differ from"),
+        (["no", "yes", "?", "no"], "? is a class"),
+    ],
+)
+def test_classes_that_may_be_the_same_are_named(tmp_path, labels, note):
+    _, account = read(tmp_path, "t.csv", FRAME.assign(y=labels * 10).to_csv(index=False))
+    assert any(note in line for line in account["notes"])
+
+
+def test_labels_of_arrays_with_gaps_are_named(tmp_path):
+    np.savez(tmp_path / "t.npz", x=np.ones((40, 3)), y=NUMBERS % 2 * 2)
+    assert "no sample has label 1, of 3 classes" in str(prepared(tmp_path, tmp_path / "t.npz")[1]["notes"])
+
+
+def test_groups_are_not_divided_in_any_format(tmp_path, capsys):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "images").mkdir()
+    for number in NUMBERS:
+        image.fromarray(np.full((4, 4), number * 900, np.uint16)).save(tmp_path / f"images/{number}.png")
+    table = pandas.DataFrame({"file": [f"{n}.png" for n in NUMBERS], "who": NUMBERS // 5, "y": NUMBERS % 2})
+    table.to_csv(tmp_path / "images" / "labels.csv", index=False)
+    source, _ = prepared(tmp_path, tmp_path / "images", "--group", "who")
+    sides = [{*source.column("who", split)} for split in ("train", "test")]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 8
+    assert source.groups().max() == len(sides[0]) - 1
+    np.savez(tmp_path / "t.npz", x=np.ones((40, 3)), y=NUMBERS % 2, who=NUMBERS // 5)
+    table.assign(x=1).to_csv(tmp_path / "t.csv", index=False)
+    table[:6].assign(x=1).to_csv(tmp_path / "other.csv", index=False)
+    for origin, words, line in (
+        ("t.npz", ["--group", "who"], "--group: has no meaning"),
+        ("images", ["--mode", "L"], "deeper than --mode L"),
+        ("t.csv", ["--group", "who", "--test-from", tmp_path / "other.csv"], "has who 0, which"),
+    ):
+        with pytest.raises(SystemExit):
+            prepared(tmp_path, tmp_path / origin, *words)
+        assert line in capsys.readouterr().err
+    table.iloc[-1, 0] = "0.png"
+    table.to_csv(tmp_path / "images" / "labels.csv", index=False)
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, tmp_path / "images")
+    assert "0.png twice" in capsys.readouterr().err
+
+
+def test_users_without_samples_are_passed_over(tmp_path):
+    (tmp_path / "leaf" / "train").mkdir(parents=True)
+    data = {"a": {"x": np.ones((20, 3)).tolist(), "y": [0, 1] * 10}, "b": {"x": [], "y": []}}
+    content = json.dumps({"users": ["a", "b"], "num_samples": [20, 0], "user_data": data})
+    (tmp_path / "leaf" / "train" / "all.json").write_text(content)
+    assert prepared(tmp_path, tmp_path / "leaf")[1]["classes"] == {"0": 10, "1": 10}
