@@ -29,7 +29,9 @@ def test_leaf_and_tensorflow_federated(tmp_path, capsys):
             for user in users:
                 file[f"examples/{user}/pixels"] = x[int(user[1])].astype(np.float32).reshape(5, 2, 3)
                 file[f"examples/{user}/label"] = np.arange(5)
-    source, _ = prepare(tmp_path, tmp_path / "tff")
+                file[f"examples/{user}/coarse_label"] = np.zeros(5)
+    source, account = prepare(tmp_path, tmp_path / "tff")
+    assert account["not_used"] == {"coarse_label": "neither the samples nor their labels"}
     assert source.shape == (2, 3) and source.column("user").tolist() == [b"f0"] * 5 + [b"f1"] * 5
     assert np.allclose(source.read("test", np.arange(5)), x[1].reshape(5, 2, 3))
     source, _ = prepare(tmp_path, tmp_path / "tff" / "fed_emnist_train.h5")

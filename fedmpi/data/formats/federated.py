@@ -37,20 +37,22 @@ def read(path, options):
         images [n, ...] as in the files, labels [n], and the column `user`: the name of each sample's user; attributes
         num_classes and class_names, if the labels are words.
     """
-    splits = {}
+    splits, others = {}, set()
     for split, files in find_files(path).items():
         found = [part for file in files for part in (_leaf if file.suffix == ".json" else _federated)(file)]
         parts = [part for part in found if len(part[2])]
-        if odd := [user for user, samples, labels in parts if len(samples) != len(labels)]:
+        others = others.union(*(part[3] for part in parts))
+        if odd := [user for user, samples, labels, _ in parts if len(samples) != len(labels)]:
             raise UserError(f"{path}: {odd[0]} has not as many samples as labels: expected a label for each")
         if parts:
-            users = np.repeat([user.encode() for user, *_ in parts], [len(labels) for *_, labels in parts])
+            users = np.repeat([user.encode() for user, *_ in parts], [len(part[2]) for part in parts])
             with attempt("read", path, ValueError):
-                splits[split] = *(np.concatenate(arrays) for arrays in list(zip(*parts))[1:]), users
+                splits[split] = *(np.concatenate(arrays) for arrays in list(zip(*parts))[1:3]), users
     if "train" not in splits:
         raise UserError(f"{path}: contains no samples to train on")
     assumed = {
-        "assumed": [f"the column {USER} says whose samples these are (--partition column --partition.by {USER})"]
+        "assumed": [f"the column {USER} says whose samples these are (--partition column --partition.by {USER})"],
+        "not_used": dict.fromkeys(sorted(others), "neither the samples nor their labels"),
     }
     if "test" in splits:
         assumed["test_rows"] = "those of the files"
@@ -65,7 +67,7 @@ def read(path, options):
 
 
 def _leaf(file):
-    """(user, samples, labels) of each user in a JSON file of LEAF."""
+    """(user, samples, labels, names of what else there is) of each user in a JSON file of LEAF."""
     with attempt("read as LEAF", file, Exception):
         content = json.loads(file.read_text(encoding="utf-8"))
         for user in content["users"]:
@@ -73,14 +75,14 @@ def _leaf(file):
             samples = np.array(data["x"])
             if samples.dtype.kind not in "biuf":
                 raise UserError(f"{file}: x of {user} contains {samples.dtype.name}: expected numbers")
-            yield user, samples.astype(np.float32), np.array(data["y"])
+            yield user, samples.astype(np.float32), np.array(data["y"]), data.keys() - {"x", "y"}
 
 
 def _federated(file):
-    """(user, samples, labels) of each user in an HDF5 file of TensorFlow Federated."""
+    """(user, samples, labels, names of what else there is) of each user in an HDF5 file of TensorFlow Federated."""
     with readable(file) as opened:
         for user, group in opened["examples"].items():
             name = next((name for name in INPUTS if name in group), None)
             if name is None or "label" not in group:
                 raise UserError(f"{file}: {user} has {', '.join(group)}: expected label, and {' or '.join(INPUTS)}")
-            yield user, group[name][:], group["label"][:]
+            yield user, group[name][:], group["label"][:], group.keys() - {name, "label"}
