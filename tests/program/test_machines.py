@@ -57,7 +57,8 @@ def test_a_machine_without_mpi(program):
     ended = shell(f"{sys.executable} -m fedmpi.{program}", env=os.environ | {"MPI4PY_LIBMPI": "/no/libmpi.so"})
     assert ended.returncode == 2
     assert ended.stderr == (
-        "fedmpi: error: mpi4py finds no MPI library: pip install mpich, or load your cluster's module of an MPI\n"
+        "fedmpi: error: mpi4py finds no MPI library: pip install mpich, or load your cluster's module of an MPI "
+        "(cannot load MPI library /no/libmpi.so: cannot open shared object file: No such file or directory)\n"
     )
 
 
