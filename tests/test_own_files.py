@@ -379,6 +379,7 @@ REASONS = {
     "own_files.write_mark: open": OWN,
     "own_files.write_mark: replace": OWN,
     "own_files.write_mark: unlink": OWN,
+    "predict.__main__._run: savez": PART,
     "predict.__main__._write_rows: write_bytes": PART,
     "program.output._SafeStream._dropping: open": STREAM,
     "program.output._open_again: open": STREAM,
