@@ -42,6 +42,10 @@ def run_single(program, arguments):
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
         print(f"fedmpi: error: {short(what, LONGEST_MESSAGE)}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python would try again, say so, and end with 120
+            discard_output()
         sys.exit(2)
 
 

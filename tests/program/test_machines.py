@@ -90,7 +90,8 @@ def test_a_text_for_a_full_disk_is_one_line_instead(any_mpi):
 @pytest.mark.parametrize("words", ["data show --help", "sweep --help", "evaluate --help"])
 def test_a_help_text_for_a_full_disk_is_one_line_instead(words):
     job = f"{sys.executable} -m fedmpi.{words}"
-    ended = shell(f"{job} > /dev/null; echo $?; {job} > /dev/full; echo $?")
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = shell(f"{job} > /dev/null; echo $?; {job} > /dev/full; echo $?", env=buffered)
     assert ended.stdout.split() == ["0", "2"] and len(ended.stderr.splitlines()) == 1, ended.stderr
 
 
