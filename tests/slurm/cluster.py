@@ -286,7 +286,8 @@ class Cluster:
 
     def let_run_again(self, number, restarts):
         """Return when a requeued job runs for the time after `restarts` requeues: SLURM alone waits two minutes."""
-        self.until(number, lambda: self.fields(number).get("JobState") == "PENDING")
+        requeued = {"JobState": "PENDING", "Restarts": str(restarts)}
+        self.until(number, lambda: requeued.items() <= self.fields(number).items())
         # Not at once: a node takes no credential of the second in which it received the order to end this job.
         self.run("scontrol", "update", f"JobId={number}", "StartTime=now+2", check=True)
         self.until(number, lambda: self.fields(number).get("JobState") == "RUNNING")

@@ -116,3 +116,19 @@ def test_a_rank_that_is_stopped_on_another_node(slurm, tmp_path):
     job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, *lines), options=ONE_EACH))
     assert "fedmpi: error: no sign of rank 1 on n2 for 3 s during " in job.log, job.log
     assert "ended with 137" in job.log or "ended with 75" in job.log, job.log  # not 124, of timeout
+
+
+def test_mpi_begins_whatever_lies_in_memory(slurm, tmp_path):
+    """MPICH sends its address together with what lies behind it: random bytes, which do not pack, around every hole."""
+    program = tmp_path / "begins.py"
+    program.write_text(
+        "import os, fedmpi\n"
+        "blocks = [os.urandom(size) for size in range(300, 9000, 3) for _ in range(20)]\n"
+        "del blocks[::2]\n"
+        "from fedmpi.comm.mpi_library import MPI\n"
+        "print('ranks:', MPI.COMM_WORLD.size, flush=True)\n"
+    )
+    line = f"timeout 100 srun --kill-on-bad-exit=1 --mpi=pmi2 python {program}"
+    job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=ONE_EACH))
+    assert job.code == 0 and job.log.count("ranks: 2") == 2, job.log
+    assert "mpi/pmi2" not in job.log

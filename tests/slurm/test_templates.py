@@ -88,6 +88,7 @@ def test_a_program_of_ones_own_is_requeued_and_goes_on(slurm, tmp_path):
     """It ends with a checkpoint and exit code 75 at its first start."""
     (tmp_path / "mine.py").write_text(PROGRAM)
     number = slurm.submit(tmp_path, SLURM / "program.sbatch", "mine.py", "--here", options=ONE_EACH, **QUICK)
+    slurm.let_run_again(number, 1)
     job = slurm.wait(number)
     assert (job.state, job.code) == ("COMPLETED", 0), job.log
     assert "is not finished (exit code 75): it is requeued" in job.log
