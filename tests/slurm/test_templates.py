@@ -13,7 +13,6 @@ from slurm_jobs import SLURM, TINY, closing, options
 
 from fedmpi.runs.folder import find_runs
 
-# Those of a benchmark and a reproduction need little of what these do.
 pytestmark = pytest.mark.rarely(*PLACES, "fedmpi/bench/__main__.py", "reproduction/__main__.py")
 
 TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)
