@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from fedmpi.comm.orphan import launcher_above
+from fedmpi.comm.pmi import corrected
 from fedmpi.comm.process import left_by_worker, started_by
 from fedmpi.comm.shared_memory import prepare_shared_memory
-from fedmpi.comm.slurm_pmi import short_values
 from fedmpi.errors import INTERRUPTED, STOPPED, UserError
 from fedmpi.text import short
 
@@ -90,7 +90,7 @@ def begin(limit: float = LIMIT) -> None:
         # With these it would end the process with many lines. Without them it begins alone, which is reported then.
         hidden = {name: os.environ.pop(name) for name in _of_other_launchers(library)}
         try:
-            with _watched(limit), short_values():
+            with _watched(limit), corrected():
                 begin_mpi(None, None, getattr(library, f"THREAD_{level}"), ctypes.byref(ctypes.c_int()))
         finally:
             os.environ |= hidden

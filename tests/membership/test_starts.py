@@ -166,6 +166,15 @@ def test_without_shared_memory(tmp_path):
     assert line.startswith("fedmpi: error: /dev/shm is missing: expected ")
 
 
+def test_containers_of_one_pod_begin_jobs_at_the_same_time():
+    """They share the machine's name and /dev/shm, and count processes anew: so that MPICH gives their jobs one name."""
+    if subprocess.run(["unshare", "-p", "-f", "--mount-proc", "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make namespaces")
+    one = f"unshare -p -f --mount-proc mpirun -np 2 {sys.executable} {BEGINS} ranks"
+    ended = execute(["bash", "-c", " & ".join([one] * 3) + " & wait -n && wait -n && wait -n"], timeout=60)
+    assert ended.returncode == 0 and ended.stdout.count("2 ranks") == 6, ended.stderr
+
+
 def test_an_own_loop_without_a_library_of_mpi():
     ended = alone({"MPI4PY_LIBMPI": "/no/libmpi.so"}, "trains")
     assert ended.returncode == 2

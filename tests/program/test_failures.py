@@ -10,11 +10,8 @@ import time
 
 import pytest
 from helpers import ROOT, disk_of, execute, ranks_of, running, train, wait_for
-from rarely import PROGRAM
 
 from fedmpi.runs.model_files import read_state
-
-pytestmark = pytest.mark.rarely(*PROGRAM)
 
 SHORT = ("--rounds", 50, "--model", "faulty.Faulty")
 

@@ -19,7 +19,6 @@ import pytest
 import torch
 from dies import check_checkpoints, outcome
 from helpers import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
-from rarely import PROGRAM
 from safetensors import safe_open
 
 import fedmpi.algorithms
@@ -47,8 +46,6 @@ from fedmpi.training import loop
 from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
-
-pytestmark = pytest.mark.rarely(*PROGRAM)
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
 TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"
