@@ -6,12 +6,13 @@ and `saddle` with their default settings; the run is that of `fedmpi.federation`
 """
 
 import dataclasses
+import functools
 import pathlib
 
 import numpy as np
 
 from fedmpi import algorithms, theory
-from fedmpi.bench.rates import FEWEST, Trial, best_hit, first_hit, means, slope, slope_of, verdict
+from fedmpi.bench.rates import FEWEST, Hit, Trial, best_hit, first_hit, means, slope, slope_of, verdict
 from fedmpi.errors import UserError
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
@@ -218,11 +219,12 @@ def _ablations(bench, seeds):
     bench.results.print(*format_table(["what", "value", "all rounds", "last half"], rows))
 
 
-HITS = {  # class; largest step size of the first grid, α, ε; local steps; proved orders of rounds and of local steps
+HITS = {  # class; largest step size of the first grid, α (a good one first, which ends others early), ε; local steps;
+    # proved orders of rounds and of local steps
     "fedavg": (algorithms.FedAvg, 0.5, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (3, 4)),
     "scaffold": (algorithms.SCAFFOLD, 0.5, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (2, 4)),
-    "stem": (algorithms.STEM, 2.0, (1.0, 0.3, 0.1, 0.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
-    "fafed": (algorithms.FAFED, 4.0, (1.0, 0.3, 0.1, 0.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
+    "stem": (algorithms.STEM, 2.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
+    "fafed": (algorithms.FAFED, 4.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
 }
 
 
@@ -240,13 +242,20 @@ def grid(method, budget, scales, seeds, epsilons, alphas=(None,)):
     That is, for all ε, by rounds and by samples. q doubles while the budget has the fewest rounds; step sizes are
     doubled and halved twice at a time and have no end: larger ones diverge, and smaller ones reach no ε.
     """
-    runs = {}
+    runs, wanted = {}, [(epsilon, by_rounds) for epsilon in epsilons for by_rounds in (True, False)]
 
     def run(q, alpha, some):
-        return hit(method, q, alpha, budget // q, some, seeds).run()
+        known = [one.rounds and one.count(one.rounds, by_rounds) for one, (_, by_rounds) in zip(best(), wanted)]
+
+        def enough(squares):  # no later hit can be a best one
+            here = [best_hit({(q, alpha): squares}, some, *one).rounds for one in wanted]
+            so_far = [Hit(None, q, alpha).count(len(squares), by_rounds) for _, by_rounds in wanted]
+            return all(mine or (least and least <= now) for mine, least, now in zip(here, known, so_far))
+
+        return hit(method, q, alpha, budget // q, some, seeds).run(enough)
 
     def best():
-        return [best_hit(runs, scales, epsilon, by_rounds) for epsilon in epsilons for by_rounds in (True, False)]
+        return [best_hit(runs, scales, *one) for one in wanted]
 
     q, further = 1, True
     while further:
@@ -278,6 +287,12 @@ def _first_hits(bench):
     bench.results.print(*format_table(heads, [["" if cell is None else str(cell) for cell in row] for row in rows]))
 
 
+def _all_hit(epsilon, squares):
+    """Whether ε is reached over all seeds, and over all but each one."""
+    left_out = [np.delete(squares[:, 0], seed, 1) for seed in range(squares.shape[2])]
+    return all(first_hit(some, epsilon) for some in (squares[:, 0], *left_out))
+
+
 def _hits(method, by_rounds, found, order, seeds=tuple(range(100, 110))):
     """Rows of the table: what `found`, a `Hit` for each ε, needs on other seeds, and the exponent."""
     rows, clean, counts = [], {}, "rounds" if by_rounds else "samples"
@@ -292,7 +307,9 @@ def _hits(method, by_rounds, found, order, seeds=tuple(range(100, 110))):
         if one.rounds is not None:
             number = one.count(one.rounds, by_rounds)
         if not one.flag:
-            clean[epsilon] = one, hit(method, one.q, one.alpha, 3 * one.rounds, (one.scale,), seeds).run()[:, 0]
+            trial = hit(method, one.q, one.alpha, 3 * one.rounds, (one.scale,), seeds)
+            enough = functools.partial(_all_hit, epsilon)
+            clean[epsilon] = one, trial.run(enough)[:, 0]
             again = f"{needed(epsilon, list(range(len(seeds)))):g}"
         rows.append([method, counts, f"{epsilon:g}", number, again, one.q, one.alpha, f"{one.scale:g}", one.flag])
     fitted = "not readable"
