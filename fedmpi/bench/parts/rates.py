@@ -222,7 +222,7 @@ def _ablations(bench, seeds):
 HITS = {  # class; largest step size of the first grid, α (a good one first, which ends others early), ε; local steps;
     # proved orders of rounds and of local steps
     "fedavg": (algorithms.FedAvg, 0.5, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (3, 4)),
-    "scaffold": (algorithms.SCAFFOLD, 0.5, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (2, 4)),
+    "scaffold": (algorithms.SCAFFOLD, 2.0, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (2, 4)),
     "stem": (algorithms.STEM, 2.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
     "fafed": (algorithms.FAFED, 4.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
 }
@@ -278,7 +278,7 @@ def _first_hits(bench):
     """Rounds and samples until ε, the fewest of grids: chosen on seeds 0 to 2, and again on ten others."""
     rows = []
     for method, (_, largest, alphas, epsilons, budget, orders) in HITS.items():
-        steps = tuple(largest * 2.0**power for power in range(-5, 1))
+        steps = tuple(largest * 2.0**power for power in range(-7, 1))
         found = grid(method, budget, steps, (0, 1, 2), epsilons, alphas)
         for by_rounds, order in zip((True, False), orders):
             rows += _hits(method, by_rounds, [best_hit(*found, epsilon, by_rounds) for epsilon in epsilons], order)
