@@ -1,5 +1,6 @@
 """Runs on a problem with known constants: gradient norms by round, and slopes of their means."""
 
+import copy
 import dataclasses
 import functools
 
@@ -27,6 +28,7 @@ class Trial:
         rounds, local_steps, num_participants: R, q and S. first_batch_size: B.
         scales: factors of all step sizes, which are tried side by side. A copy's point is start + factor * (x - start):
             every method here moves by step sizes times functions of the gradients, so this is a run with such steps.
+        weights: of the fresh gradient, one per factor, instead of the algorithm's own.
         seeds: of the noise, one per copy (and per factor; equal noise for all factors).
     """
 
@@ -38,6 +40,7 @@ class Trial:
     first_batch_size: int = 1
     scales: tuple = (1.0,)
     seeds: tuple = (0, 1, 2)
+    weights: tuple = ()
 
     def run(self, enough=None):
         """[rounds, scales, seeds]: ‖∇f(x^r)‖² at the server's x when round r begins, nan if it is not finite.
@@ -64,11 +67,14 @@ class Trial:
         start = np.tile(problem.start.reshape(blocks, 1, -1), (1, len(self.scales) * len(self.seeds), 1))
         start = torch.tensor(start.ravel(), dtype=torch.float64)
         ascent = slice(len(start) // 2, len(start)) if problem.num_dual else None
-        draw = functools.partial(self._participants, N)
+        algorithm, draw = copy.copy(self.algorithm), functools.partial(self._participants, N)
+        if self.weights:  # one number for each entry of x, which no setting may be
+            weights = np.tile(np.repeat(self.weights, len(self.seeds) * problem.dim), blocks)
+            object.__setattr__(algorithm, "fresh_weight", torch.tensor(weights))
         plan = Plan(N, self.local_steps, None if self.num_participants == N else draw)
         oracle = functools.partial(_Oracle, gradient, ascent=ascent)
         federation = Federation(
-            self.algorithm, SoloLink(), dict.fromkeys(range(N), oracle), plan, Variables(start, ascent=ascent)
+            algorithm, SoloLink(), dict.fromkeys(range(N), oracle), plan, Variables(start, ascent=ascent)
         )
         federation.start()
         squares, ask = np.full((self.rounds, *shape[:2]), np.nan), FEWEST

@@ -219,21 +219,20 @@ def _ablations(bench, seeds):
     bench.results.print(*format_table(["what", "value", "all rounds", "last half"], rows))
 
 
-HITS = {  # class; largest step size of the first grid, α (a good one first, which ends others early), ε; local steps;
-    # proved orders of rounds and of local steps
+HITS = {  # class; largest step size of the first grid, α, ε; local steps; proved orders of rounds and of local steps
     "fedavg": (algorithms.FedAvg, 0.5, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (3, 4)),
     "scaffold": (algorithms.SCAFFOLD, 2.0, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (2, 4)),
-    "stem": (algorithms.STEM, 2.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
-    "fafed": (algorithms.FAFED, 4.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
+    "stem": (algorithms.STEM, 2.0, (1.0, 0.3, 0.1, 0.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
+    "fafed": (algorithms.FAFED, 4.0, (1.0, 0.3, 0.1, 0.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
 }
 
 
-def hit(method, q, alpha, rounds, scales, seeds):
-    """A `Trial` with step sizes `scales`."""
-    weight = {} if alpha is None else {"fresh_weight": alpha}
+def hit(method, q, alphas, rounds, scales, seeds):
+    """A `Trial` with all weights `alphas`, (None,) if the method has none, and with each of them all step sizes."""
     offset = {"epsilon": 1.0} if method == "fafed" else {}
-    algorithm = HITS[method][0](step_size=1.0, **weight, **offset)
-    return Trial(Slow().problem(8), algorithm, rounds, q, 8, q, scales, seeds)
+    algorithm = HITS[method][0](step_size=1.0, **offset)
+    weights = () if alphas == (None,) else tuple(np.repeat(alphas, len(scales)))
+    return Trial(Slow().problem(8), algorithm, rounds, q, 8, q, scales * len(alphas), seeds, weights)
 
 
 def grid(method, budget, scales, seeds, epsilons, alphas=(None,)):
@@ -244,15 +243,19 @@ def grid(method, budget, scales, seeds, epsilons, alphas=(None,)):
     """
     runs, wanted = {}, [(epsilon, by_rounds) for epsilon in epsilons for by_rounds in (True, False)]
 
-    def run(q, alpha, some):
+    def run(q, some):
         known = [one.rounds and one.count(one.rounds, by_rounds) for one, (_, by_rounds) in zip(best(), wanted)]
 
         def enough(squares):  # no later hit can be a best one
-            here = [best_hit({(q, alpha): squares}, some, *one).rounds for one in wanted]
-            so_far = [Hit(None, q, alpha).count(len(squares), by_rounds) for _, by_rounds in wanted]
+            here = [best_hit({(q, alphas[0]): squares}, some * len(alphas), *one).rounds for one in wanted]
+            so_far = [Hit(None, q, alphas[0]).count(len(squares), by_rounds) for _, by_rounds in wanted]
             return all(mine or (least and least <= now) for mine, least, now in zip(here, known, so_far))
 
-        return hit(method, q, alpha, budget // q, some, seeds).run(enough)
+        squares = hit(method, q, alphas, budget // q, some, seeds).run(enough)
+        return {(q, alpha): one for alpha, one in zip(alphas, np.split(squares, len(alphas), axis=1))}
+
+    def added(some):
+        return functools.reduce(dict.__or__, (run(q, some) for q in dict.fromkeys(q for q, _ in runs)))
 
     def best():
         return [best_hit(runs, scales, *one) for one in wanted]
@@ -260,16 +263,16 @@ def grid(method, budget, scales, seeds, epsilons, alphas=(None,)):
     q, further = 1, True
     while further:
         while 2 * FEWEST * q <= budget and (q < 4 or any(one.q in (0, q // 2) for one in best())):
-            runs |= {(q, alpha): run(q, alpha, scales) for alpha in alphas}
+            runs |= run(q, scales)
             q *= 2
         ends, further = {one.scale for one in best()}, ()
         if scales[0] in ends:
             further = (scales[0] / 4, scales[0] / 2)
-            runs = {point: np.concatenate([run(*point, further), one], 1) for point, one in runs.items()}
+            runs = {point: np.concatenate([one, runs[point]], 1) for point, one in added(further).items()}
             scales = further + scales
         elif scales[-1] in ends:
             further = (scales[-1] * 2, scales[-1] * 4)
-            runs = {point: np.concatenate([one, run(*point, further)], 1) for point, one in runs.items()}
+            runs = {point: np.concatenate([runs[point], one], 1) for point, one in added(further).items()}
             scales += further
     return runs, scales
 
@@ -307,7 +310,7 @@ def _hits(method, by_rounds, found, order, seeds=tuple(range(100, 110))):
         if one.rounds is not None:
             number = one.count(one.rounds, by_rounds)
         if not one.flag:
-            trial = hit(method, one.q, one.alpha, 3 * one.rounds, (one.scale,), seeds)
+            trial = hit(method, one.q, (one.alpha,), 3 * one.rounds, (one.scale,), seeds)
             enough = functools.partial(_all_hit, epsilon)
             clean[epsilon] = one, trial.run(enough)[:, 0]
             again = f"{needed(epsilon, list(range(len(seeds)))):g}"
