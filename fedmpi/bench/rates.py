@@ -54,9 +54,7 @@ class Trial:
         noise = [_Noise(problem, client, self.seeds, self.first_batch_size) for client in range(N)]
 
         def of_copies(x):  # [scales, seeds, blocks * dim]; in x each block of all copies is one piece
-            x = x.numpy()
-            if blocks > 1:
-                x = x.reshape(blocks, -1, problem.dim).swapaxes(0, 1)
+            x = x.numpy().reshape(blocks, -1, problem.dim).swapaxes(0, 1) if blocks > 1 else x.numpy()
             x = x.reshape(shape)
             return x if self.scales == (1.0,) else problem.start + factor * (x - problem.start)
 

@@ -255,7 +255,7 @@ def grid(method, budget, scales, seeds, epsilons, alphas=(None,)):
         return {(q, alpha): one for alpha, one in zip(alphas, np.split(squares, len(alphas), axis=1))}
 
     def added(some):
-        return functools.reduce(dict.__or__, (run(q, some) for q in dict.fromkeys(q for q, _ in runs)))
+        return {point: one for q in sorted({q for q, _ in runs}) for point, one in run(q, some).items()}
 
     def best():
         return [best_hit(runs, scales, *one) for one in wanted]
@@ -311,8 +311,7 @@ def _hits(method, by_rounds, found, order, seeds=tuple(range(100, 110))):
             number = one.count(one.rounds, by_rounds)
         if not one.flag:
             trial = hit(method, one.q, (one.alpha,), 3 * one.rounds, (one.scale,), seeds)
-            enough = functools.partial(_all_hit, epsilon)
-            clean[epsilon] = one, trial.run(enough)[:, 0]
+            clean[epsilon] = one, trial.run(functools.partial(_all_hit, epsilon))[:, 0]
             again = f"{needed(epsilon, list(range(len(seeds)))):g}"
         rows.append([method, counts, f"{epsilon:g}", number, again, one.q, one.alpha, f"{one.scale:g}", one.flag])
     fitted = "not readable"
