@@ -219,7 +219,7 @@ def _ablations(bench, seeds):
     bench.results.print(*format_table(["what", "value", "all rounds", "last half"], rows))
 
 
-HITS = {  # class; largest step size of the first grid, α, a good one first, ε; local steps; proved orders of rounds and of local steps
+HITS = {  # class; largest step size of the first grid, α (a good one first), ε, local steps; proved orders of both
     "fedavg": (algorithms.FedAvg, 0.5, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (3, 4)),
     "scaffold": (algorithms.SCAFFOLD, 2.0, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (2, 4)),
     "stem": (algorithms.STEM, 2.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
