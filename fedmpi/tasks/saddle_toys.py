@@ -146,7 +146,7 @@ class SaddleProblem(SlowProblem):
 
     def gradient(self, client, x, delta=0.0, z=0.0):
         """(∇_θ F_i, ∇_w F_i) on the noise; of client None (∇Φ, 0)."""
-        theta, w = np.split(x, 2, axis=-1)
+        theta, w = x[..., : self.dim], x[..., self.dim :]
         primal = super().gradient(client, theta, delta)
         if client is None:
             return np.concatenate([primal, np.zeros_like(w)], axis=-1)

@@ -6,12 +6,13 @@ and `saddle` with their default settings; the run is that of `fedmpi.federation`
 """
 
 import dataclasses
+import functools
 import pathlib
 
 import numpy as np
 
 from fedmpi import algorithms, theory
-from fedmpi.bench.rates import FEWEST, Trial, best_hit, first_hit, means, slope, slope_of, verdict
+from fedmpi.bench.rates import FEWEST, Hit, Trial, best_hit, first_hit, means, slope, slope_of, verdict
 from fedmpi.errors import UserError
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
@@ -218,20 +219,20 @@ def _ablations(bench, seeds):
     bench.results.print(*format_table(["what", "value", "all rounds", "last half"], rows))
 
 
-HITS = {  # class; largest step size of the first grid, α, ε; local steps; proved orders of rounds and of local steps
+HITS = {  # class; largest step size of the first grid, α (a good one first), ε, local steps; proved orders of both
     "fedavg": (algorithms.FedAvg, 0.5, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (3, 4)),
-    "scaffold": (algorithms.SCAFFOLD, 0.5, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (2, 4)),
-    "stem": (algorithms.STEM, 2.0, (1.0, 0.3, 0.1, 0.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
-    "fafed": (algorithms.FAFED, 4.0, (1.0, 0.3, 0.1, 0.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
+    "scaffold": (algorithms.SCAFFOLD, 2.0, (None,), (0.28, 0.2, 0.14, 0.1), 6400, (2, 4)),
+    "stem": (algorithms.STEM, 2.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
+    "fafed": (algorithms.FAFED, 4.0, (0.1, 0.3, 0.0, 1.0), (0.2, 0.14, 0.1, 0.07), 1600, (2, 3)),
 }
 
 
-def hit(method, q, alpha, rounds, scales, seeds):
-    """A `Trial` with step sizes `scales`."""
-    weight = {} if alpha is None else {"fresh_weight": alpha}
+def hit(method, q, alphas, rounds, scales, seeds):
+    """A `Trial` with all weights `alphas`, (None,) if the method has none, and with each of them all step sizes."""
     offset = {"epsilon": 1.0} if method == "fafed" else {}
-    algorithm = HITS[method][0](step_size=1.0, **weight, **offset)
-    return Trial(Slow().problem(8), algorithm, rounds, q, 8, q, scales, seeds)
+    algorithm = HITS[method][0](step_size=1.0, **offset)
+    weights = () if alphas == (None,) else tuple(np.repeat(alphas, len(scales)))
+    return Trial(Slow().problem(8), algorithm, rounds, q, 8, q, scales * len(alphas), seeds, weights)
 
 
 def grid(method, budget, scales, seeds, epsilons, alphas=(None,)):
@@ -240,27 +241,41 @@ def grid(method, budget, scales, seeds, epsilons, alphas=(None,)):
     That is, for all ε, by rounds and by samples. q doubles while the budget has the fewest rounds; step sizes are
     doubled and halved twice at a time and have no end: larger ones diverge, and smaller ones reach no ε.
     """
-    runs = {}
+    together = [(alpha,) for alpha in alphas] if method == "fafed" else [alphas]  # FAFED needs a number, no vector
+    runs, wanted = {}, [(epsilon, by_rounds) for epsilon in epsilons for by_rounds in (True, False)]
 
-    def run(q, alpha, some):
-        return hit(method, q, alpha, budget // q, some, seeds).run()
+    def run(q, some, alphas):
+        known = [one.rounds and one.count(one.rounds, by_rounds) for one, (_, by_rounds) in zip(best(), wanted)]
+
+        def enough(squares):  # no later hit can be a best one
+            here = [best_hit({(q, alphas[0]): squares}, some * len(alphas), *one).rounds for one in wanted]
+            so_far = [Hit(None, q, alphas[0]).count(len(squares), by_rounds) for _, by_rounds in wanted]
+            return all(mine or (least and least <= now) for mine, least, now in zip(here, known, so_far))
+
+        squares = hit(method, q, alphas, budget // q, some, seeds).run(enough)
+        return {(q, alpha): one for alpha, one in zip(alphas, np.split(squares, len(alphas), axis=1))}
+
+    def added(some):
+        points = [(q, weights) for q in sorted({q for q, _ in runs}) for weights in together]
+        return {point: one for q, weights in points for point, one in run(q, some, weights).items()}
 
     def best():
-        return [best_hit(runs, scales, epsilon, by_rounds) for epsilon in epsilons for by_rounds in (True, False)]
+        return [best_hit(runs, scales, *one) for one in wanted]
 
     q, further = 1, True
     while further:
         while 2 * FEWEST * q <= budget and (q < 4 or any(one.q in (0, q // 2) for one in best())):
-            runs |= {(q, alpha): run(q, alpha, scales) for alpha in alphas}
+            for weights in together:
+                runs |= run(q, scales, weights)
             q *= 2
         ends, further = {one.scale for one in best()}, ()
         if scales[0] in ends:
             further = (scales[0] / 4, scales[0] / 2)
-            runs = {point: np.concatenate([run(*point, further), one], 1) for point, one in runs.items()}
+            runs = {point: np.concatenate([one, runs[point]], 1) for point, one in added(further).items()}
             scales = further + scales
         elif scales[-1] in ends:
             further = (scales[-1] * 2, scales[-1] * 4)
-            runs = {point: np.concatenate([one, run(*point, further)], 1) for point, one in runs.items()}
+            runs = {point: np.concatenate([runs[point], one], 1) for point, one in added(further).items()}
             scales += further
     return runs, scales
 
@@ -269,13 +284,19 @@ def _first_hits(bench):
     """Rounds and samples until ε, the fewest of grids: chosen on seeds 0 to 2, and again on ten others."""
     rows = []
     for method, (_, largest, alphas, epsilons, budget, orders) in HITS.items():
-        steps = tuple(largest * 2.0**power for power in range(-5, 1))
+        steps = tuple(largest * 2.0**power for power in range(-7, 1))
         found = grid(method, budget, steps, (0, 1, 2), epsilons, alphas)
         for by_rounds, order in zip((True, False), orders):
             rows += _hits(method, by_rounds, [best_hit(*found, epsilon, by_rounds) for epsilon in epsilons], order)
     heads = ["method", "counts", "ε", "number", "other seeds", "q", "α", "η", "void because"]
     bench.results.print("", "rates: rounds and samples until the gradient norm is ε, the fewest of grids of q, α and η")
     bench.results.print(*format_table(heads, [["" if cell is None else str(cell) for cell in row] for row in rows]))
+
+
+def _all_hit(epsilon, squares):
+    """Whether ε is reached over all seeds, and over all but each one."""
+    left_out = [np.delete(squares[:, 0], seed, 1) for seed in range(squares.shape[2])]
+    return all(first_hit(some, epsilon) for some in (squares[:, 0], *left_out))
 
 
 def _hits(method, by_rounds, found, order, seeds=tuple(range(100, 110))):
@@ -292,7 +313,8 @@ def _hits(method, by_rounds, found, order, seeds=tuple(range(100, 110))):
         if one.rounds is not None:
             number = one.count(one.rounds, by_rounds)
         if not one.flag:
-            clean[epsilon] = one, hit(method, one.q, one.alpha, 3 * one.rounds, (one.scale,), seeds).run()[:, 0]
+            trial = hit(method, one.q, (one.alpha,), 3 * one.rounds, (one.scale,), seeds)
+            clean[epsilon] = one, trial.run(functools.partial(_all_hit, epsilon))[:, 0]
             again = f"{needed(epsilon, list(range(len(seeds)))):g}"
         rows.append([method, counts, f"{epsilon:g}", number, again, one.q, one.alpha, f"{one.scale:g}", one.flag])
     fitted = "not readable"
