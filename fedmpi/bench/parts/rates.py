@@ -230,8 +230,9 @@ HITS = {  # class; largest step size of the first grid, Î± (a good one first), Î
 def hit(method, q, alphas, rounds, scales, seeds):
     """A `Trial` with all weights `alphas`, (None,) if the method has none, and with each of them all step sizes."""
     offset = {"epsilon": 1.0} if method == "fafed" else {}
-    algorithm = HITS[method][0](step_size=1.0, **offset)
-    weights = () if alphas == (None,) else tuple(np.repeat(alphas, len(scales)))
+    own = {} if alphas[0] is None else {"fresh_weight": alphas[0]}
+    algorithm = HITS[method][0](step_size=1.0, **offset, **own)
+    weights = tuple(np.repeat(alphas, len(scales))) if len(alphas) > 1 else ()
     return Trial(Slow().problem(8), algorithm, rounds, q, 8, q, scales * len(alphas), seeds, weights)
 
 
