@@ -102,7 +102,8 @@ def test_rank_and_client_differ_where_a_rank_has_several(tmp_path):
     ("settings", "message"),
     [
         pytest.param(
-            ["--algorithm", "fafedd"], "unknown algorithm 'fafedd'; did you mean 'fafed'?; known: ",
+            ["--algorithm", "fafedd"],
+            "unknown algorithm 'fafedd'; did you mean 'fafed'?; known: ",
             marks=pytest.mark.always,
         ),
         (["--task.data", "nonsense"], "task.data = nonsense: unknown data set: expected digits"),
