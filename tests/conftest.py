@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 from helpers import PROGRAMS, ROOT, WARM, fork_server, launchers
-from rarely import changed_since_green, has_changed, rooms
+from rarely import SLOW, changed_since_green, goes_through, has_changed, rooms
 from xdist.scheduler import LoadScopeScheduling
 
 
@@ -65,18 +65,20 @@ def pytest_collection_modifyitems(config, items):
         return
     changed, _ = changed_since_green()
     named = {str(pathlib.Path(word.partition("::")[0]).resolve()) for word in config.invocation_params.args}
-    left_out = [item for item in items if not _runs_now(item, changed, named)]
+    first = {item.path: item for item in reversed(items)}
+    left_out = [item for item in items if not _runs_now(item, item is first[item.path], changed, named)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
 
 
-def _runs_now(item, changed, named):
-    mark = item.get_closest_marker("rarely")
-    own = str(item.path.relative_to(ROOT))
-    if mark is None or item.get_closest_marker("always") or str(item.path) in named:
+def _runs_now(item, is_first, changed, named):
+    mark, own = item.get_closest_marker("rarely"), item.path.relative_to(ROOT)
+    is_slow = own.parts[0] == "tests" and own.parts[1] in SLOW and not is_first
+    if not (mark or is_slow) or item.get_closest_marker("always") or str(item.path) in named:
         return True
-    return has_changed([*mark.args, own, "tests/helpers.py", "tests/programs"], changed)
+    places = (mark and mark.args) or goes_through(item.path)
+    return has_changed([*places, str(own), "tests/helpers.py", "tests/programs"], changed)
 
 
 SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/membership", "fedmpi/program", "fedmpi/aggregation")

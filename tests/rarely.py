@@ -4,13 +4,26 @@
 change. It runs with ``--all``, if its file is named on the command line, and if a place, or the test's own file,
 differs from the state in `GREEN`: the last one on which ``./launch/test.sh --all`` passed. A file may be marked as a
 whole, with ``@pytest.mark.always`` at those of its tests that run all the same: one of each kind of start and end.
+
+All tests in `SLOW` are such tests without a mark: most of them start programs. They test the rooms that their file
+names and all that these import in turn. The first of each file runs all the same. A mark
+without places means these rooms, too.
 """
 
+import functools
 import pathlib
+import re
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GREEN = ROOT / "tests" / "all_passed"  # a commit
+SLOW = ("bench", "checkpoints", "doctor", "evaluate", "fuzz", "launch", "membership", "own_loop", "predict", "presets")
+SLOW += ("program", "report", "slurm", "sweep", "test_public_face.py", "test_python_api.py", "training")
+BESIDE = ("docs", "examples", "launch", "presets", "reproduction", "slurm", "setup.py")  # places outside the package
+FOUND_BY_NAME = ("aggregation", "algorithms", "data", "models", "oracles", "presets", "tasks")  # rooms with plug-ins
+# What jobs of SLURM go through.
+SLURM = ("slurm", "launch", "reproduction/job.sbatch", "tests/slurm")
+SLURM += tuple(f"fedmpi/{room}" for room in ("checkpoints", "comm", "doctor", "membership", "program", "runs", "sweep"))
 # What every training goes through.
 LOOP = (
     "setup.py",
@@ -39,8 +52,43 @@ def changed_since_green():
 
 
 def has_changed(places, changed):
-    """Whether a changed path is one of some places, or lies in one of them."""
-    return changed is None or any(path == place or path.startswith(f"{place}/") for path in changed for place in places)
+    """Whether a changed path is one of some places, or lies in one; slurm/ and launch/ are in fedmpi/, too."""
+    paths = {path.removeprefix("fedmpi/") for path in changed or ()} | {*(changed or ())}
+    return changed is None or any(path == place or path.startswith(f"{place}/") for path in paths for place in places)
+
+
+@functools.cache
+def goes_through(file):
+    """The places that a test file goes through: what it names, and what that imports in turn.
+
+    Args:
+        file: a `pathlib.Path`. A file with tests that start programs goes through all of ``fedmpi.train``.
+    """
+    text, imports = file.read_text(encoding="utf-8"), _imports()
+    named = {*re.findall(r"\bfedmpi[./](\w+)", text)}
+    named |= {"train", *FOUND_BY_NAME} if re.search(r"^from helpers import", text, re.MULTILINE) else set()
+    named |= set() if named <= imports.keys() else {*imports}  # an object, like fedmpi.join: it may be anywhere
+    found = set()
+    while named:
+        found |= named
+        named = {other for name in named for other in imports.get(name, ())} - found
+    beside = [place for place in BESIDE if re.search(rf"\b{re.escape(place.partition('.')[0])}\b", text)]
+    return [f"fedmpi/{name}{'' if (ROOT / 'fedmpi' / name).is_dir() else '.py'}" for name in sorted(found)] + beside
+
+
+@functools.cache
+def _imports():
+    """Room, or file beside the rooms, of the package -> those that it imports anywhere in its files."""
+    found = {}
+    for path in sorted((ROOT / "fedmpi").rglob("*.py")):
+        name = path.relative_to(ROOT / "fedmpi").parts[0].removesuffix(".py")
+        text = path.read_text(encoding="utf-8")
+        others = {*re.findall(r"^\s*(?:from|import) fedmpi\.(\w+)", text, re.MULTILINE)}
+        for names in re.findall(r"^\s*from fedmpi import ([\w, ]+)", text, re.MULTILINE):
+            others |= {*re.findall(r"\w+", names)}
+        others |= {*FOUND_BY_NAME} if "registry" in others else set()
+        found.setdefault(name, {"__init__"}).update(others)
+    return found
 
 
 def rooms(changed):

@@ -1,5 +1,7 @@
 """What an outsider finds by `import fedmpi`: every name, its example, its types, and no import that is not needed."""
 
+import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -59,44 +61,63 @@ def test_load_run_takes_a_string_or_a_path_and_says_what_is_wrong(tmp_path):
             fedmpi.load_run(folder)
 
 
+PROGRAM = """
+    import dataclasses
+    import pathlib
+    import fedmpi, torch
+    from fedmpi.algorithms import FAFED
+
+    @dataclasses.dataclass(frozen=True)
+    class Mine(fedmpi.Algorithm):
+        step_size: float = fedmpi.setting(0.1, "η", above=0)
+
+    fedmpi.simulate(Mine(step_size=0.2), x0=[1.0], rounds=3)
+    fedmpi.simulate(FAFED(), lambda client, x, sample: x, [1.0])
+    fedmpi.load_run("runs/example").final("accuracy")
+    fedmpi.train.main(["--help"])
+    fedmpi.simulate(Mine(), x0=[1.0], rounds="3")
+    fedmpi.train(algorithm=Mine(), rounds=3, on_round=lambda record: record["round"] > 2).model
+    fedmpi.train(rounds="3")
+    fedmpi.train(out=pathlib.Path("runs"), data=[[]], seed=1).folder.name
+    fedmpi.train(roundss=3)
+    fedmpi.train(3)
+    fedmpi.join(torch.nn.ReLU()).finnish()
+    fedmpi.average(torch.nn.ReLU(), record=fedmpi.Recording("runs/mine", evaluate=3)).finish()
+"""
+WRONG = [
+    'program.py:15: error: Argument "rounds"', 'program.py:17: error: Argument "rounds"',
+    'program.py:19: error: Unexpected keyword argument "roundss"', "program.py:20: error: Too many positional",
+    'program.py:21: error: "Joined" has no attribute "finnish"', 'program.py:22: error: Argument "evaluate"',
+]  # fmt: skip
+
+
 def test_a_program_is_checked_against_our_types(tmp_path):
     """As for a user who installed fedmpi: with `py.typed` a type checker reads our annotations."""
-    program = """
-        import dataclasses
-        import pathlib
-        import fedmpi
-        from fedmpi.algorithms import FAFED
-
-        @dataclasses.dataclass(frozen=True)
-        class Mine(fedmpi.Algorithm):
-            step_size: float = fedmpi.setting(0.1, "η", above=0)
-
-        fedmpi.simulate(Mine(step_size=0.2), x0=[1.0], rounds=3)
-        fedmpi.simulate(FAFED(), lambda client, x, sample: x, [1.0])
-        fedmpi.load_run("runs/example").final("accuracy")
-        fedmpi.train.main(["--help"])
-        fedmpi.simulate(Mine(), x0=[1.0], rounds="3")
-        fedmpi.train(algorithm=Mine(), rounds=3, on_round=lambda record: record["round"] > 2).model
-        fedmpi.train(rounds="3")
-        fedmpi.train(out=pathlib.Path("runs"), data=[[]], seed=1).folder.name
-        fedmpi.train(round=3)
-        fedmpi.train(3)
-        fedmpi.join(None).finnish()
-        fedmpi.average(None, record=fedmpi.Recording("runs/mine", evaluate=3)).finish()
-    """
-    (tmp_path / "program.py").write_text(textwrap.dedent(program), encoding="utf-8")
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")  # it takes most of the time
     words = [sys.executable, "-m", "mypy", "program.py"]
     ended = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, timeout=240, env={"PYTHONPATH": str(ROOT)}
     )
     errors = [line for line in ended.stdout.splitlines() if "error:" in line]
-    wrong = [
-        'program.py:15: error: Argument "rounds"', 'program.py:17: error: Argument "rounds"',
-        'program.py:19: error: Unexpected keyword argument "round"', "program.py:20: error: Too many positional",
-        'program.py:21: error: "Joined" has no attribute "finnish"', 'program.py:22: error: Argument "evaluate"',
-    ]  # fmt: skip
-    assert len(errors) == len(wrong) and all(map(str.startswith, errors, wrong)), ended.stdout + ended.stderr
+    assert len(errors) == len(WRONG) and all(map(str.startswith, errors, WRONG)), ended.stdout + ended.stderr
+
+
+@pytest.mark.rarely("fedmpi/own_loop", "fedmpi/train.py", "fedmpi/__init__.py", "fedmpi/federation/simulate.py")
+def test_pyright_finds_the_same_errors(tmp_path):
+    """`pip install basedpyright` is pyright with all that it needs."""
+    tool = shutil.which("basedpyright") or shutil.which("pyright")
+    if tool is None:
+        pytest.skip("needs pyright or basedpyright")
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "standard"})
+    )
+    words = [tool, "--outputjson", "--pythonpath", sys.executable, "program.py"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    found = json.loads(ended.stdout)["generalDiagnostics"]
+    lines = {one["range"]["start"]["line"] + 1 for one in found if one["severity"] == "error"}
+    assert lines == {int(text.split(":")[1]) for text in WRONG}, ended.stdout
 
 
 def test_py_typed_is_installed(tmp_path):

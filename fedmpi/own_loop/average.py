@@ -42,6 +42,8 @@ def average(
     timeout: float = TIMEOUT,
     buffers: Literal["equal", "rank0", "average"] = "equal",
     private: str | None = None,
+    participation: float = 1.0,
+    seed: int = 0,
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
     record: str | os.PathLike[str] | Recording | None = None,
@@ -79,6 +81,8 @@ def average(
         buffers: "equal": it is an error if buffers differ between the ranks; "rank0", "average": begin with those of
             rank 0, or with the mean of the float ones.
         private: names of parameters, buffers or modules that each rank keeps for itself, as in ``--private``.
+        participation: share of the ranks that take part in a round, drawn for each by `seed` as in `fedmpi.train`; the
+            others call ``fed.step()`` as often, but make no step: ``if fed.takes_part: optimizer.step()``.
         aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
             `Aggregation`. stages: what a rank's rows pass before it: a list of the same for `Stage`s.
         record: path of a run folder, or a `fedmpi.Recording` that also says what else is recorded, and resumes.
@@ -92,20 +96,21 @@ def average(
         UserError: on every rank: what was given, what is allowed.
     """
     link = open_link(comm, timeout)
-    agree(link, lambda: check_arguments(model, every=every, weight=weight))
+    numbers = {"every": every, "participation": participation, "seed": seed}
+    agree(link, lambda: check_arguments(model, weight=weight, **numbers))
     optimizers = agree(link, lambda: _listed(optimizer))
-    algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings))
+    algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings, participation))
     module = getattr(model, "_orig_mod", model)
     sending = agree(link, lambda: chosen(aggregation, stages))
     recording = agree(link, lambda: chosen_recording(record))
-    arguments = {"every": every, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
+    arguments = {**numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
     check_same(link, module, algorithm, arguments, buffers, private)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
 
     def make_oracle(client: Any) -> "OptimizerState":
         return OptimizerState(client, flat, optimizers, algorithm.names)
 
-    choices = Choices(buffers, private, sending, recording is not None)
+    choices = Choices(buffers, private, participation, seed, sending, recording is not None)
     averaged = Averaged(module, algorithm, make_oracle, link, flat, every, weight, choices)
     objects = {f"optimizer {number}": one for number, one in enumerate(optimizers)}
     averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments})
@@ -123,7 +128,9 @@ def _listed(optimizer: Any) -> list[Any]:
     raise UserError(f"optimizer is a {type(optimizer).__name__}: expected a torch.optim.Optimizer, or several")
 
 
-def _make_algorithm(outer: Any, exchange: Any, optimizers: list[Any], settings: dict[str, Any]) -> Any:
+def _make_algorithm(
+    outer: Any, exchange: Any, optimizers: list[Any], settings: dict[str, Any], participation: float
+) -> Any:
     if not isinstance(outer, str) or outer not in OUTER:
         raise UserError(f"outer = {outer!r}: expected one of {', '.join(OUTER)}{nearest(str(outer), OUTER)}")
     names = (exchange,) if isinstance(exchange, str) else tuple(exchange) if isinstance(exchange, Iterable) else None
@@ -131,6 +138,8 @@ def _make_algorithm(outer: Any, exchange: Any, optimizers: list[Any], settings: 
         raise UserError(f"exchange = {exchange!r}: expected names of the optimizer's state, like ('exp_avg',)")
     if names and not optimizers:
         raise UserError(f"exchange = {names}: expected the optimizer that has this state, too")
+    if names and participation < 1:
+        raise UserError(f"exchange = {names}: expected participation = 1: an absent rank's optimizer has no such state")
     offered = [name for name in OUTER_SETTINGS if name in OUTER[outer].__dataclass_fields__]
     return OUTER[outer](**known_settings(f"outer {outer}", OUTER[outer], offered, settings), names=names)
 
@@ -276,13 +285,14 @@ class Averaged(OwnLoop):
         """Say that the optimizer has made a step; after every `every` of them, the average.
 
         Args:
-            loss: of the step, if a loss that is not finite is to end the job on all ranks; also for `round_loss`.
+            loss: of the step, if a loss that is not finite is to end the job on all ranks; also for `round_loss`. It is
+                not looked at if the rank does not take part in the round.
 
         Raises:
             Diverged: on every rank, at an average, if a loss since the last one is not finite.
         """
         torch.clear_autocast_cache()  # a loop wholly inside autocast would go on with casts of the first weights
-        if loss is not None:
+        if loss is not None and self.takes_part:
             self._client.oracle.losses.append(torch.as_tensor(loss).detach().reshape(()).double())
         self._advance()
 

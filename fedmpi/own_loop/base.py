@@ -1,6 +1,7 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
 import dataclasses
+import functools
 import json
 import math
 import zlib
@@ -14,7 +15,7 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
 from fedmpi.errors import UserError
 from fedmpi.federation.losses import ENDED, FAILED, PAUSED
-from fedmpi.federation.participation import Plan
+from fedmpi.federation.participation import Plan, draw_participants
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
@@ -35,13 +36,15 @@ DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Fed
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """The arguments buffers, private, aggregation and stages of `fedmpi.average`; the last two as a `Sending`.
+    """Arguments of `fedmpi.average`, aggregation and stages as a `Sending`.
 
     Also whether the loop is recorded, so that it may be resumed, to the same bits.
     """
 
     buffers: str
     private: str | None
+    participation: float
+    seed: int
     sending: Sending
     is_recorded: bool
 
@@ -83,7 +86,9 @@ class OwnLoop:
         if not (weights > 0).all():
             raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
         weights = None if (weights == weights[0]).all() else weights.tolist()
-        plan = Plan(link.size, local_steps, weights=weights)
+        draw = functools.partial(draw_participants, link.size, choices.participation, choices.seed)
+        self._drawn = functools.lru_cache(maxsize=1)(draw) if choices.participation < 1 else None
+        plan = Plan(link.size, local_steps, self._drawn, weights=weights, seed=choices.seed)
         buffers, private = choices.buffers, choices.private
         places, own = _begin_equal(flat, link, weight, buffers, private)
         self._own_names = private_names(flat.module, buffers, private)
@@ -98,6 +103,7 @@ class OwnLoop:
         flat.point_at(self._current(), self._client.buffers)
         # Of the current round: whether it has begun, its local steps so far, the other exchanges, the losses of all.
         self._in_round, self._done = False, 0
+        self._works = True  # whether this rank takes part in it
         self._later: list[Any] = []
         self._losses: list[Any] = []
         self._accounts: dict[str, float] | None = None  # what `accounts` returns after `finish`
@@ -118,6 +124,11 @@ class OwnLoop:
     def steps(self) -> int:
         """Local steps so far, also those before the checkpoint from which the loop goes on. Not collective."""
         return int(self.federation.round_index * self.federation.plan.local_steps + self._done)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank makes the next local step: it is one of the round's participants. Not collective."""
+        return self._drawn is None or self.rank in self._drawn(self.federation.round_index)
 
     def accounts(self) -> dict[str, float]:
         """Rounds, gradients, bytes and seconds so far, under the names of a run's records. Not collective.
@@ -376,11 +387,13 @@ class OwnLoop:
         if ends:
             federation.shorten(client, self._done)
         else:
-            federation.local_step(client, self._done)
+            if self._works:
+                federation.local_step(client, self._done)
             self._done += 1
         self.averaged = False
         if self._done == client.num_steps:
-            federation.end_turn(client)
+            if self._works:
+                federation.end_turn(client)
             self._end_round()
         self._link.progress[:] = self._link.progress[0] + 1, self._done
 
@@ -391,9 +404,9 @@ class OwnLoop:
     def _begin_round(self, first_step: int) -> None:
         """Everything of a round before its local step number `first_step`."""
         check_alone()
-        if not first_step:
+        federation, self._works = self.federation, self.takes_part
+        if self._works and not first_step:
             self._keep_private()
-        federation = self.federation
         due = list(enumerate(federation.begin_round(self._request)))
         steps = next((number for number, exchange in due if exchange.work is None), None)
         if steps is None:
@@ -402,7 +415,9 @@ class OwnLoop:
         self._losses = [(exchange, federation.run_exchange(exchange, number)) for number, exchange in earlier]
         self._later = due[steps:]
         federation.begin_exchange(due[steps][1], steps)
-        federation.begin_turn(self._client, first_step)
+        self._client.num_steps = federation.plan.local_steps
+        if self._works:
+            federation.begin_turn(self._client, first_step)
         self._in_round = True
 
     def _end_round(self) -> None:

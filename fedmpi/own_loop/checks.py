@@ -72,13 +72,14 @@ def check_arguments(model: Any, **values: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     for name, value in values.items():
-        is_whole, may_be_0 = name in ("local_steps", "every"), name == "weight_decay"
+        is_whole, may_be_0 = name in ("local_steps", "every", "seed"), name in ("weight_decay", "seed")
+        most = 1 if name == "participation" else LARGEST
         kind: Any = numbers.Integral if is_whole else numbers.Real
-        is_number = isinstance(value, kind) and 0 <= value <= LARGEST
+        is_number = isinstance(value, kind) and 0 <= value <= most
         if not (is_number and (value or may_be_0)) and not (name == "clip_norm" and value is None):
             found = short(repr(value) if isinstance(value, str) else value)
             allowed = f"{'whole ' * is_whole}number {'>=' if may_be_0 else '>'} 0"
-            raise UserError(f"{name} = {found}: expected a {allowed}, at most {LARGEST:g}")
+            raise UserError(f"{name} = {found}: expected a {allowed}, at most {most:g}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise UserError(

@@ -1,6 +1,7 @@
 """`join`: an algorithm of the papers in the user's own training loop."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +40,8 @@ def join(
     weight_decay: float = 0.0,
     buffers: Literal["equal", "rank0", "average"] = "equal",
     private: str | None = None,
+    participation: float = 1.0,
+    seed: int = 0,
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
     record: str | os.PathLike[str] | Recording | None = None,
@@ -66,7 +69,7 @@ def join(
         weight: > 0, of this rank in every average (its number of samples, say).
         timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
-        buffers, private, aggregation, stages, record: see `average`.
+        buffers, private, participation, seed, aggregation, stages, record: see `average`.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -77,6 +80,7 @@ def join(
     """
     link = open_link(comm, timeout)
     given = {"local_steps": local_steps, "clip_norm": clip_norm, "weight_decay": weight_decay}
+    given |= {"participation": participation, "seed": seed}
     agree(link, lambda: check_arguments(model, weight=weight, **given))
     made = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = getattr(model, "_orig_mod", model)
@@ -90,9 +94,9 @@ def join(
     def make_oracle(client: Any) -> ClosureOracle:
         return ClosureOracle(client, flat, rows, clip_norm, weight_decay)
 
-    choices = Choices(buffers, private, sending, recording is not None)
+    choices = Choices(buffers, private, participation, seed, sending, recording is not None)
     joined = Joined(model, made, make_oracle, link, flat, local_steps, weight, choices)
-    joined._record(recording, {}, {"local_steps": local_steps, **texts})
+    joined._record(recording, {}, texts)
     return joined
 
 
@@ -138,7 +142,8 @@ class Joined(OwnLoop):
                 as often as the algorithm needs: twice a step by those that compare two models on one batch.
 
         Returns:
-            the loss of this rank's model before the step, a tensor without a graph.
+            the loss of this rank's model before the step, a tensor without a graph; nan, and the closure is not called,
+            if the rank does not take part in the round.
 
         Raises:
             Diverged: on every rank, at an average, if a loss since the last one is not finite.
@@ -151,7 +156,7 @@ class Joined(OwnLoop):
         self._advance()
         oracle.closure = None
         self._flat.point_at(self._current())
-        return oracle.loss
+        return oracle.loss if self._works else torch.tensor(math.nan)
 
     _has_started = False
 

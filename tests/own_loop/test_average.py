@@ -33,6 +33,7 @@ def test_with_another_mpi(any_mpi):
     [
         ({"outer": "nestorov"}, "outer = 'nestorov': expected one of none, momentum, nesterov, adam; did you mean"),
         ({"exchange": ("exp_avg",)}, "expected the optimizer that has this state, too"),
+        ({"participation": 0}, "participation = 0: expected a number > 0, at most 1"),
         ({"every": 0}, "every = 0: expected a whole number > 0"),
         ({"every": "3"}, "every = '3': expected a whole number > 0"),
         ({"weight": float("nan")}, "weight = nan: expected a number > 0"),

@@ -2,9 +2,6 @@
 
 import pytest
 from helpers import PROGRAMS, start
-from rarely import LOOP
-
-pytestmark = pytest.mark.rarely(*LOOP, "fedmpi/own_loop")
 
 # See the functions of tests/programs/own_changes.py.
 CHECKS = (

@@ -6,10 +6,7 @@ import uuid
 
 import pytest
 from helpers import PROGRAMS, start, wait_for
-from rarely import LOOP
 from test_time_limits import processes_with
-
-pytestmark = pytest.mark.rarely(*LOOP, "fedmpi/own_loop")
 
 LIMIT = 90  # seconds of one job, which needs 5 to 20 on a machine of its own
 CHECKS = ("any", "mean", "one_pass", "short", "calls", "distributed")

@@ -4,9 +4,6 @@ import functools
 
 import pytest
 from helpers import PROGRAMS, start
-from rarely import LOOP
-
-pytestmark = pytest.mark.rarely(*LOOP, "fedmpi/own_loop")
 
 CHECKS = (
     "autocast", "checkpoints", "hooks", "odd_parameters", "frozen_later", "random_numbers", "reading", "alone", "lazy",

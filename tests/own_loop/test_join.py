@@ -10,7 +10,7 @@ from fedmpi.federation.client import Client
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
 
-CHECKS = ("train", "model", "backward", "resume", "communicator", "caught")
+CHECKS = ("train", "participation", "absent", "model", "backward", "resume", "communicator", "caught")
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,11 @@ def checked():
 def test_on_two_ranks(checked, check):
     """See the functions of tests/programs/own_loop.py."""
     assert f"{check}: ok" in checked.stdout.splitlines(), checked.stdout + checked.stderr
+
+
+def test_half_of_four_ranks_are_drawn_as_by_train():
+    ended = start(4, PROGRAMS / "own_loop.py", "participation", "absent")
+    assert "participation: ok" in ended.stdout and "absent: ok" in ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,8 @@ def test_parameters_that_a_closure_does_not_use_have_gradient_zero():
         ({"weight": -1.0}, "weight = -1.0: expected a number > 0"),
         ({"weight": float("inf")}, "weight = inf: expected a number > 0"),
         ({"local_steps": 1.5}, "local_steps = 1.5: expected a whole number > 0"),
+        ({"participation": 1.5}, "participation = 1.5: expected a number > 0, at most 1"),
+        ({"seed": -1}, "seed = -1: expected a whole number >= 0"),
         ({"clip_norm": -1}, "clip_norm = -1: expected a number > 0"),
         ({"weight_decay": -1}, "weight_decay = -1: expected a number >= 0"),
         ({"model": nn.Linear(1, 1).bfloat16()}, "torch.bfloat16 on cpu: expected all of them in float32 or float64"),

@@ -14,15 +14,6 @@ import pytest
 from helpers import execute, launch_words, launchers, start, wait_for
 from test_lost_and_stuck import processes
 
-pytestmark = pytest.mark.rarely(
-    "fedmpi/comm",
-    "fedmpi/aggregation",
-    "fedmpi/federation",
-    "fedmpi/checkpoints",
-    "fedmpi/membership",
-    "fedmpi/training",
-)
-
 SETTINGS = ("--clients", 5, "--rounds", 6, "--threads", 1, "--eval-every", 2, "--aggregation", "reproducible")
 
 

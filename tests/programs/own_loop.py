@@ -20,9 +20,9 @@ RANK = MPI.COMM_WORLD.rank
 RULES = ("fafed", "fedavg", "scaffold", "mimeadam", "local_amsgrad", "mb_storm", "fedadam", "fed_lamb")
 
 
-def run_of(rule):
+def run_of(rule, more=""):
     """The job of a short run of three rounds of four steps, ready to start."""
-    words = f"--algorithm {rule} --model mlp --rounds 3 --local-steps 4 --batch-size 8 --first-batch-size 24"
+    words = f"--algorithm {rule} --model mlp --rounds 3 --local-steps 4 --batch-size 8 --first-batch-size 24 {more}"
     return prepare(read_command_line(words.split()), MPILink())
 
 
@@ -51,6 +51,65 @@ def check_train():
         expected = job.flat.named_values(job.federation.server.x, job.federation.store.buffers)
         fed.finish()
         assert all(torch.equal(value, expected[name]) for name, value in module.state_dict().items()), rule
+
+
+def check_participation():
+    """With half of the ranks in a round, drawn as by fedmpi.train, also with layers of its own: the same bits."""
+    for rule, private in [*((rule, None) for rule in RULES), ("fafed", "*.bias"), ("fedadam", "*.bias")]:
+        job = run_of(rule, "--participation 0.5 --seed 3" + (f" --private {private}" if private else ""))
+        module = copy.deepcopy(job.flat.module)
+        job.federation.start()
+        for _ in range(5):
+            job.federation.run_round()
+        sampler = job.federation.clients[0].oracle._objective.sampler
+
+        def closure(number, module=module, job=job, sampler=sampler):
+            return lambda: job.task.loss(module, job.task.batch(RANK, sampler(number)))
+
+        fed = fedmpi.join(module, rule, local_steps=4, participation=0.5, seed=3, private=private)
+        fed.whole = closure(WHOLE)
+        fed.start(closure(FIRST))
+        made = 0
+        for _ in range(20):
+            works = fed.takes_part
+            loss = fed.step(closure(made))
+            assert loss.isnan() != works
+            made += works
+        assert made % 4 == 0 and MPI.COMM_WORLD.allreduce(made) == 20 * MPI.COMM_WORLD.size // 2
+        (client,), expected = job.federation.clients, job.federation.server.x
+        if private:
+            expected, _ = job.federation.private.model(client, expected, job.federation.store.buffers)
+        assert torch.equal(fed._current(), expected), (rule, private)
+        assert fed.accounts()["bytes"] == job.link.traffic.nbytes, rule
+        assert fed.accounts()["gradients"] == job.federation.num_gradients, rule
+        fed.finish()
+
+
+def check_absent():
+    """`average` with half of the ranks: steps that the others make are lost; a last, shorter round is averaged, too."""
+    results = []
+    for makes_all in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        fed = fedmpi.average(model, optimizer, every=3, outer="nesterov", participation=0.5, seed=1, private="0")
+        by_hand, drawn = torch.Generator().manual_seed(RANK), []
+        for number in range(11):
+            drawn.append(fed.takes_part)
+            assert number % 3 == 0 or drawn[-1] == drawn[-2]
+            x = torch.randn(8, 4, generator=by_hand)
+            if fed.takes_part or makes_all:
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+            fed.step(loss if fed.takes_part else float("nan"))
+        together = torch.tensor(MPI.COMM_WORLD.allgather(drawn))
+        assert (together.sum(0) == MPI.COMM_WORLD.size // 2).all() and together.any(1).all()
+        fed.finish()
+        results.append({name: value.clone() for name, value in model.state_dict().items()})
+    differ = [name for name, value in results[0].items() if not torch.equal(value, results[1][name])]
+    assert all("num_batches" in name for name in differ), differ
 
 
 class Tied(nn.Module):
@@ -144,11 +203,11 @@ def check_backward():
 
 def check_resume():
     """state_dict in the middle of a round; the same bits as an unbroken loop, dropout included."""
-    for rule in ("fafed", "fed_lamb", "mb_storm"):
+    for rule, share in (("fafed", 1.0), ("fed_lamb", 1.0), ("mb_storm", 1.0), ("fafed", 0.5)):
         final = []
         for stop in (None, 5):
             model = tied_model()
-            fed = fedmpi.join(model, rule, local_steps=3)
+            fed = fedmpi.join(model, rule, local_steps=3, participation=share)
             torch.manual_seed(RANK)
             for number, batch in enumerate(batches(9)):
                 if number == stop:
@@ -158,7 +217,7 @@ def check_resume():
                     fed.finish()
                     model = tied_model(7)
                     model.places.weight.data.copy_(tied_model().places.weight)
-                    fed = fedmpi.join(model, rule, local_steps=3)
+                    fed = fedmpi.join(model, rule, local_steps=3, participation=share)
                     state, noise = torch.load(file, weights_only=True)
                     fed.load_state_dict(state)
                     torch.set_rng_state(noise)

@@ -6,7 +6,10 @@ import re
 
 import pytest
 from helpers import launchers
+from rarely import SLURM as PLACES
 from slurm_jobs import SLURM, TINY, options
+
+pytestmark = pytest.mark.rarely(*PLACES)
 
 TWO = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
 QUICK = {"FEDMPI_DOCTOR": "0", "FEDMPI_LAUNCH": "mpirun -np 2"}
@@ -23,6 +26,7 @@ def errors(log):
     return [line for line in log.splitlines() if line.startswith("fedmpi: error")]
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("kind", ["none", "cray_shasta", "pmix"])
 def test_ranks_that_do_not_find_each_other(slurm, tmp_path, kind):
     """srun with another PMI than MPICH's starts every task as a job of its own: one of them says so, and all fail."""

@@ -7,9 +7,10 @@ import h5py
 import numpy as np
 import pytest
 from helpers import PROGRAMS, ROOT
+from rarely import SLURM as PLACES
 from slurm_jobs import closing, options
 
-pytestmark = pytest.mark.rarely("slurm", "launch", "fedmpi/comm", "fedmpi/program", "fedmpi/doctor", "fedmpi/runs")
+pytestmark = pytest.mark.rarely(*PLACES)
 
 TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)
 ONE_EACH = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)

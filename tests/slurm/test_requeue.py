@@ -7,13 +7,12 @@ import h5py
 import numpy as np
 import pytest
 from helpers import train
+from rarely import SLURM as PLACES
 from slurm_jobs import SLURM, TINY, options
 
 from fedmpi.runs.folder import find_runs
 
-pytestmark = pytest.mark.rarely(
-    "slurm", "launch", "fedmpi/program", "fedmpi/checkpoints", "fedmpi/sweep", "fedmpi/doctor"
-)
+pytestmark = pytest.mark.rarely(*PLACES)
 
 TWO = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
 QUICK = {"FEDMPI_DOCTOR": "0", "FEDMPI_LAUNCH": "mpirun -np 2"}

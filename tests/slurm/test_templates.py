@@ -8,9 +8,12 @@ import sysconfig
 
 import pytest
 from helpers import ROOT, execute
+from rarely import SLURM as PLACES
 from slurm_jobs import SLURM, TINY, closing, options
 
 from fedmpi.runs.folder import find_runs
+
+pytestmark = pytest.mark.rarely(*PLACES, "fedmpi/bench/__main__.py", "reproduction/__main__.py")
 
 TWO_EACH = options(nodes=2, ntasks_per_node=2, cpus_per_task=1)
 ONE_EACH = options(nodes=2, ntasks_per_node=1, cpus_per_task=1)
@@ -26,6 +29,7 @@ def wheel_of(mpi):
     return {"FEDMPI_VENV": folder, "PYTHONPATH": path}, "Open MPI"
 
 
+@pytest.mark.always
 def test_training(slurm, tmp_path, any_mpi):
     """As a user submits it: the launcher is found, the place is checked, and the run has the job's name."""
     words = (*TINY, "--transport", "shared", "--out", "out")

@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 from helpers import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
-from rarely import PROGRAM
 from test_report import make_run
 from torch.nn import functional
 
@@ -31,8 +30,6 @@ from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
-
-pytestmark = pytest.mark.rarely(*PROGRAM, "fedmpi/sweep", "slurm", "launch")
 
 TINY = ("--rounds", 6, "--local-steps", 2, "--clients", 2, "--algorithm", "fedavg", "--threads", 1)
 GRID = ("--grid", "algorithm.step_size=0.001,0.1", "--grid", "seed=0,1")

@@ -19,7 +19,6 @@ import pytest
 import torch
 from dies import check_checkpoints, outcome
 from helpers import PROGRAMS, disk_of, launchers, ranks_of, running, start, train, wait_for
-from rarely import PROGRAM
 from safetensors import safe_open
 
 import fedmpi.algorithms
@@ -47,8 +46,6 @@ from fedmpi.training import loop
 from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
-
-pytestmark = pytest.mark.rarely(*PROGRAM)
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
 TOY = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --dtype float64"
@@ -684,7 +681,6 @@ def test_other_signals_stop_a_run_unless_the_user_decides_otherwise(name, before
 LONG = ("--clients", 4, "--local-steps", 3, "--rounds", 60, "--eval-every", 20, "--transport", "shared", "--threads", 1)
 
 
-@pytest.mark.always
 def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     """kill -9 of a rank at three times, going on with 2, 4, 1 and 2 ranks: the bits of an unbroken run."""
     words = ("-m", "fedmpi.train", *LONG, "--model", "slow.Slow", "--out", tmp_path, "--checkpoint-every", 1)

@@ -9,15 +9,12 @@ import pytest
 import torch
 import yaml
 from helpers import PROGRAMS, start, train
-from rarely import PROGRAM
 from safetensors.torch import load_file
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm
 from fedmpi.models.mlp import MLP
 from fedmpi.registry import known
-
-pytestmark = pytest.mark.rarely(*PROGRAM)
 
 SHORT = ("--rounds", 20, "--local-steps", 5, "--clients", 4)
 
