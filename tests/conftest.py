@@ -77,7 +77,7 @@ def _runs_now(item, is_first, changed, named):
     is_slow = own.parts[0] == "tests" and own.parts[1] in SLOW and not is_first
     if not (mark or is_slow) or item.get_closest_marker("always") or str(item.path) in named:
         return True
-    places = mark.args if mark else goes_through(item.path)
+    places = (mark and mark.args) or goes_through(item.path)
     return has_changed([*places, str(own), "tests/helpers.py", "tests/programs"], changed)
 
 

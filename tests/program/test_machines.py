@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, disk_of, execute, launch_words, train, wait_for
+from helpers import ROOT, disk_of, execute, launch_words, launchers, train, wait_for
 from tensorboard.backend.event_processing import event_accumulator
 
 import fedmpi
@@ -60,6 +60,15 @@ def test_a_machine_without_mpi(program):
         "fedmpi: error: mpi4py finds no MPI library: pip install mpich, or load your cluster's module of an MPI "
         "(cannot load MPI library /no/libmpi.so: cannot open shared object file: No such file or directory)\n"
     )
+
+
+def test_outputs_that_the_launcher_lacks(tmp_path):
+    """Open MPI's mpirun then uses their numbers for pipes of its own, into which no rank may write."""
+    if "openmpi" not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
+    words, variables = launch_words(2, *JOB.split()[1:], "--out", tmp_path, "--name", "it", mpi="openmpi")
+    ended = execute(["bash", "-c", f"{shlex.join(words)} <&- >&- 2>&-"], env=variables)
+    assert ended.returncode == 0 and outcome(tmp_path / "it") == "complete"
 
 
 def test_output_to_a_full_disk_does_not_end_the_run(tmp_path):

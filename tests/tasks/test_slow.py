@@ -70,6 +70,13 @@ def test_constants_are_the_suprema(problem):
     added = problem.linear + (problem.L_12 * problem.shift if problem.num_dual else 0)  # no noise multiplies it
     spread = task.curvature_noise**2 / 3 * (np.abs(of + added[:, None]).max(1) ** 2).sum(1).max()
     assert problem.sigma == pytest.approx(np.sqrt(task.noise**2 + spread), rel=1e-5)
+    if not problem.num_dual:
+        delta = np.linspace(-1, 1, 101)[:, None] * task.curvature_noise
+        x, clients = np.full((101, problem.dim), 1e-5), range(problem.num_clients)  # at 0 h and g bend most
+        bent = np.array([problem.gradient(client, x, delta) + problem.linear[client] for client in clients]) / 1e-5
+        assert problem.L_sample == pytest.approx(np.abs(bent).max(), rel=1e-3)
+        square = np.trapezoid(bent**2, delta[:, 0], axis=1).max() / np.ptp(delta)
+        assert problem.L_mean_square == pytest.approx(np.sqrt(square), rel=1e-3)
     exact = problem.task.num_slow * 2 ** (-task.power / 2) / task.power
     assert problem.Delta == pytest.approx(exact)
 
