@@ -73,12 +73,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _runs_now(item, is_first, changed, named):
-    mark, own = item.get_closest_marker("rarely"), item.path.relative_to(ROOT)
-    is_slow = own.parts[0] == "tests" and own.parts[1] in SLOW and not is_first
-    if not (mark or is_slow) or item.get_closest_marker("always") or str(item.path) in named:
+    mark, path = item.get_closest_marker("rarely"), item.path.relative_to(ROOT)
+    is_slow = path.parts[0] == "tests" and path.parts[1] in SLOW and not is_first
+    is_always = item.get_closest_marker("always") and "rarely" not in (own.name for own in item.own_markers)
+    if not (mark or is_slow) or is_always or str(item.path) in named:
         return True
-    places = mark.args if mark else goes_through(item.path)
-    return has_changed([*places, str(own), "tests/helpers.py", "tests/programs"], changed)
+    places = (mark and mark.args) or goes_through(item.path)
+    return has_changed([*places, str(path), "tests/helpers.py", "tests/programs"], changed)
 
 
 SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/membership", "fedmpi/program", "fedmpi/aggregation")

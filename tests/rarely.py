@@ -6,7 +6,8 @@ differs from the state in `GREEN`: the last one on which ``./launch/test.sh --al
 whole, with ``@pytest.mark.always`` at those of its tests that run all the same: one of each kind of start and end.
 
 All tests in `SLOW` are such tests without a mark: most of them start programs. They test the rooms that their file
-names and all that these import in turn. The first of each file runs all the same.
+names and all that these import in turn. The first of each file runs all the same. A mark
+without places means these rooms, too.
 """
 
 import functools

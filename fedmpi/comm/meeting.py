@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmpi.comm.mpi_library import MPI
 
+GONE = 29_999  # tag of what a rank says at its end, also on COMM_WORLD if it has met none
 _own_comms = []  # our own duplicates of the communicators on which ranks have met
 _sent = []  # requests of messages, which hold their memory
 
@@ -21,7 +22,7 @@ def _key():
 def wait_for_all(comm, seconds):
     """Wait for all ranks of a communicator. Collective on `comm`.
 
-    Ranks that have met before also hear of one that has ended since.
+    They also hear of one that has ended after they met before, or by an error.
 
     Args:
         comm: an mpi4py communicator; None: COMM_WORLD. If it is none, or MPI is finalized, nothing happens.
@@ -34,11 +35,11 @@ def wait_for_all(comm, seconds):
     if MPI.Is_finalized() or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL or comm.size == 1:
         return None
     own, status, until = comm.Get_attr(_key()), MPI.Status(), time.monotonic() + seconds
-    request = (own or comm).Ibarrier()
+    request, heard = (own or comm).Ibarrier(), own or MPI.COMM_WORLD
     while not request.Test():
         time.sleep(0.001)  # the other ranks may need this core
-        if own is not None and own.Iprobe(status=status):
-            own.Recv(code := np.empty(1), status.source)
+        if heard.size == comm.size and heard.Iprobe(tag=GONE, status=status):
+            heard.Recv(code := np.empty(1), status.source, GONE)
             return status.source, int(code[0])
         if time.monotonic() > until:
             return None, None
@@ -50,8 +51,11 @@ def wait_for_all(comm, seconds):
 
 
 def say_gone(code):
-    """Tell the ranks that have met this one that it ends with an exit code (-1: unknown). Not collective."""
-    for comm in () if MPI.Is_finalized() else _own_comms:
+    """Tell the ranks that have met this one, or else all, that it ends with an exit code (-1: unknown), once.
+
+    Not collective.
+    """
+    for comm in () if _sent or MPI.Is_finalized() else _own_comms or [MPI.COMM_WORLD]:
         for rank in set(range(comm.size)) - {comm.rank}:
             with contextlib.suppress(MPI.Exception):
-                _sent.append(comm.Isend(np.array([code], np.float64), rank))
+                _sent.append(comm.Isend(np.array([code], np.float64), rank, GONE))

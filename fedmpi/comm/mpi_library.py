@@ -21,8 +21,9 @@ from fedmpi.errors import INTERRUPTED, STOPPED, UserError
 from fedmpi.text import short
 
 LIMIT = 1800.0  # seconds in which all ranks must begin MPI
-LOOK_EVERY = 3.0  # seconds between two looks at whether other ranks have ended meanwhile
+LOOK_EVERY = 1.0  # seconds between two looks at whether other ranks have ended meanwhile
 SAYING_SECONDS = 1.0  # after a line, until a process ends: the launcher passes it on meanwhile
+TURN_SECONDS = 5.0  # that a rank gives each lower one to say what ends them all
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # variables: how many ranks this machine has
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -156,7 +157,7 @@ def _watch(ends, limit):
             seen |= {*range(started)} if are_all_here else here
             ended = seen - here if number in here else set()
             if ended and ended == before:  # a launcher that ends all ranks then has had time for it
-                _end_without(ended, is_first=number == min(here))
+                _end_without(ended, number, min(here))
             continue
         numbers = os.read(ends, 1)
         if not numbers:
@@ -186,9 +187,13 @@ def _ranks_of_launcher():
     return found
 
 
-def _end_without(ended, is_first):
-    """End this process because some ranks have ended without MPI, for which it waits; the first rank here says so."""
-    if is_first:
+def _end_without(ended, number, first):
+    """End this process because some ranks have ended without MPI, for which it waits; the first rank here says so.
+
+    If that one does not, as it still loads its program, the next one does.
+    """
+    time.sleep(TURN_SECONDS * (number - first))  # the first ends this one meanwhile
+    if number == first or first in _ranks_of_launcher():
         who = f"rank {', '.join(map(str, sorted(ended)))} on {platform.node()}"
         _say(f"error: {who} ended before MPI began, and the others wait: all ranks must begin a federation")
     time.sleep(SAYING_SECONDS)

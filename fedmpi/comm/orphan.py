@@ -14,6 +14,7 @@ from fedmpi.comm.process import ancestors
 
 # Processes that start ranks on a node: of MPICH and its relatives, of Open MPI, of SLURM.
 LAUNCHERS = ("hydra_pmi_proxy", "prted", "prterun", "orted", "mpirun", "mpiexec", "slurmstepd")
+NO_CONTAINER = "pid:[4026531836]"  # the namespace of other processes, see PROC_PID_INIT_INO of Linux
 OUTLIVES = 4.0  # seconds by which a rank may outlive its launcher, so that a rank that is about to end can do so
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
 
@@ -42,6 +43,15 @@ def end_with_launcher(process):
 def launcher_above(process=None):
     """The process that started one (by default this one) as a rank, directly or not; None if there is none."""
     return next((above for above, name in ancestors(process) if name in LAUNCHERS), None)
+
+
+def container():
+    """The number of the container in which this process and its launcher are, as text; "" if they are in none."""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+        if namespace != NO_CONTAINER and launcher_above():
+            return namespace[5:-1]
+    return ""
 
 
 def started_directly():

@@ -7,13 +7,12 @@ import socket
 import stat
 import threading
 
-from fedmpi.comm.orphan import launcher_above
+from fedmpi.comm.orphan import container
 
 # SLURM (22.05) says that a value may have 1024 bytes, and reads no more of a request, which also has a key, at once.
 # MPICH sends each rank's address with what lies behind it in memory, packed. Where this does not pack well, the
 # requests are longer: the job ends with errors of mpi/pmi2, or hangs.
 SHORT_VALUES = b"vallen_max=1024", b"vallen_max=512"
-FIRST_NAMESPACE = "pid:[4026531836]"  # of processes that are in no container, see PROC_PID_INIT_INO of Linux
 
 
 @contextlib.contextmanager
@@ -46,11 +45,8 @@ def _change():
     """
     if "MPI_LOCALNRANKS" not in os.environ:
         return SHORT_VALUES if "SLURM_STEP_ID" in os.environ else None
-    with contextlib.suppress(OSError):
-        container = os.readlink("/proc/self/ns/pid")
-        is_whole = os.environ["MPI_LOCALNRANKS"] == os.environ.get("PMI_SIZE") and launcher_above()  # in it
-        if is_whole and container != FIRST_NAMESPACE:
-            return b"kvsname=kvs_", f"kvsname=kvs_{container[5:-1]}_".encode()
+    if os.environ["MPI_LOCALNRANKS"] == os.environ.get("PMI_SIZE") and (number := container()):
+        return b"kvsname=kvs_", f"kvsname=kvs_{number}_".encode()
     return None
 
 

@@ -93,7 +93,7 @@ left_by_worker = []  # (name, value) of the variables that made this process a r
 def ancestors(process=None):
     """Yield (number, name) of the processes above one, by default this one, its parent first; on Linux."""
     process = os.getppid() if process is None else int(_read_stat(process)[1][_PARENT])
-    while process > 1 and (found := _read_stat(process)) is not None:
+    while process > 0 and (found := _read_stat(process)) is not None:
         name, fields = found
         yield process, name
         process = int(fields[_PARENT])

@@ -4,6 +4,8 @@ import os
 import pathlib
 import sys
 
+from fedmpi.comm.orphan import container
+
 SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
 NEEDED = 5_400_000  # bytes of MPICH 5 per rank of a machine, as measured
 # What MPICH needs less with, if the machine's shared memory is small in all: its queues, and UCX's in other memory.
@@ -19,6 +21,9 @@ def prepare_shared_memory():
     The line is that of the machine's first rank. fedmpi removes nothing: what a job that was killed has left may be
     that of a job in another container.
     """
+    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")  # of Open MPI's launcher, which removes it
+    if os.path.isdir(folder) and container():  # another one may have the same names in the same /dev/shm
+        os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", folder)
     num_ranks = int(os.environ.get("MPI_LOCALNRANKS", "1"))
     if num_ranks < 2:
         return

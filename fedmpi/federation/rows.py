@@ -67,6 +67,7 @@ class RowStore:
         self.work_buffers = torch.zeros_like(self.buffers) if self._shared else self.buffers
         self._pending_buffers = [] if self._pending is None else [self.buffers.clone() for _ in range(num_local)]
         self._server = zeros(len(algorithm.server_rows), dim)
+        self._is_start_kept = False  # by `keep_start_now`, for the next round
         self._start = None  # the block as a round began with it, if `keep_start` asked for it and it would be lost
         self.region, self._begins_round = slice(0, 0), True
         self._server_names, self._own_names = algorithm.server_rows, algorithm.client_rows
@@ -98,8 +99,9 @@ class RowStore:
         self._begins_round = first_in_round
         if self.wide.numel():
             self.wide.zero_()
-        if self._start is not None and first_in_round:
+        if self._start is not None and first_in_round and not self._is_start_kept:
             self._start.copy_(self.block)
+        self._is_start_kept = False
 
     def begin_turn(self, position):
         """Hand the working rows to the rank's client number `position`."""
@@ -180,6 +182,12 @@ class RowStore:
         """From now on, keep the rows that a round begins with; see `start_rows`."""
         if not self._shared:  # with several clients the averages stay untouched while clients work
             self._start = torch.zeros_like(self.block)
+
+    def keep_start_now(self):
+        """The rows are those that the next round begins with: a loop of the user's works in them before it says so."""
+        if self._start is not None:
+            self._start.copy_(self.block)
+            self._is_start_kept = True
 
     def start_rows(self):
         """Name -> [dim] of the exchanged rows as the current round began with them; needs `keep_start`."""

@@ -69,12 +69,21 @@ def write_past_launcher():
 
 
 def _open_again(process, number):
-    """A number of this process for what another one writes to; of a file, both go on behind what either has written."""
-    path = f"/proc/{process}/fd/{number}"
-    if stat.S_ISFIFO(os.stat(path).st_mode):
+    """A number of this process for what another one writes to; of a file, both go on behind what either has written.
+
+    It is -1 if that one was started without such an output, and uses the number for something of its own.
+    """
+    folder = f"/proc/{process}/fd"
+    path, mode = f"{folder}/{number}", os.stat(f"{folder}/{number}").st_mode
+    if stat.S_ISFIFO(mode):
+        pipe = os.readlink(path)
+        if not {other for other in os.listdir(folder) if os.readlink(f"{folder}/{other}") == pipe} <= {"1", "2"}:
+            return -1
         there = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails, and does not wait, without a reader
         os.set_blocking(there, True)
         return there
+    if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):
+        return -1
     return ctypes.CDLL(None).syscall(PIDFD_GETFD, os.pidfd_open(process), number, 0)  # -1 if it is not allowed
 
 

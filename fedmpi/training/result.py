@@ -212,7 +212,7 @@ def closing_table(job, record, metrics, result, facts):
     return table(
         [
             ("algorithm", command_name(type(job.config.algorithm))),
-            ("clients", f"{context.num_clients} on {link.size} ranks"),
+            ("clients", f"{context.num_clients} on {link.size} rank{'s' * (link.size > 1)}"),
             *_lost(job),
             ("each rank", f"{num_threads} thread{'s' if num_threads > 1 else ''}{where}"),
             ("parameters", f"{job.flat.dim:,}"),

@@ -72,6 +72,7 @@ def run(copy, *words):
     return execute([sys.executable, *words], cwd=copy, env={"PYTHONPATH": str(copy)})
 
 
+@pytest.mark.rarely
 def test_the_programs_find_it(copy):
     listed = run(copy, "-m", "fedmpi.train", "--list", "algorithms").stdout
     (line,) = [line for line in listed.splitlines() if line.startswith("heavyball ")]
@@ -82,6 +83,7 @@ def test_the_programs_find_it(copy):
     assert "β, weight of the old direction" in shown
 
 
+@pytest.mark.rarely
 def test_the_shared_tests_find_it_and_compare_it_with_its_twin(copy):
     tests = "tests/algorithms/test_every_algorithm.py"
     done = run(copy, "-m", "pytest", "-q", "-x", tests, "-k", "heavyball or class_has_its_twin")

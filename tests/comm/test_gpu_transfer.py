@@ -26,6 +26,7 @@ def test_answers(program, answer, monkeypatch):
     assert why_not("cuda:1", (sys.executable, "-c", program), limit=2 if "sleep" in program else 60) == answer
 
 
+@pytest.mark.rarely
 def test_a_rank_tries_it_in_a_process_of_its_own(any_mpi):
     """On the CPU, whose memory MPI reads; a device that is not there ends the process."""
     code = (

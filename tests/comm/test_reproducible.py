@@ -9,6 +9,7 @@ from helpers import start, train
 FOUND = {}
 
 
+@pytest.mark.rarely("fedmpi/comm", "fedmpi/aggregation", "fedmpi/federation")
 def test_same_bits_in_every_placement(any_mpi):
     done = start(4, "-m", "reproducible", mpi=any_mpi)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -22,6 +22,7 @@ def copied(name):
     return [(path, target) for *paths, target in map(str.split, lines) for path in paths]
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("name", ["Dockerfile", "fedmpi.def"])
 def test_an_image_has_all_that_the_installation_needs(tmp_path, name):
     for path, target in copied(name):

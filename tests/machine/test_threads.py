@@ -101,6 +101,7 @@ def work_on(busy_cores, number):
             process.wait()
 
 
+@pytest.mark.rarely
 def test_a_newcomer_on_a_busy_machine_takes_one_thread(tmp_path):
     """Each of its threads would wait at every step for the slowest one: 23 s instead of 3 on two cores at load 6."""
     if len(usable_cores()) < 2:
@@ -128,6 +129,7 @@ def test_a_newcomer_on_a_busy_machine_takes_one_thread(tmp_path):
     assert (tmp_path / "fixed" / "settings.yaml").read_text().count("threads: null") == 1
 
 
+@pytest.mark.rarely
 def test_ranks_that_are_bound_to_a_taken_core_are_told(any_mpi):
     if len(usable_cores()) < 2:
         pytest.skip("needs two cores")

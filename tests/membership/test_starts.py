@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -93,6 +94,13 @@ def test_a_rank_that_ends_before_mpi_begins_ends_the_others(code):
     assert "error: rank 1 on " in lines[0] and "ended before MPI began, and the others wait" in lines[0]
 
 
+def test_an_error_before_the_first_federation_ends_the_others_where_mpi4py_has_begun_mpi(any_mpi):
+    """mpi4py waits for them in MPI_Finalize then, and they wait for this rank."""
+    ended = start(2, BEGINS, "breaks", LIMIT, mpi=any_mpi, is_forked=False, timeout=60)
+    assert ended.returncode in (1, 9) and "ValueError: before its first federation" in ended.stderr
+    assert "fedmpi: error: rank 1 ended with exit code 1, while other ranks begin a federation: " in ended.stderr
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signals_end_a_rank_that_waits_for_mpi_to_begin(name):
     """The other rank never begins it."""
@@ -166,13 +174,14 @@ def test_without_shared_memory(tmp_path):
     assert line.startswith("fedmpi: error: /dev/shm is missing: expected ")
 
 
-def test_containers_of_one_pod_begin_jobs_at_the_same_time():
-    """They share the machine's name and /dev/shm, and count processes anew: so that MPICH gives their jobs one name."""
+def test_containers_of_one_pod_begin_jobs_at_the_same_time(any_mpi, tmp_path):
+    """They share the machine's name and /dev/shm, and count processes anew: both MPIs give two jobs the same names."""
     if subprocess.run(["unshare", "-p", "-f", "--mount-proc", "true"], capture_output=True).returncode:
         pytest.skip("needs the right to make namespaces")
-    one = f"unshare -p -f --mount-proc mpirun -np 2 {sys.executable} {BEGINS} ranks"
-    ended = execute(["bash", "-c", " & ".join([one] * 3) + " & wait -n && wait -n && wait -n"], timeout=60)
-    assert ended.returncode == 0 and ended.stdout.count("2 ranks") == 6, ended.stderr
+    words, variables = launch_words(2, BEGINS, "ranks", mpi=any_mpi)
+    one = f"TMPDIR=$(mktemp -d -p {tmp_path}) unshare -p -f --mount-proc {shlex.join(map(str, words))}"
+    ended = execute(["bash", "-c", f"{one} & {one} & wait -n && wait -n"], timeout=60, env=variables)
+    assert ended.returncode == 0 and ended.stdout.count("2 ranks") == 4, ended.stderr
 
 
 def test_an_own_loop_without_a_library_of_mpi():

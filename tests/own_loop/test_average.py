@@ -8,7 +8,7 @@ from torch import nn
 import fedmpi
 from fedmpi.errors import Diverged
 
-CHECKS = ("hand", "outer", "diloco", "resume")
+CHECKS = ("hand", "bound", "outer", "diloco", "resume")
 
 
 @pytest.fixture(scope="module")

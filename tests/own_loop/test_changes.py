@@ -20,6 +20,7 @@ def checked(request):
     return start(ranks, "-W", "ignore", PROGRAMS / "own_changes.py", api, *checks), few
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_model_and_its_buffers(checked, check):
     ended, few = checked

@@ -20,6 +20,7 @@ def totals(ended):
     return [line.partition(",")[2] for line in ended.stdout.splitlines() if line.startswith("from")]
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("way", ["average", "fafed"])
 def test_a_loop_goes_on_after_a_signal_and_after_a_kill_with_the_same_bits(way, tmp_path):
     whole = totals(run(way, tmp_path / "whole"))
@@ -54,6 +55,7 @@ def test_a_run_folder_is_never_taken_for_another_run(tmp_path):
     assert second.returncode != 0 and f"run folder {folder}: exists already" in second.stderr
 
 
+@pytest.mark.always
 def test_states_of_objects_are_as_they_were():
     state = {"a": [1, 2.5, None, True, "x"], 3: {"step": torch.tensor(1.0)}, "betas": (0.9, 0.99)}
     tensors = []

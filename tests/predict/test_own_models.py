@@ -37,6 +37,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.rarely
 def test_functions_as_models_and_folders_of_images(tmp_path, capsys):
     """A model by a function was refused with advice that did not help, and folders were no input."""
     (tmp_path / "ownmodel.py").write_text(textwrap.dedent(PROGRAM))
@@ -90,6 +91,7 @@ def test_own_tasks_that_compute_values(tmp_path):
     assert np.allclose(np.array(rows[1:], float), [[0, 0, -1], [1, 1.5, -0.5]], atol=0.02)
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("name", ["os.system", "builtins.eval", "subprocess.run"])
 def test_a_run_folder_cannot_name_a_function_to_call(tmp_path, name):
     (tmp_path / "model.json").write_text(f'{{"model": {{"class": "{name}", "arguments": {{"command": "touch x"}}}}}}')

@@ -116,6 +116,22 @@ def quadratic_run(federate, rounds=4):
     return model.weight.detach()
 
 
+def check_bound():
+    """A stage that bounds a rank's move sees the whole of it, also the first step."""
+    for every in (1, 2):
+        model = nn.Linear(1, 1, bias=False)
+        model.weight.data.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        fed = fedmpi.average(model, optimizer, every=every, stages=["norm_bound"])
+        for _ in range(3 * every):
+            optimizer.zero_grad()
+            (-5 * (RANK + 1) * model.weight.sum()).backward()
+            optimizer.step()
+            fed.step()
+        assert model.weight.item() == 3, model.weight
+        fed.finish()
+
+
 class ByHand:
     """An outer torch optimizer on the mean move."""
 

@@ -98,6 +98,7 @@ def read_wandb(folder):
     return found
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("read", [read_mlflow, read_wandb])
 def test_trackers_of_other_packages_have_every_record(tmp_path, read, monkeypatch):
     name = read.__name__.removeprefix("read_")

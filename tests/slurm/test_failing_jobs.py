@@ -26,8 +26,7 @@ def errors(log):
     return [line for line in log.splitlines() if line.startswith("fedmpi: error")]
 
 
-@pytest.mark.always
-@pytest.mark.parametrize("kind", ["none", "cray_shasta", "pmix"])
+@pytest.mark.parametrize("kind", [pytest.param("none", marks=pytest.mark.always), "cray_shasta", "pmix"])
 def test_ranks_that_do_not_find_each_other(slurm, tmp_path, kind):
     """srun with another PMI than MPICH's starts every task as a job of its own: one of them says so, and all fail."""
     line = f"srun --mpi={kind} python -m mpi4py -m fedmpi.train"

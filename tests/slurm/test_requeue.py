@@ -92,6 +92,7 @@ def test_no_more_requeues_than_allowed(slurm, tmp_path, slow):
     assert "ended with exit code 75 after 0 of at most 0 requeues" in job.log
 
 
+@pytest.mark.always
 def test_a_warning_during_the_checks(slurm, tmp_path):
     """The time limit is short: the run has half of what is left, here minutes, and ends before."""
     number = slurm.submit(tmp_path, SLURM / "train.sbatch", *TINY, options=TWO, FEDMPI_LAUNCH="mpirun -np 2")

@@ -30,6 +30,7 @@ def sweep(out, *words):
     return ended.returncode, ended.stdout, ended.stderr
 
 
+@pytest.mark.rarely
 def test_a_search_goes_on_and_writes_the_best(tmp_path):
     code, printed, errors = sweep(tmp_path, "--search", "tpe", "--trials", "2")
     assert code == 0 and "2 of them still to do" in printed, errors

@@ -47,6 +47,7 @@ def load(path, num_clients=1, **task):
     return loaded
 
 
+@pytest.mark.rarely
 def test_silo_texts_are_the_clients_parts(tmp_path):
     """Every rank opens only its own clients' files; words of all silos are one dictionary."""
     tales = [story(40 + 9 * client, client) + f"only{client}\n" for client in range(3)]
@@ -78,6 +79,7 @@ def words_of(tale):
     return tale.replace("\n", " <eos> ").split()
 
 
+@pytest.mark.rarely
 @given(text=st.text(alphabet="ab \nü", min_size=1, max_size=80), num_ranks=st.integers(1, 9))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_shares_of_a_text_are_the_text(tmp_path, text, num_ranks):
@@ -270,6 +272,7 @@ def evaluated(loaded, module):
         return loaded.evaluate(module.double().eval(), SoloLink())
 
 
+@pytest.mark.rarely
 def test_it_trains_and_ranks_agree(tmp_path):
     write(tmp_path / "text.h5", story(100), story(40, seed=1))
     words = ["--task", "language", "--data", tmp_path / "text.h5", "--model", "lstm", "--model.hidden", 8]

@@ -21,6 +21,7 @@ def records(folder):
     return [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
 
 
+@pytest.mark.rarely
 def test_the_example_learns(tmp_path):
     settings = ("--task", "own_task.Waves", "--rounds", 30, "--algorithm", "fedadam", "--name", "run")
     settings += ("--algorithm.step_size", 0.5, "--algorithm.server_step_size", 0.1)
@@ -36,6 +37,7 @@ def test_the_example_is_short():
     assert len([line for line in text[text.index("class Waves") :].splitlines() if line.strip()]) < 25
 
 
+@pytest.mark.rarely
 def test_neither_workers_nor_ranks_change_a_batch(tmp_path):
     runs = []
     for ranks, workers in ((1, 0), (2, 2)):

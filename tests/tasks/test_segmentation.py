@@ -55,6 +55,7 @@ def prepare(folder, *words):
     return ("prepare", "seg", "--from", folder / "images", "--masks", folder / "masks", "--data-dir", folder, *words)
 
 
+@pytest.mark.rarely
 def test_masks_are_the_classes_of_pixels(folders, capsys, monkeypatch):
     data([str(word) for word in prepare(folders)])
     assert "pixels 0, 255 of masks are the classes 0 to 1" in capsys.readouterr().out
@@ -110,6 +111,7 @@ def test_masks_that_do_not_fit_their_images(folders, capsys):
     assert of_7.sum() == 1 and np.array_equal(masks[~of_7], np.where(pixels[~of_7] > 128, 0, 2))
 
 
+@pytest.mark.rarely
 def test_volumes_reach_three_dimensional_convolutions(tmp_path):
     volumes = DRAW.standard_normal((60, 7, 6, 5)).astype(np.float32)
     volumes[30:, 2:5, 2:5, 2:4] += 3

@@ -81,6 +81,7 @@ def test_constants_are_the_suprema(problem):
     assert problem.Delta == pytest.approx(exact)
 
 
+@pytest.mark.rarely
 def test_blocks_of_the_saddle_are_as_smooth_as_it_says():
     for problem in PROBLEMS[3:]:
         n, largest = problem.dim, np.zeros(3)
@@ -105,6 +106,7 @@ def test_the_saddle_is_slow_under_the_maximum():
     assert problem.metrics(z) == pytest.approx({"gradient_norm": np.linalg.norm(mean), "distance": 0})
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("problem", PROBLEMS[::3])
 @pytest.mark.parametrize("size", [1, 4])
 def test_noise_has_the_variance_it_says(problem, size):
@@ -121,6 +123,7 @@ def test_noise_has_the_variance_it_says(problem, size):
 CASES = [(1, "slow", "stem"), (2, "slow", "stem"), (2, "saddle", "fmgda")]
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(("ranks", "task", "algorithm"), CASES)
 def test_records_have_the_gradient_norm(tmp_path, ranks, task, algorithm):
     """Of one model, whatever the number of ranks; another batch size has another noise."""

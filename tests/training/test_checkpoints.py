@@ -681,7 +681,6 @@ def test_other_signals_stop_a_run_unless_the_user_decides_otherwise(name, before
 LONG = ("--clients", 4, "--local-steps", 3, "--rounds", 60, "--eval-every", 20, "--transport", "shared", "--threads", 1)
 
 
-@pytest.mark.always
 def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
     """kill -9 of a rank at three times, going on with 2, 4, 1 and 2 ranks: the bits of an unbroken run."""
     words = ("-m", "fedmpi.train", *LONG, "--model", "slow.Slow", "--out", tmp_path, "--checkpoint-every", 1)
