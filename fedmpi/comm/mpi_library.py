@@ -157,7 +157,7 @@ def _watch(ends, limit):
             seen |= {*range(started)} if are_all_here else here
             ended = seen - here if number in here else set()
             if ended and ended == before:  # a launcher that ends all ranks then has had time for it
-                _end_without(ended, number, min(here))
+                _end_without(ended, {other for other in here if other < number}, number)
             continue
         numbers = os.read(ends, 1)
         if not numbers:
@@ -187,13 +187,14 @@ def _ranks_of_launcher():
     return found
 
 
-def _end_without(ended, number, first):
-    """End this process because some ranks have ended without MPI, for which it waits; the first rank here says so.
+def _end_without(ended, lower, number):
+    """End this process because some ranks have ended without MPI, for which it waits.
 
-    If that one does not, as it still loads its program, the next one does.
+    The lowest of the ranks that wait says so, and its end makes the launcher end the others. If it does not, as it
+    still loads its program, the next one does. A lower rank that has ended may have said it already.
     """
-    time.sleep(TURN_SECONDS * (number - first))  # the first ends this one meanwhile
-    if number == first or first in _ranks_of_launcher():
+    time.sleep(TURN_SECONDS * (len(lower) + (min(ended) < number)))
+    if lower <= _ranks_of_launcher():
         who = f"rank {', '.join(map(str, sorted(ended)))} on {platform.node()}"
         _say(f"error: {who} ended before MPI began, and the others wait: all ranks must begin a federation")
     time.sleep(SAYING_SECONDS)
