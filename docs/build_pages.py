@@ -65,6 +65,9 @@ def settings_page():
     parts = [
         "# Settings",
         "Write `--rounds 50` on the command line and `rounds: 50` in a file. This page is generated from the code.",
+        "In a shell, Tab completes options and names after `fedmpi-train`, `fedmpi-data` and so on, with the "
+        "package `fedmpi[completion]` and, in bash: `fedmpi-completion bash > ~/.fedmpi.bash`, and the line "
+        "`. ~/.fedmpi.bash` in `~/.bashrc`; zsh and tcsh likewise.",
         "## The run",
         table(of_run.values()),
         "Flags of the command line: " + ", ".join(f"`--{flag}`" for flag in FLAG_HELP) + ".",
