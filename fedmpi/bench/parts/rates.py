@@ -20,7 +20,6 @@ from fedmpi.text import format_table
 
 NOISE = 8.0  # s for FedAvg-M and its relatives: so large that the noise dominates and the weight is below 1
 LOCAL = 0.02  # their ηK / γ
-EPSILONS, BUDGET = (0.28, 0.2, 0.14, 0.1), 6400  # of first hits: ε, and local steps
 DRIFT = (0.4, 0.2, 0.1, 0.05)  # β of FedAvg-M with exact gradients
 
 
