@@ -4,7 +4,6 @@
 ``import fedmpi`` alone loads neither torch nor MPI.
 """
 
-import atexit
 import importlib
 import os
 import pathlib
@@ -66,16 +65,6 @@ if sys.path[0] in ("", os.getcwd()) and any(
     sys.path.append(sys.path.pop(0))  # a program's modules are found before the user's random.py or queue.py here
 if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):  # a worker of spawn or forkserver
     importlib.import_module("fedmpi.comm.process").leave_job()
-
-
-def _say_gone(process: int) -> None:
-    """At exit after an error: other ranks, with which this one has begun MPI by mpi4py, may wait for it."""
-    library = sys.modules.get("mpi4py.MPI")
-    if hasattr(sys, "last_value") and os.getpid() == process and library is not None and library.Is_initialized():
-        importlib.import_module("fedmpi.comm.meeting").say_gone(1)
-
-
-atexit.register(_say_gone, os.getpid())
 
 
 def load_run(folder: str | os.PathLike[str]) -> "RunFolder":

@@ -8,7 +8,6 @@ import numpy as np
 
 from fedmpi.comm.mpi_library import MPI
 
-GONE = 29_999  # tag of what a rank says at its end, also on COMM_WORLD if it has met none
 _own_comms = []  # our own duplicates of the communicators on which ranks have met
 _sent = []  # requests of messages, which hold their memory
 
@@ -22,7 +21,7 @@ def _key():
 def wait_for_all(comm, seconds):
     """Wait for all ranks of a communicator. Collective on `comm`.
 
-    They also hear of one that has ended after they met before, or by an error.
+    Ranks that have met before also hear of one that has ended since.
 
     Args:
         comm: an mpi4py communicator; None: COMM_WORLD. If it is none, or MPI is finalized, nothing happens.
@@ -35,11 +34,11 @@ def wait_for_all(comm, seconds):
     if MPI.Is_finalized() or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL or comm.size == 1:
         return None
     own, status, until = comm.Get_attr(_key()), MPI.Status(), time.monotonic() + seconds
-    request, heard = (own or comm).Ibarrier(), own or MPI.COMM_WORLD
+    request = (own or comm).Ibarrier()
     while not request.Test():
         time.sleep(0.001)  # the other ranks may need this core
-        if heard.size == comm.size and heard.Iprobe(tag=GONE, status=status):
-            heard.Recv(code := np.empty(1), status.source, GONE)
+        if own is not None and own.Iprobe(status=status):
+            own.Recv(code := np.empty(1), status.source)
             return status.source, int(code[0])
         if time.monotonic() > until:
             return None, None
@@ -51,11 +50,8 @@ def wait_for_all(comm, seconds):
 
 
 def say_gone(code):
-    """Tell the ranks that have met this one, or else all, that it ends with an exit code (-1: unknown), once.
-
-    Not collective.
-    """
-    for comm in () if _sent or MPI.Is_finalized() else _own_comms or [MPI.COMM_WORLD]:
+    """Tell the ranks that have met this one that it ends with an exit code (-1: unknown). Not collective."""
+    for comm in () if MPI.Is_finalized() else _own_comms:
         for rank in set(range(comm.size)) - {comm.rank}:
             with contextlib.suppress(MPI.Exception):
-                _sent.append(comm.Isend(np.array([code], np.float64), rank, GONE))
+                _sent.append(comm.Isend(np.array([code], np.float64), rank))

@@ -94,13 +94,6 @@ def test_a_rank_that_ends_before_mpi_begins_ends_the_others(code):
     assert "error: rank 1 on " in lines[0] and "ended before MPI began, and the others wait" in lines[0]
 
 
-def test_an_error_before_the_first_federation_ends_the_others_where_mpi4py_has_begun_mpi(any_mpi):
-    """mpi4py waits for them in MPI_Finalize then, and they wait for this rank."""
-    ended = start(2, BEGINS, "breaks", LIMIT, mpi=any_mpi, is_forked=False, timeout=60)
-    assert ended.returncode in (1, 9) and "ValueError: before its first federation" in ended.stderr
-    assert "fedmpi: error: rank 1 ended with exit code 1, while other ranks begin a federation: " in ended.stderr
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signals_end_a_rank_that_waits_for_mpi_to_begin(name):
     """The other rank never begins it."""

@@ -19,13 +19,6 @@ def main(how="", seconds="30", code="0"):
 
         mpi4py.rc.initialize = False
         from mpi4py import MPI  # noqa: F401
-    if how == "breaks":
-        from mpi4py import MPI  # noqa: F401
-
-        import fedmpi  # noqa: F401
-
-        if NUMBER == 1:
-            raise ValueError("before its first federation")
     if how == "ranks":  # without torch, which takes long where there are many
         from fedmpi.comm.mpi_library import MPI as library
 
