@@ -715,7 +715,8 @@ def test_a_signal_stops_all_ranks_in_order(tmp_path, mpi, name, to):
         pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
     words = ("-m", "fedmpi.train", *LONG, "--rounds", 100000, "--out", tmp_path, "--name", "it")
     with running(2, *words, mpi=mpi) as job:
-        wait_for((tmp_path / "it" / "metrics.jsonl").is_file)
+        wait_for(lambda: (tmp_path / "it" / "metrics.jsonl").is_file() or job.poll() is not None)
+        assert job.poll() is None, job.communicate()[0]
         os.kill(job.pid if to == "mpirun" else max(ranks_of(job)), getattr(signal, name))
         output, _ = job.communicate(timeout=100)
     assert job.returncode == 75, output
