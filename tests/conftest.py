@@ -79,7 +79,7 @@ def _runs_now(item, is_first, changed, named):
     if not (mark or is_slow) or is_always or str(item.path) in named:
         return True
     places = (mark and mark.args) or goes_through(item.path)
-    return has_changed([*places, str(path), "tests/helpers.py", "tests/programs"], changed)
+    return has_changed([*places, str(path), "setup.py", "tests/helpers.py", "tests/programs"], changed)
 
 
 SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/membership", "fedmpi/program", "fedmpi/aggregation")

@@ -19,25 +19,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 GREEN = ROOT / "tests" / "all_passed"  # a commit
 SLOW = ("bench", "checkpoints", "doctor", "evaluate", "fuzz", "launch", "membership", "own_loop", "predict", "presets")
 SLOW += ("program", "report", "slurm", "sweep", "test_public_face.py", "test_python_api.py", "training")
-BESIDE = ("docs", "examples", "launch", "presets", "reproduction", "slurm", "setup.py")  # places outside the package
+BESIDE = ("docs", "examples", "launch", "presets", "reproduction", "slurm")  # places outside the package
 FOUND_BY_NAME = ("aggregation", "algorithms", "data", "models", "oracles", "presets", "tasks")  # rooms with plug-ins
 # What jobs of SLURM go through.
 SLURM = ("slurm", "launch", "reproduction/job.sbatch", "tests/slurm")
 SLURM += tuple(f"fedmpi/{room}" for room in ("checkpoints", "comm", "doctor", "membership", "program", "runs", "sweep"))
-# What every training goes through.
-LOOP = (
-    "setup.py",
-    *[
-        f"fedmpi/{room}"
-        for room in ("aggregation", "algorithms", "comm", "federation", "machine", "membership", "models")
-    ],
-    *[f"fedmpi/{room}" for room in ("oracles", "errors.py", "settings.py", "streams.py", "registry.py", "text.py")],
-)
-PROGRAM = (
-    *LOOP,
-    *[f"fedmpi/{room}" for room in ("checkpoints", "config", "data", "program", "runs", "tasks", "training")],
-    *[f"fedmpi/{file}.py" for file in ("train", "own_files", "run_files")],
-)
 
 
 def changed_since_green():
@@ -72,7 +58,7 @@ def goes_through(file):
     while named:
         found |= named
         named = {other for name in named for other in imports.get(name, ())} - found
-    beside = [place for place in BESIDE if re.search(rf"\b{re.escape(place.partition('.')[0])}\b", text)]
+    beside = [place for place in BESIDE if re.search(rf"\b{place}\b", text)]
     return [f"fedmpi/{name}{'' if (ROOT / 'fedmpi' / name).is_dir() else '.py'}" for name in sorted(found)] + beside
 
 

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 from helpers import ROOT, start
-from rarely import LOOP
 
 from fedmpi.bench import breakdown, cost_model, timing
 from fedmpi.bench.__main__ import read_arguments
@@ -17,8 +16,6 @@ from fedmpi.bench.timing import Case, Times, time_cases
 from fedmpi.bench.workloads import WORKLOADS, arguments_of
 from fedmpi.comm.mpi import MPILink
 from fedmpi.errors import UserError
-
-RARELY = pytest.mark.rarely(*LOOP, "fedmpi/bench", "fedmpi/checkpoints", "fedmpi/training")
 
 
 def bench(ranks, *arguments):
@@ -241,7 +238,6 @@ def test_settings_without_a_compiler(monkeypatch, tmp_path):
     assert "plain Allreduce" in done.stdout
 
 
-@RARELY
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_baselines_are_fedavg(ranks):
     """The loops that fedmpi is compared with do the same work: they give the same model."""
@@ -268,7 +264,6 @@ def test_command_line(tmp_path):
     assert "held out, q = 10 and 3 clients per rank" in scaled.stdout
 
 
-@RARELY
 def test_directions(tmp_path):
     done = bench(1, "directions", "--quick", "--seconds", "0.05", "--json", tmp_path / "d.json", "--traceback")
     assert done.returncode == 0, done.stderr
@@ -299,7 +294,6 @@ def test_wrong_arguments_end_in_one_line(words, line):
     assert line in errors[0]
 
 
-@RARELY
 def test_whole_jobs(tmp_path):
     done = bench(2, "jobs", "--quick", "--json", tmp_path / "jobs.json", "--traceback")
     assert done.returncode == 0, done.stderr
@@ -309,7 +303,6 @@ def test_whole_jobs(tmp_path):
     assert "fedmpi, its default evaluations" in done.stdout
 
 
-@RARELY
 def test_gpu_link(tmp_path):
     """On the CPU, where an MPI that reads GPU memory has nothing to read."""
     done = bench(2, "gpu_link", "--quick", "--seconds", 0.1, "--json", tmp_path / "gpu_link.json")
@@ -321,7 +314,6 @@ def test_gpu_link(tmp_path):
     assert names <= json.loads((tmp_path / "gpu_link.json").read_text())["measures"].keys()
 
 
-@RARELY
 def test_stages(tmp_path):
     done = bench(1, "stages", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
     assert done.returncode == 0, done.stderr
@@ -330,7 +322,6 @@ def test_stages(tmp_path):
     assert all(measure["median"] > 0 for measure in measures.values())
 
 
-@RARELY
 def test_checkpoint(tmp_path):
     words = ("checkpoint", "--quick", "--seconds", "0.05", "--algorithms", "scaffold", "--set", "--local_steps 1")
     done = bench(2, *words, "--json", tmp_path / "c.json", "--traceback")

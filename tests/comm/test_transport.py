@@ -7,9 +7,8 @@ import h5py
 import numpy as np
 import pytest
 from helpers import start, train
-from rarely import PROGRAM
 
-pytestmark = pytest.mark.rarely(*PROGRAM)
+pytestmark = pytest.mark.rarely
 
 SHARED = pathlib.Path("/dev/shm")
 # Nodes with unequal numbers of ranks are among them: some of their ranks sum no slice.
