@@ -21,7 +21,7 @@ from fedmpi.text import short
 EMPTY = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")  # fields without a value
 # What often means that there is no value; it is not taken for that unasked.
 MARKS = {"?", "-", "--", ".", "n/a", "na", "none", "nil", "missing", "unknown", "#n/a"}
-NUMBER = re.compile(r"[<>≤≥~]?\s*[-+]?(\d{1,3}([,.'\s]\d{3})+|\d+)?([.,]?\d+)?([eE][-+]?\d+)?\s*%?")
+NUMBER = re.compile(r"[<>≤≥~]?\s*[-+\N{MINUS SIGN}]?(\d{1,3}([,.'\s]\d{3})+|\d+)?([.,]?\d+)?([eE][-+]?\d+)?\s*%?")
 MOSTLY = 0.9  # share of numbers above which a column of words is a mistake
 FIRST_BYTES = 1 << 20  # from which encoding and separator are found
 FIELDS_AT_ONCE = 1 << 22
@@ -385,7 +385,7 @@ def _numbers(table, name, words, distinct, reading, odd):
     """(column, kind) of a column of text that is neither empty nor of truth values."""
     import pandas
 
-    fields = distinct.index
+    fields = distinct.index.str.replace("\N{MINUS SIGN}", "-")
     if fields.str.endswith("%").all():
         fields = fields.str.rstrip("%").str.strip()
         table.assumed.append(f"{name}: percent signs are left out")
