@@ -389,3 +389,13 @@ def test_values_too_large_for_a_deviation_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         prepared(tmp_path, tmp_path / "it.npz")
     assert "values are too large for a standard deviation" in capsys.readouterr().err
+
+
+def test_a_silo_in_another_unit_is_noted(tmp_path):
+    """A silo with milligrams beside silos with grams was scaled like them without a word."""
+    frame, how = table(), ["--columns", tmp_path / "columns.json"]
+    assert not prepare(tmp_path, frame, *how, name="silo0")[1]["notes"][1:]
+    assert not any("unit" in note for note in prepare(tmp_path, frame.tail(50), *how, name="silo1")[1]["notes"])
+    other = frame.assign(b=1000 * (frame.b + 5))
+    (note,) = [one for one in prepare(tmp_path, other, *how, name="silo2")[1]["notes"] if "unit" in one]
+    assert note.startswith("b: its mean is ") and note.endswith("in the file of --columns: is the unit the same?")

@@ -229,7 +229,7 @@ class Columns:
             place = table.place(int(np.flatnonzero(is_blank)[0]))
             raise UserError(
                 f"{table.path}: {place} has an empty field in column {name}: expected {expected} in every line; "
-                "--missing median or --missing category accepts empty fields"
+                "data prepare with --missing median or --missing category accepts empty fields"
             )
 
 

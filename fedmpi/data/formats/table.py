@@ -16,6 +16,7 @@ INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read Â
 PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 FEW = 20  # rows, below which nothing is remarkable
 MANY_CLASSES = 10
+FAR = 3  # standard deviations from another silo's mean
 MANY_ROWS = 1000
 WHOLE = 1 << 53  # up to which float64 has all whole numbers
 
@@ -245,6 +246,9 @@ def _notes(table, columns, labels, label, group):
         if isinstance(how, list):
             continue
         values = table.columns[name]
+        if abs((mean := np.nanmean(values, dtype=np.float64)) - how["mean"]) > FAR * how["std"]:
+            there = f"{how['mean']:.4g} Â± {how['std']:.4g} in the file of --columns"
+            notes.append(f"{name}: its mean is {mean:.4g} here and {there}: is the unit the same?")
         begin = values[:MANY_ROWS]  # most columns need no more than these
         is_whole = (begin == np.floor(begin)).all() and (values == np.floor(values)).all()
         if is_whole and len(np.unique(values)) > 0.95 * num_rows:
