@@ -235,7 +235,8 @@ def _read_text(path, reading, wanted):
     }  # fmt: skip
     dtype = dict.fromkeys({*words, *reading.dates} & {*chosen} | {BEYOND}, str)
     with opener(path, "rb") as file:  # an upper bound: a quoted field may contain some
-        most = 1 + sum(piece.count(b"\n") + piece.count(b"\r") for piece in iter(lambda: file.read(FIRST_BYTES), b""))
+        pieces = (np.frombuffer(piece, np.uint8) for piece in iter(lambda: file.read(FIRST_BYTES), b""))
+        most = 1 + sum(np.count_nonzero((piece == ord("\n")) | (piece == ord("\r"))) for piece in pieces)
 
     def check_lengths():
         with attempt("read as CSV with a header", path, ValueError, csv.Error):
