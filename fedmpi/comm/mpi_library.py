@@ -15,7 +15,7 @@ from typing import Any
 
 from fedmpi.comm.orphan import launcher_above
 from fedmpi.comm.pmi import corrected
-from fedmpi.comm.process import left_by_worker, started_by
+from fedmpi.comm.process import left_by_worker, open_closed_streams, started_by
 from fedmpi.comm.shared_memory import prepare_shared_memory
 from fedmpi.errors import INTERRUPTED, STOPPED, UserError
 from fedmpi.text import short
@@ -86,6 +86,7 @@ def begin(limit: float = LIMIT) -> None:
     if threading.current_thread() is threading.main_thread() and hangup is not None:
         signal.signal(signal.SIGHUP, hangup)  # MPICH has loaded UCX, which stops at it for a debugger
     if not library.Is_initialized() and not library.Is_finalized():
+        open_closed_streams()
         prepare_shared_memory()
         begin_mpi, level = ctypes.CDLL(library.__file__).MPI_Init_thread, mpi4py.rc.thread_level.upper()
         # With these it would end the process with many lines. Without them it begins alone, which is reported then.

@@ -52,6 +52,13 @@ def seconds_since_start():
         return 0.0
 
 
+def open_closed_streams():
+    """Open what is closed of standard input, output and error, or the next file is, and gets what is printed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
 # Who started the process -> (variable with the number of processes started, variable with the number of this one). The
 # innermost launcher comes first: ranks of an mpirun inside a SLURM job also inherit SLURM's variables from its daemon.
 LAUNCHERS = {

@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 
-from fedmpi.comm.process import ancestors
+from fedmpi.comm.process import ancestors, open_closed_streams
 from fedmpi.errors import cannot
 
 # Programs that pass on the output of the ranks which they start.
@@ -42,10 +42,9 @@ def make_output_safe():
     Characters that the locale's encoding lacks are escaped. What is written to a closed pipe, a closed terminal or a
     full disk is dropped.
     """
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  until the process ends
+    open_closed_streams()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name) or open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  for good
         if not isinstance(stream, _SafeStream):
             with contextlib.suppress(AttributeError, ValueError, OSError):  # another library's stream
                 stream.reconfigure(errors="backslashreplace")
@@ -71,20 +70,27 @@ def write_past_launcher():
 def _open_again(process, number):
     """A number of this process for what another one writes to; of a file, both go on behind what either has written.
 
-    It is -1 if that one was started without such an output, and uses the number for something of its own.
+    It leads nowhere if that one was started without such an output, and uses the number for something of its own: Open
+    MPI's mpirun would end the job when it cannot write there, or take a line's end for the signal of this number.
     """
     folder = f"/proc/{process}/fd"
     path, mode = f"{folder}/{number}", os.stat(f"{folder}/{number}").st_mode
+    target = os.readlink(path)
+    ends = [f"{folder}/{other}" for other in os.listdir(folder) if os.readlink(f"{folder}/{other}") == target]
+    if target.startswith("anon_inode:") or (target.startswith("pipe:") and any(map(_is_read, ends))):
+        return os.open(os.devnull, os.O_WRONLY)
     if stat.S_ISFIFO(mode):
-        pipe = os.readlink(path)
-        if not {other for other in os.listdir(folder) if os.readlink(f"{folder}/{other}") == pipe} <= {"1", "2"}:
-            return -1
         there = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails, and does not wait, without a reader
         os.set_blocking(there, True)
         return there
     if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):
         return -1
     return ctypes.CDLL(None).syscall(PIDFD_GETFD, os.pidfd_open(process), number, 0)  # -1 if it is not allowed
+
+
+def _is_read(link):
+    """Whether a process has opened a file for reading; the link is one in its folder /proc/PID/fd."""
+    return bool(os.lstat(link).st_mode & stat.S_IRUSR)
 
 
 def check_output():

@@ -51,6 +51,40 @@ def test_the_first_line_does_not_wait_for_torch(tmp_path):
         assert ended.stdout.count("is starting\n") == expected
 
 
+PRINTS = """
+import sys
+from fedmpi.program import say_starting
+from fedmpi.program.ranks import run_program
+
+def program(arguments, link):
+    for _ in range(30):
+        print("line\\n" * 50, flush=True)
+        print("line", file=sys.stderr, flush=True)
+    with open(f"{arguments[0]}/{link.rank}", "w") as file:
+        print(file.fileno(), file=file)
+
+say_starting([])
+run_program(program, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("closed", [">&- 2>&-", "<&- >&- 2>&-", "2>&-"])
+@pytest.mark.parametrize("mpi", [None, "openmpi"])
+def test_closed_outputs_do_not_end_the_program(tmp_path, mpi, closed):
+    """Open MPI's mpirun has files of its own in their place; without a launcher, the program's next files would be."""
+    if mpi and mpi not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
+    words, variables = (
+        launch_words(2, "-c", PRINTS, tmp_path, mpi=mpi) if mpi else ([sys.executable, "-c", PRINTS, tmp_path], {})
+    )
+    ended = execute(
+        ["bash", "-c", f"{shlex.join(map(str, words))} {closed}"], env={"PYTHONPATH": str(ROOT), **variables}
+    )
+    assert ended.returncode == 0
+    ranks = sorted(tmp_path.iterdir())
+    assert len(ranks) == (2 if mpi else 1) and all(int(rank.read_text()) > 2 for rank in ranks)
+
+
 @pytest.mark.parametrize("program", ["train", "doctor", "bench"])
 def test_a_machine_without_mpi(program):
     """mpi4py is installed, and no MPI library; the variable names one that is not there."""
