@@ -352,6 +352,7 @@ REASONS = {
     "bench.results.BenchResults.write: write_text": PART,
     "checkpoints.files.write_manifest: open": PART,
     "checkpoints.files.write_state: open": "a new file: it fails if there is one",
+    "comm.process.open_closed_streams: open": STREAM,
     "comm.window._map_together: open": "memory in /dev/shm, until all ranks of the machine have mapped it",
     "comm.window._map_together: unlink": "its own file in /dev/shm, once all ranks of the machine have mapped it",
     "data.download._download_rest: open": "NAME.part in downloads/",
