@@ -5,6 +5,7 @@ import re
 from fedmpi.text import as_markdown
 from reproduction import orders
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, UNDECIDED
+from reproduction.equal_cost import places
 from reproduction.experiment import read_papers
 from reproduction.length import lengths, nearest
 from reproduction.page import bold, plain_table
@@ -62,9 +63,12 @@ def _printed(folder, experiments):
                 rows.append(["", f"[here](full/{one.name}.md), {at} rounds", *means])
             first = sum(max(length.means, key=length.means.get) == length.leader for length in its)
             order = sum(length.has_order for length in its)
+            cheap = [
+                f"place {nth} of {num} at equal {cost}" for cost, nth, num in places(some, one.metric, its[0].leader)
+            ]
             words.append(
-                f"{place}: {its[0].leader} is first at {first} of {len(its)} evaluated lengths. The printed order "
-                f"is ours at {order or 'none'}."
+                f"{place}: {its[0].leader} is first at {first} of {len(its)} evaluated lengths, on "
+                f"{' and '.join(cheap)}. The printed order is ours at {order or 'none'}."
             )
     return [TABLE, plain_table(["", "", *methods], rows), " ".join(words), ""] if rows else []
 

@@ -43,6 +43,12 @@ def rows_of(experiment, scale):
     return rows
 
 
+def reach(experiment, scale):
+    """ "on the paper's grid" or "on a wider grid": where the compared settings were chosen; "" if nothing was tuned."""
+    rows = rows_of(experiment, scale)
+    return ("on a wider grid" if any(row[-1] != "–" for row in rows) else "on the paper's grid") if rows else ""
+
+
 def _is_in(value, values):
     """Whether a value is one of a grid, of which roots of ten are printed with three digits; None is not varied."""
     return value is None or any(math.isclose(value, one, rel_tol=0.01) for one in values)

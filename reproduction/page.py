@@ -7,7 +7,7 @@ import re
 from fedmpi.own_files import replacing
 from fedmpi.runs.record import less_is_better, title
 from fedmpi.text import Table, as_markdown, format_seconds
-from reproduction import grids
+from reproduction import equal_cost, grids
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
 from reproduction.length import section
@@ -107,6 +107,7 @@ def page(experiment, scale, results, figures):
         [BARS] if experiment.printed and any(metric == experiment.printed["metric"] for _, metric in figures) else []
     )
     lines += [" ".join(notes), ""] if notes else []
+    lines += equal_cost.section(experiment, results)
     lines += section(experiment, results) if scale == "full" else []
     lines += _claims(experiment, scale, results)
     lines += _list("What was found out", experiment.findings.get(scale, []))
@@ -213,7 +214,17 @@ def _claims(experiment, scale, results):
     if not found:
         return []
     sentences = read_papers()[experiment.paper]["claims"]
-    rows = [[sentences[one.key], one.panel, bold(one.state), one.words, one.numbers or "–"] for one in found]
+    reach = grids.reach(experiment, scale)
+    rows = [
+        [
+            sentences[one.key],
+            ", ".join(filter(None, [one.panel, reach])),
+            bold(one.state),
+            one.words,
+            one.numbers or "–",
+        ]
+        for one in found
+    ]
     header = ["claim", "where", "outcome", "numbers", "lead with its 95 % interval"]
     rows = [[cell if number == 2 else as_markdown(cell) for number, cell in enumerate(row)] for row in rows]
     return ["## The paper's claims", "", plain_table(header, rows), ARROWS, ""]

@@ -5,7 +5,7 @@ import dataclasses
 from fedmpi.errors import UserError
 from fedmpi.own_files import replacing
 from fedmpi.text import as_markdown, format_seconds
-from reproduction import orders
+from reproduction import grids, orders
 from reproduction.claims import (
     CONFIRMED,
     NOT_TESTED,
@@ -217,7 +217,9 @@ def _claim_rows(experiment, found, claim):
     for one in [row for row in found if row.key == claim]:
         name = f"[{experiment.name}]({one.scale}/{experiment.name}.md)" if one.scale else experiment.name
         scale = f"{one.scale}, {_seeds(one.seeds)}" if one.scale else "–"
-        where = f"{name}, {as_markdown(one.panel)}"
+        where = ", ".join(
+            filter(None, [name, as_markdown(one.panel), one.scale and grids.reach(experiment, one.scale)])
+        )
         rows.append([where, bold(one.state), scale, as_markdown(one.words) or "–", as_markdown(one.numbers) or "–"])
     return rows
 

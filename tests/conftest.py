@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -82,6 +83,20 @@ def _runs_now(item, is_first, changed, named):
     return has_changed([*places, str(path), "setup.py", "tests/helpers.py", "tests/programs"], changed)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run what is marked `alone`, tests that fork, in a new pytest: a large process may be refused a copy of itself."""
+    if not pyfuncitem.get_closest_marker("alone") or ALONE in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "--all", "-m", "", pyfuncitem.nodeid]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {ALONE: "1"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert ended.returncode == 0 and " 1 passed" in f" {ended.stdout.splitlines()[-1]}", ended.stdout
+    return True
+
+
+ALONE = "FEDMPI_TEST_ALONE"  # the variable that says so to that pytest
 SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/membership", "fedmpi/program", "fedmpi/aggregation")
 
 

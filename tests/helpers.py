@@ -1,7 +1,6 @@
 """What many tests use: starting ranks as a user would, and waiting for what they do."""
 
 import contextlib
-import errno
 import multiprocessing
 import os
 import pathlib
@@ -191,20 +190,8 @@ def disk_of(folder, size):
         subprocess.run(["umount", folder], check=True)
 
 
-def retrying(fork):
-    """What a function that forks returns; again if the kernel has no memory for a second process at this moment."""
-    for _ in range(10):
-        try:
-            return fork()
-        except OSError as error:
-            if error.errno != errno.ENOMEM:
-                raise
-            time.sleep(1)
-    return fork()
-
-
 def forked(function, *arguments):
-    """A started process that calls a function; it has the memory of this one."""
+    """A started process that calls a function and has the memory of this one; for tests that are marked `alone`."""
     process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
-    retrying(process.start)
+    process.start()
     return process

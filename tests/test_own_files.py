@@ -57,6 +57,7 @@ def make_at_once(path, gate, results):
         results.put("")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("is_there", [False, True])
 def test_one_of_many_processes_makes_a_folder(tmp_path, is_there):
     path, context = tmp_path / "run", multiprocessing.get_context("fork")

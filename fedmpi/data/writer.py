@@ -178,6 +178,9 @@ def _mean_and_std(images):
         for start in range(0, len(images), images.chunks[0]):
             yield images[start : start + images.chunks[0]] / np.float64(255 if images.dtype == np.uint8 else 1)
 
-    mean = mean_of(lambda piece: piece)
-    std = np.sqrt(mean_of(lambda piece: (piece - mean) ** 2))
+    with np.errstate(over="ignore"):
+        mean = mean_of(lambda piece: piece)
+        std = np.sqrt(mean_of(lambda piece: (piece - mean) ** 2))
+    if not np.isfinite(std).all():
+        raise UserError(f"{images.name[1:]}: values are too large for a standard deviation: expected smaller ones")
     return np.atleast_1d(mean), np.atleast_1d(np.where(std > 0, std, 1.0))

@@ -450,7 +450,9 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
         in text
     )
     lines = [
-        line for line in text.splitlines() if "/fafed_table2_medium.md), medium |" in line and "not tested" not in line
+        line
+        for line in text.splitlines()
+        if "/fafed_table2_medium.md), medium, on the paper's grid |" in line and "not tested" not in line
     ]
     assert ["small, 2 seeds" in lines[0], "full, 2 seeds" in lines[1], len(lines)] == [True, True, 2]
     assert "| indicative: holds |" in lines[0] and "**not confirmed**" in lines[1]

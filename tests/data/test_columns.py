@@ -324,3 +324,78 @@ def test_groups_are_held_out_whole_from_samples_that_are_dealt_anew(tmp_path):
         counts = [np.unique(one, return_counts=True)[1] for one in dealt]
         assert all((one == 5).all() for one in counts)
         assert sum(map(len, counts)) == len(np.unique(np.concatenate(dealt))) == 12  # of 16; each client holds out 2
+
+
+def test_a_minus_of_typesetting_is_a_minus(tmp_path):
+    """The column was taken for words."""
+    frame = table(b=[f"\N{MINUS SIGN}{n}" if n % 2 else str(n) for n in range(100)])
+    source, account = prepare(tmp_path, frame)
+    assert account["features"]["b"] == "numbers" and column(source, 1).min() == -99
+
+
+def test_a_label_that_may_be_none_is_noted(tmp_path):
+    """25 values of a quantity were 25 classes without a word, and so was a label that is the same in all rows."""
+    quantity = table().assign(y=np.arange(100) + 0.5).head(25)
+    assert "y: 25 classes in 25 rows: is it a quantity, or an identifier?" in prepare(tmp_path, quantity)[1]["notes"]
+    notes = prepare(tmp_path, table().assign(y="one"))[1]["notes"]
+    assert "y: all rows have the class one: expected others, or --classes" in notes
+
+
+@pytest.mark.parametrize("role", ["--label", "--id", "--one-hot"])
+def test_a_nul_in_a_word_is_named_with_its_line(tmp_path, capsys, role):
+    frame = table(w=["u", "v", "u\0"] + ["v"] * 97)
+    if role == "--label":
+        frame["y"] = ["p", "n\0"] * 50
+    name, line = ("y", 3) if role == "--label" else ("w", 4)
+    error = refused(capsys, tmp_path, frame.to_csv(index=False), role, name)
+    assert f"line {line} has a character NUL in column {name}" in error
+
+
+def test_columns_between_blanks_need_the_separator(tmp_path, capsys):
+    text = table().to_csv(index=False, sep=" ")
+    assert "--separator names the mark between columns" in refused(capsys, tmp_path, text)
+    assert set(prepare(tmp_path, text, "--separator", " ")[1]["features"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.arange(20) % 3 * 1.0, "y: the whole numbers are classes"),
+        (np.eye(3)[np.arange(20) % 3], "y: each row has one 1, at the place of its class"),
+        (np.eye(3, dtype=bool)[np.arange(20) % 3], "y: each row has one 1, at the place of its class"),
+    ],
+)
+def test_labels_as_other_packages_save_them(tmp_path, labels, said):
+    x = np.arange(20.0)[:, None]
+    np.savez(tmp_path / "it.npz", x=x, y=labels)
+    assert prepared(tmp_path, tmp_path / "it.npz")[1]["assumed"] == [said]
+    with h5py.File(tmp_path / "t.h5") as file:
+        for split in ("train", "test"):
+            rows = file[split]["images"][:].ravel()
+            assert np.array_equal(file[split]["labels"][:], rows.astype(int) % 3)
+
+
+@pytest.mark.parametrize("labels", [np.linspace(0, 1, 20), np.ones((20, 3)), np.full(20, np.nan)])
+def test_labels_that_are_no_classes_are_refused(tmp_path, capsys, labels):
+    np.savez(tmp_path / "it.npz", x=np.arange(20.0)[:, None], y=labels)
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, tmp_path / "it.npz")
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_values_too_large_for_a_deviation_are_refused(tmp_path, capsys):
+    """numpy's warning was printed, and the file had the deviation inf."""
+    np.savez(tmp_path / "it.npz", x=np.arange(20.0)[:, None] * 1e300, y=np.arange(20) % 2)
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, tmp_path / "it.npz")
+    assert "values are too large for a standard deviation" in capsys.readouterr().err
+
+
+def test_a_silo_in_another_unit_is_noted(tmp_path):
+    """A silo with milligrams beside silos with grams was scaled like them without a word."""
+    frame, how = table(), ["--columns", tmp_path / "columns.json"]
+    assert not prepare(tmp_path, frame, *how, name="silo0")[1]["notes"][1:]
+    assert not any("unit" in note for note in prepare(tmp_path, frame.tail(50), *how, name="silo1")[1]["notes"])
+    other = frame.assign(b=1000 * (frame.b + 5))
+    (note,) = [one for one in prepare(tmp_path, other, *how, name="silo2")[1]["notes"] if "unit" in one]
+    assert note.startswith("b: its mean is ") and note.endswith("in the file of --columns: is the unit the same?")

@@ -196,6 +196,7 @@ def test_names_of_classes_are_letters(tmp_path, capsys):
     labels = np.where(NUMBERS % 2, "ä".encode(), b"n")
     np.savez(tmp_path / "t.npz", x=np.ones((40, 3), np.float32), y=labels)
     assert [*prepared(tmp_path, tmp_path / "t.npz")[1]["classes"]] == ["n", "ä"]
+    np.savez(tmp_path / "u.npz", x=np.ones((40, 3), np.float32), y=np.where(NUMBERS % 2, "a\0b", "n"))
     with pytest.raises(SystemExit):
-        read(tmp_path, "u.csv", TEXT.replace("yes", "a\0b"))
+        prepared(tmp_path, tmp_path / "u.npz", name="u")
     assert r"a class is called 'a\x00b': expected names without a NUL character" in capsys.readouterr().err

@@ -11,7 +11,6 @@ import time
 
 import pytest
 import torch
-from helpers import retrying
 from trees import image, plant, snapshot
 
 from fedmpi.checkpoints.files import remove_state, write_state
@@ -200,7 +199,7 @@ def test_runs_may_share_a_folder_for_their_clients_states(tmp_path, capsys):
 
 def job(words):
     """Train in a forked process; returns its number. Exit code 0: done, 2: refused."""
-    process = retrying(os.fork)
+    process = os.fork()
     if process:
         return process
     code = 1
@@ -214,6 +213,7 @@ def job(words):
         os._exit(code)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [pytest.param(12, id="short"), pytest.param(50, id="50", marks=pytest.mark.slow)])
 def test_two_jobs_of_one_name(tmp_path, number, capfd):
     draw = random.Random(number)

@@ -55,12 +55,13 @@ class Columns:
                 columns[name] = [*words, WITHOUT] if missing == "category" else words
                 continue
             numbers = np.asarray(values[training], np.float64)
-            known = numbers[~np.isnan(numbers)]
+            is_blank = np.isnan(numbers)
+            known = numbers[~is_blank] if is_blank.any() else numbers
             known = known if len(known) else values[~np.isnan(values)]
             with np.errstate(invalid="ignore", over="ignore"):  # `features` refuses what is not finite
                 median = float(np.median(known))
-                filled = np.where(np.isnan(numbers), median, numbers)
-                mean, std = float(filled.mean()), float(filled.std())
+                numbers[is_blank] = median
+                mean, std = float(numbers.mean()), float(numbers.std())
             columns[name] = {"median": median, "mean": mean, "std": std or 1.0}
         return cls(missing, classes, columns, options.reading, {}, tuple(options.id), options.group)
 
@@ -229,7 +230,7 @@ class Columns:
             place = table.place(int(np.flatnonzero(is_blank)[0]))
             raise UserError(
                 f"{table.path}: {place} has an empty field in column {name}: expected {expected} in every line; "
-                "--missing median or --missing category accepts empty fields"
+                "data prepare with --missing median or --missing category accepts empty fields"
             )
 
 

@@ -24,7 +24,7 @@ from fedmpi.text import short
 EMPTY = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")  # fields without a value
 # What often means that there is no value; it is not taken for that unasked.
 MARKS = {"?", "-", "--", ".", "n/a", "na", "none", "nil", "missing", "unknown", "#n/a"}
-NUMBER = re.compile(r"[<>≤≥~]?\s*[-+]?(\d{1,3}([,.'\s]\d{3})+|\d+)?([.,]?\d+)?([eE][-+]?\d+)?\s*%?")
+NUMBER = re.compile(r"[<>≤≥~]?\s*[-+\N{MINUS SIGN}]?(\d{1,3}([,.'\s]\d{3})+|\d+)?([.,]?\d+)?([eE][-+]?\d+)?\s*%?")
 MOSTLY = 0.9  # share of numbers above which a column of words is a mistake
 FIRST_BYTES = 1 << 20  # from which encoding and separator are found
 FIELDS_AT_ONCE = 1 << 22
@@ -254,7 +254,8 @@ def _read_text(path, reading, wanted):
     }  # fmt: skip
     dtype = dict.fromkeys({*words, *reading.dates} & {*chosen} | {BEYOND}, str)
     with opener(path, "rb") as file:  # an upper bound: a quoted field may contain some
-        most = 1 + sum(piece.count(b"\n") + piece.count(b"\r") for piece in iter(lambda: file.read(FIRST_BYTES), b""))
+        pieces = (np.frombuffer(piece, np.uint8) for piece in iter(lambda: file.read(FIRST_BYTES), b""))
+        most = 1 + sum(np.count_nonzero((piece == ord("\n")) | (piece == ord("\r"))) for piece in pieces)
 
     def check_lengths():
         with attempt("read as CSV with a header", path, ValueError, csv.Error):
@@ -410,7 +411,7 @@ def _numbers(table, name, words, distinct, reading, odd):
     """(column, kind) of a column of text that is neither empty nor of truth values."""
     import pandas
 
-    fields = distinct.index
+    fields = distinct.index.str.replace("\N{MINUS SIGN}", "-")
     if fields.str.endswith("%").all():
         fields = fields.str.rstrip("%").str.strip()
         table.assumed.append(f"{name}: percent signs are left out")

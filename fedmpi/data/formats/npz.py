@@ -14,8 +14,8 @@ EXACT = 1 << 24  # up to which float32 has all whole numbers
 def read(path, options):
     """An npz file with x_train, y_train, x_test and y_test, or with x and y; also in the words of MedMNIST.
 
-    x: [n, ...] samples. y: [n] or [n, 1] labels, which may be words. Of x and y, a random share becomes
-    the test set (`ReaderOptions.test_share`).
+    x: [n, ...] samples. y: [n] or [n, 1] labels, which may be words, or [n, classes] with a one in each row (one-hot).
+    Of x and y, a random share becomes the test set (`ReaderOptions.test_share`).
 
     Returns:
         images: integers and truth values as uint8, or as float32 if they are not all in 0..255; other values
@@ -27,16 +27,17 @@ def read(path, options):
     arrays = {name: one.astype(one.dtype.newbyteorder("="), copy=False) for name, one in arrays.items()}
     used = {(split, kind): find_array(arrays, split, words) for split in ("train", "test", "")
             for kind, words in (("x", SAMPLES), ("y", LABELS))}  # fmt: skip
-    account = {}
+    assumed, account = [], {}
+    for name in {used[split, "y"] for split in ("train", "test", "")} - {None}:
+        arrays[name] = _numbered(name, arrays[name], assumed)
     if all(used[split, kind] for split in ("train", "test") for kind in "xy"):
         samples, labels = ({split: arrays[used[split, kind]] for split in ("train", "test")} for kind in "xy")
-        labels = {split: values.squeeze() for split, values in labels.items()}
         rest = {*arrays} - {used[split, kind] for split in ("train", "test") for kind in "xy"}
         account["test_rows"] = "those of the file"
     elif used["", "x"] and used["", "y"]:
-        x, y = arrays[used["", "x"]], arrays[used["", "y"]].squeeze()
+        x, y = arrays[used["", "x"]], arrays[used["", "y"]]
         if y.ndim != 1 or x.ndim == 0 or len(y) != len(x):
-            raise UserError(f"{path}: y is {list(arrays[used['', 'y']].shape)}: expected one label per row of x")
+            raise UserError(f"{path}: y is {list(y.shape)}: expected one label per row of x")
         rows = choose_test_set(y, options)
         samples, labels = ({split: array[rows[split]] for split in rows} for array in (x, y))
         rest = {*arrays} - {used["", "x"], used["", "y"]}
@@ -47,10 +48,24 @@ def read(path, options):
     samples = {split: channels_last(path, values, layout) for split, values in _compact(samples).items()}
     labels, attributes = number_words(path, labels, options.classes)
     splits = {f"{split}/images": samples[split] for split in samples}
-    account["assumed"] = [f"the axes of the arrays are {layout}"] if 2 < samples["train"].ndim < 6 else []
-    account |= {"given": {"layout": layout}} if account["assumed"] else {}
+    if 2 < samples["train"].ndim < 6:
+        assumed, account["given"] = [f"the axes of the arrays are {layout}", *assumed], {"layout": layout}
+    account["assumed"] = assumed
     account["not_used"] = dict.fromkeys(sorted(rest), "another array")
     return splits | {f"{split}/labels": labels[split] for split in labels}, attributes | {ACCOUNT: account}
+
+
+def _numbered(name, labels, assumed):
+    """Labels [n] of an array of them: also of [n, 1], of a one in each row, and of floats that are whole numbers."""
+    is_table = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "biuf"
+    if is_table and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
+        assumed.append(f"{name}: each row has one 1, at the place of its class")
+        return labels.argmax(1)
+    labels = labels.reshape(-1) if labels.ndim == 2 and 1 in labels.shape else labels
+    if labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.floor(labels)).all():
+        assumed.append(f"{name}: the whole numbers are classes")
+        return labels.astype(np.int64)
+    return labels
 
 
 def find_array(names, split, words):

@@ -15,7 +15,8 @@ from fedmpi.text import short
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
 PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 FEW = 20  # rows, below which nothing is remarkable
-MANY_CLASSES = 50
+MANY_CLASSES = 10
+FAR = 3  # standard deviations from another silo's mean
 MANY_ROWS = 1000
 WHOLE = 1 << 53  # up to which float64 has all whole numbers
 
@@ -115,6 +116,10 @@ def read(path, options):
             f"{path}: {table.place(int(np.flatnonzero(without)[0]))} has an empty field in column {label}, the label: "
             "expected a class in every line"
         )
+    for name in (label, *kept, *options.one_hot):
+        if (odd := table.columns[name].str.contains("\0", regex=False).fillna(False).to_numpy(bool)).any():
+            what = f"{table.place(int(np.flatnonzero(odd)[0]))} has a character NUL in column {name}"
+            raise UserError(f"{path}: {what}: expected text: is the encoding right (--encoding)?")
     if reserved := {"images", "labels", "."} & {*kept}:
         raise UserError(f"{path}: a column that is stored is called {reserved.pop()}: expected another name for it")
     groups = None if options.group is None else np.unique(_words(table, options.group), return_inverse=True)[1]
@@ -140,8 +145,8 @@ def read(path, options):
     labels = columns.numbered(table, label, columns.classes, "the classes ")
     features = columns.features(table)
     if not features:
-        what = f"expected at least one column of numbers besides {label}, or a folder of images"
-        raise UserError(f"{path}: {what}")
+        only = "; --separator names the mark between columns" if table.lines and len(table.columns) == 1 else ""
+        raise UserError(f"{path}: expected at least one column of numbers besides {label}{only}")
     if agreed is None and options.columns:
         columns.write(options.columns)
     stored = {name: _stored(_words(table, name), name in options.keep) for name in kept}
@@ -232,6 +237,8 @@ def _notes(table, columns, labels, label, group):
         return notes
     if len(columns.classes) > MANY_CLASSES and 2 * len(columns.classes) > num_rows:
         notes.append(f"{label}: {len(columns.classes)} classes in {num_rows} rows: is it a quantity, or an identifier?")
+    if len(columns.classes) == 1:
+        notes.append(f"{label}: all rows have the class {columns.classes[0]}: expected others, or --classes")
     numbers = [name for name in columns.columns if name.replace(".", "", 1).isdecimal()]
     if 2 * len(numbers) > len(columns.columns) and numbers != [*map(str, range(len(numbers)))]:
         notes.append(
@@ -242,6 +249,9 @@ def _notes(table, columns, labels, label, group):
         if isinstance(how, list):
             continue
         values = table.columns[name]
+        if abs((mean := np.nanmean(values, dtype=np.float64)) - how["mean"]) > FAR * how["std"]:
+            there = f"{how['mean']:.4g} ± {how['std']:.4g} in the file of --columns"
+            notes.append(f"{name}: its mean is {mean:.4g} here and {there}: is the unit the same?")
         begin = values[:MANY_ROWS]  # most columns need no more than these
         is_whole = (begin == np.floor(begin)).all() and (values == np.floor(values)).all()
         if is_whole and len(np.unique(values)) > 0.95 * num_rows:

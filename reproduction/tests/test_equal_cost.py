@@ -1,0 +1,93 @@
+"""The methods at equal gradients and equal bytes."""
+
+import math
+
+import pytest
+from helpers import ROOT
+from test_claims import run
+
+from fedmpi.runs.comparison import Method
+from reproduction.equal_cost import SAME, at_equal_cost, places, section
+from reproduction.experiment import find_experiments
+from reproduction.results import Results, read_results
+
+RESULTS = ROOT / "reproduction" / "results"
+
+
+def of_table(name):
+    (experiment,) = find_experiments([name])
+    return experiment, read_results(RESULTS, experiment, "full")
+
+
+@pytest.mark.parametrize(
+    ("name", "at_gradients", "at_bytes"),
+    [  # computed apart from the CSV files, at round 150 and at round 100 of FAFED
+        ("fafed_table2_low", {"FAFED": 0.8817, "FedAdam": 0.8881}, {"FAFED": 0.8756, "FedAdam": 0.8881}),
+        ("fafed_table2_high", {"FAFED": 0.8525, "FedAMS": 0.8689}, {"FAFED": 0.8502, "FedAMS": 0.8689}),
+    ],
+)
+def test_fafed_is_behind_the_adaptive_servers_at_equal_cost(name, at_gradients, at_bytes):
+    _, results = of_table(name)
+    (methods,) = results.panels.values()
+    for cost, known in (("gradients", at_gradients), ("bytes", at_bytes)):
+        amount, values = at_equal_cost(methods, "accuracy", cost)
+        assert amount == {"gradients": 60000, "bytes": 31944000}[cost]
+        # FAFED's start sends rows, too, so that its round 100 is a little later by bytes.
+        assert {name: values[name].mean for name in known} == pytest.approx(known, abs=3e-4)
+    assert [place for _, place, _ in places(methods, "accuracy", "FAFED")] == [3, 3]
+
+
+def curve(label, seeds, cost, values):
+    """A `Method` whose runs spend `cost` gradients and bytes a round."""
+    return Method(
+        label,
+        [
+            run(
+                seed,
+                {
+                    r: {"gradients": cost * r, "bytes": cost * r, "accuracy": value + seed}
+                    for r, value in enumerate(values, 1)
+                },
+            )
+            for seed in seeds
+        ],
+    )
+
+
+def test_values_are_interpolated_at_what_the_cheapest_spends():
+    cheap, dear = curve("cheap", (0, 1), 2, (0.1, 0.2, 0.3)), curve("dear", (0, 1), 5, (0.2, 0.7))
+    amount, values = at_equal_cost([cheap, dear], "accuracy", "gradients")
+    assert amount == 6 and values["cheap"].values == pytest.approx((0.3, 1.3))
+    assert values["dear"].values == pytest.approx((0.3, 1.3))  # a fifth of the way from 5 to 10
+    later = curve("later", (0,), 7, (0.9, 0.9))
+    assert at_equal_cost([cheap, later], "accuracy", "bytes")[1]["later"] is None
+    assert places([cheap, dear], "accuracy", "later") == [] and math.isfinite(values["dear"].mean)
+
+
+def test_methods_of_equal_cost_have_a_line_and_no_table():
+    experiment, _ = of_table("fafed_table2_low")
+    methods = [curve("FedAvg", (0,), 2, (0.1, 0.2)), curve("STEM", (0,), 2, (0.3, 0.4))]
+    assert section(experiment, Results([], {"low": methods})) == ["## At equal cost", "", SAME, ""]
+    assert section(experiment, Results([], {"low": methods[:1]})) == []
+
+
+def test_every_page_of_a_comparison_has_the_lines():
+    for path in sorted(RESULTS.glob("*/*.md")):
+        if path.parent.name in ("small", "mlp", "full") and "one seed" not in path.name:
+            assert "## At equal cost" in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fafed_table2_low", "on the paper's grid"),
+        ("fafed_figures2_4_cifar10", "on a wider grid"),
+        ("fafed_theorem1", None),
+    ],
+)
+def test_verdicts_say_whose_grid_was_tried(name, words):
+    """Of a claim, beside its panel."""
+    lines = (RESULTS / "claims.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ")[0] for line in lines if line.startswith(f"| [{name}](")]
+    assert rows and all(words is None or words in row for row in rows if "(full" in row or "(small" in row)
+    assert words is not None or not any("grid" in row for row in rows)
