@@ -106,13 +106,27 @@ def begin(limit: float = LIMIT) -> None:
 def _of_other_launchers(library):
     """Names of variables of a launcher that the library cannot speak with: another MPI's, or that of an outer job."""
     names, (vendor, version), found = [*os.environ], library.get_vendor(), []
-    by_pmix = any(name.startswith("PMIX_SERVER_URI") for name in names)
+    by_pmix = any(name.startswith("PMIX_SERVER_URI") and _is_served(os.environ[name]) for name in names)
     if vendor == "Open MPI" and version >= (5,):  # speaks PMIx only
         found = ["PMI_"] if by_pmix else ["PMI_", "PMIX_"]
     elif vendor == "MPICH" and "pmix" not in library.Get_library_version():
         found += ["PMI_"] if not _is_open(os.environ.get("PMI_FD", "")) else []
-        found += ["PMIX_", "PRTE_"] if "PMIX_RANK" in names and "PMI_RANK" not in names else []
+        found += ["PMIX_", "PRTE_"]
     return [name for name in names if name.startswith(tuple(found))]
+
+
+def _is_served(address):
+    """Whether a launcher listens at an address like "prterun-1@0.0;tcp4://127.0.0.1:4000"; true if none here can tell.
+
+    It is not asked: it would take that for a rank.
+    """
+    host, _, port = address.rpartition("//")[2].partition(";")[0].rpartition(":")
+    if host != "127.0.0.1" or not port.isdigit():
+        return True
+    with contextlib.suppress(OSError):
+        lines = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return any(int(line[1].rpartition(":")[2], 16) == int(port) and line[3] == "0A" for line in lines)
+    return True
 
 
 def _is_open(number):

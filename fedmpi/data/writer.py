@@ -34,6 +34,8 @@ def write_file(path, splits, attributes):
     splits, attributes = _check_labelled(path, splits), dict(attributes)
     if "train/labels" in splits and "num_classes" not in attributes:
         attributes["num_classes"] = 1 + max(int(splits[f"{split}/labels"].max()) for split in SPLITS)
+    if odd := [name for name in attributes.get("class_names", ()) if "\0" in name]:
+        raise UserError(f"{path.stem}: a class is called {odd[0]!r}: expected names without a NUL character")
     check_writable(path)
     unfinished, disk = path, None
     try:

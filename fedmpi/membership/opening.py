@@ -47,7 +47,8 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     try:
         begin(timeout + GRACE)
     except UserError as error:  # every rank meets it, and none has a link yet
-        _end_at_once(error if started_by()[2] == 0 else "")
+        time.sleep(2 * OUTPUT_SECONDS * (started_by()[2] > 0))  # rank 0 ends this one meanwhile, if it is here
+        _end_at_once(error)
     missing = wait_for_all(comm, timeout + GRACE)
     if missing is not None:
         _end_opening(comm, timeout, *missing)

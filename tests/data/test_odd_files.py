@@ -1,6 +1,7 @@
 """Files as people have them: what they contain is read, or a line says why not."""
 
 import json
+import zipfile
 
 import numpy as np
 import pandas
@@ -157,3 +158,45 @@ def test_users_without_samples_are_passed_over(tmp_path):
     content = json.dumps({"users": ["a", "b"], "num_samples": [20, 0], "user_data": data})
     (tmp_path / "leaf" / "train" / "all.json").write_text(content)
     assert prepared(tmp_path, tmp_path / "leaf")[1]["classes"] == {"0": 10, "1": 10}
+
+
+@pytest.mark.parametrize("inside", ["t.csv", "t", "t.TSV"])
+def test_a_zipped_table_is_read(tmp_path, inside):
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(inside, TEXT.replace(",", "\t") if "TSV" in inside else TEXT)
+    account = prepared(tmp_path, tmp_path / "t.zip")[1]
+    assert [*account["features"]] == ["a", "b"] and sum(account["rows"].values()) == 40
+    assert [*account["classes"]] == ["no", "yes"]
+
+
+def test_columns_of_a_test_file(tmp_path, capsys):
+    """The label is a column of the training file; a column is never lost in silence."""
+    FRAME.to_csv(tmp_path / "t.csv", index=False)
+    FRAME[["y", "b", "a"]][:10].assign(more=1).to_csv(tmp_path / "u.csv", index=False)
+    source, account = prepared(tmp_path, tmp_path / "t.csv", "--test-from", tmp_path / "u.csv")
+    assert account["label"] == "y" and account["not_used"] == {"more (u.csv)": "another part of the data"}
+    assert np.array_equal(source.read("test", np.arange(10)), FRAME[["a", "b"]][:10])
+    FRAME[["a", "y"]].to_csv(tmp_path / "u.csv", index=False)
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, tmp_path / "t.csv", "--test-from", tmp_path / "u.csv", name="v")
+    assert "u.csv: has no column b: expected the columns of" in capsys.readouterr().err
+
+
+def test_what_columns_are_taken_for_is_said(tmp_path):
+    codes = FRAME.assign(code=[f"{number % 9:03}" for number in NUMBERS])[["code", "a", "y"]].to_csv(index=False)
+    account = read(tmp_path, "t.csv", codes)[1]
+    assert account["assumed"][2:] == ["code: 000 is a number; if it is a code: --one-hot, --id or --drop"]
+    frame = FRAME.assign(wait=pandas.to_timedelta(NUMBERS, unit="h"), none=np.nan)
+    frame.to_parquet(tmp_path / "t.parquet")
+    account = prepared(tmp_path, tmp_path / "t.parquet", "--label", "y")[1]
+    assert account["assumed"] == ["wait: times are numbers of days"] and account["not_used"] == {"none": "is empty"}
+
+
+def test_names_of_classes_are_letters(tmp_path, capsys):
+    labels = np.where(NUMBERS % 2, "ä".encode(), b"n")
+    np.savez(tmp_path / "t.npz", x=np.ones((40, 3), np.float32), y=labels)
+    assert [*prepared(tmp_path, tmp_path / "t.npz")[1]["classes"]] == ["n", "ä"]
+    np.savez(tmp_path / "u.npz", x=np.ones((40, 3), np.float32), y=np.where(NUMBERS % 2, "a\0b", "n"))
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, tmp_path / "u.npz", name="u")
+    assert r"a class is called 'a\x00b': expected names without a NUL character" in capsys.readouterr().err

@@ -60,6 +60,28 @@ def test_an_own_loop_that_is_alone_ends_with_one_line(variables, hint):
     assert "started 2 processes but each of them is alone: " in line and hint in line
 
 
+def test_a_rank_alone_says_that_there_is_no_mpi():
+    """With the number of a later rank, which an outer job had left, it ended with code 2 and without a line."""
+    ended = alone({"PMI_RANK": "1", "MPI4PY_LIBMPI": "/no/libmpi.so"})
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 2 and line.startswith("fedmpi: error: mpi4py finds no MPI library: ")
+
+
+LEFT = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "it", "PMIX_SERVER_URI2": "it;tcp4://127.0.0.1:1"}  # nobody listens there
+
+
+def test_a_shell_that_an_ended_job_of_open_mpi_left(any_mpi):
+    """Open MPI ended with 14 lines of its own, and MPICH's ranks ended where they found variables of both launchers."""
+    command, variables = launch_words(2, BEGINS, mpi=any_mpi)
+    if any_mpi == "openmpi":
+        folder = f"{os.environ['FEDMPI_TEST_OPENMPI']}/lib"
+        ended = alone({**LEFT, **variables, "LD_LIBRARY_PATH": folder})
+        (line,) = ended.stderr.splitlines()
+        assert ended.returncode == 2 and "PMIX_RANK comes from an outer job" in line
+    ended = execute(command, env={**LEFT, **variables})
+    assert ended.returncode == 0 and ended.stdout.count("done 2") == 2, ended.stderr
+
+
 @pytest.mark.parametrize("mpis", [("default", "openmpi"), ("openmpi", "default")], ids=str)
 def test_the_launcher_of_another_mpi_is_named(mpis):
     """MPICH ends each process within MPI_Init where it finds Open MPI's launcher, and Open MPI warns of MPICH's."""

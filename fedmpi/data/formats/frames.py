@@ -6,12 +6,15 @@ import collections
 import csv
 import dataclasses
 import gzip
+import io
 import itertools
 import json
 import lzma
+import pathlib
 import re
 import shlex
 import warnings
+import zipfile
 
 import numpy as np
 
@@ -26,7 +29,16 @@ MOSTLY = 0.9  # share of numbers above which a column of words is a mistake
 FIRST_BYTES = 1 << 20  # from which encoding and separator are found
 FIELDS_AT_ONCE = 1 << 22
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def _open_zip(path, mode, **options):
+    """The only file in a zip file; `options` are those of a text."""
+    with zipfile.ZipFile(path) as archive:
+        file = archive.open(archive.namelist()[0])  # keeps the archive open
+    return io.TextIOWrapper(file, **options) if mode == "rt" else file
+
+
+OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zip": _open_zip}
 AS_IT_IS = {"dtype": False}  # otherwise pandas takes "01" for 1, and `updated_at` for a date
 TYPED = {
     ".parquet": ("read_parquet", {}),
@@ -42,6 +54,7 @@ NAMELESS = re.compile(r"(Unnamed: (row )?\d+|__index_level_\d+__)?")  # what pan
 DATES = ("ISO8601", "%d.%m.%Y")
 DATE = re.compile(r"\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d{4}.*")
 LINES = re.compile(r"\s*[\r\n]\s*")
+CODE, CODES_AMONG = re.compile(r" *0\d+ *"), 1000  # like 00123; rows among which they are looked for
 BEYOND = "\0"  # the name of what follows the last column
 NEGLIGIBLE = 1e-4  # standard deviations by which a number may change in float32
 
@@ -54,7 +67,13 @@ def table_ending(path):
     if path.is_dir():
         return ".arrow" if (path / ARROW).is_file() or (path / ARROW_OF_SPLITS).is_file() else None
     last = path.suffix.lower()
-    ending = path.with_suffix("").suffix.lower() if last in OPENERS else last
+    name = path.stem if last in OPENERS else path.name
+    if last == ".zip" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            inside = [pathlib.PurePath(one) for one in archive.namelist()]
+        name = inside[0] if len(inside) == 1 else ""
+        name = name and (name if name.suffix else f"{name}.csv")  # pandas gives a file in t.zip the name t
+    ending = pathlib.PurePath(name).suffix.lower()
     return ending if ending in TEXTS or (ending in TYPED and last not in OPENERS) else None
 
 
@@ -210,7 +229,7 @@ def _read_text(path, reading, wanted):
             begin = file.read(FIRST_BYTES)
         encoding = reading.encoding or _encoding(begin)
         text = codecs.getincrementaldecoder(encoding)("replace").decode(begin)  # pandas will name what is not
-    separator = reading.separator or ("\t" if ".tsv" in path.suffixes else _separator(text))
+    separator = reading.separator or ("\t" if table_ending(path) == ".tsv" else _separator(text))
     if len(separator) != 1:
         raise UserError(f"--separator {separator}: expected one character")
 
@@ -259,7 +278,12 @@ def _read_text(path, reading, wanted):
     is_wrong |= bool(chosen and names[-1] in chosen and pandas.isna(columns[names[-1]]).any())
     if is_wrong:  # are lines too long, or too short?
         check_lengths()
+    firsts = zip(*(row for _, row in itertools.islice(numbered(), 1, CODES_AMONG) if len(row) >= len(names)))
+    codes = {name: next(filter(CODE.fullmatch, fields), None) for name, fields in zip(names, firsts)}
     said = [f"the separator is a {SEPARATORS.get(separator, separator)}", f"the encoding is {encoding}"]
+
+    said += [f"{name}: {code} is a number; if it is a code: --one-hot, --id or --drop" for name, code in codes.items()
+             if code and isinstance(columns.get(name), np.ndarray)]  # fmt: skip
 
     def lines():
         return itertools.islice((line for line, _ in numbered()), 1, None)
@@ -353,6 +377,7 @@ def _recognise(table, name, reading, is_word, odd):
         return values, "numbers" if not np.isnan(values).all() else "empty"
     if kind in "Mm":
         if kind == "m":
+            table.assumed.append(f"{name}: times are numbers of days")
             return _compact(values / pandas.Timedelta(days=1)), "numbers"
         if name in reading.dates:
             return _days(values), "dates"
@@ -361,7 +386,7 @@ def _recognise(table, name, reading, is_word, odd):
         values = values.astype(object).where(values.notna())
     elif kind in "fiu" or (not is_word and kind == "b"):
         is_bool, values = kind == "b", _compact(values.astype("Float64").to_numpy(np.float64, na_value=np.nan))
-        return values, "true or false" if is_bool else "numbers"
+        return values, "empty" if np.isnan(values).all() else "true or false" if is_bool else "numbers"
     words = values.map(str, na_action="ignore").astype(object).str.strip()
     words = words.where(~words.isin(reading.marks))
     if name in reading.dates:

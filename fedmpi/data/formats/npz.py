@@ -111,7 +111,7 @@ def number_words(path, labels, classes):
     every = np.concatenate([values.reshape(-1) for values in labels.values()])
     if every.dtype.kind not in "USb" and not classes:
         return labels, {}
-    words = np.char.strip(every.astype(str))
+    words = np.char.strip(np.char.decode(every, "utf-8") if every.dtype.kind == "S" else every.astype(str))
     names, numbers = np.unique(words, return_inverse=True)
     if all(map(str.isdecimal, names)):  # 0, 2, 10 and not 0, 10, 2
         order = np.argsort(names.astype(int))

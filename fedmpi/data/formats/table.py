@@ -56,7 +56,7 @@ def read(path, options):
         images [n, features] float32 or float64, labels [n], one array [n] per column of id, group and keep;
         attributes num_classes, class_names, feature_names, mean, std, columns (`Columns` as JSON), and the account.
     """
-    rest = ()
+    rest = set()
     if (path / ARROW_OF_SPLITS).is_file():
         if not (path / "train").is_dir():
             raise UserError(f"{path}: contains no folder train: give one of its folders, and maybe --test-from")
@@ -82,7 +82,7 @@ def read(path, options):
                 if name not in names or name == options.label:
                     raise UserError(f"--{option} {name}: {path} has no such column besides the label; it has {rest}")
         present = [name for name in names if name not in options.drop]
-        label = options.label or next((name for name in reversed(present) if name not in kept
+        label = label or options.label or next((name for name in reversed(present) if name not in kept
                                        and not NAMELESS.fullmatch(name)), names[-1])  # fmt: skip
         for name in (*kept, *options.one_hot, *options.dates, *options.features, label):
             excluded = [*options.drop, *(kept if name in (*options.one_hot, *options.features, label) else ())]
@@ -107,7 +107,7 @@ def read(path, options):
     if options.test_from:
         if table_ending(options.test_from) is None:
             raise UserError(f"--test-from {options.test_from}: expected a table")
-        _append(table, read_table(options.test_from, reading, wanted))
+        rest |= _append(table, read_table(options.test_from, reading, wanted))
     if len(table) < 2:
         raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(table.columns)}")
     answers = table.columns[label]
@@ -120,7 +120,7 @@ def read(path, options):
         if (odd := table.columns[name].str.contains("\0", regex=False).fillna(False).to_numpy(bool)).any():
             what = f"{table.place(int(np.flatnonzero(odd)[0]))} has a character NUL in column {name}"
             raise UserError(f"{path}: {what}: expected text: is the encoding right (--encoding)?")
-    if reserved := {"images", "labels"} & {*kept}:
+    if reserved := {"images", "labels", "."} & {*kept}:
         raise UserError(f"{path}: a column that is stored is called {reserved.pop()}: expected another name for it")
     groups = None if options.group is None else np.unique(_words(table, options.group), return_inverse=True)[1]
     if both := groups is not None and options.test_from and {*groups[:num_training]} & {*groups[num_training:]}:
@@ -174,9 +174,11 @@ def read(path, options):
 
 
 def _append(table, other):
-    """Add the rows of another `Table` with the same columns."""
+    """Add the rows of another `Table` with the same columns; return the names of its further ones."""
     import pandas
 
+    if lost := [name for name in table.columns if name not in other.columns]:
+        raise UserError(f"--test-from {other.path}: has no column {lost[0]}: expected the columns of {table.path}")
     for name, values in table.columns.items():
         if table.kinds[name] != other.kinds[name]:
             what = f"{table.kinds[name]} in {table.path} and {other.kinds[name]} in {other.path}"
@@ -184,6 +186,7 @@ def _append(table, other):
         both = [values, other.columns[name]]
         is_array = isinstance(values, np.ndarray)
         table.columns[name] = np.concatenate(both) if is_array else pandas.concat(both, ignore_index=True)
+    return {f"{name} ({other.path.name})" for name in other.columns.keys() - table.columns.keys()}
 
 
 def _words(table, name):
