@@ -71,7 +71,7 @@ def _open_again(process, number):
     """A number of this process for what another one writes to; of a file, both go on behind what either has written.
 
     It leads nowhere if that one was started without such an output, and uses the number for something of its own: Open
-    MPI's mpirun would end the job when it cannot write there, or take a line's end for the signal of this number.
+    MPI's mpirun returns 1 if ranks' output does not go there.
     """
     folder = f"/proc/{process}/fd"
     path, mode = f"{folder}/{number}", os.stat(f"{folder}/{number}").st_mode

@@ -112,18 +112,6 @@ def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path):
     assert [line.split("/")[0] for line in lines[1:]] == [f"round {number}" for number in range(1, len(lines))]
 
 
-@pytest.mark.rarely("fedmpi/program")
-def test_an_output_that_was_closed_before_the_launcher_began_does_not_end_the_run(tmp_path):
-    """Open MPI's has a pipe of its own at that number, and ended the job when ranks wrote there."""
-    if "openmpi" not in launchers():
-        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
-    words = (*shlex.split(JOB)[1:], "--out", tmp_path, "--name", "it")
-    command, variables = launch_words(2, *words, mpi="openmpi")
-    ended = shell(f"exec {shlex.join(map(str, command))} >&-", env=variables)
-    assert ended.returncode == 0, ended.stderr
-    assert outcome(tmp_path / "it") == "complete"
-
-
 def test_a_text_for_a_full_disk_is_one_line_instead(any_mpi):
     command, variables = launch_words(2, "-m", "fedmpi.train", "--print_config", mpi=any_mpi)
     ended = shell(f"{shlex.join(command)} > /dev/full", env=variables)
