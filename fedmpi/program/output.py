@@ -76,8 +76,7 @@ def _open_again(process, number):
     folder = f"/proc/{process}/fd"
     path, mode = f"{folder}/{number}", os.stat(f"{folder}/{number}").st_mode
     target = os.readlink(path)
-    ends = [f"{folder}/{other}" for other in os.listdir(folder) if os.readlink(f"{folder}/{other}") == target]
-    if target.startswith("anon_inode:") or (target.startswith("pipe:") and any(map(_is_read, ends))):
+    if target.startswith("anon_inode:") or (target.startswith("pipe:") and _reads(folder, target)):
         return os.open(os.devnull, os.O_WRONLY)
     if stat.S_ISFIFO(mode):
         there = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails, and does not wait, without a reader
@@ -88,9 +87,14 @@ def _open_again(process, number):
     return ctypes.CDLL(None).syscall(PIDFD_GETFD, os.pidfd_open(process), number, 0)  # -1 if it is not allowed
 
 
-def _is_read(link):
-    """Whether a process has opened a file for reading; the link is one in its folder /proc/PID/fd."""
-    return bool(os.lstat(link).st_mode & stat.S_IRUSR)
+def _reads(folder, target):
+    """Whether a process has opened a pipe for reading; `folder` is its /proc/PID/fd, `target` what links there say."""
+    found = False
+    for number in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # it has been closed meanwhile
+            is_it = os.readlink(f"{folder}/{number}") == target
+            found |= is_it and bool(os.lstat(f"{folder}/{number}").st_mode & stat.S_IRUSR)
+    return found
 
 
 def check_output():
