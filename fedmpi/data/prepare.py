@@ -3,7 +3,7 @@
 import shlex
 
 from fedmpi.data.download import fetch
-from fedmpi.data.formats import OFFICIAL_READERS, find_reader, images, masks, npz, table
+from fedmpi.data.formats import OFFICIAL_READERS, find_reader, image_table, images, masks, npz, table
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.source import ACCOUNT, SILO_NAME
 from fedmpi.data.writer import check_writable, write_file
@@ -12,6 +12,7 @@ from fedmpi.text import short
 
 TABLES = ("label", "test_from", "missing", "one_hot", "columns", "drop", "id", "group", "keep", "features", "reading")
 USED = {table.read: TABLES, npz.read: ("layout",), masks.read: ("size", "mode", "masks"),
+        image_table.read: ("size", "mode", "label", "test_from"),
         images.read: ("size", "mode", "label", "group", "reading")}  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def _check_used(options, read, path):
         UserError: if it would ignore one.
     """
     used = ("test_share", "seed", "classes", "silo", *USED.get(read, ()))
-    if read is images.read and not (path / images.LABELS).is_file():
+    if read is images.read and not images.labels_file(path):
         used = used[:-3]
     for name, default in vars(type(options)()).items():
         given = getattr(options, name)

@@ -1,10 +1,12 @@
 """Formats of other communities, in files that their own libraries write."""
 
+import io
 import json
 
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 from test_columns import prepared as prepare
 from test_images import everything, pictures, refused
 
@@ -101,6 +103,64 @@ def test_folders_of_hugging_face(tmp_path, capsys):
     assert np.allclose(source.read("test", np.arange(10))[:, 0], x[30:]) and "two/test" in account["test_rows"]
 
 
+def image_table(arrays, **columns):
+    """An Arrow table with a column of PNG files, as Hugging Face's `Image` features are stored."""
+    import pyarrow
+
+    files = [io.BytesIO() for _ in arrays]
+    for file, array in zip(files, arrays):
+        Image.fromarray(array).save(file, "png")
+    return pyarrow.table({"image": [{"bytes": file.getvalue(), "path": None} for file in files], **columns})
+
+
+def test_tables_of_images(tmp_path, capsys):
+    """They were refused: no column of numbers."""
+    import pyarrow
+    from pyarrow import parquet
+
+    arrays = DRAW.integers(0, 256, (30, 6, 5)).astype(np.uint8)
+    arrays[:, 0, 0] = np.arange(30)
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["no", "yes"]}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    whole = image_table(arrays, label=[0, 1] * 15, site=["s"] * 30)
+    parquet.write_table(whole.replace_schema_metadata(metadata), tmp_path / "it.parquet")
+    source, account = prepare(tmp_path, tmp_path / "it.parquet")
+    assert account["classes"] == {"no": 15, "yes": 15} and account["not_used"] == {"site": "another column"}
+    found, labels = everything(source), np.concatenate([*source.labels.values()])
+    assert np.array_equal(found[np.argsort(found[:, 0, 0])], arrays) and np.array_equal(labels, found[:, 0, 0] % 2)
+    for split, rows in (("train", slice(0, 20)), ("test", slice(20, 30))):
+        (tmp_path / "two" / split).mkdir(parents=True)
+        part = whole.slice(rows.start, rows.stop - rows.start)
+        with pyarrow.ipc.new_stream(tmp_path / "two" / split / "data.arrow", part.schema) as file:
+            file.write_table(part)
+        (tmp_path / "two" / split / "dataset_info.json").write_text(json.dumps({"features": features}))
+        (tmp_path / "two" / split / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    (tmp_path / "two" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    source, account = prepare(tmp_path, tmp_path / "two")
+    assert np.array_equal(source.read("test", np.arange(10)), arrays[20:]) and "two/test" in account["test_rows"]
+    source, account = prepare(tmp_path, tmp_path / "it.parquet", "--test-from", tmp_path / "two" / "test")
+    assert len(source.labels["train"]) == 30 and len(source.labels["test"]) == 10
+    parquet.write_table(pyarrow.table({"image": [{"bytes": None, "path": "x"}], "label": [0]}), tmp_path / "no.parquet")
+    assert "row 1 contains no image: expected its bytes" in refused(capsys, tmp_path, tmp_path / "no.parquet")
+
+
+def test_a_folder_of_hugging_faces_images(tmp_path):
+    arrays = DRAW.integers(0, 256, (10, 6, 5)).astype(np.uint8)
+    arrays[:, 0, 0] = np.arange(10)
+    folder = pictures(tmp_path / "it", arrays, classes="x")
+    lines = ["label,file_name", *(f"{'ab'[number % 2]},x/{number}.png" for number in range(10))]
+    (folder / "metadata.csv").write_text("\n".join(lines))
+    source, account = prepare(tmp_path, folder, "--label", "label")
+    assert account["classes"] == {"a": 5, "b": 5}
+    assert np.array_equal(np.concatenate([*source.labels.values()]), everything(source)[:, 0, 0] % 2)
+
+
+def test_sparse_arff_is_refused_in_plain_words(tmp_path, capsys):
+    rows = "".join(f"{{0 {number}, 1 {'ab'[number % 2]}}}\n" for number in range(9))
+    (tmp_path / "it.arff").write_text(f"@relation r\n@attribute n numeric\n@attribute y {{a,b}}\n@data\n{rows}")
+    assert "its rows are sparse" in refused(capsys, tmp_path, tmp_path / "it.arff")
+
+
 def test_a_folder_of_pictures_with_a_table_of_classes(tmp_path, capsys):
     arrays = DRAW.integers(0, 256, (12, 6, 5)).astype(np.uint8)
     arrays[:, 0, 0] = np.arange(12)
@@ -108,7 +168,10 @@ def test_a_folder_of_pictures_with_a_table_of_classes(tmp_path, capsys):
     lines = ["file,age,class", *(f"x/{number}.png,7,{[2, 10][number % 2]}" for number in range(11))]
     (folder / "labels.csv").write_text("\n".join(lines))
     source, account = prepare(tmp_path, folder)
-    assert account["classes"] == {"2": 6, "10": 5} and account["not_used"] == {"x": "1 images, not in labels.csv"}
+    assert account["classes"] == {"2": 6, "10": 5} and account["not_used"] == {
+        "x": "1 images, not in labels.csv",
+        "age": "another column of labels.csv",
+    }
     labels = np.concatenate([*source.labels.values()])
     assert np.array_equal(labels, everything(source)[:, 0, 0] % 2)
     (folder / "labels.csv").write_text("\n".join([*lines, "x/no.png,7,2"]))

@@ -6,7 +6,7 @@ arrays, or to objects with a length, a shape, a dtype and rows by slices, which 
 `attributes` are those of the HDF5 file. A reader raises `UserError` if the files are damaged or incomplete.
 """
 
-from fedmpi.data.formats import cifar10, federated, frames, idx, images, npz, table, text, tiny_imagenet
+from fedmpi.data.formats import cifar10, federated, frames, idx, image_table, images, npz, table, text, tiny_imagenet
 from fedmpi.errors import UserError
 
 OFFICIAL_READERS = {
@@ -37,7 +37,7 @@ def find_reader(name, path):
     if name in OFFICIAL_READERS and not _is_general(name, path):
         return OFFICIAL_READERS[name], path.parent if path.is_file() else path
     if frames.table_ending(path):
-        return table.read, path
+        return image_table.read if image_table.image_column(path) else table.read, path
     if federated.find_files(path):
         return federated.read, path
     if path.is_dir():

@@ -179,11 +179,14 @@ def _read_typed(path, ending, reading):
     (function, options), assumed = TYPED.get(ending, ("", {})), []
     try:
         if ending == ".arrow":
-            frame = _read_arrow(path)
+            frame = read_arrow(path)
         elif ending == ".arff":
             from scipy.io import arff
 
             with open(path, encoding=reading.encoding or "utf-8") as file:
+                if any(line.startswith("{") for line in file):
+                    raise ValueError("its rows are sparse, like {0 1.5, 3 yes}: expected a value for each attribute")
+                file.seek(0)
                 frame = pandas.DataFrame(arff.loadarff(file)[0])
             for name in frame.select_dtypes(object):
                 frame[name] = frame[name].str.decode("utf-8").replace("?", None)  # ARFF's mark of no value
@@ -205,14 +208,18 @@ def _read_typed(path, ending, reading):
     return frame, assumed
 
 
-def _read_arrow(folder):
+def read_arrow(folder):
     """The pandas frame of a folder of Hugging Face's datasets; numbers of classes become their names."""
     import pyarrow
 
     features = json.loads((folder / ARROW).read_text(encoding="utf-8"))["features"]
     files = json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]
     parts = [pyarrow.ipc.open_stream(folder / file["filename"]).read_all() for file in files]
-    frame = pyarrow.concat_tables(parts).to_pandas()
+    return named_classes(pyarrow.concat_tables(parts).to_pandas(), features)
+
+
+def named_classes(frame, features):
+    """A pandas frame in which numbers of classes are their names, as Hugging Face's `features` give them."""
     for name, feature in features.items():
         if names := isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature["names"]:
             frame[name] = frame[name].map(dict(enumerate(names)))

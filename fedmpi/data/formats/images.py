@@ -15,7 +15,7 @@ from fedmpi.errors import UserError, attempt
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
-LABELS = "labels.csv"  # beside the images
+LABELS = ("labels.csv", "metadata.csv")  # beside the images; the second is Hugging Face's
 
 
 class ImageFiles:
@@ -131,9 +131,10 @@ def read(root, options):
         images as `ImageFiles`, read when written; labels [n]; attributes num_classes, class_names (the folders' names,
         sorted, or --classes).
     """
-    train, groups = train_folder(root), {}
-    if (root / LABELS).is_file():
-        files, labels, class_names, groups = _read_labels(root, options)
+    train, groups, others = train_folder(root), {}, []
+    beside = labels_file(root)
+    if beside:
+        files, labels, class_names, groups, others = _read_labels(root, beside, options)
     elif train is None:
         files, labels, class_names = _read_one_folder(root, options)
     else:
@@ -148,14 +149,15 @@ def read(root, options):
     splits |= {f"{split}/{options.group}": values for split, values in groups.items()}
     account = {
         "assumed": [f"images have the mode {images['train'].mode}, and are {images['train'].dtype}"],
-        "not_used": {str(path.relative_to(root)): why for path, why in _others(root) if path != root / LABELS},
+        "not_used": {str(path.relative_to(root)): why for path, why in _others(root) if path != beside},
     }
     used = {*files["train"], *files["test"]}
     left_out = [path for path in root.rglob("*") if is_image(path, root) and path not in used]
     left_out = Counter(path.relative_to(root).parts[0] for path in left_out)
-    why = f"not in {LABELS}" if (root / LABELS).is_file() else "in no folder of a class"
+    why = f"not in {beside.name}" if beside else "in no folder of a class"
+    account["not_used"] |= {name: f"another column of {beside.name}" for name in others}
     account["not_used"] |= {name: f"{count} images, {why}" for name, count in sorted(left_out.items())}
-    if train is not None and not (root / LABELS).is_file():
+    if train is not None and not beside:
         account["test_rows"] = "those of the folder"
     roles = {GROUP: options.group} if groups else {}
     return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account, **roles}
@@ -211,36 +213,45 @@ def _read_two_folders(root, train, options):
     return files, labels, class_names["train"]
 
 
-def _read_labels(root, options):
-    """({split: files}, {split: labels}, class names, {split: groups}) of a table of files (first column) and classes.
+def labels_file(root):
+    """The table of images and their classes in `root`, or None."""
+    return next((root / name for name in LABELS if (root / name).is_file()), None)
+
+
+def _read_labels(root, beside, options):
+    """({split: files}, {split: labels}, class names, {split: groups}, names of other columns) of a table `beside` the
+    images: their files (column file_name, or the first) and classes.
 
     The groups are values of the column `ReaderOptions.group`, {} if there is none.
     """
-    table = read_table(root / LABELS, options.reading or Reading(), lambda names: (names, names))
-    names, label = [*table.columns], options.label or [*table.columns][-1]
+    table = read_table(beside, options.reading or Reading(), lambda names: (names, names))
+    names = sorted(table.columns, key=lambda name: name != "file_name")  # otherwise as they are
+    label = options.label or names[-1]
     if label not in names[1:]:
-        raise UserError(f"{root / LABELS}: expected a column of files and a column {label}; it has {', '.join(names)}")
+        raise UserError(f"{beside}: expected a column of files and a column {label}; it has {', '.join(names)}")
     if options.group and options.group not in names[1:]:
-        raise UserError(f"--group {options.group}: {root / LABELS} has no such column; it has {', '.join(names[1:])}")
+        raise UserError(f"--group {options.group}: {beside} has no such column; it has {', '.join(names[1:])}")
     words, answers = table.columns[names[0]].fillna(""), table.columns[label].fillna("")
     files = [root / word for word in words]
     for row, (file, answer) in enumerate(zip(files, answers)):
         if not answer or not is_image(file, root) or not file.is_file():
             what = "an empty field" if not answer else f"{file}, which is no image"
-            raise UserError(
-                f"{root / LABELS}: {table.place(row)} has {what}: expected an image in {root} and its class"
-            )
-    numbers, attributes = number_words(root / LABELS, {"all": answers.to_numpy(str)}, options.classes)
+            raise UserError(f"{beside}: {table.place(row)} has {what}: expected an image in {root} and its class")
+    numbers, attributes = number_words(beside, {"all": answers.to_numpy(str)}, options.classes)
     if words.duplicated().any():
-        raise UserError(
-            f"{root / LABELS}: contains {words[words.duplicated()].iloc[0]} twice: expected each image once"
-        )
+        raise UserError(f"{beside}: contains {words[words.duplicated()].iloc[0]} twice: expected each image once")
     values = table.columns[options.group].fillna("").to_numpy(str) if options.group else None
     groups = None if values is None else np.unique(values, return_inverse=True)[1]
     rows, labels = choose_test_set(numbers["all"], options, groups), numbers["all"]
     chosen = {split: [files[row] for row in rows[split]] for split in rows}
     stored = {} if values is None else {split: np.char.encode(values[rows[split]], "utf-8") for split in rows}
-    return chosen, {split: labels[rows[split]] for split in rows}, attributes["class_names"], stored
+    return (
+        chosen,
+        {split: labels[rows[split]] for split in rows},
+        attributes["class_names"],
+        stored,
+        [name for name in names[1:] if name not in (label, options.group)],
+    )
 
 
 def _list_by_class(root, classes):
