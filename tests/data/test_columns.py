@@ -343,12 +343,13 @@ def test_a_label_that_may_be_none_is_noted(tmp_path):
 
 @pytest.mark.parametrize("role", ["--label", "--id", "--one-hot"])
 def test_a_nul_in_a_word_is_named_with_its_line(tmp_path, capsys, role):
-    frame = table(w=["u", "v", "u\0"] + ["v"] * 97)
+    frame = table(w=["u", "v", "u@"] + ["v"] * 97)
     if role == "--label":
-        frame["y"] = ["p", "n\0"] * 50
+        frame["y"] = ["p", "n@"] * 50
     name, line = ("y", 3) if role == "--label" else ("w", 4)
-    error = refused(capsys, tmp_path, frame.to_csv(index=False), role, name)
-    assert f"line {line} has a character NUL in column {name}" in error
+    error = refused(capsys, tmp_path, frame.to_csv(index=False).replace("@", "\0"), role, name)
+    with_line = f"line {line} has a character NUL in column {name}"
+    assert (with_line if sys.version_info >= (3, 11) else "NUL") in error  # the csv module of 3.10 reads no such line
 
 
 def test_columns_between_blanks_need_the_separator(tmp_path, capsys):

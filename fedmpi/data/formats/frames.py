@@ -39,7 +39,7 @@ def _open_zip(path, mode, **options):
 
 
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zip": _open_zip}
-AS_IT_IS = {"dtype": False}  # otherwise pandas takes "01" for 1, and `updated_at` for a date
+AS_IT_IS = {"dtype": False, "convert_dates": False}  # otherwise pandas takes "01" for 1, and `updated_at` for a date
 TYPED = {
     ".parquet": ("read_parquet", {}),
     ".feather": ("read_feather", {}),
@@ -308,23 +308,22 @@ def _in_chunks(path, options, names, most):
 
     length, numbers, others = 0, {}, {name: [] for name in names}
     rows = max(1, FIELDS_AT_ONCE // max(1, len(options["names"])))
-    with (
-        attempt("read as CSV with a header", path, OSError, ValueError, EOFError, Warning),
-        warnings.catch_warnings(action="error", category=pandas.errors.ParserWarning),
-        pandas.read_csv(path, chunksize=rows, low_memory=False, **options) as chunks,
-    ):
-        for chunk in chunks:
-            start, length = length, length + len(chunk)
-            for name in names:
-                if (values := chunk[name]).dtype.kind not in "fiu":
-                    others[name].append(values)
-                    continue
-                values = _compact(values)
-                column = numbers.setdefault(name, np.empty(most, np.float32))
-                if column.dtype != np.result_type(column, values):
-                    numbers[name] = np.empty(most)
-                    numbers[name][:start] = column[:start]
-                numbers[name][start:length] = values
+    problems = (OSError, ValueError, EOFError, Warning)
+    with attempt("read as CSV with a header", path, *problems), warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        with pandas.read_csv(path, chunksize=rows, low_memory=False, **options) as chunks:
+            for chunk in chunks:
+                start, length = length, length + len(chunk)
+                for name in names:
+                    if (values := chunk[name]).dtype.kind not in "fiu":
+                        others[name].append(values)
+                        continue
+                    values = _compact(values)
+                    column = numbers.setdefault(name, np.empty(most, np.float32))
+                    if column.dtype != np.result_type(column, values):
+                        numbers[name] = np.empty(most)
+                        numbers[name][:start] = column[:start]
+                    numbers[name][start:length] = values
     mixed = [name for name, pieces in others.items() if len({*(one.dtype for one in pieces)}) + (name in numbers) > 1]
     words = {name: pandas.concat(pieces, ignore_index=True) for name, pieces in others.items() if pieces}
     columns = {name: numbers[name][:length] if name in numbers else words.get(name, np.empty(0)) for name in names}

@@ -117,7 +117,7 @@ def read(path, options):
             "expected a class in every line"
         )
     for name in (label, *kept, *options.one_hot):
-        if (odd := table.columns[name].str.contains("\0", regex=False).fillna(False).to_numpy(bool)).any():
+        if (odd := table.columns[name].str.contains("\0", regex=False, na=False).to_numpy(bool)).any():
             what = f"{table.place(int(np.flatnonzero(odd)[0]))} has a character NUL in column {name}"
             raise UserError(f"{path}: {what}: expected text: is the encoding right (--encoding)?")
     if reserved := {"images", "labels", "."} & {*kept}:
