@@ -63,12 +63,12 @@ def _printed(folder, experiments):
                 rows.append(["", f"[here](full/{one.name}.md), {at} rounds", *means])
             first = sum(max(length.means, key=length.means.get) == length.leader for length in its)
             order = sum(length.has_order for length in its)
-            cheap = [
-                f"place {nth} of {num} at equal {cost}" for cost, nth, num in places(some, one.metric, its[0].leader)
-            ]
+            shown = [method for method in some if method.label in printed]
+            at_cost = places(shown, one.metric, its[0].leader)
+            cheap = " and ".join(f"place {nth} of {num} at equal {cost}" for cost, nth, num in at_cost)
             words.append(
-                f"{place}: {its[0].leader} is first at {first} of {len(its)} evaluated lengths, on "
-                f"{' and '.join(cheap)}. The printed order is ours at {order or 'none'}."
+                f"{place}: {its[0].leader} is first at {first} of {len(its)} evaluated lengths"
+                f"{cheap and f', on {cheap}'}. The printed order is ours at {order or 'none'}."
             )
     return [TABLE, plain_table(["", "", *methods], rows), " ".join(words), ""] if rows else []
 
