@@ -85,6 +85,8 @@ def make_parser():
     add("--at-a-time", type=count, metavar="N", help="how many runs to start at the same time; default: cores / ranks")
     add("--threads", type=count, default=1, metavar="N", help="CPU threads of each rank; default: 1")
     add("--launch", metavar="WORDS", help='command that starts the ranks, like "mpirun --oversubscribe -np {ranks}"')
+    words = "how the runs compile their gradients, as in fedmpi.train; cuda_graph suits small models on a GPU"
+    add("--compile", choices=("off", "default", "reduce-overhead", "cuda_graph"), help=words)
     add("--data-dir", metavar="FOLDER", help="folder of data files; default: the variable FEDMPI_DATA")
     words = "folder in which the run folders are created; default: reproduce"
     add("--out", type=pathlib.Path, default=pathlib.Path("reproduce"), metavar="FOLDER", help=words)
@@ -251,7 +253,16 @@ def _how(options, arguments):
     shown = [word for word, before in pairs if not word.startswith(places) and before not in places]
     shown = [pathlib.Path(word).name if word.endswith(ENDINGS) else word for word in shown]
     command = shlex.join(["python", "-m", "reproduction", *shown])
-    return How(options.ranks, at_a_time, options.threads, options.launch, options.data_dir, options.out, command)
+    return How(
+        options.ranks,
+        at_a_time,
+        options.threads,
+        options.launch,
+        options.compile,
+        options.data_dir,
+        options.out,
+        command,
+    )
 
 
 def _reason_to_skip(one, options):

@@ -12,6 +12,7 @@ from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_dive
 from reproduction.experiment import figure_file
 from reproduction.length import section
 from reproduction.results import paths, read_results
+from reproduction.running import ON_GPU
 from reproduction.strength import graded
 
 ARROWS = (
@@ -282,6 +283,8 @@ def _made(experiment, scale, results):
     command += " --data-dir data" if experiment.data else ""
     parallel = {name: its for name in ("ranks", "threads") if (its := _distinct(results, name)) not in ([], ["1"])}
     command += "".join(f" --{name} {its[0]}" for name, its in parallel.items() if len(its) == 1)
+    compiled = {found[0] for row in results.runs if (found := re.findall(r" --compile[= ](\S+)", row["command"]))}
+    command += "".join(f" --compile {mode}" for mode in compiled)
     spent = f"{format_seconds(sum(cpu))} of CPU time, {format_seconds(sum(cpu) / len(cpu))} a run" if cpu else "–"
     if 0 < len(cpu) < len(results.runs):
         missing = len(results.runs) - len(cpu)
@@ -305,6 +308,8 @@ def _made(experiment, scale, results):
         "several of one name), the command repeats these numbers to the last digit; otherwise they differ by rounding, "
         "which grows during training."
     )
+    if any(machine.startswith(ON_GPU) for machine in machines):
+        again = "The runs on a GPU differ by rounding each time, which grows during training."
     return [
         "## How it was made",
         "",

@@ -10,6 +10,7 @@ import platform
 import re
 import shlex
 import subprocess
+import sys
 
 import yaml
 
@@ -30,6 +31,7 @@ from reproduction.experiment import FIRST, as_texts
 
 PROVENANCE = "provenance.json"  # in a run's folder: what made it
 MAKER = "maker.json"  # beside the runs: what is known of those that end without this program
+ON_GPU = "GPU: "  # begins the name of the processor of runs on a GPU
 FIRST_RUN, FIRST_SETTINGS = "first", "first.json"  # the run before all others, and what it was made with
 OF_MAKER = ("commit", "torch", "made_by")  # are always in it
 PLAN = "# Written by reproduction --emit-slurm, which replaces this file.\n"
@@ -45,6 +47,7 @@ class How:
 
     Attributes:
         ranks: of each run. at_a_time: runs at once. threads: of each rank. launch: command that starts ranks, or None.
+        compile: how the runs' gradients are compiled, or None: as in the settings.
         data_dir: folder of data files, or None. out: folder for run folders.
         command: of this program, for the record.
     """
@@ -53,6 +56,7 @@ class How:
     at_a_time: int
     threads: int
     launch: str | None
+    compile: str | None
     data_dir: str | None
     out: pathlib.Path
     command: str
@@ -86,7 +90,8 @@ def plan_runs(first, points, seeds, folder, how):
     folder = folder.absolute()
     pairs = [(point, seed) for seed in seeds for point in points]  # all methods can be compared after each seed
     settings = [_filled({**point.settings, "seed": str(seed)}, folder / FIRST_RUN) for point, seed in pairs]
-    place = {"threads": str(how.threads)} | ({"data_dir": str(how.data_dir)} if how.data_dir else {})
+    place = {"threads": str(how.threads), "data_dir": how.data_dir, "compile": how.compile}
+    place = {key: str(value) for key, value in place.items() if value}
     first_one = {key: text for key, text in settings[0].items() if key != "seed"}
     same = {key: text for key, text in first_one.items() if all(one.get(key) == text for one in settings)}
     varied = [{key: text for key, text in one.items() if key not in same} for one in settings]
@@ -302,13 +307,27 @@ def facts():
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processor = f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"  # decide how sums are rounded
     return {
         "commit": code_version(),
-        "processor": f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}",  # decide how sums are rounded
+        "processor": f"{ON_GPU}{gpu}; {processor}" if (gpu := _gpu_name()) else processor,
         "cores": cores,
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def _gpu_name():
+    """The name of the GPU that runs use by default, or "".
+
+    Another process asks: the runs are copies of this one, which do not survive that it has used CUDA.
+    """
+    import torch
+
+    if not torch.version.cuda:
+        return ""
+    asked = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    return subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout.strip()
 
 
 def code_version():

@@ -56,7 +56,7 @@ class AutogradOracle(ModuleOracle):
         return self._flat.gradient(lambda module: self._loss(module, xi.batch), out)
 
     def _loss(self, module, batch):
-        module = self._module or module
+        module = module if self._module is None else self._module
         if not self._autocast:
             return self._task.loss(module, batch)
         with torch.autocast(self._buffers.device.type, torch.bfloat16):

@@ -600,6 +600,6 @@ def test_the_summary_is_made_from_the_committed_numbers():
 def test_committed_runs_of_fafed_are_made_with_the_settings_that_it_has_now(tmp_path):
     """Their file also has three settings that FAFED had then, with the paper's values."""
     one = next(one for one in EXPERIMENTS if one.name == "fafed_theorem1")
-    planning = plan_runs({}, one.points("small"), [0], tmp_path, How(1, 1, 1, None, None, tmp_path, ""))
+    planning = plan_runs({}, one.points("small"), [0], tmp_path, How(1, 1, 1, None, None, None, tmp_path, ""))
     assert "FAFED" in {point.method for point, _ in planning.points.values()}
     assert left_to_make(RESULTS, one, "small", planning).plan.runs == []

@@ -91,7 +91,7 @@ def test_gradients_from_cuda_graphs_are_those_of_plain_passes(monkeypatch, words
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-@pytest.mark.parametrize("words", ["--model mlp", "--model odd_modules.Wide"])
+@pytest.mark.parametrize("words", ["--model mlp", "--model odd_modules.Wide", "--task quadratic"])
 def test_compiled_gradients(monkeypatch, device, mode, words):
     """In all rows of a rank, wherever they begin: 64 x 4099 weights go around the flat vector's own gradients."""
     monkeypatch.setattr(fedmpi.oracles.autograd, "_modes", set())
