@@ -81,6 +81,10 @@ def test_a_silo_may_lack_a_class_and_hidden_folders_are_none(tmp_path, capsys):
         ((20, 1, 7, 6, 5), (), (0, 2, 3, 4, 1), (7, 6, 5, 1)),
         ((20, 6, 5, 2), ("--layout", "nhwc"), (0, 1, 2, 3), (6, 5, 2)),
         ((20, 4, 6, 3), ("--layout", "nchw"), (0, 2, 3, 1), (6, 3, 4)),
+        ((20, 2, 6, 5), ("--layout", "nchw"), (0, 2, 3, 1), (6, 5, 2)),
+        ((20, 6, 5, 2), ("--layout", "nhwd"), (0, 3, 1, 2), (2, 6, 5, 1)),
+        ((20, 2, 7, 6, 5), (), (0, 2, 3, 4, 1), (7, 6, 5, 2)),
+        ((20, 7, 6, 5, 2), (), (0, 1, 2, 3, 4), (7, 6, 5, 2)),
     ],
 )
 def test_axes_of_arrays(tmp_path, shape, words, axes, expected):
@@ -91,8 +95,16 @@ def test_axes_of_arrays(tmp_path, shape, words, axes, expected):
     np.savez(tmp_path / "it.npz", **names)
     source, account = prepare(tmp_path, tmp_path / "it.npz", *words)
     assert source.shape == expected and account["not_used"] == {"val_images": "another array"}
-    assert np.array_equal(everything(source), x[..., None] if axes is None else x.transpose(axes))
+    x = x if axes is None else x.transpose(axes)
+    assert np.array_equal(everything(source), x.reshape(20, *expected))
     assert "the axes of the arrays are n" in account["assumed"][0]
+
+
+def test_channels_that_may_be_slices_need_a_layout(tmp_path, capsys):
+    """Multispectral images were taken for volumes."""
+    for shape, layout in (((20, 13, 64, 48), "nchw"), ((20, 64, 48, 13), "nhwc"), ((20, 2, 6, 5), "nchw")):
+        np.savez(tmp_path / "it.npz", x=np.zeros(shape), y=np.arange(20) % 2)
+        assert f"expected --layout {layout} if they have" in refused(capsys, tmp_path, tmp_path / "it.npz")
 
 
 def test_a_layout_that_does_not_fit(tmp_path, capsys):

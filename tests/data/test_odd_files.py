@@ -183,9 +183,11 @@ def test_columns_of_a_test_file(tmp_path, capsys):
 
 
 def test_what_columns_are_taken_for_is_said(tmp_path):
-    codes = FRAME.assign(code=[f"{number % 9:03}" for number in NUMBERS])[["code", "a", "y"]].to_csv(index=False)
-    account = read(tmp_path, "t.csv", codes)[1]
+    codes = FRAME.assign(code=[f"{number % 9:03}" for number in NUMBERS])[["code", "a", "y"]]
+    account = read(tmp_path, "t.csv", codes.to_csv(index=False))[1]
     assert account["assumed"][2:] == ["code: 000 is a number; if it is a code: --one-hot, --id or --drop"]
+    codes.to_parquet(tmp_path / "t.parquet")
+    assert prepared(tmp_path, tmp_path / "t.parquet")[1]["assumed"] == account["assumed"][2:]
     frame = FRAME.assign(wait=pandas.to_timedelta(NUMBERS, unit="h"), none=np.nan)
     frame.to_parquet(tmp_path / "t.parquet")
     account = prepared(tmp_path, tmp_path / "t.parquet", "--label", "y")[1]

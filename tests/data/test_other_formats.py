@@ -155,10 +155,16 @@ def test_a_folder_of_hugging_faces_images(tmp_path):
     assert np.array_equal(np.concatenate([*source.labels.values()]), everything(source)[:, 0, 0] % 2)
 
 
-def test_sparse_arff_is_refused_in_plain_words(tmp_path, capsys):
-    rows = "".join(f"{{0 {number}, 1 {'ab'[number % 2]}}}\n" for number in range(9))
-    (tmp_path / "it.arff").write_text(f"@relation r\n@attribute n numeric\n@attribute y {{a,b}}\n@data\n{rows}")
-    assert "its rows are sparse" in refused(capsys, tmp_path, tmp_path / "it.arff")
+def test_sparse_arff(tmp_path):
+    """It was refused. What is left out is 0, or the first category."""
+    head = "@relation r\n@attribute n numeric\n@attribute 'a b' numeric\n@attribute y {no,'a, 1 b'}\n@DATA\n"
+    rows = [f"{{0 {number}, 2 'a, 1 b'}}" if number % 2 else f"{{ 1 {number}.5 }}" for number in range(1, 13)]
+    (tmp_path / "it.arff").write_text(head + "% rows\n" + "\n".join(rows))
+    source, account = prepare(tmp_path, tmp_path / "it.arff")
+    found, labels = everything(source), np.concatenate([*source.labels.values()])
+    expected = [[number, 0] if number % 2 else [0, number + 0.5] for number in range(1, 13)]
+    assert sorted(found.tolist()) == sorted(expected) and np.array_equal(labels, found[:, 0] % 2 == 0)
+    assert account["classes"] == {"a, 1 b": 6, "no": 6}
 
 
 def test_a_folder_of_pictures_with_a_table_of_classes(tmp_path, capsys):

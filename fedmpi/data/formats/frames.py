@@ -55,6 +55,9 @@ DATES = ("ISO8601", "%d.%m.%Y")
 DATE = re.compile(r"\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d{4}.*")
 LINES = re.compile(r"\s*[\r\n]\s*")
 CODE, CODES_AMONG = re.compile(r" *0\d+ *"), 1000  # like 00123; rows among which they are looked for
+AS_NUMBER = "is a number; if it is a code: --one-hot, --id or --drop"
+# Number and value of an attribute in a sparse row of ARFF.
+SPARSE = re.compile(r"""(\d+)\s+('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s,}]+)""")
 BEYOND = "\0"  # the name of what follows the last column
 NEGLIGIBLE = 1e-4  # standard deviations by which a number may change in float32
 
@@ -183,11 +186,8 @@ def _read_typed(path, ending, reading):
         elif ending == ".arff":
             from scipy.io import arff
 
-            with open(path, encoding=reading.encoding or "utf-8") as file:
-                if any(line.startswith("{") for line in file):
-                    raise ValueError("its rows are sparse, like {0 1.5, 3 yes}: expected a value for each attribute")
-                file.seek(0)
-                frame = pandas.DataFrame(arff.loadarff(file)[0])
+            text = path.read_text(encoding=reading.encoding or "utf-8")
+            frame = pandas.DataFrame(arff.loadarff(io.StringIO(_dense(text)))[0])
             for name in frame.select_dtypes(object):
                 frame[name] = frame[name].str.decode("utf-8").replace("?", None)  # ARFF's mark of no value
         else:
@@ -206,6 +206,19 @@ def _read_typed(path, ending, reading):
         ) from None
     frame.columns = [LINES.sub(" ", str(name)) for name in frame.columns]
     return frame, assumed
+
+
+def _dense(text):
+    """An ARFF file without sparse rows like {0 1.5, 3 yes}: what they leave out is 0, or the first category."""
+    from scipy.io import arff
+
+    head, data, rows = re.split(r"(^\s*@data[^\n]*\n)", text, maxsplit=1, flags=re.IGNORECASE | re.MULTILINE)
+    if not re.match(r"(\s|%.*)*\{", rows):
+        return text
+    meta = arff.loadarff(io.StringIO(head + data))[1]
+    usual = {str(number): f"'{meta[name][1][0]}'" if meta[name][1] else "0" for number, name in enumerate(meta.names())}
+    dense = [(usual | dict(SPARSE.findall(row))).values() for row in rows.splitlines() if "{" in row]
+    return head + data + "\n".join(map(",".join, dense))
 
 
 def read_arrow(folder):
@@ -289,7 +302,7 @@ def _read_text(path, reading, wanted):
     codes = {name: next(filter(CODE.fullmatch, fields), None) for name, fields in zip(names, firsts)}
     said = [f"the separator is a {SEPARATORS.get(separator, separator)}", f"the encoding is {encoding}"]
 
-    said += [f"{name}: {code} is a number; if it is a code: --one-hot, --id or --drop" for name, code in codes.items()
+    said += [f"{name}: {code} {AS_NUMBER}" for name, code in codes.items()
              if code and isinstance(columns.get(name), np.ndarray)]  # fmt: skip
 
     def lines():
@@ -430,6 +443,8 @@ def _numbers(table, name, words, distinct, reading, odd):
     is_number = ~np.isnan(numbers)
     counts = distinct.to_numpy()
     if is_number.all():
+        code = next(filter(CODE.fullmatch, distinct.index), None)
+        table.assumed += [f"{name}: {code} {AS_NUMBER}"] if code else []
         return _compact(words.map(dict(zip(distinct.index, numbers))).astype(np.float64)), "numbers"
     like = np.array([bool(NUMBER.fullmatch(field)) and any(map(str.isdigit, field)) for field in distinct.index])
     is_mark = distinct.index.str.lower().isin(MARKS)

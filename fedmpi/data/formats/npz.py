@@ -8,6 +8,7 @@ from fedmpi.errors import UserError, attempt
 
 SAMPLES, LABELS = ("x", "images", "data"), ("y", "labels", "targets")
 CHANNELS = (1, 3, 4)
+FLAT = 2  # times that sides are longer than an axis of channels, or of slices of a flat volume
 EXACT = 1 << 24  # up to which float32 has all whole numbers
 
 
@@ -44,7 +45,7 @@ def read(path, options):
     else:
         names = ", ".join(arrays) or "nothing"
         raise UserError(f"{path}: contains {names}: expected x and y, or x_train, y_train, x_test and y_test")
-    layout = options.layout or guess_layout(samples["train"].shape)
+    layout = options.layout or guess_layout(path, samples["train"].shape)
     samples = {split: channels_last(path, values, layout) for split, values in _compact(samples).items()}
     labels, attributes = number_words(path, labels, options.classes)
     splits = {f"{split}/images": samples[split] for split in samples}
@@ -74,14 +75,23 @@ def find_array(names, split, words):
     return next((name for name in names if name.lower() in ways), None)
 
 
-def guess_layout(shape):
-    """Letters of the axes of an array: n samples, c channels, d h w depth, height and width."""
-    is_last = shape[-1] in CHANNELS
+def guess_layout(path, shape):
+    """Letters of the axes of an array: n samples, c channels, d h w depth, height and width.
+
+    Raises:
+        UserError: if an axis could be channels, as in a multispectral image, or the slices of a flat volume.
+    """
     if len(shape) < 4:
         return "nhw"[: len(shape)]
-    if len(shape) == 4:
-        return "nhwc" if is_last else "nchw" if shape[1] in CHANNELS else "ndhw"
-    return "ncdhw" if shape[1] in CHANNELS and not is_last else "ndhwc"
+    first, last = (shape[axis] in CHANNELS for axis in (1, -1))
+    if len(shape) > 4:
+        return "ndhwc" if last or shape[1] >= shape[-1] else "ncdhw"
+    sides = shape[1:]
+    for axis, channels, slices in () if first or last else ((-1, "nhwc", "nhwd"), (0, "nchw", "ndhw")):
+        if FLAT * sides[axis] <= min(np.delete(sides, axis)):
+            what = f"expected --layout {channels} if they have {sides[axis]} channels, {slices} if so many slices"
+            raise UserError(f"{path}: samples are {list(shape)}: {what}")
+    return "nhwc" if last else "nchw" if first else "ndhw"
 
 
 def channels_last(path, values, layout):
