@@ -83,11 +83,13 @@ PROGRAM = """
     fedmpi.train(3)
     fedmpi.join(torch.nn.ReLU()).finnish()
     fedmpi.average(torch.nn.ReLU(), record=fedmpi.Recording("runs/mine", evaluate=3)).finish()
+    fedmpi.average(torch.nn.ReLU()).rank.finnish
 """
 WRONG = [
     'program.py:15: error: Argument "rounds"', 'program.py:17: error: Argument "rounds"',
     'program.py:19: error: Unexpected keyword argument "roundss"', "program.py:20: error: Too many positional",
     'program.py:21: error: "Joined" has no attribute "finnish"', 'program.py:22: error: Argument "evaluate"',
+    'program.py:23: error: "int" has no attribute "finnish"',
 ]  # fmt: skip
 
 

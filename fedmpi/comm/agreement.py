@@ -61,7 +61,7 @@ def agree(link, action):
     if failing is None:
         return result
     where = f"on rank {failing}: " if failing > 0 else ""
-    raise agreed_error(link, f"{where}{error}" if failing == link.rank else None) from error
+    raise agreed_error(link, f"{where}{error}" if failing == link.rank else None) from (error and error.__cause__)
 
 
 def agreed_error(link, text):

@@ -102,6 +102,7 @@ share=$((cores / most))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((share > 0 ? share : 1))}
 # Training allocates and frees the same memory at every step: let malloc keep it.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864}
+export UCX_LOG_LEVEL=${UCX_LOG_LEVEL:-error} # it warns of each message that a rank that ends needs no more
 words=(-np "$ranks")
 if [ "$vendor" = "Open MPI" ]; then
     [ "$EUID" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

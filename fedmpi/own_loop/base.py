@@ -79,7 +79,8 @@ class OwnLoop:
         choices: Choices,
     ) -> None:
         self._link, self._flat = link, flat
-        self.rank, self.size = link.rank, link.size
+        self.rank: int = link.rank
+        self.size: int = link.size
         agree(link, check_alone)
         self._threads = _take_share_of_cores(link, by_load=not choices.is_recorded)
         weights = link.allgather([weight])[:, 0]

@@ -10,6 +10,9 @@ python=$(command -v python) # Open MPI's mpirun finds another one beside itself
 ranks=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
 # Training allocates and frees the same memory at every step: let malloc keep it.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864}
+export UCX_LOG_LEVEL=${UCX_LOG_LEVEL:-error} # it warns of each message that a rank that ends needs no more
+# What MPICH's launcher says of itself where a rank or a node is lost.
+NOISE='^\[(mpiexec|proxy:[0-9:]+)@.*(assert \(.*\) failed|error waiting for|callback returned error|launcher returned error|terminated badly)'
 NOT_FINISHED=75 # exit code of a run that wrote a checkpoint and can continue from it
 PROBE_SECONDS=60
 
@@ -185,20 +188,24 @@ run_ranks() {
 # wait_for SIGNAL COMMAND: run a command and return its exit code, or 75 if it did not end well after a warning of the
 # time limit. The warning is passed on to it as SIGNAL.
 wait_for() {
-    local signal=$1 code
+    local signal=$1 code filter
     shift
     [ -z "$stopped" ] || return 143
     [ -z "$warned" ] || [ -z "$began" ] || return $NOT_FINISHED # warned between two commands
-    "$@" &
+    exec 3> >(trap '' INT TERM USR1; exec grep --line-buffered -vE "$NOISE" >&2)
+    filter=${!:-}
+    "$@" 2>&3 3>&- &
     pid=$! began=yes
     # Warned during the checks: the time limit is short, and half of what is left of it is for the command.
-    [ -z "$warned" ] || { sleep $(($(seconds_left) / 2)); pass_on "$signal"; } &
+    [ -z "$warned" ] || { sleep $(($(seconds_left) / 2)); pass_on "$signal"; } 3>&- &
     while :; do
         woken='' code=0
         wait $pid || code=$?
         [ -n "$woken" ] || break # a signal ends `wait` before the ranks have ended
     done
     pid=''
+    exec 3>&- # the filter ends with the last process that writes to it; these lines come before ours
+    for _ in {1..20}; do kill -0 "$filter" 2>/dev/null && sleep 0.1 || break; done
     # Ranks that were warned before they could hear it were ended by the signal; wrong settings stay wrong.
     if [ -n "$warned" ] && [ $code -ne 0 ] && [ $code -ne 2 ]; then code=$NOT_FINISHED; fi
     return $code
@@ -238,6 +245,6 @@ finish() {
         ! scontrol requeue "$SLURM_JOB_ID" || sleep 120 # until SLURM ends this script
         say "job $SLURM_JOB_ID cannot be requeued"
     fi
-    say "to continue, submit it again with the same --name"
+    say "to continue, submit it again${folder:+ with the same --name}"
     exit "$code"
 }

@@ -99,6 +99,7 @@ def test_a_rank_that_dies(slurm, tmp_path, kind):
         assert "after 1 of at most 1 requeues" in job.log and job.fields["Comment"] == "fedmpi-losses-1"
     else:
         assert re.search(r"error on rank 1, client 1: RuntimeError: the silo is on fire", job.log), job.log
+    assert not re.search(r"^\[(mpiexec|proxy:\S+)@", job.log, re.MULTILINE), job.log  # MPICH's launcher about itself
     assert not list(tmp_path.glob("out/*/model.*"))
     assert not slurm.processes(str(tmp_path))
 
