@@ -3,6 +3,7 @@
 import argparse
 import os
 import pathlib
+import re
 import shlex
 import signal
 import sys
@@ -11,7 +12,7 @@ from fedmpi.errors import Stopped, UserError
 from fedmpi.own_files import check_replaceable
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
-from fedmpi.text import table
+from fedmpi.text import format_seconds, table
 from reproduction import orders
 from reproduction.csv_files import signature as csv_signature
 from reproduction.experiment import ENDINGS, HERE, SCALES, find_experiments
@@ -26,7 +27,7 @@ from reproduction.results import (
     read_results,
     write_results,
 )
-from reproduction.running import How, emit_slurm, make, plan_runs
+from reproduction.running import ON_GPU, How, emit_slurm, make, plan_runs
 from reproduction.summary import PAGES, cost, state, write_summary
 from reproduction.tuning import COLUMNS as GRID_COLUMNS
 
@@ -327,13 +328,24 @@ def listing(names, results, data_dir):
     """The text of --list for some names; see `find_experiments`."""
     rows = [["name", "CPU time", "GPU time", "state", "data", "what (methods)"]]
     for one in find_experiments(names):
-        gpu = "not measured" if one.scales else "–"
+        gpu = _gpu_time(results, one) if one.scales else "–"
         kinds = dict.fromkeys(name.split(", ")[0] for name in one.methods)  # "FedZO" of "FedZO, E = 3"
         methods = f" ({', '.join(kinds or one.orders)})" if kinds or one.orders else ""
         found = state(results, one, ", ".join(_missing(one, data_dir)))
         what = f"{one.place}: {one.title}{methods}"
         rows.append([one.name, cost(one), gpu, found, ", ".join(one.data) or "–", what])
     return f"Times are those of one seed at full scale.\n{table(rows, indent='')}"
+
+
+def _gpu_time(folder, one):
+    """How long the runs of one seed at full scale took on a GPU, or "not measured"."""
+    results = read_results(folder, one, "full")
+    runs = [row for row in results.runs if row["processor"].startswith(ON_GPU)] if results else []
+    if not runs:
+        return "not measured"
+    at_a_time = max([1, *(int(found) for row in runs for found in re.findall(r"--at-a-time (\d+)", row["made_by"]))])
+    seconds = sum(float(row["wall_seconds"]) for row in runs) / len({row["seed"] for row in runs}) / at_a_time
+    return f"{format_seconds(seconds)}, {at_a_time} runs at once"
 
 
 if __name__ == "__main__":

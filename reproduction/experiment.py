@@ -35,6 +35,7 @@ reason. One with `orders`, a list of methods, is a table of proved rates, which 
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
     findings:  scale -> list of sentences: what was found out about claims that failed.
+    widens:    name of the experiment whose comparison this one repeats with step sizes beyond the paper's grid.
     fixed:     claims, lengths, grids: the day of their last change; lengths with all that a scale reduces.
 
 `SHAPE` has the type of each.
@@ -135,6 +136,7 @@ SHAPE = {
     "cpu_hours": (lambda value: _is_number(value) and value >= 0, "a number of hours, 0 or more"),
     "differs": [SENTENCE],
     "findings": dict.fromkeys(SCALES, [SENTENCE]),
+    "widens": TEXT,
     "fixed": dict.fromkeys(("claims", "lengths", "grids"), TEXT),
 }
 
@@ -168,6 +170,7 @@ class Experiment:
     cpu_hours: float | None = None
     differs: list = dataclasses.field(default_factory=list)
     findings: dict = dataclasses.field(default_factory=dict)
+    widens: str = ""
     fixed: dict = dataclasses.field(default_factory=dict)
 
     def points(self, scale):
@@ -369,6 +372,8 @@ def _problems(one):
         return
     if (one.not_run or one.orders) and not one.scales:
         return
+    if one.widens and one.widens not in experiment_names():
+        yield f"widens: expected one of {', '.join(experiment_names())}, not {one.widens}"
     for key in ("panels", "methods", "scales", "metric"):
         if not getattr(one, key):
             yield f"expected {key}, or not_run with the reason"

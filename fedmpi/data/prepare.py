@@ -34,6 +34,8 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
         raise UserError("prepare digits: digits come with scikit-learn and need no file; choose another name for yours")
     if options.size is not None and options.size < 1:
         raise UserError(f"--size {options.size}: expected at least 1, pixels per side")
+    if len({*options.classes} - {""}) < len(options.classes):
+        raise UserError(f"--classes {','.join(options.classes)}: expected different names")
     path = folder / f"{name}.h5"
     if path.is_file() and not force:
         print(f"{path} exists already (--force replaces it, if fedmpi wrote it)")

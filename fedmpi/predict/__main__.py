@@ -15,9 +15,11 @@ from fedmpi.predict.reading import read_samples
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
 from fedmpi.runs.model_files import has_client_models, load_model, model_file, prepare_inputs
-from fedmpi.text import as_cell, short
+from fedmpi.text import Log, as_cell, short
 
 AT_ONCE = 1000  # samples
+FAR, FLAT = 10, 0.05  # standard deviations of the training samples: from their mean; that all pixels have
+log = Log(__name__)
 HEADER = b"sample,predicted"  # of the table
 MASKS = "predicted"  # array of an npz file
 DESCRIPTION = """\
@@ -130,10 +132,21 @@ def outputs(model, samples):
     for begin in range(0, len(samples), AT_ONCE):
         inputs = prepare_inputs(model.fedmpi, samples[begin : begin + AT_ONCE]).to(dtype)
         _check_finite(begin, inputs, f"a value that is not finite, or too large for {dtype}")
+        if begin == 0 and not _are_alike(model.fedmpi, inputs):
+            log.warning("the samples are unlike those of the training: do they have the same units and the same depth?")
         scores = _scores(model, inputs)
         _check_finite(begin, scores, "a score that is not finite: the model cannot classify it")
         found.append(scores.double() if scores.dim() == 2 else scores.argmax(1).to(torch.uint8))
     return torch.cat(found).numpy()
+
+
+def _are_alike(description, inputs):
+    """Whether the first inputs are about as the training samples were, which had mean 0 and standard deviation 1."""
+    if [np.unique(description["input"][name]).tolist() for name in ("mean", "std")] == [[0], [1]]:  # none were measured
+        return True
+    means = inputs.double().transpose(0, 1).flatten(1).mean(1)
+    is_flat = inputs.dim() > 2 and inputs[0].numel() > 1 and inputs.double().std() < FLAT
+    return not is_flat and bool((means.abs() <= FAR).all())
 
 
 def _scores(model, inputs):

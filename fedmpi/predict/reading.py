@@ -6,7 +6,7 @@ from fedmpi.data.formats import ENDINGS
 from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.frames import read_table, table_ending
 from fedmpi.data.formats.images import ImageFiles, is_image, train_folder
-from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array
+from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array, numbered
 from fedmpi.data.formats.table import INTEGER
 from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError, attempt
@@ -69,7 +69,7 @@ def _read_npz(path, split):
         ]
         samples, labels = (name and file[name] for name in names)
         _check(path, f"x or x_{split}", samples)
-        return samples, labels if labels is None else labels.reshape(-1)
+        return samples, labels if labels is None else numbered(names[1], labels, []).reshape(-1)
 
 
 def _read_images(path, split, description):

@@ -241,6 +241,8 @@ def test_a_test_file_and_the_command_that_repeats_everything(tmp_path, capsys):
     main(["show", str(tmp_path / "t.h5")])
     shown = capsys.readouterr().out
     assert "not used: b: --drop" in shown and "features, 1 columns: a (numbers)" in shown
+    main(["show", str(tmp_path / "t.h5"), "--json"])
+    assert json.loads(capsys.readouterr().out) == account
 
 
 def test_test_rows_are_a_share_of_each_class(tmp_path):

@@ -20,6 +20,11 @@ def lines(**columns):
     return pandas.DataFrame(columns).to_json(orient="records", lines=True)
 
 
+def everything(source):
+    """All samples, those to train first."""
+    return np.concatenate([source.read(split, np.arange(len(source.labels[split]))) for split in ("train", "test")])
+
+
 def read(folder, name, content, *words):
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return prepared(folder, folder / name, *words)
@@ -37,7 +42,7 @@ def test_texts_are_read_whole(tmp_path, name, content, encoding):
     source, account = read(tmp_path, name, content)
     assert [*account["features"]] == ["a", "b"] and [*account["classes"]] == ["no", "yes"]
     assert account["assumed"][1] == f"the encoding is {encoding}"
-    found = np.concatenate([source.read(split, np.arange(len(source.labels[split]))) for split in ("train", "test")])
+    found = everything(source)
     assert sorted(found[:, 0]) == sorted(FRAME.a)
 
 
@@ -101,7 +106,7 @@ def test_dates_with_dots_are_days(tmp_path):
     _, account = read(tmp_path, "t.csv", frame.to_csv(index=False))
     assert "--date a" in account["not_used"]["a"]
     source, _ = read(tmp_path, "t.csv", frame.to_csv(index=False), "--date", "a")
-    found = np.concatenate([source.read(split, np.arange(len(source.labels[split]))) for split in ("train", "test")])
+    found = everything(source)
     assert sorted(found[:, 0]) == [*range(20484, 20524)]  # 2026-01-31 is 56 years of 365 days, 14 leap days, and 30
 
 
@@ -139,7 +144,7 @@ def test_groups_are_not_divided_in_any_format(tmp_path, capsys):
     table[:6].assign(x=1).to_csv(tmp_path / "other.csv", index=False)
     for origin, words, line in (
         ("t.npz", ["--group", "who"], "--group: has no meaning"),
-        ("images", ["--mode", "L"], "deeper than --mode L"),
+        ("images", ["--mode", "L"], "deeper than L"),
         ("t.csv", ["--group", "who", "--test-from", tmp_path / "other.csv"], "has who 0, which"),
     ):
         with pytest.raises(SystemExit):
@@ -152,12 +157,16 @@ def test_groups_are_not_divided_in_any_format(tmp_path, capsys):
     assert "0.png twice" in capsys.readouterr().err
 
 
-def test_users_without_samples_are_passed_over(tmp_path):
+def test_users_of_leaf_are_those_with_samples(tmp_path, capsys):
     (tmp_path / "leaf" / "train").mkdir(parents=True)
-    data = {"a": {"x": np.ones((20, 3)).tolist(), "y": [0, 1] * 10}, "b": {"x": [], "y": []}}
-    content = json.dumps({"users": ["a", "b"], "num_samples": [20, 0], "user_data": data})
-    (tmp_path / "leaf" / "train" / "all.json").write_text(content)
+    data = {"a": {"x": np.ones((20, 3)).tolist(), "y": [0.0, 1.0] * 10}, "b": {"x": [], "y": []}}
+    content = {"users": ["a", "b"], "num_samples": [20, 0], "user_data": data}
+    (tmp_path / "leaf" / "train" / "all.json").write_text(json.dumps(content))
     assert prepared(tmp_path, tmp_path / "leaf")[1]["classes"] == {"0": 10, "1": 10}
+    (tmp_path / "leaf" / "train" / "all.json").write_text(json.dumps({**content, "users": ["b"]}))
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, tmp_path / "leaf")
+    assert "users and user_data name different users" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("inside", ["t.csv", "t", "t.TSV"])
@@ -202,3 +211,53 @@ def test_names_of_classes_are_letters(tmp_path, capsys):
     with pytest.raises(SystemExit):
         prepared(tmp_path, tmp_path / "u.npz", name="u")
     assert r"a class is called 'a\x00b': expected names without a NUL character" in capsys.readouterr().err
+
+
+def test_marks_in_numbers_mean_the_same_in_every_format(tmp_path, capsys):
+    """With --thousands ., 0.92 was read as 92; --decimal was obeyed in CSV only, and not with --censored."""
+    frame = FRAME.assign(a=[f"{1000 * n:,}".replace(",", ".") + ",5" for n in NUMBERS])
+    expected = sorted(1000 * NUMBERS + 0.5)
+    frame.to_csv(tmp_path / "t.csv", sep=";", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    for name in ("t.csv", "t.parquet"):
+        source, _ = prepared(tmp_path, tmp_path / name, "--decimal", ",", "--thousands", ".")
+        assert sorted(everything(source)[:, 0]) == expected
+    frame = FRAME.assign(a=[f"< {n},5" if n % 2 else f"{n},5" for n in NUMBERS])
+    source, _ = read(tmp_path, "t.csv", frame.to_csv(sep=";", index=False), "--decimal", ",", "--censored", "half")
+    assert sorted(everything(source)[:, 0]) == sorted((n + 0.5) / (1 + n % 2) for n in NUMBERS)
+    for words, line in (
+        (["--thousands", ".", "--decimal", ","], "line 2 has 0.0 in column a, and 100% of its values are numbers"),
+        (["--thousands", "."], "expected two different characters"),
+        (["--skip-lines", "0"], "expected numbers from 1 on"),
+    ):
+        with pytest.raises(SystemExit):
+            read(tmp_path, "t.csv", TEXT, *words)
+        assert line in capsys.readouterr().err
+
+
+def test_names_are_given_once(tmp_path, capsys):
+    """The second of two equal classes was another one; blanks made others of them."""
+    assert [*read(tmp_path, "t.csv", TEXT, "--classes", "yes, no")[1]["classes"]] == ["yes", "no"]
+    read(tmp_path, "t.csv", TEXT, "--columns", tmp_path / "c.json")
+    columns = json.loads((tmp_path / "c.json").read_text())
+    (tmp_path / "c.json").write_text(json.dumps({**columns, "classes": ["no", "yes", "no"]}))
+    for words, line in (
+        (["--classes", "no,yes,yes"], "--classes no,yes,yes: expected different names"),
+        (["--classes", "no,yes,"], "expected different names"),
+        (["--columns", tmp_path / "c.json"], "is there twice"),
+        (["--one-hot", "y"], "y: is the label"),
+        (["--date", "y"], "y: is the label"),
+    ):
+        with pytest.raises(SystemExit):
+            read(tmp_path, "t.csv", TEXT, *words)
+        assert line in capsys.readouterr().err
+
+
+def test_a_text_of_another_encoding(tmp_path, capsys):
+    """It was stored as it is: half of its words were none."""
+    (tmp_path / "text").mkdir()
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / "text" / name).write_bytes("Grüße aus Wien\n".encode("latin-1"))
+    with pytest.raises(SystemExit):
+        prepared(tmp_path, tmp_path / "text")
+    assert "train.txt: cannot be read as UTF-8" in capsys.readouterr().err

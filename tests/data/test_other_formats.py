@@ -63,11 +63,13 @@ def test_dicom_keeps_its_units(tmp_path, capsys):
             file.HighBit, file.PixelRepresentation = 15, 0
             file.RescaleSlope, file.RescaleIntercept = 1, -1024
             file.PixelData = pixels.tobytes()
-            file.save_as(tmp_path / "ct" / name / f"{number}.dcm", enforce_file_format=True)
+            place = f"{number}.dcm" if number % 2 else f"P1/IM{number}" if number % 4 else f"1.2.840.{number}"
+            (tmp_path / "ct" / name / "P1").mkdir(exist_ok=True)
+            file.save_as(tmp_path / "ct" / name / place, enforce_file_format=True)
     source, account = prepare(tmp_path, tmp_path / "ct")
     assert source.dtype == np.float32 and source.shape == (6, 5)
     assert np.array_equal(np.sort(everything(source), None), np.sort(np.tile(values.ravel() - 1024.0, 2)))
-    assert "the mode DICOM MONOCHROME" in account["assumed"][0]
+    assert "the mode DICOM MONOCHROME" in account["assumed"][0] and "like A/P1, are to train" in account["notes"][0]
     pictures(tmp_path / "more", values[:1].astype(np.uint8), classes="A")
     (tmp_path / "more" / "A" / "0.png").rename(tmp_path / "ct" / "A" / "x.png")
     assert "x.png: has the mode that of a picture: expected DICOM" in refused(capsys, tmp_path, tmp_path / "ct")

@@ -211,7 +211,7 @@ def test_a_file_of_samples_is_a_regular_one(folder, tmp_path, capsys):
 def test_odd_labels_are_refused(folder, tmp_path, capsys):
     odd = [
         [3] * 7, [-1] * 7, np.full(7, 2**64 - 1, np.uint64), ["²"] * 7, ["9" * 30] * 7, ["9" * 5000] * 7, [b"\xff"] * 7,
-        [True] * 7, [0.5] * 7, [np.nan] * 7, np.zeros(7, "M8[s]"), np.zeros(7, [("a", "i4")]), [0], 0, [[0, 1]] * 7,
+        [True] * 7, [0.5] * 7, [np.nan] * 7, np.zeros(7, "M8[s]"), np.zeros(7, [("a", "i4")]), [0], 0, [[0, 2]] * 7,
     ]  # fmt: skip
     for labels in odd:
         np.savez(tmp_path / "odd.npz", x=IMAGES, y=labels)
@@ -458,3 +458,14 @@ def test_another_head_on_a_trained_body(folder, left_out):
         read_initial(str(folder / "model.safetensors"), flat)
     with pytest.raises(UserError, match="no layer is called 4"):
         read_initial(str(folder / "model.safetensors"), flat, "4")
+
+
+@pytest.mark.parametrize("samples", [IMAGES / 255.0, IMAGES * 257.0, np.full((1, 4, 4), 9e4)])
+def test_samples_of_another_scale_are_named(folder, tmp_path, capsys, samples):
+    """A model of bytes classified numbers from 0 to 1, and one of 16 bits bytes, without a word."""
+    predicted(folder, tmp_path / "ok.npz")
+    assert "unlike" not in capsys.readouterr().err
+    np.savez(tmp_path / "odd.npz", x=samples, y=np.eye(3)[np.arange(len(samples)) % 3])
+    rows = predicted(folder, tmp_path / "odd.npz")
+    assert "the samples are unlike those of the training" in capsys.readouterr().err
+    assert [row["label"] for row in rows] == ["0", "1", "2", "0", "1", "2", "0"][: len(rows)]

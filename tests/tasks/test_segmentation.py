@@ -109,6 +109,10 @@ def test_masks_that_do_not_fit_their_images(folders, capsys):
         pixels = np.concatenate([file[f"{split}/images"][:] for split in ("train", "test")])
     of_7 = (masks == 1).all((1, 2))
     assert of_7.sum() == 1 and np.array_equal(masks[~of_7], np.where(pixels[~of_7] > 128, 0, 2))
+    for file in mask.parent.iterdir():
+        Image.open(file).convert("1").save(file)
+    data([str(word) for word in prepare(folders, "--force")])
+    assert "2 classes: 0 (" in capsys.readouterr().out  # they were called False and True
 
 
 @pytest.mark.rarely

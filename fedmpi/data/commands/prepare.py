@@ -49,7 +49,7 @@ def add_parser(commands):
     text = f"seed of the random choice of that test set; default: {seed}"
     parser.add_argument("--seed", type=int, metavar="N", default=seed, help=text)
     text = "classes of all silos, in the order of their labels, separated by commas; default: those of the data"
-    parser.add_argument("--classes", metavar="A,B,C", type=lambda names: names.split(","), default=(), help=text)
+    parser.add_argument("--classes", metavar="A,B,C", type=_names, default=(), help=text)
     parser.add_argument("--silo", metavar="NAME", help="name of the silo whose data these are; results show it")
     parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
     parser.add_argument("--mode", help="images: convert them to this mode of pillow, like L, RGB or RGBA")
@@ -83,6 +83,10 @@ def add_parser(commands):
             tables.add_argument(f"--{name}", choices=kind, help=text)
         else:
             tables.add_argument(f"--{name}", metavar=mark, help=text)
+
+
+def _names(text):
+    return [*map(str.strip, text.split(","))]
 
 
 def run(options):

@@ -19,11 +19,13 @@ def add_parser(commands):
     parser = commands.add_parser("show", help="show what a data file contains")
     parser.set_defaults(run=run)
     parser.add_argument("file", help="path of a file ending in .h5, or the name of one in the data folder")
+    parser.add_argument("--json", action="store_true", help="print what data prepare decided as JSON")
     add_data_dir(parser)
 
 
 def run(options):
-    show_file(find_file(options.file, options.data_dir, given="show "))
+    path = find_file(options.file, options.data_dir, given="show ")
+    show_account(path, as_json=True) if options.json else show_file(path)
 
 
 def show_account(path, as_json=False):

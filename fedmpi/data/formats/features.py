@@ -98,6 +98,9 @@ class Columns:
             numbers = [one for one in columns.values() if isinstance(one, dict)]
             if not all(np.isfinite([*one.values()]).all() and one["std"] > 0 for one in numbers):
                 raise ValueError("a median, mean or std is not finite, or a std is not above 0")
+            lists = [content["classes"], *(one for one in columns.values() if isinstance(one, list))]
+            if any(len({*one}) < len(one) for one in lists):
+                raise ValueError("a class or a category is there twice")
             if content["missing"] not in MISSING:
                 raise ValueError(f"missing is not one of {', '.join(MISSING)}")
             aliases = {
@@ -183,7 +186,7 @@ class Columns:
             hint = f'; if it means the same, add "aliases": {json.dumps({name: same})}' if same else ""
             raise UserError(
                 f"{table.path}: column {name} contains {short(', '.join(unknown), 300)}, which is not among {what}"
-                f"{', '.join(known)}: add it to the file of --columns, and prepare all silos with that file{hint}"
+                f"{', '.join(known)}: add it to --classes or the file of --columns, and prepare all silos so{hint}"
             )
         return words.map(meant).fillna(-1).to_numpy(np.int64)
 

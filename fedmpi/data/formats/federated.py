@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
-from fedmpi.data.formats.npz import number_words
+from fedmpi.data.formats.npz import number_words, numbered
 from fedmpi.data.hdf5 import readable
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
@@ -38,6 +38,7 @@ def read(path, options):
         num_classes and class_names, if the labels are words.
     """
     splits, others = {}, set()
+    assumed = [f"the column {USER} says whose samples these are (--partition column --partition.by {USER})"]
     for split, files in find_files(path).items():
         found = [part for file in files for part in (_leaf if file.suffix == ".json" else _federated)(file)]
         parts = [part for part in found if len(part[2])]
@@ -47,15 +48,13 @@ def read(path, options):
         if parts:
             users = np.repeat([user.encode() for user, *_ in parts], [len(part[2]) for part in parts])
             with attempt("read", path, ValueError):
-                splits[split] = *(np.concatenate(arrays) for arrays in list(zip(*parts))[1:3]), users
+                samples, labels = (np.concatenate(arrays) for arrays in list(zip(*parts))[1:3])
+            splits[split] = samples, numbered(f"{split} labels", labels, assumed), users
     if "train" not in splits:
         raise UserError(f"{path}: contains no samples to train on")
-    assumed = {
-        "assumed": [f"the column {USER} says whose samples these are (--partition column --partition.by {USER})"],
-        "not_used": dict.fromkeys(sorted(others), "neither the samples nor their labels"),
-    }
+    account = {"assumed": assumed, "not_used": dict.fromkeys(sorted(others), "neither the samples nor their labels")}
     if "test" in splits:
-        assumed["test_rows"] = "those of the files"
+        account["test_rows"] = "those of the files"
     else:
         rows = choose_test_set(splits["train"][1], options)
         splits = {split: [values[rows[split]] for values in splits["train"]] for split in rows}
@@ -63,15 +62,16 @@ def read(path, options):
     arrays = {f"{split}/images": one[0] for split, one in splits.items()}
     arrays |= {f"{split}/labels": labels[split] for split in splits}
     arrays |= {f"{split}/{USER}": one[2] for split, one in splits.items()}
-    return arrays, {**attributes, ACCOUNT: assumed}
+    return arrays, {**attributes, ACCOUNT: account}
 
 
 def _leaf(file):
     """(user, samples, labels, names of what else there is) of each user in a JSON file of LEAF."""
     with attempt("read as LEAF", file, Exception):
         content = json.loads(file.read_text(encoding="utf-8"))
-        for user in content["users"]:
-            data = content["user_data"][user]
+        if {*content["users"]} != {*content["user_data"]}:
+            raise UserError(f"{file}: users and user_data name different users: expected the same")
+        for user, data in content["user_data"].items():
             samples = np.array(data["x"])
             if samples.dtype.kind not in "biuf":
                 raise UserError(f"{file}: x of {user} contains {samples.dtype.name}: expected numbers")

@@ -144,6 +144,11 @@ def read_table(path, reading, wanted=None):
     Raises:
         UserError: one line, if the file cannot be read, or a column is neither of numbers nor of words.
     """
+    marks = [reading.decimal, *filter(None, [reading.thousands])]
+    if {*map(len, marks)} != {1} or len({*marks}) < len(marks):
+        raise UserError(f"--decimal and --thousands are {' and '.join(marks)}: expected two different characters")
+    if min(reading.skip_lines, default=1) < 1:
+        raise UserError(f"--skip-lines {min(reading.skip_lines)}: expected numbers from 1 on")
     ending = table_ending(path)
     wanted = wanted or (lambda names: (names, ()))
     if ending in TEXTS:
@@ -269,10 +274,11 @@ def _read_text(path, reading, wanted):
     options = {
         "sep": separator, "encoding": encoding, "names": [*names, BEYOND], "header": None, "index_col": False,
         "skipinitialspace": True, "keep_default_na": False, "na_values": sorted(reading.marks),
-        "decimal": reading.decimal, "thousands": reading.thousands, "on_bad_lines": "error",
+        "decimal": reading.decimal, "on_bad_lines": "error",
         "skiprows": [*(line - 1 for line in reading.skip_lines), header[0] - 1 - "".join(header[1]).count("\n")],
     }  # fmt: skip
-    dtype = dict.fromkeys({*words, *reading.dates} & {*chosen} | {BEYOND}, str)
+    # With thousands=, pandas would read 0.92 as 92.
+    dtype = dict.fromkeys({*(chosen if reading.thousands else words), *reading.dates} & {*chosen} | {BEYOND}, str)
     with opener(path, "rb") as file:  # an upper bound: a quoted field may contain some
         pieces = (np.frombuffer(piece, np.uint8) for piece in iter(lambda: file.read(FIRST_BYTES), b""))
         most = 1 + sum(np.count_nonzero((piece == ord("\n")) | (piece == ord("\r"))) for piece in pieces)
@@ -434,6 +440,10 @@ def _numbers(table, name, words, distinct, reading, odd):
     if fields.str.endswith("%").all():
         fields = fields.str.rstrip("%").str.strip()
         table.assumed.append(f"{name}: percent signs are left out")
+    if reading.thousands:
+        fields = fields.str.replace(rf"(?<=\d)(?<!\b0){re.escape(reading.thousands)}(?=\d{{3}}(?!\d))", "", regex=True)
+    if reading.decimal != ".":
+        fields = fields.str.translate({ord(reading.decimal): ".", ord("."): reading.decimal})
     if reading.censored:
         bounds = pandas.to_numeric(fields.str.replace(r"^[<>≤≥]=?\s*", "", regex=True), errors="coerce")
         below = fields.str.startswith(("<", "≤")) & (reading.censored == "half")

@@ -15,6 +15,7 @@ from fedmpi.errors import UserError, attempt
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
+DEPTH = 2  # of CLASS/image.png
 LABELS = ("labels.csv", "metadata.csv")  # beside the images; the second is Hugging Face's
 
 
@@ -35,7 +36,7 @@ class ImageFiles:
     def __init__(self, files, mode=None, size=None):
         self._files, self._size, self._mode = files, size, mode
         self.converted, self.resized = set(), set()
-        self._is_medical = is_medical(files[0])
+        self._is_medical = medical.is_medical(files[0])
         self.mode = mode or (medical.read(files[0])[1] if self._is_medical else _open_image(files[0]).mode)
         first = self._pixels(files[0])
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
@@ -48,15 +49,14 @@ class ImageFiles:
         for image, file in zip(images, self._files[rows]):
             pixels = self._pixels(file)
             if pixels.shape != image.shape:
-                raise UserError(
-                    f"{file}: is {_format_size(pixels.shape)} pixels: expected {_format_size(image.shape)}, the size "
-                    f"of {self._files[0]}; --size N resizes all images"
-                )
+                hint = "" if self._is_medical else "; --size N resizes all images"
+                what = f"expected {_format_size(image.shape)}, the size of {self._files[0]}{hint}"
+                raise UserError(f"{file}: is {_format_size(pixels.shape)} pixels: {what}")
             image[:] = pixels
         return images
 
     def _pixels(self, file):
-        if self._is_medical or is_medical(file):
+        if self._is_medical or medical.is_medical(file):
             return self._medical(file)
         image = _open_image(file)
         if self._mode is None and image.mode != self.mode:
@@ -65,7 +65,7 @@ class ImageFiles:
                 f"{'RGB' if 'RGB' in (image.mode, self.mode) else self.mode} converts all images"
             )
         if self._mode and image.mode[0] in "IF" and self._mode[0] not in "IF":  # pillow would make most pixels white
-            raise UserError(f"{file}: has the mode {image.mode}, deeper than --mode {self._mode}: leave that out")
+            raise UserError(f"{file}: has the mode {image.mode}, deeper than {self._mode}: expected shallower images")
         with attempt("read as an image", file, Exception):
             if self._mode and image.mode != self._mode:
                 image = image.convert(self._mode)
@@ -77,16 +77,11 @@ class ImageFiles:
         return pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
 
     def _medical(self, file):
-        pixels, mode = medical.read(file) if is_medical(file) else (None, "that of a picture")
+        pixels, mode = medical.read(file) if medical.is_medical(file) else (None, "that of a picture")
         if mode != self.mode or self._size:
             what = "no --size" if self._size else f"{self.mode}, the mode of {self._files[0]}, and no --mode"
             raise UserError(f"{file}: has the mode {mode}: expected {what}")
         return pixels
-
-
-def is_medical(file):
-    """Whether a file is DICOM or NIfTI by its name."""
-    return file.name.lower().endswith(medical.ENDINGS)
 
 
 def _open_image(file):
@@ -118,7 +113,7 @@ def open_raw(file):
 
 
 def _format_size(shape):
-    return f"{shape[1]}x{shape[0]}"
+    return f"{shape[1]}x{shape[0]}" if len(shape) < 4 else "x".join(map(str, shape[:3]))
 
 
 def read(root, options):
@@ -159,6 +154,9 @@ def read(root, options):
     account["not_used"] |= {name: f"{count} images, {why}" for name, count in sorted(left_out.items())}
     if train is not None and not beside:
         account["test_rows"] = "those of the folder"
+    elif not beside and (deep := [file for file in used if len(file.relative_to(root).parts) > DEPTH]):
+        what = "are to train and to test: if it is a patient's, use labels.csv with --group"
+        account["notes"] = [f"images of one folder, like {min(deep).parent.relative_to(root)}, {what}"]
     roles = {GROUP: options.group} if groups else {}
     return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account, **roles}
 
@@ -181,7 +179,7 @@ def _is_hidden(path):
 
 def is_image(file, root):
     """Whether a file in a folder is an image and not hidden."""
-    is_known = file.suffix.lower() in ENDINGS or is_medical(file)
+    is_known = file.suffix.lower() in ENDINGS or medical.is_medical(file)
     return is_known and not _is_hidden(file.relative_to(root))
 
 

@@ -62,7 +62,7 @@ def read(root, options):
         raise UserError(f"{options.masks if files else root}: {what}: expected one of the same name for each image")
     masks = [names.pop(file.relative_to(root).with_suffix("")) for file in files]
     counts = [np.unique(_pixels(file), return_counts=True) for file in masks]
-    values = sorted({*np.concatenate([found for found, _ in counts]).tolist()})
+    values = sorted({*np.concatenate([found for found, _ in counts]).astype(int).tolist()})  # black and white: 0, 1
     if options.classes:
         values = [int(name) if name.isdecimal() else name for name in options.classes]
         if not all(isinstance(value, int) for value in values):

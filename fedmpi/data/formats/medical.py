@@ -1,12 +1,23 @@
 """Slices and volumes of DICOM (pydicom) and NIfTI (nibabel)."""
 
 import io
+import re
 
 import numpy as np
 
 from fedmpi.errors import UserError, attempt
 
 ENDINGS = (".dcm", ".nii", ".nii.gz")
+NUMBERED = re.compile(r"[^.:]*|[\d.]+")  # names that scanners give, like IM0001 and 1.2.840.10008
+
+
+def is_medical(file):
+    """Whether a file is DICOM or NIfTI by its name, or DICOM by its content."""
+    if file.name.lower().endswith(ENDINGS) or not NUMBERED.fullmatch(file.name) or not file.is_file():
+        return file.name.lower().endswith(ENDINGS)
+    with file.open("rb") as content:
+        content.seek(128)
+        return content.read(4) == b"DICM"
 
 
 def read(file):
@@ -25,7 +36,7 @@ def read(file):
     except ImportError as error:
         raise UserError(f"{file}: needs another package: pip install 'fedmpi[formats]' ({error})") from None
     with attempt("read as DICOM or NIfTI", file, Exception):
-        if file.name.lower().endswith(".dcm"):
+        if not file.name.lower().endswith(ENDINGS[1:]):
             content = pydicom.dcmread(io.BytesIO(file.read_bytes()))
             kind, pixels = content.PhotometricInterpretation, content.pixel_array
             pixels = pydicom.pixels.apply_modality_lut(pixels, content).astype(np.float32)

@@ -30,7 +30,7 @@ def read(path, options):
             for kind, words in (("x", SAMPLES), ("y", LABELS))}  # fmt: skip
     assumed, account = [], {}
     for name in {used[split, "y"] for split in ("train", "test", "")} - {None}:
-        arrays[name] = _numbered(name, arrays[name], assumed)
+        arrays[name] = numbered(name, arrays[name], assumed)
     if all(used[split, kind] for split in ("train", "test") for kind in "xy"):
         samples, labels = ({split: arrays[used[split, kind]] for split in ("train", "test")} for kind in "xy")
         rest = {*arrays} - {used[split, kind] for split in ("train", "test") for kind in "xy"}
@@ -56,7 +56,7 @@ def read(path, options):
     return splits | {f"{split}/labels": labels[split] for split in labels}, attributes | {ACCOUNT: account}
 
 
-def _numbered(name, labels, assumed):
+def numbered(name, labels, assumed):
     """Labels [n] of an array of them: also of [n, 1], of a one in each row, and of floats that are whole numbers."""
     is_table = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "biuf"
     if is_table and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():

@@ -90,6 +90,8 @@ def read(path, options):
                 raise UserError(
                     f"{name}: is in --drop, --id, --group or --keep, and used otherwise: expected one of both"
                 )
+        if label in (*options.one_hot, *options.dates):
+            raise UserError(f"{label}: is the label: expected --label with another column, or no --one-hot and --date")
         if label not in names:
             raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
         named = {*options.one_hot, *options.features, *options.dates, *(agreed.columns if agreed else ())}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedmpi.data.formats.common import open_archive, read_bytes
-from fedmpi.errors import UserError
+from fedmpi.errors import UserError, attempt
 
 
 def read(folder, options):
@@ -22,6 +22,8 @@ def read(folder, options):
             continue
         if file is None:
             raise UserError(f"{folder}: contains neither {' nor '.join(names)}")
+        with attempt("read as UTF-8", file, UnicodeError):
+            read_bytes(file).decode("utf-8")
         splits[f"{split}/text"] = np.frombuffer(read_bytes(file), np.uint8)
         if not len(splits[f"{split}/text"]):
             raise UserError(f"{file}: is empty: expected words")
