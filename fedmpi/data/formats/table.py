@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.formats.common import choose_test_set, divided
 from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.frames import ARROW_OF_SPLITS, DATE, NAMELESS, Reading, read_table, table_ending
 from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
@@ -76,7 +76,7 @@ def read(path, options):
         nonlocal label, left_out
         for option, given in (("drop", options.drop), ("id", options.id), ("group", [options.group]),
                               ("keep", options.keep), ("features", options.features), ("one-hot", options.one_hot),
-                              ("date", options.dates)):  # fmt: skip
+                              ("date", options.reading.dates)):  # fmt: skip
             for name in filter(None, given):
                 rest = ", ".join(one for one in names if one != options.label)
                 if name not in names or name == options.label:
@@ -84,17 +84,17 @@ def read(path, options):
         present = [name for name in names if name not in options.drop]
         label = label or options.label or next((name for name in reversed(present) if name not in kept
                                        and not NAMELESS.fullmatch(name)), names[-1])  # fmt: skip
-        for name in (*kept, *options.one_hot, *options.dates, *options.features, label):
+        for name in (*kept, *options.one_hot, *options.reading.dates, *options.features, label):
             excluded = [*options.drop, *(kept if name in (*options.one_hot, *options.features, label) else ())]
             if name in excluded:
                 raise UserError(
                     f"{name}: is in --drop, --id, --group or --keep, and used otherwise: expected one of both"
                 )
-        if label in (*options.one_hot, *options.dates):
+        if label in (*options.one_hot, *options.reading.dates):
             raise UserError(f"{label}: is the label: expected --label with another column, or no --one-hot and --date")
         if label not in names:
             raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
-        named = {*options.one_hot, *options.features, *options.dates, *(agreed.columns if agreed else ())}
+        named = {*options.one_hot, *options.features, *options.reading.dates, *(agreed.columns if agreed else ())}
         if options.features:
             left_out = [name for name in present if name not in (*options.features, *options.one_hot, *kept, label)]
         categories = [name for name, how in (agreed.columns if agreed else {}).items() if isinstance(how, list)]
@@ -152,10 +152,8 @@ def read(path, options):
     if agreed is None and options.columns:
         columns.write(options.columns)
     stored = {name: _stored(_words(table, name), name in options.keep) for name in kept}
-    splits = {}
-    for split, rows in chosen.items():
-        splits |= {f"{split}/images": Rows([*features.values()], rows), f"{split}/labels": labels[rows]}
-        splits |= {f"{split}/{name}": values[rows] for name, values in stored.items()}
+    splits = {f"{split}/images": Rows([*features.values()], rows) for split, rows in chosen.items()}
+    splits |= divided(chosen, labels=labels, **stored)
     mean, std = columns.normalisation()
     attributes = {"num_classes": len(columns.classes), "class_names": columns.classes, "feature_names": list(features)}
     roles = {GROUP: options.group} if options.group else {}
