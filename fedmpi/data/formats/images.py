@@ -130,19 +130,15 @@ def read(root, options):
     if beside:
         files, labels, class_names, stored, others = _read_labels(root, beside, options)
     else:
-        found = [_list_by_class(folder, options.classes) for folder in _folders(root, train)]
-        files, labels, class_names = (
-            sum((one[0] for one in found), []),
-            np.concatenate([one[1] for one in found]),
-            found[0][2],
-        )
-        if found[-1][2] != class_names:
+        parts, numbers, names = zip(*(_list_by_class(folder, options.classes) for folder in _folders(root, train)))
+        files, labels, class_names = sum(parts, []), np.concatenate(numbers), names[0]
+        if names[-1] != class_names:
             raise UserError(f"{root}: to test: expected the same folders as in {train}: {', '.join(class_names[:10])}")
     if train is None or beside:
         groups = np.unique(stored[options.group], return_inverse=True)[1] if stored else None
         rows = choose_test_set(labels, options, groups)
     else:
-        rows = dict(zip(SPLITS, np.split(np.arange(len(files)), [len(found[0][0])])))
+        rows = dict(zip(SPLITS, np.split(np.arange(len(files)), [len(parts[0])])))
     images, assumed = image_splits(root, {split: [files[row] for row in rows[split]] for split in rows}, options)
     splits = images | divided(rows, labels=labels, **stored)
     account = {
@@ -199,9 +195,8 @@ def image_splits(path, files, options):
     """
     images = {f"{split}/images": ImageFiles(its, options.mode, options.size) for split, its in files.items()}
     if len(modes := {one.mode: one.dtype for one in images.values()}) > 1:
-        raise UserError(
-            f"{path}: images to train and to test have the modes {' and '.join(modes)}: expected one, or --mode"
-        )
+        what = "expected one, or --mode"
+        raise UserError(f"{path}: images to train and to test have the modes {' and '.join(modes)}: {what}")
     return images, "images have the mode {}, and are {}".format(*modes.popitem())
 
 

@@ -89,7 +89,6 @@ def read(root, options):
 def _pixels(file):
     pixels = np.asarray(open_raw(file))
     if pixels.ndim != 2 or pixels.dtype.kind not in "bui":
-        raise UserError(
-            f"{file}: is {pixels.dtype}{list(pixels.shape)}: expected one whole number per pixel, its class"
-        )
+        what = "expected one whole number per pixel, its class"
+        raise UserError(f"{file}: is {pixels.dtype}{list(pixels.shape)}: {what}")
     return pixels

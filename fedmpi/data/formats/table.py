@@ -36,9 +36,8 @@ class Rows:
         return len(self._rows)
 
     def __getitem__(self, chosen):
-        return np.stack([column[self._rows[chosen]] for column in self._columns], axis=-1).astype(
-            self.dtype, copy=False
-        )
+        rows = self._rows[chosen]
+        return np.stack([column[rows] for column in self._columns], axis=-1).astype(self.dtype, copy=False)
 
     def __array__(self, dtype=None, copy=None):
         return self[:]
@@ -87,9 +86,8 @@ def read(path, options):
         for name in (*kept, *options.one_hot, *options.reading.dates, *options.features, label):
             excluded = [*options.drop, *(kept if name in (*options.one_hot, *options.features, label) else ())]
             if name in excluded:
-                raise UserError(
-                    f"{name}: is in --drop, --id, --group or --keep, and used otherwise: expected one of both"
-                )
+                what = "expected one of both"
+                raise UserError(f"{name}: is in --drop, --id, --group or --keep, and used otherwise: {what}")
         if label in (*options.one_hot, *options.reading.dates):
             raise UserError(f"{label}: is the label: expected --label with another column, or no --one-hot and --date")
         if label not in names:
@@ -205,12 +203,8 @@ def _stored(words, may_be_numbers):
 def _not_used(table, columns, others, left_out, options):
     """name -> why, of the columns that are no features."""
     reasons = dict.fromkeys(options.drop, "--drop")
-    reasons |= {
-        name: "has no name, like the row numbers that pandas writes"
-        if NAMELESS.fullmatch(name)
-        else "is not in --features"
-        for name in left_out
-    }
+    nameless = "has no name, like the row numbers that pandas writes"
+    reasons |= {name: nameless if NAMELESS.fullmatch(name) else "is not in --features" for name in left_out}
     for name in others:
         if name in columns.columns:
             continue
@@ -241,9 +235,8 @@ def _notes(table, columns, labels, label, group):
         notes.append(f"{label}: all rows have the class {columns.classes[0]}: expected others, or --classes")
     numbers = [name for name in columns.columns if name.replace(".", "", 1).isdecimal()]
     if 2 * len(numbers) > len(columns.columns) and numbers != [*map(str, range(len(numbers)))]:
-        notes.append(
-            f"the header contains numbers ({short(', '.join(numbers), 60)}): is it a row, and the file has none?"
-        )
+        words = short(", ".join(numbers), 60)
+        notes.append(f"the header contains numbers ({words}): is it a row, and the file has none?")
     has_classes = len(np.unique(labels)) > 1
     for name, how in columns.columns.items():
         if isinstance(how, list):
