@@ -19,6 +19,6 @@ def derive(seed: int, *purpose: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(seed: int, *purpose: object) -> np.random.Generator:
+def generator(seed: int, *purpose: object) -> "np.random.Generator":
     """A fresh `numpy.random.Generator` at the beginning of the stream named by `purpose`."""
     return np.random.Generator(np.random.Philox(derive(seed, *purpose)))

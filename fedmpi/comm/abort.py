@@ -36,9 +36,11 @@ def _end_step_later():
     """Start a process that ends the ranks which srun has started, if MPI_Abort does not do it first.
 
     MPICH's does not return, and ends nothing, while a rank on another node is stopped (seen with srun --mpi=pmi2).
+    Once SLURM's kill did not reach that node: the rank is continued first, so that two requests would have to be lost.
     """
     launchers = [name for _, name in ancestors() if name in LAUNCHERS]
     if launchers[:1] == ["slurmstepd"] and {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= {*os.environ}:
-        command = f'sleep {PATIENCE}; exec scancel --signal=KILL "$SLURM_JOB_ID.$SLURM_STEP_ID"'
+        step = '"$SLURM_JOB_ID.$SLURM_STEP_ID"'
+        command = f"sleep {PATIENCE}; scancel --signal=CONT {step}; sleep 1; exec scancel --signal=KILL {step}"
         with contextlib.suppress(OSError):
             subprocess.Popen(["sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -107,7 +107,7 @@ class MPILink(Link):
         numbers = self.topology.world.allgather([device_number(device)])[:, 0]
         on_gpu = numbers >= 0
         kind = device.type if on_gpu.all() or not on_gpu.any() else ""
-        gpus_are_shared = len(np.unique(numbers)) < self.size and bool(on_gpu.all())
+        gpus_are_shared = len({*numbers.tolist()}) < self.size and bool(on_gpu.all())
         return Facts(nbytes, kind, self.topology.smallest_node, self.num_nodes, gpus_are_shared)
 
     def average(self, block, divisor, out):

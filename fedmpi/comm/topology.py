@@ -107,7 +107,7 @@ class Topology:
         lowest, local_ranks, sizes, oversubscribed = everyone.astype(int).T
         self.waiter.may_block = not oversubscribed.any()
         self.smallest_node = int(sizes.min())
-        nodes = np.unique(lowest).tolist()
+        nodes = sorted({*lowest.tolist()})  # np.unique would import numpy.ma at every start
         self.num_nodes = len(nodes)
         self.node_ranks = [(nodes.index(first), local) for first, local in zip(lowest.tolist(), local_ranks.tolist())]
         self.node_index = self.node_ranks[self.world.rank][0]

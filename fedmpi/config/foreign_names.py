@@ -35,7 +35,7 @@ _THEIRS = {  # ours -> theirs, in the spelling of `fedmpi.config.grammar`
     "partition": "partition_method partitioner split_method",
     "partition.concentration": "partition_alpha dirichlet_alpha",
     "seed": "random_seed manual_seed",
-    "device": "gpu use_gpu using_gpu cuda client_device",
+    "device": "gpu use_gpu using_gpu gpu_id cuda client_device",
     "autocast": "amp fp16 bf16 precision mixed_precision amp_dtype",
     "out": "output_dir output_dirname save_dir log_dir logdir logging_dir workspace job_dir",
     "name": "run_name experiment_name exp_name run_id",

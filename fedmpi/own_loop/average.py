@@ -1,6 +1,7 @@
 """`average`: periodic averages in a training loop that keeps its torch optimizer."""
 
 import dataclasses
+import functools
 import os
 import weakref
 from collections.abc import Iterable, Sequence
@@ -11,9 +12,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import chosen
-from fedmpi.algorithms.fedavg import FedAvg
-from fedmpi.algorithms.fedopt import FedAdam
-from fedmpi.algorithms.server_momentum import DiLoCo, FedAvgServerMomentum
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
@@ -22,6 +20,7 @@ from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.own_loop.recording import Recording, chosen_recording
+from fedmpi.registry import import_path
 from fedmpi.settings import nearest
 
 if TYPE_CHECKING:
@@ -140,8 +139,9 @@ def _make_algorithm(
         raise UserError(f"exchange = {names}: expected the optimizer that has this state, too")
     if names and participation < 1:
         raise UserError(f"exchange = {names}: expected participation = 1: an absent rank's optimizer has no such state")
-    offered = [name for name in OUTER_SETTINGS if name in OUTER[outer].__dataclass_fields__]
-    return OUTER[outer](**known_settings(f"outer {outer}", OUTER[outer], offered, settings), names=names)
+    algorithm = _algorithm(outer)
+    offered = [name for name in OUTER_SETTINGS if name in algorithm.__dataclass_fields__]
+    return algorithm(**known_settings(f"outer {outer}", algorithm, offered, settings), names=names)
 
 
 OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "correction", "v0")
@@ -167,11 +167,17 @@ class _Local:
         oracle.collect()
 
 
-_ON_SERVER = {"none": FedAvg, "momentum": FedAvgServerMomentum, "nesterov": DiLoCo, "adam": FedAdam}
-OUTER: dict[str, Any] = {
-    name: dataclasses.make_dataclass(name, (), bases=(_Local, algorithm), frozen=True)
-    for name, algorithm in _ON_SERVER.items()
-}
+OUTER = {
+    "none": "fedavg.FedAvg", "momentum": "server_momentum.FedAvgServerMomentum", "nesterov": "server_momentum.DiLoCo",
+    "adam": "fedopt.FedAdam",
+}  # fmt: skip
+
+
+@functools.cache
+def _algorithm(outer: str) -> Any:
+    """The class of an algorithm of `OUTER` whose local steps are the user's. Only its module is imported."""
+    on_server = import_path(f"fedmpi.algorithms.{OUTER[outer]}")
+    return dataclasses.make_dataclass(outer, (), bases=(_Local, on_server), frozen=True)
 
 
 class OptimizerState(Oracle):

@@ -90,9 +90,8 @@ class OwnLoop:
         draw = functools.partial(draw_participants, link.size, choices.participation, choices.seed)
         self._drawn = functools.lru_cache(maxsize=1)(draw) if choices.participation < 1 else None
         plan = Plan(link.size, local_steps, self._drawn, weights=weights, seed=choices.seed)
-        buffers, private = choices.buffers, choices.private
-        places, own = _begin_equal(flat, link, weight, buffers, private)
-        self._own_names = private_names(flat.module, buffers, private)
+        places, own = _begin_equal(flat, link, weight, choices.buffers, choices.private)
+        self._own_names = private_names(flat.module, choices.buffers, choices.private)
         parameters: Any = (*places, flat.buffer_parts, flat.names, flat.shapes)
         variables = Variables(flat.x, flat.buffers, flat.segments, None, *parameters)
         oracles, sending = {link.rank: make_oracle}, choices.sending
