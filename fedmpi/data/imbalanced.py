@@ -43,20 +43,10 @@ class ImbalancedBinary(Source):
         # split -> [n] samples of the source that are in this version, sorted
         self._samples = {"train": np.sort(np.concatenate(remaining)), "test": np.arange(len(source.labels["test"]))}
         self._classes = classes[self._samples["train"]]
-        super().__init__(
-            name=source.name,
-            labels={
-                split: (source.labels[split][samples] >= first_positive).astype(np.int64)
-                for split, samples in self._samples.items()
-            },
-            shape=source.shape,
-            num_classes=2,
-            mean=source.mean,
-            std=source.std,
-            dtype=source.dtype,
-            classes_declared=source.classes_declared,
-            rows_at_once=source.rows_at_once,
-        )
+        labels = {split: (source.labels[split][samples] >= first_positive).astype(np.int64)
+                  for split, samples in self._samples.items()}  # fmt: skip
+        super().__init__(source.name, labels, source.shape, 2, source.mean, source.std, source.dtype,
+                         source.classes_declared, source.rows_at_once)  # fmt: skip
         self.path, self.attributes = source.path, source.attributes
 
     def read(self, split, indices):

@@ -52,7 +52,9 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     try:
         splits, attributes = read(readable_path, options)
         if read not in OFFICIAL_READERS.values() and "train/labels" in splits:
-            account = {"test_rows": _test_rows(options), **attributes.get(ACCOUNT, {})}
+            of = f"the values of {options.group}" if options.group else "each class"
+            share = f"a random share {options.test_share:g} of {of}, seed {options.seed}"
+            account = {"test_rows": share, **attributes.get(ACCOUNT, {})}
             account["command"] = _command(name, origin, options, account.pop("given", {}))
             attributes = {**attributes, ACCOUNT: account}
         silo = {SILO_NAME: options.silo} if options.silo else {}
@@ -78,15 +80,6 @@ def _check_used(options, read, path):
         if name not in used and (given or None) != (default or None):
             name = "reading of fields" if name == "reading" else f"--{name.replace('_', '-')}"
             raise UserError(f"{name}: has no meaning for {path}: leave it out")
-
-
-def _test_rows(options):
-    """How the test rows were chosen."""
-    if options.test_from:
-        return f"those of {options.test_from}"
-    if options.group:
-        return f"a random share {options.test_share:g} of the values of {options.group}, seed {options.seed}"
-    return f"a random share {options.test_share:g} of each class, seed {options.seed}"
 
 
 def _command(name, origin, options, assumed):

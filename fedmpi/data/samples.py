@@ -67,9 +67,8 @@ class Transform:
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
             raise UserError(f"task.transform = {path}: {type(error).__name__}: {short(error)}") from error
         if not callable(self._function):
-            raise UserError(
-                f"task.transform = {path}: expected a function, and this is a {type(self._function).__name__}"
-            )
+            what = f"expected a function, and this is a {type(self._function).__name__}"
+            raise UserError(f"task.transform = {path}: {what}")
 
     def __call__(self, inputs):
         """[b, ...] the inputs after the transform, each of the same shape as before.

@@ -26,6 +26,7 @@ NORMALISATION = {
 }
 NUM_CLASSES = {"mnist": 10, "fashion_mnist": 10, "cifar10": 10, "tiny_imagenet": 200, "digits": 10}
 SPLITS = ("train", "test")
+TYPES = (np.uint8, np.float16, np.float32, np.float64)  # of samples
 SILO_NAME = "silo"  # attribute of a client's file: its name, like the hospital's
 GROUP, ID = "group_column", "id_columns"  # attributes: columns of samples that stay together, and of their names
 ACCOUNT = "account"  # attribute: JSON of what `data prepare` decided
@@ -68,7 +69,7 @@ class Source:
 
     def oddities(self):
         """Oddities of the labels that are allowed but may be mistakes: a list of lines."""
-        return oddities(self.name, *(np.unique(self.labels[split]) for split in SPLITS), self.num_classes)
+        return oddities(self.name, *(_distinct(self.labels[split]) for split in SPLITS), self.num_classes)
 
     def columns(self, split="train"):
         """name -> [n, ...] values of the further columns of a split, besides samples and labels."""
@@ -96,10 +97,15 @@ class Source:
         if name != "brightness":
             raise UserError(f"{self.name}: has no column {split}/{name}: expected labels or brightness")
         num_samples, step = len(self.labels[split]), max(self.rows_at_once, 100)
-        pieces = (
-            self.read(split, np.arange(start, min(start + step, num_samples))) for start in range(0, num_samples, step)
-        )
+        blocks = np.split(np.arange(num_samples), range(step, num_samples, step))
+        pieces = (self.read(split, block) for block in blocks)
         return np.concatenate([piece.reshape(len(piece), -1).mean(1, dtype=np.float64) for piece in pieces])
+
+
+def _distinct(values):
+    """The distinct values, sorted. `np.unique` would import numpy.ma at every start."""
+    ordered = np.sort(values, axis=None)
+    return ordered[np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])]
 
 
 def oddities(name, trained, tested, num_classes):
@@ -272,9 +278,8 @@ class HDF5Source(Source):
         for split, labels in self.labels.items():
             outside = labels[(labels < 0) | (labels >= self.num_classes)]
             if len(outside):
-                raise UserError(
-                    f"{self.path}: {split}/labels contains {outside[0]}: expected 0..{self.num_classes - 1}"
-                )
+                what = f"expected 0..{self.num_classes - 1}"
+                raise UserError(f"{self.path}: {split}/labels contains {outside[0]}: {what}")
 
     def _check_split(self, file, split, least):
         for key in (f"{split}/images", f"{split}/labels"):
@@ -282,11 +287,7 @@ class HDF5Source(Source):
                 names = ", ".join(name for name, _ in data_sets(file)) or "nothing"
                 raise UserError(f"{self.path}: lacks the data set {key}; it contains {names}")
         images, labels = file[f"{split}/images"], file[f"{split}/labels"]
-        if (
-            images.ndim < 2
-            or images.dtype not in (np.uint8, np.float16, np.float32, np.float64)
-            or 0 in images.shape[1:]
-        ):
+        if images.ndim < 2 or images.dtype not in TYPES or 0 in images.shape[1:]:
             raise self._wrong(f"{split}/images", images, "uint8 or float [n, ...]")
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images) or len(labels) < least:
             raise self._wrong(f"{split}/labels", labels, f"integers [{len(images)}], one per image, at least one")
@@ -362,10 +363,8 @@ class HDF5Source(Source):
                 begin = end
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
             bad = indices[~np.isfinite(rows.reshape(len(rows), -1)).all(1)][0]
-            raise UserError(
-                f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: "
-                "expected finite numbers"
-            )
+            what = "expected finite numbers"
+            raise UserError(f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: {what}")
         return rows
 
 

@@ -7,7 +7,7 @@ import zlib
 import h5py
 import numpy as np
 
-from fedmpi.data.source import ACCOUNT, NORMALISATION, SPLITS, HDF5Source, oddities, plain
+from fedmpi.data.source import ACCOUNT, NORMALISATION, SPLITS, TYPES, HDF5Source, oddities, plain
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular, check_replaceable, replacing
 
@@ -48,9 +48,8 @@ def write_file(path, splits, attributes):
                 is_known = attributes.get("dataset") in NORMALISATION or "mean" in attributes
                 if "train/images" in splits and not is_known:
                     file.attrs["mean"], file.attrs["std"] = _mean_and_std(file["train/images"])
-                attributes |= (
-                    {ACCOUNT: _complete(attributes[ACCOUNT], splits, attributes)} if ACCOUNT in attributes else {}
-                )
+                if ACCOUNT in attributes:
+                    attributes[ACCOUNT] = _complete(attributes[ACCOUNT], splits, attributes)
                 for name, value in attributes.items():
                     file.attrs[name] = value
             if disk.error:
@@ -123,16 +122,11 @@ def _check_labelled(path, splits):
             continue
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min(initial=0) < 0 or not len(labels):
             smallest = f", the smallest {labels.min()}" if labels.size and labels.dtype.kind in "iu" else ""
-            raise UserError(
-                f"{path.stem}: {split} labels are {labels.dtype}{list(labels.shape)}{smallest}: "
-                "expected integers [n] from 0, at least one"
-            )
-        is_number = images.dtype in (np.uint8, np.float16, np.float32, np.float64)
-        if not is_number or len(images.shape) < 2 or 0 in images.shape[1:]:
-            raise UserError(
-                f"{path.stem}: {split} images are {images.dtype}{list(images.shape)}: "
-                "expected numbers [n, ...], n samples of at least one value"
-            )
+            what = "expected integers [n] from 0, at least one"
+            raise UserError(f"{path.stem}: {split} labels are {labels.dtype}{list(labels.shape)}{smallest}: {what}")
+        if images.dtype not in TYPES or len(images.shape) < 2 or 0 in images.shape[1:]:
+            what = "expected numbers [n, ...], n samples of at least one value"
+            raise UserError(f"{path.stem}: {split} images are {images.dtype}{list(images.shape)}: {what}")
         splits[f"{split}/labels"] = labels.astype(np.min_scalar_type(int(labels.max())))
     return splits
 

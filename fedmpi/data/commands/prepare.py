@@ -18,10 +18,10 @@ READING = {
     "decimal": ("MARK", str, "decimal mark in numbers; default: ."),
     "thousands": ("MARK", str, "mark between thousands in numbers, like , in 1,234.5"),
     "censored": (None, ("half", "bound"), "what <0.3 is in a column of numbers: half of it, or the bound itself"),
-    "date": ("COLUMN", list, "this column of dates (2026-01-31) becomes days since 1970-01-01"),
+    "date": ("COLUMN", [str], "this column of dates (2026-01-31) becomes days since 1970-01-01"),
     "separator": ("MARK", str, "separator of CSV; default: what the first lines suggest"),
     "encoding": ("NAME", str, "encoding of CSV, like latin-1; default: what the first bytes suggest"),
-    "skip-lines": ("N", int, "number of a line of CSV that is left out, like one of units"),
+    "skip-lines": ("N", [int], "number of a line of CSV that is left out, like one of units"),
 }  # fmt: skip
 # option -> help, of those that name a column and may be repeated
 COLUMNS = {
@@ -76,13 +76,10 @@ def add_parser(commands):
     )
     tables.add_argument("--columns", metavar="FILE", help=text)
     for name, (mark, kind, text) in READING.items():
-        if kind in (list, int):
-            tables.add_argument(f"--{name}", metavar=mark, action="append", default=[], help=f"{text}; may be repeated",
-                                type=int if kind is int else None)  # fmt: skip
-        elif mark is None:
-            tables.add_argument(f"--{name}", choices=kind, help=text)
-        else:
-            tables.add_argument(f"--{name}", metavar=mark, help=text)
+        how = {"choices": kind} if isinstance(kind, tuple) else {}
+        if isinstance(kind, list):
+            how, text = {"action": "append", "default": [], "type": kind[0]}, f"{text}; may be repeated"
+        tables.add_argument(f"--{name}", metavar=mark, help=text, **how)
 
 
 def _names(text):

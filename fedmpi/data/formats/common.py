@@ -53,11 +53,6 @@ class ReaderOptions:
     layout: str | None = None
     masks: pathlib.Path | None = None
 
-    @property
-    def dates(self):
-        """Names of the columns that contain dates."""
-        return self.reading.dates
-
 
 def choose_test_set(labels, options, groups=None):
     """{"train": rows, "test": rows}, each sorted; a random share of each class, or of the groups, is the test set.
@@ -83,6 +78,11 @@ def choose_test_set(labels, options, groups=None):
     is_test[order[(2 * np.arange(num_test) + 1) * len(names) // (2 * num_test)]] = True
     is_test = is_test if groups is None else is_test[groups]
     return {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
+
+
+def divided(rows, /, **arrays):
+    """{"train/NAME": its rows, "test/NAME": its rows} of arrays; `rows` as from `choose_test_set`."""
+    return {f"{split}/{name}": values[chosen] for split, chosen in rows.items() for name, values in arrays.items()}
 
 
 def first_file(folder, *names):

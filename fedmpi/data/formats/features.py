@@ -89,12 +89,9 @@ class Columns:
             UserError: if it is something else.
         """
         try:
-            columns = {
-                name: {key: float(one[key]) for key in ("median", "mean", "std")}
-                if isinstance(one, dict)
-                else [str(word) for word in one]
-                for name, one in content["columns"].items()
-            }
+            keys = ("median", "mean", "std")
+            columns = {name: {key: float(one[key]) for key in keys} if isinstance(one, dict) else [*map(str, one)]
+                       for name, one in content["columns"].items()}  # fmt: skip
             numbers = [one for one in columns.values() if isinstance(one, dict)]
             if not all(np.isfinite([*one.values()]).all() and one["std"] > 0 for one in numbers):
                 raise ValueError("a median, mean or std is not finite, or a std is not above 0")
@@ -103,22 +100,18 @@ class Columns:
                 raise ValueError("a class or a category is there twice")
             if content["missing"] not in MISSING:
                 raise ValueError(f"missing is not one of {', '.join(MISSING)}")
-            aliases = {
-                str(name): {str(word): str(other) for word, other in one.items()}
-                for name, one in content.get("aliases", {}).items()
-            }
-            reading = {
-                key: tuple(one) if isinstance(one, list) else one for key, one in content.get("reading", {}).items()
-            }
+            aliases = {str(name): {str(word): str(other) for word, other in one.items()}
+                       for name, one in content.get("aliases", {}).items()}  # fmt: skip
+            reading = {key: tuple(v) if isinstance(v, list) else v for key, v in content.get("reading", {}).items()}
             roles = tuple(map(str, content.get("id", ()))), content.get("group")
             classes = [str(name) for name in content["classes"]]
             return cls(content["missing"], classes, columns, Reading(**reading), aliases, *roles)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise UserError(f"{given}: expected what data prepare --columns writes: {short(repr(error))}") from None
 
-    def text(self):
-        """Everything as one line of JSON."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+    def text(self, indent=None):
+        """Everything as JSON, in one line without an indent."""
+        return json.dumps(dataclasses.asdict(self), indent=indent, ensure_ascii=False)
 
     def write(self, file):
         """Write the JSON file, by which the other silos make the same features.
@@ -126,9 +119,8 @@ class Columns:
         Raises:
             UserError: if it cannot be written.
         """
-        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False)
         with attempt("write", f"--columns {file}"), replacing(file, b'"missing": "') as part:
-            part.write_text(f"{text}\n", encoding="utf-8")
+            part.write_text(f"{self.text(1)}\n", encoding="utf-8")
 
     def check(self, options):
         """Check that options do not contradict the file of `--columns`.
@@ -211,9 +203,8 @@ class Columns:
         self._refuse_empty(table, name, is_blank, "a number")
         if not np.isfinite(values[~is_blank]).all() or np.abs(values[~is_blank]).max(initial=0) > LARGEST:
             row = int(np.flatnonzero(~is_blank & ~(np.abs(values) <= LARGEST))[0])
-            raise UserError(
-                f"{table.path}: {table.place(row)} has {values[row]:.4g} in column {name}: expected a finite number"
-            )
+            what = "expected a finite number"
+            raise UserError(f"{table.path}: {table.place(row)} has {values[row]:.4g} in column {name}: {what}")
         indicator = {f"{name} is {WITHOUT}": is_blank} if self.missing == "category" else {}
         if is_blank.any():  # otherwise without a copy, which would double the memory
             values = np.where(is_blank, values.dtype.type(how["median"]), values)

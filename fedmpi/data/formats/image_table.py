@@ -7,7 +7,7 @@ import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
 from fedmpi.data.formats.frames import ARROW, ARROW_OF_SPLITS, named_classes, read_arrow, table_ending
-from fedmpi.data.formats.images import ImageFiles
+from fedmpi.data.formats.images import image_splits
 from fedmpi.data.formats.npz import number_words
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
@@ -75,12 +75,9 @@ def read(path, options):
         numbers = {split: numbers["train"][rows[split]] for split in rows}
     else:
         account["test_rows"] = f"those of {parts['test']}"
-    images = {split: ImageFiles(its, options.mode, options.size) for split, its in cells.items()}
-    if len(modes := {one.mode for one in images.values()}) > 1:
-        raise UserError(f"{path}: the images have the modes {' and '.join(sorted(modes))}: expected one, or --mode")
-    account["assumed"] = [f"images have the mode {modes.pop()}, and are {images['train'].dtype}"]
-    splits = {f"{split}/images": one for split, one in images.items()}
-    return splits | {f"{split}/labels": one for split, one in numbers.items()}, attributes | {ACCOUNT: account}
+    images, assumed = image_splits(path, cells, options)
+    account["assumed"] = [assumed]
+    return images | {f"{split}/labels": one for split, one in numbers.items()}, attributes | {ACCOUNT: account}
 
 
 def _parts(path):

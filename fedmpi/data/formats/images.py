@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 
 from fedmpi.data.formats import medical
-from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.formats.common import choose_test_set, divided
 from fedmpi.data.formats.frames import Reading, read_table
 from fedmpi.data.formats.npz import number_words
-from fedmpi.data.source import ACCOUNT, GROUP
+from fedmpi.data.source import ACCOUNT, GROUP, SPLITS
 from fedmpi.errors import UserError, attempt
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -126,27 +126,26 @@ def read(root, options):
         images as `ImageFiles`, read when written; labels [n]; attributes num_classes, class_names (the folders' names,
         sorted, or --classes).
     """
-    train, groups, others = train_folder(root), {}, []
-    beside = labels_file(root)
+    train, beside, stored, others = train_folder(root), labels_file(root), {}, []
     if beside:
-        files, labels, class_names, groups, others = _read_labels(root, beside, options)
-    elif train is None:
-        files, labels, class_names = _read_one_folder(root, options)
+        files, labels, class_names, stored, others = _read_labels(root, beside, options)
     else:
-        files, labels, class_names = _read_two_folders(root, train, options)
-    images = {"train": ImageFiles(files["train"], options.mode, options.size)}
-    images["test"] = ImageFiles(files["test"], options.mode, options.size)
-    if images["train"].mode != images["test"].mode:
-        modes = f"{images['train'].mode} and {images['test'].mode}"
-        raise UserError(f"{root}: the images to train and to test have the modes {modes}: expected one, or --mode")
-    splits = {f"{split}/images": images[split] for split in images}
-    splits |= {f"{split}/labels": labels[split] for split in images}
-    splits |= {f"{split}/{options.group}": values for split, values in groups.items()}
+        parts, numbers, names = zip(*(_list_by_class(folder, options.classes) for folder in _folders(root, train)))
+        files, labels, class_names = sum(parts, []), np.concatenate(numbers), names[0]
+        if names[-1] != class_names:
+            raise UserError(f"{root}: to test: expected the same folders as in {train}: {', '.join(class_names[:10])}")
+    if train is None or beside:
+        groups = np.unique(stored[options.group], return_inverse=True)[1] if stored else None
+        rows = choose_test_set(labels, options, groups)
+    else:
+        rows = dict(zip(SPLITS, np.split(np.arange(len(files)), [len(parts[0])])))
+    images, assumed = image_splits(root, {split: [files[row] for row in rows[split]] for split in rows}, options)
+    splits = images | divided(rows, labels=labels, **stored)
     account = {
-        "assumed": [f"images have the mode {images['train'].mode}, and are {images['train'].dtype}"],
+        "assumed": [assumed],
         "not_used": {str(path.relative_to(root)): why for path, why in _others(root) if path != beside},
     }
-    used = {*files["train"], *files["test"]}
+    used = {*files}
     left_out = [path for path in root.rglob("*") if is_image(path, root) and path not in used]
     left_out = Counter(path.relative_to(root).parts[0] for path in left_out)
     why = f"not in {beside.name}" if beside else "in no folder of a class"
@@ -157,7 +156,7 @@ def read(root, options):
     elif not beside and (deep := [file for file in used if len(file.relative_to(root).parts) > DEPTH]):
         what = "are to train and to test: if it is a patient's, use labels.csv with --group"
         account["notes"] = [f"images of one folder, like {min(deep).parent.relative_to(root)}, {what}"]
-    roles = {GROUP: options.group} if groups else {}
+    roles = {GROUP: options.group} if stored else {}
     return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account, **roles}
 
 
@@ -188,27 +187,27 @@ def train_folder(root):
     return next((root / name for name in ("train", "training") if (root / name).is_dir()), None)
 
 
-def _read_one_folder(root, options):
-    """({split: files}, {split: labels}, class names) of root/CLASS/*."""
-    files, labels, class_names = _list_by_class(root, options.classes)
-    rows = choose_test_set(labels, options)
-    return (
-        {split: [files[row] for row in rows[split]] for split in rows},
-        {split: labels[rows[split]] for split in rows},
-        class_names,
-    )
+def image_splits(path, files, options):
+    """({"train/images": `ImageFiles`, "test/images": ...}, a line on their mode) of {split: files}.
+
+    Raises:
+        UserError: if the two have different modes.
+    """
+    images = {f"{split}/images": ImageFiles(its, options.mode, options.size) for split, its in files.items()}
+    if len(modes := {one.mode: one.dtype for one in images.values()}) > 1:
+        what = "expected one, or --mode"
+        raise UserError(f"{path}: images to train and to test have the modes {' and '.join(modes)}: {what}")
+    return images, "images have the mode {}, and are {}".format(*modes.popitem())
 
 
-def _read_two_folders(root, train, options):
-    """What `_read_one_folder` returns, for a folder of training images and one of test images."""
-    test = next((root / name for name in ("test", "testing") if (root / name).is_dir()), root / "val")
-    if not test.is_dir():
+def _folders(root, train):
+    """The folders that contain one of each class: that of training images and that of test images, or `root`."""
+    if train is None:
+        return [root]
+    test = next((root / name for name in ("test", "testing", "val") if (root / name).is_dir()), None)
+    if test is None:
         raise UserError(f"{root}: contains {train.name}/ but no test/: expected both, with a folder per class in each")
-    found = {"train": _list_by_class(train, options.classes), "test": _list_by_class(test, options.classes)}
-    files, labels, class_names = ({split: found[split][i] for split in found} for i in range(3))
-    if class_names["train"] != class_names["test"]:
-        raise UserError(f"{test}: expected the same folders as in {train}: {', '.join(class_names['train'][:10])}")
-    return files, labels, class_names["train"]
+    return [train, test]
 
 
 def labels_file(root):
@@ -217,10 +216,9 @@ def labels_file(root):
 
 
 def _read_labels(root, beside, options):
-    """({split: files}, {split: labels}, class names, {split: groups}, names of other columns) of a table `beside` the
-    images: their files (column file_name, or the first) and classes.
+    """(files, [n] labels, class names, {group: [n] bytes}, names of other columns) of a table `beside` the images.
 
-    The groups are values of the column `ReaderOptions.group`, {} if there is none.
+    Its columns are the files (file_name, or the first), the class, and maybe that of `ReaderOptions.group`.
     """
     table = read_table(beside, options.reading or Reading(), lambda names: (names, names))
     names = sorted(table.columns, key=lambda name: name != "file_name")  # otherwise as they are
@@ -238,18 +236,10 @@ def _read_labels(root, beside, options):
     numbers, attributes = number_words(beside, {"all": answers.to_numpy(str)}, options.classes)
     if words.duplicated().any():
         raise UserError(f"{beside}: contains {words[words.duplicated()].iloc[0]} twice: expected each image once")
-    values = table.columns[options.group].fillna("").to_numpy(str) if options.group else None
-    groups = None if values is None else np.unique(values, return_inverse=True)[1]
-    rows, labels = choose_test_set(numbers["all"], options, groups), numbers["all"]
-    chosen = {split: [files[row] for row in rows[split]] for split in rows}
-    stored = {} if values is None else {split: np.char.encode(values[rows[split]], "utf-8") for split in rows}
-    return (
-        chosen,
-        {split: labels[rows[split]] for split in rows},
-        attributes["class_names"],
-        stored,
-        [name for name in names[1:] if name not in (label, options.group)],
-    )
+    values = table.columns[options.group].fillna("").to_numpy(str) if options.group else ()
+    stored = {options.group: np.char.encode(values, "utf-8")} if options.group else {}
+    others = [name for name in names[1:] if name not in (label, options.group)]
+    return files, numbers["all"], attributes["class_names"], stored, others
 
 
 def _list_by_class(root, classes):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedmpi.data.formats.common import choose_test_set
-from fedmpi.data.formats.images import ImageFiles, is_image, open_raw
+from fedmpi.data.formats.common import choose_test_set, divided
+from fedmpi.data.formats.images import image_splits, is_image, open_raw
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError
 
@@ -73,13 +73,13 @@ def read(root, options):
     ranked = [sorted(zip(-frequent, found), key=lambda pair: (number.get(pair[1], 0) == 0, pair[0]))
               for found, frequent in counts]  # fmt: skip
     labels = np.array([number.get(best[0][1], 0) for best in ranked])
-    rows, splits = choose_test_set(labels, options), {}
+    rows = choose_test_set(labels, options)
+    splits, mode = image_splits(root, {split: [files[row] for row in rows[split]] for split in rows}, options)
     for split, chosen in rows.items():
-        images = ImageFiles([files[row] for row in chosen], options.mode, options.size)
-        splits |= {f"{split}/images": images, f"{split}/labels": labels[chosen]}
-        splits[f"{split}/masks"] = Masks([masks[row] for row in chosen], values, images.shape[1:3], options.size)
-    assumed = [f"pixels {', '.join(map(str, values))} of masks are the classes 0 to {len(values) - 1}",
-               f"images have the mode {splits['train/images'].mode}",
+        shape = splits[f"{split}/images"].shape[1:3]
+        splits[f"{split}/masks"] = Masks([masks[row] for row in chosen], values, shape, options.size)
+    splits |= divided(rows, labels=labels)
+    assumed = [f"pixels {', '.join(map(str, values))} of masks are the classes 0 to {len(values) - 1}", mode,
                "the label of an image is the most frequent class of its mask besides 0"]  # fmt: skip
     not_used = {str(file): "has no image" for file in names.values()}
     return splits, {"num_classes": len(values), "class_names": [*map(str, values)],
@@ -89,7 +89,6 @@ def read(root, options):
 def _pixels(file):
     pixels = np.asarray(open_raw(file))
     if pixels.ndim != 2 or pixels.dtype.kind not in "bui":
-        raise UserError(
-            f"{file}: is {pixels.dtype}{list(pixels.shape)}: expected one whole number per pixel, its class"
-        )
+        what = "expected one whole number per pixel, its class"
+        raise UserError(f"{file}: is {pixels.dtype}{list(pixels.shape)}: {what}")
     return pixels

@@ -130,9 +130,8 @@ def number_words(path, labels, classes):
         numbers, names = every, classes
     elif classes:
         if odd := {*names} - {*classes}:
-            raise UserError(
-                f"{path}: has labels {', '.join(sorted(odd))}: expected those of --classes {','.join(classes)}"
-            )
+            what = f"expected those of --classes {','.join(classes)}"
+            raise UserError(f"{path}: has labels {', '.join(sorted(odd))}: {what}")
         numbers, names = np.array([classes.index(name) for name in names])[numbers], classes
     numbers = np.split(numbers, np.cumsum([len(values) for values in labels.values()])[:-1])
     return dict(zip(labels, numbers)), {"num_classes": len(names), "class_names": [*map(str, names)]}

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.formats.common import choose_test_set, divided
 from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.frames import ARROW_OF_SPLITS, DATE, NAMELESS, Reading, read_table, table_ending
 from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
@@ -36,9 +36,8 @@ class Rows:
         return len(self._rows)
 
     def __getitem__(self, chosen):
-        return np.stack([column[self._rows[chosen]] for column in self._columns], axis=-1).astype(
-            self.dtype, copy=False
-        )
+        rows = self._rows[chosen]
+        return np.stack([column[rows] for column in self._columns], axis=-1).astype(self.dtype, copy=False)
 
     def __array__(self, dtype=None, copy=None):
         return self[:]
@@ -76,7 +75,7 @@ def read(path, options):
         nonlocal label, left_out
         for option, given in (("drop", options.drop), ("id", options.id), ("group", [options.group]),
                               ("keep", options.keep), ("features", options.features), ("one-hot", options.one_hot),
-                              ("date", options.dates)):  # fmt: skip
+                              ("date", options.reading.dates)):  # fmt: skip
             for name in filter(None, given):
                 rest = ", ".join(one for one in names if one != options.label)
                 if name not in names or name == options.label:
@@ -84,17 +83,16 @@ def read(path, options):
         present = [name for name in names if name not in options.drop]
         label = label or options.label or next((name for name in reversed(present) if name not in kept
                                        and not NAMELESS.fullmatch(name)), names[-1])  # fmt: skip
-        for name in (*kept, *options.one_hot, *options.dates, *options.features, label):
+        for name in (*kept, *options.one_hot, *options.reading.dates, *options.features, label):
             excluded = [*options.drop, *(kept if name in (*options.one_hot, *options.features, label) else ())]
             if name in excluded:
-                raise UserError(
-                    f"{name}: is in --drop, --id, --group or --keep, and used otherwise: expected one of both"
-                )
-        if label in (*options.one_hot, *options.dates):
+                what = "expected one of both"
+                raise UserError(f"{name}: is in --drop, --id, --group or --keep, and used otherwise: {what}")
+        if label in (*options.one_hot, *options.reading.dates):
             raise UserError(f"{label}: is the label: expected --label with another column, or no --one-hot and --date")
         if label not in names:
             raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(names)}")
-        named = {*options.one_hot, *options.features, *options.dates, *(agreed.columns if agreed else ())}
+        named = {*options.one_hot, *options.features, *options.reading.dates, *(agreed.columns if agreed else ())}
         if options.features:
             left_out = [name for name in present if name not in (*options.features, *options.one_hot, *kept, label)]
         categories = [name for name, how in (agreed.columns if agreed else {}).items() if isinstance(how, list)]
@@ -152,10 +150,8 @@ def read(path, options):
     if agreed is None and options.columns:
         columns.write(options.columns)
     stored = {name: _stored(_words(table, name), name in options.keep) for name in kept}
-    splits = {}
-    for split, rows in chosen.items():
-        splits |= {f"{split}/images": Rows([*features.values()], rows), f"{split}/labels": labels[rows]}
-        splits |= {f"{split}/{name}": values[rows] for name, values in stored.items()}
+    splits = {f"{split}/images": Rows([*features.values()], rows) for split, rows in chosen.items()}
+    splits |= divided(chosen, labels=labels, **stored)
     mean, std = columns.normalisation()
     attributes = {"num_classes": len(columns.classes), "class_names": columns.classes, "feature_names": list(features)}
     roles = {GROUP: options.group} if options.group else {}
@@ -207,12 +203,8 @@ def _stored(words, may_be_numbers):
 def _not_used(table, columns, others, left_out, options):
     """name -> why, of the columns that are no features."""
     reasons = dict.fromkeys(options.drop, "--drop")
-    reasons |= {
-        name: "has no name, like the row numbers that pandas writes"
-        if NAMELESS.fullmatch(name)
-        else "is not in --features"
-        for name in left_out
-    }
+    nameless = "has no name, like the row numbers that pandas writes"
+    reasons |= {name: nameless if NAMELESS.fullmatch(name) else "is not in --features" for name in left_out}
     for name in others:
         if name in columns.columns:
             continue
@@ -243,9 +235,8 @@ def _notes(table, columns, labels, label, group):
         notes.append(f"{label}: all rows have the class {columns.classes[0]}: expected others, or --classes")
     numbers = [name for name in columns.columns if name.replace(".", "", 1).isdecimal()]
     if 2 * len(numbers) > len(columns.columns) and numbers != [*map(str, range(len(numbers)))]:
-        notes.append(
-            f"the header contains numbers ({short(', '.join(numbers), 60)}): is it a row, and the file has none?"
-        )
+        words = short(", ".join(numbers), 60)
+        notes.append(f"the header contains numbers ({words}): is it a row, and the file has none?")
     has_classes = len(np.unique(labels)) > 1
     for name, how in columns.columns.items():
         if isinstance(how, list):

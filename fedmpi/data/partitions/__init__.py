@@ -4,13 +4,9 @@ Every partition is a pure function of one column of the training set, the number
 """
 
 from fedmpi.data.partitions.base import Partition, write_partition
-from fedmpi.data.partitions.classes import Classes
+from fedmpi.data.partitions.by_class import Classes, Dirichlet, Halves, Similarity
 from fedmpi.data.partitions.column import Column
-from fedmpi.data.partitions.dirichlet import Dirichlet
-from fedmpi.data.partitions.even import IID, Even, Shared, Stride
-from fedmpi.data.partitions.halves import Halves
-from fedmpi.data.partitions.similarity import Similarity
-from fedmpi.data.partitions.uneven import Uneven
+from fedmpi.data.partitions.even import IID, Even, Shared, Stride, Uneven
 
 __all__ = [
     "IID", "Classes", "Column", "Dirichlet", "Even", "Halves", "Partition", "Shared", "Similarity", "Stride", "Uneven",

@@ -1,6 +1,7 @@
-"""Partitions without settings of their own: even blocks, random parts, sorted and dealt in turn, all to all."""
+"""Partitions without settings of their own: even blocks, random parts, sorted and dealt in turn, all to all, uneven."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -49,3 +50,24 @@ class Stride(Partition):
     def split(self, labels, num_clients, rng):
         by_class = np.argsort(labels, kind="stable")
         return [by_class[client::num_clients] for client in range(num_clients)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Uneven(Partition):
+    """Disjoint random groups of unequal size.
+
+    Every client gets ⌊n/(2N)⌋ samples; the remaining samples are dealt to the clients in random order,
+    in amounts uniform on {0, ..., ⌈1.5 n/N⌉}, until none is left.
+
+    Source: the FAFedZO paper; sizes as in the public FedZO code, whose groups may overlap (not here).
+    """
+
+    def split(self, labels, num_clients, rng):
+        sizes = np.full(num_clients, len(labels) // (2 * num_clients))
+        largest = math.ceil(1.5 * len(labels) / num_clients)
+        while left := len(labels) - sizes.sum():
+            for client in rng.permutation(num_clients):
+                amount = min(int(rng.integers(largest, endpoint=True)), left)
+                sizes[client] += amount
+                left -= amount
+        return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
