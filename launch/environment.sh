@@ -41,7 +41,7 @@ set_up() {
 }
 
 install() {
-    # Python compiles what is imported, then; compiling all files of torch and the others takes longer than the rest.
+    # Python compiles what is imported, then; compiling all files of all packages takes nearly as long as the rest.
     pip install --quiet --disable-pip-version-check --no-compile -c "$here/launch/constraints.txt" "$@" || {
         say "the installation failed; see the messages above"
         exit 1

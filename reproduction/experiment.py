@@ -35,7 +35,8 @@ reason. One with `orders`, a list of methods, is a table of proved rates, which 
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
     findings:  scale -> list of sentences: what was found out about claims that failed.
-    widens:    name of the experiment whose comparison this one repeats with step sizes beyond the paper's grid.
+    widens:    name of the experiment whose comparison this one repeats with step sizes beyond the paper's grid;
+               the front page shows its values, and its first finding at full scale.
     fixed:     claims, lengths, grids: the day of their last change; lengths with all that a scale reduces.
 
 `SHAPE` has the type of each.

@@ -26,10 +26,6 @@ TABLE = """\
 
 Mean accuracy over the seeds. The paper gives no length: the first fits the printed values best, found afterwards.
 """
-WIDER = (
-    "**The paper's grid of step sizes ends at 0.1. On a wider one FedAvg with 0.5 is level with FAFED after the same "
-    "rounds, with half of the gradients and a third of the bytes.**"
-)
 CLAIMS = """\
 ## The claims
 """
@@ -65,7 +61,8 @@ def _printed(folder, experiments):
                 (length,) = (some for some in its if some.round == at)
                 means = [f"{length.means[name]:.4f}" for name in printed]
                 rows.append(["", f"[here](full/{one.name}.md), {at} rounds", *means])
-            rows += _on_wider_grids(folder, experiments, one, list(printed))
+            wider = [other for other in experiments if other.widens == one.name]
+            rows += [row for other in wider for row in _on_wider_grid(folder, other, printed)]
             first = sum(max(length.means, key=length.means.get) == length.leader for length in its)
             order = sum(length.has_order for length in its)
             shown = [method for method in some if method.label in printed]
@@ -75,21 +72,20 @@ def _printed(folder, experiments):
                 f"{place}: {its[0].leader} is first at {first} of {len(its)} evaluated lengths"
                 f"{cheap and f', on {cheap}'}. The printed order is ours at {order or 'none'}."
             )
-    words += [WIDER] if any("on a wider grid" in row[1] for row in rows) else []
+            words += [f"**{sentence}**" for other in wider for sentence in other.findings.get("full", [])[:1]]
     return [TABLE, plain_table(["", "", *methods], rows), " ".join(words), ""] if rows else []
 
 
-def _on_wider_grids(folder, experiments, narrow, names):
-    """Rows with the last values of the experiments that repeat one with step sizes beyond the paper's grid."""
-    rows = []
-    for one in experiments:
-        results = read_results(folder, one, "full") if one.widens == narrow.name else None
-        for methods in results.panels.values() if results else ():
-            found = {method.label: spread(method, one.metric) for method in methods}
-            (length,) = {run.records[-1]["round"] for method in methods for run in method.runs if run.is_complete}
-            means = [f"{found[name].mean:.4f}" if found.get(name) else "–" for name in names]
-            rows.append(["", f"[on a wider grid](full/{one.name}.md), {length} rounds", *means])
-    return rows
+def _on_wider_grid(folder, one, names):
+    """Rows with the last values of an experiment that repeats another with step sizes beyond the paper's grid."""
+    results = read_results(folder, one, "full")
+    for methods in results.panels.values() if results else ():
+        found = {method.label: spread(method, one.metric) for method in methods}
+        length = max(
+            (run.records[-1]["round"] for method in methods for run in method.runs if run.is_complete), default=0
+        )
+        means = [f"{found[name].mean:.4f}" if found.get(name) else "–" for name in names]
+        yield ["", f"[on a wider grid](full/{one.name}.md), {length} rounds", *means]
 
 
 def _claims(folder, experiments, found):

@@ -324,7 +324,7 @@ def _gpu_name():
     """
     import torch
 
-    if not torch.version.cuda:
+    if not (torch.version.cuda or torch.version.hip):
         return ""
     asked = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     return subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout.strip()
