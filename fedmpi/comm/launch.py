@@ -3,8 +3,8 @@
 import os
 import time
 
+from fedmpi.comm.faults.orphan import started_directly
 from fedmpi.comm.mpi_library import MPI
-from fedmpi.comm.orphan import started_directly
 from fedmpi.comm.process import started_by
 from fedmpi.errors import UserError
 

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 import fedmpi.comm.transports
-from fedmpi.comm.abort import abort
 from fedmpi.comm.comparison import average_differs, combination_differs
 from fedmpi.comm.device import device_number
+from fedmpi.comm.faults.abort import abort
+from fedmpi.comm.faults.rollcall import RollCall
+from fedmpi.comm.faults.survivors import Survivors
 from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_clients, divide
 from fedmpi.comm.mpi_library import MPI
-from fedmpi.comm.rollcall import RollCall
 from fedmpi.comm.slices import add_integers, allgather_vectors, exchange_slices
-from fedmpi.comm.survivors import Survivors
 from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Facts, Transport, Unavailable, choose
 from fedmpi.comm.transports.shared import SharedMemory

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from fedmpi.comm.orphan import launcher_above
+from fedmpi.comm.faults.orphan import launcher_above
 from fedmpi.comm.pmi import corrected
 from fedmpi.comm.process import left_by_worker, open_closed_streams, started_by
 from fedmpi.comm.shared_memory import prepare_shared_memory

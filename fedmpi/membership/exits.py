@@ -8,10 +8,10 @@ import os
 import sys
 import time
 
-from fedmpi.comm.abort import abort
+from fedmpi.comm.faults.abort import abort
+from fedmpi.comm.faults.meeting import say_gone
+from fedmpi.comm.faults.rollcall import GRACE, TIMED_OUT, RollCall
 from fedmpi.comm.launch import OUTPUT_SECONDS
-from fedmpi.comm.meeting import say_gone
-from fedmpi.comm.rollcall import GRACE, TIMED_OUT, RollCall
 from fedmpi.errors import INTERRUPTED, Diverged, UserError
 
 

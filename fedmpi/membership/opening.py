@@ -10,15 +10,15 @@ import time
 
 import torch
 
-from fedmpi.comm.abort import abort
 from fedmpi.comm.agreement import agree
+from fedmpi.comm.faults.abort import abort
+from fedmpi.comm.faults.meeting import wait_for_all
+from fedmpi.comm.faults.orphan import end_with_launcher
+from fedmpi.comm.faults.rollcall import GRACE, TIMED_OUT
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
-from fedmpi.comm.meeting import wait_for_all
 from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.mpi_library import begin
-from fedmpi.comm.orphan import end_with_launcher
 from fedmpi.comm.process import started_by
-from fedmpi.comm.rollcall import GRACE, TIMED_OUT
 from fedmpi.errors import UserError
 from fedmpi.membership.exits import forget, guard_exits
 from fedmpi.text import Log

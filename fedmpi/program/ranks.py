@@ -8,8 +8,8 @@ import time
 import traceback
 
 from fedmpi.comm.agreement import agree
+from fedmpi.comm.faults.survivors import is_loss
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
-from fedmpi.comm.survivors import is_loss
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.exits import forget
 from fedmpi.membership.opening import open_link

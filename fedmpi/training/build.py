@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedmpi.comm.agreement import agree, check_equal, share
 from fedmpi.comm.binding import bind_to_near_cores
 from fedmpi.comm.device import pick_device, set_arithmetic, warn_if_shared
+from fedmpi.comm.faults.survivors import why_unavailable
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
-from fedmpi.comm.survivors import why_unavailable
 from fedmpi.config.build import Config, resolve, same_on_all_ranks
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
-from fedmpi.comm.rollcall import RollCall
+from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.errors import Diverged
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.losses import Losses, Reports

@@ -17,8 +17,8 @@ import time
 from mpi4py import MPI
 
 import fedmpi.training.build
-from fedmpi.comm.rollcall import RollCall
-from fedmpi.comm.survivors import Survivors
+from fedmpi.comm.faults.rollcall import RollCall
+from fedmpi.comm.faults.survivors import Survivors
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore

@@ -7,7 +7,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from fedmpi.comm import rollcall
+from fedmpi.comm.faults import rollcall
 from fedmpi.comm.process import describe_process
 
 

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from fedmpi.comm.abort import abort
+from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.process import describe_process, is_stopped, kill_process

@@ -5,8 +5,8 @@ import ctypes
 import os
 import subprocess
 
+from fedmpi.comm.faults.orphan import LAUNCHERS
 from fedmpi.comm.mpi_library import MPI
-from fedmpi.comm.orphan import LAUNCHERS
 from fedmpi.comm.process import ancestors
 
 PATIENCE = 1  # seconds that MPI_Abort gets before that
