@@ -210,6 +210,7 @@ def test_column_keeps_groups_whole_and_balances_them():
     assert sorted(len(part) for part in parts) == [3, 4]
     sizes = [len(part) for part in Column(by="site")(np.repeat([0, 1, 2, 3], [1, 5, 1, 5]), 2, 0)]
     assert sizes == [6, 6]
+    assert [len(part) for part in Column(by="site")(np.repeat([0, 1, 2], [1, 1, 4]), 2, 0)] == [4, 2]  # largest first
     with pytest.raises(UserError, match="groups in train/writer, 4"):
         Column(by="writer")(writers, 5, 0)
 

@@ -94,6 +94,8 @@ def test_equal_clients_have_one_average():
     assert averages("loss", [1.0, 3.0], [100, 100], "samples") == {"loss": 2.0}
     assert averages("loss", [1.0, np.nan, 3.0], [100, 0, 300], "uniform") == {"loss": 2.0, "loss_samples": 2.5}
     assert averages("loss", [np.nan], [0], "uniform") == {}
+    assert averages("loss", [1.0, 3.0], [100, 101], "uniform") == {"loss": 2.0}  # the two means nearly agree
+    assert averages("loss", [1.0, 3.0], [100, 150], "uniform") == {"loss": 2.0, "loss_samples": pytest.approx(2.2)}
 
 
 @pytest.mark.parametrize("task", ["Pair", "Mean"])
