@@ -448,6 +448,26 @@ def test_the_probabilities_of_all_classes(folder, tmp_path):
         assert found == pytest.approx(shares.tolist(), abs=1e-5) and max(found) == float(row["probability"])
 
 
+def test_one_score_is_that_of_the_second_class(folder, tmp_path):
+    """As of the network of --task auc."""
+    arguments = {**ARGUMENTS, "num_classes": 1}
+    torch.manual_seed(0)
+    model = MLP(**arguments)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    about = description(model={"class": "fedmpi.models.mlp.MLP", "arguments": arguments})
+    (folder / "model.json").write_text(json.dumps({**about, "class_names": ["negative", "positive"]}))
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 4)).astype(np.uint8)
+    np.savez(tmp_path / "it.npz", x=images)
+    with torch.no_grad():
+        scores = model((torch.tensor(images[:, None]) / 255 - 0.3) / 0.4)[:, 0]
+        model[-1].bias -= scores.median()  # so that there are both
+    save_file(model.state_dict(), folder / "model.safetensors")
+    right = (scores - scores.median()).sigmoid()
+    for row, share in zip(predicted(folder, tmp_path / "it.npz", "--probabilities"), right.tolist(), strict=True):
+        assert row["predicted"] == ("positive" if share > 0.5 else "negative") or abs(share - 0.5) < 1e-6
+        assert float(row["probability of positive"]) == pytest.approx(share, abs=1e-5)
+
+
 @pytest.mark.parametrize("left_out", ["3", "3.*", "3.weight,3.bias"])
 def test_another_head_on_a_trained_body(folder, left_out):
     flat = FlatModule(MLP(shape=(1, 4, 4), num_classes=7, hidden=5))
