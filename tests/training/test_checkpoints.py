@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import time
+import types
 import zlib
 
 import final_rows
@@ -484,6 +485,12 @@ def test_checkpoints_by_time(tmp_path):
     assert found[0] == 30 and found[-1] == 1  # how many between depends on how long a thread writes each of them
     assert find_checkpoints(go(tmp_path, f"{words} --checkpoint-minutes 0")) == [30]
     assert find_checkpoints(go(tmp_path, words)) == [30]  # short runs write none but the last
+
+
+def test_a_minute_between_checkpoints_has_60_seconds(tmp_path, monkeypatch):
+    clock = itertools.count(0, 25)  # it is looked at once a round
+    monkeypatch.setattr(fedmpi.checkpoints.writer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    assert find_checkpoints(go(tmp_path, f"{TOY} --rounds 5 --checkpoint-keep 100 --checkpoint-minutes 1"))[-1] == 3
 
 
 @pytest.fixture
