@@ -136,11 +136,13 @@ def apply(tree, change):
 
 def tests_of(tree, file):
     """The commands whose tests are those of a file's room."""
-    room = _room(file)
+    room, name = _room(file), pathlib.Path(file).stem
     own = [f"tests/{room}", *ALSO.get(room, ()), f"tests/test_{room}.py"]
-    paths = [path for path in dict.fromkeys([*own, *EVERYWHERE]) if (tree / path).exists()]
+    paths = [tree / path for path in dict.fromkeys([*own, *EVERYWHERE]) if (tree / path).exists()]
+    files = [one for path in paths for one in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
+    files.sort(key=lambda path: name not in path.read_text(encoding="utf-8"))  # those that name the module come first
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    yield [*words, *paths]
+    yield [*words, *map(str, files)]
     if room in UNDER_MPIRUN:
         yield ["mpirun", "-np", "2", *words, "--with-mpi", "tests/mpi"]
 
