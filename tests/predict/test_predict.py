@@ -480,6 +480,17 @@ def test_another_head_on_a_trained_body(folder, left_out):
         read_initial(str(folder / "model.safetensors"), flat, "4")
 
 
+def test_a_model_to_begin_from_has_every_name(folder, tmp_path):
+    flat = FlatModule(MLP(**ARGUMENTS))
+    for changed, message in (
+        ({name: value for name, value in TENSORS.items() if name != "3.bias"}, "3.bias is missing"),
+        ({**TENSORS, "4.bias": torch.zeros(1)}, "4.bias is not in the model"),
+    ):
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(UserError, match=f"does not fit the model: {message}$"):
+            read_initial(str(tmp_path / "model.safetensors"), flat)
+
+
 @pytest.mark.parametrize("samples", [IMAGES / 255.0, IMAGES * 257.0, np.full((1, 4, 4), 9e4)])
 def test_samples_of_another_scale_are_named(folder, tmp_path, capsys, samples):
     """A model of bytes classified numbers from 0 to 1, and one of 16 bits bytes, without a word."""
