@@ -109,6 +109,20 @@ def test_masks_of_another_size_have_the_nearest_pixels(folders):
     assert sorted(map(bytes, masks)) == sorted(bytes(one.astype(np.uint8)) for one in right)
 
 
+def test_the_label_of_an_image_is_the_most_frequent_class_of_its_mask_besides_0(tmp_path):
+    """So that the test set has a share of each."""
+    shares = [(16, 0, 0)] * 5 + [(8, 5, 3)] * 10 + [(8, 3, 5)] * 15  # pixels of the classes 0, 1 and 2
+    for number, counts in enumerate(shares):
+        for folder in ("images", "masks"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            pixels = np.repeat([0, 1, 2], counts).astype(np.uint8).reshape(4, 4)
+            Image.fromarray(pixels if folder == "masks" else pixels * 90).save(tmp_path / folder / f"{number}.png")
+    data([str(word) for word in prepare(tmp_path)])
+    with h5py.File(tmp_path / "seg.h5") as file:
+        assert np.bincount(file["train/labels"][:]).tolist() == [4, 8, 12]
+        assert np.bincount(file["test/labels"][:]).tolist() == [1, 2, 3]
+
+
 def test_masks_that_do_not_fit_their_images(folders, capsys):
     mask = folders / "masks" / "a" / "3.png"
     Image.new("L", (5, 5)).save(mask)
