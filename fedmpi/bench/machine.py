@@ -1,7 +1,5 @@
-"""The machine and the memory of this process."""
+"""The machine of the measurements."""
 
-import contextlib
-import ctypes
 import datetime
 import os
 import platform
@@ -11,21 +9,7 @@ import torch
 
 from fedmpi.comm.mpi_library import MPI
 from fedmpi.machine.cores import processor_name, usable_cores
-
-
-def reset_peak_memory():
-    """Set `peak_memory` back to what is in use now: malloc returns freed memory first."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-
-
-def peak_memory():
-    """Largest resident size of this process in bytes, since the last `reset_peak_memory`."""
-    with open("/proc/self/status") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return int(lines["VmHWM"].split()[0]) * 1024
+from fedmpi.machine.versions import versions
 
 
 def describe_machine(link):
@@ -39,8 +23,7 @@ def describe_machine(link):
         "threads per rank": torch.get_num_threads(),
         "oversubscribed": link.oversubscribed,
         "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **{name: version for name, version in versions().items() if name in ("python", "torch")},
         "mpi": MPI.Get_library_version().split("\n")[0].split("\0")[0].strip(),
         "command": f"python -m fedmpi.bench {' '.join(sys.argv[1:])}".strip(),
         "load": round(os.getloadavg()[0], 1),

@@ -15,17 +15,15 @@ import errno
 import json
 import os
 import pathlib
-import platform
 import re
 import zlib
 
-import numpy as np
 import safetensors
 import torch
 
-import fedmpi
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
+from fedmpi.machine.versions import versions
 from fedmpi.own_files import check_regular, make_folder, read_mark, remove, replacing, write_mark
 from fedmpi.run_files import CHECKPOINTS, MANIFEST
 from fedmpi.text import short
@@ -76,12 +74,6 @@ def describe_layout(flat):
     """
     begins = [segment.start for segment in flat.segments]
     return [[name, list(shape), *rest] for name, shape, *rest in zip(flat.names, flat.shapes, begins, flat.permuted)]
-
-
-def versions():
-    """Name -> version of what a run's bits depend on."""
-    found = {"fedmpi": fedmpi.__version__, "python": platform.python_version()}
-    return found | {"torch": torch.__version__, "numpy": np.__version__}
 
 
 def write_state(path, state):

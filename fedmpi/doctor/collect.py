@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from fedmpi.comm.agreement import allgather_lines
-from fedmpi.comm.device import memory_of
 from fedmpi.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
 from fedmpi.doctor.facts import RankFacts
 from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.rows import RowStore
+from fedmpi.machine.devices import memory_of
 from fedmpi.machine.memory import available_memory
 from fedmpi.oracles.flat_module import BufferPart
 from fedmpi.text import format_bytes

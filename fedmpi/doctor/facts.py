@@ -1,17 +1,16 @@
 """What one rank finds out about itself and its node."""
 
 import dataclasses
-import os
 import platform
 import time
 
 import torch
 
-from fedmpi.comm.binding import near_cores
-from fedmpi.comm.device import device_key, pick_device
 from fedmpi.errors import UserError
-from fedmpi.machine.cores import choose_threads, usable_cores
-from fedmpi.membership.equality import versions
+from fedmpi.machine.binding import near_cores
+from fedmpi.machine.cores import choose_threads, online_cores, usable_cores
+from fedmpi.machine.devices import device_key, pick_device
+from fedmpi.membership.equality import all_versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +64,12 @@ def describe_rank(link, device):
         node=platform.node().partition(".")[0],
         leader=leader,
         cores=usable_cores(),
-        cores_online=os.cpu_count() or 1,
+        cores_online=online_cores(),
         threads=choose_threads(link)[0],
         device=name,
         device_key=key,
         device_error=error,
-        versions=versions(),
+        versions=all_versions(),
         time=time.time(),
         near_cores=near,
     )

@@ -57,6 +57,21 @@ def _given_by_slurm():
         yield int(os.environ["SLURM_MEM_PER_CPU"]) * int(os.environ["SLURM_CPUS_ON_NODE"]) << 20
 
 
+def reset_peak_memory():
+    """Set `peak_memory` back to what is in use now: malloc returns freed memory first."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def peak_memory():
+    """Largest resident size of this process in bytes, since the last `reset_peak_memory`."""
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["VmHWM"].split()[0]) * 1024
+
+
 def keep_freed_memory():
     """Make malloc keep what was freed instead of returning it to the system.
 

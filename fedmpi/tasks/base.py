@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedmpi.comm.device import fits, memory_of
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError, one_line
+from fedmpi.machine.devices import fits, memory_of
 from fedmpi.settings import check
 
 

@@ -9,8 +9,6 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.comm.agreement import agree, check_equal, share
-from fedmpi.comm.binding import bind_to_near_cores
-from fedmpi.comm.device import pick_device, set_arithmetic, warn_if_shared
 from fedmpi.comm.faults.survivors import why_unavailable
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
@@ -22,7 +20,9 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.machine.binding import bind_to_near_cores
 from fedmpi.machine.cores import BY_LOAD, VARIABLES, choose_threads
+from fedmpi.machine.devices import pick_device, set_arithmetic, warn_if_shared
 from fedmpi.machine.memory import keep_freed_memory
 from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.membership.opening import check_alone

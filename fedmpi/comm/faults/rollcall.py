@@ -17,7 +17,7 @@ import numpy as np
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.mpi_library import MPI
-from fedmpi.comm.process import describe_process, is_stopped, kill_process
+from fedmpi.machine.processes import describe_process, is_stopped, kill_process
 
 GRACE = 3.0  # seconds in which all ranks that wait are heard
 LISTEN_AFTER, LISTEN_EVERY = 0.5, 0.05  # seconds of waiting before a rank looks for messages, and between two looks

@@ -7,8 +7,8 @@ import pathlib
 
 import torch
 
-from fedmpi.comm.device import number_on_node
 from fedmpi.machine.cores import run_on, usable_cores
+from fedmpi.machine.devices import number_on_node
 
 
 def bind_to_near_cores(device, link):
