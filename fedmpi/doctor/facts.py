@@ -7,9 +7,8 @@ import time
 import torch
 
 from fedmpi.errors import UserError
-from fedmpi.machine.binding import near_cores
 from fedmpi.machine.cores import choose_threads, online_cores, usable_cores
-from fedmpi.machine.devices import device_key, pick_device
+from fedmpi.machine.devices import device_key, near_cores, pick_device
 from fedmpi.membership.equality import all_versions
 
 

@@ -20,9 +20,8 @@ from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
-from fedmpi.machine.binding import bind_to_near_cores
 from fedmpi.machine.cores import BY_LOAD, VARIABLES, choose_threads
-from fedmpi.machine.devices import pick_device, set_arithmetic, warn_if_shared
+from fedmpi.machine.devices import bind_to_near_cores, pick_device, set_arithmetic, warn_if_shared
 from fedmpi.machine.memory import keep_freed_memory
 from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.membership.opening import check_alone
