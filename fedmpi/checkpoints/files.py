@@ -67,11 +67,7 @@ def unique_name(run_folder, identity):
 
 
 def describe_layout(flat):
-    """What the elements of a row are: [name, shape, where it begins, whether channels lie last] of each parameter.
-
-    Args:
-        flat: a `FlatModule`.
-    """
+    """[name, shape, where it begins, whether channels lie last] of each parameter of a `FlatModule`: its row."""
     begins = [segment.start for segment in flat.segments]
     return [[name, list(shape), *rest] for name, shape, *rest in zip(flat.names, flat.shapes, begins, flat.permuted)]
 

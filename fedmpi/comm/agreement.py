@@ -71,11 +71,7 @@ def agreed_error(link, text):
 
 
 def allgather_lines(link, lines):
-    """All ranks' lines of text in one list, in rank order. Collective on the link.
-
-    Args:
-        lines: list of str without line breaks; the ranks may have different numbers of them.
-    """
+    """All ranks' lines of text, without line breaks, in one list, in rank order. Collective on the link."""
     mine = "".join(f"{line}\n" for line in lines).encode()
     return link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().split("\n")[:-1]
 

@@ -37,11 +37,7 @@ class Declared:
 
 
 def declared_settings(classes):
-    """Key -> `Declared` of the run and of the chosen classes.
-
-    Args:
-        classes: group -> class, or None if none is chosen.
-    """
+    """Key -> `Declared` of the run and of the chosen classes: group -> class, or None if none is chosen."""
     settings = [Declared(*one) for one in _settings_of(RunSettings)]
     for group, cls in classes.items():
         settings += [Declared(f"{group}.{name}", *rest) for name, *rest in (_settings_of(cls) if cls else ())]

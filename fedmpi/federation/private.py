@@ -93,11 +93,7 @@ class PrivateParts:
         client.buffers[self._buffers_at] = self._buffers_start
 
     def compute(self, then, clients):
-        """Do for clients' private coordinates what the server does with an average, in their memory; then `clean`.
-
-        Args:
-            then: `then(server)`, of an `Exchange`, or None.
-        """
+        """Do for clients' private coordinates what the server does (`then(server)` or nothing); then `clean`."""
         for client in clients if self and then is not None and len(self._at) else ():
             values = {name: row for name, row in client.kept[PRIVATE].items() if name != BUFFERS}
             server = Server(values, 1, self._segments, len(self._at))

@@ -129,11 +129,7 @@ class Federation:
         return [one for one in self.algorithm.exchanges() if one.due is None or one.due(self.server)]
 
     def end_round(self, losses):
-        """End a round; returns its loss, see `run_round`.
-
-        Args:
-            losses: list of (`Exchange`, what `end_exchange` returned).
-        """
+        """End a round with [(`Exchange`, its loss)], and return the round's loss: see `run_round`."""
         self.present = set(self.server.round.participants)
         self._observe(self, self.round_index, None, None)
         self.round_index += 1

@@ -59,8 +59,7 @@ def run_on(cores):
 def core_quota(root=pathlib.Path("/")):
     """How many cores this process's control groups let it use at a time (containers, SLURM); infinite without limit.
 
-    Args:
-        root: folder of /proc and /sys (for tests).
+    `root`: folder of /proc and /sys (for tests).
     """
     quotas = [math.inf]
     for version, group in control_groups("cpu", root):

@@ -85,11 +85,7 @@ def memory_of(device):
 
 
 def fits(nbytes, memory, num_ranks):
-    """Whether data may lie in a GPU's memory: half of it is for the model, its gradients and activations.
-
-    Args:
-        nbytes: of the data of one client. memory: see `memory_of`. num_ranks: that may share the GPU.
-    """
+    """Whether a client's data may lie in a GPU that ranks may share: half of `memory_of` is for models' training."""
     if memory is None:
         return True
     left, total = memory
@@ -190,11 +186,7 @@ def warn_if_shared(link, device):
 
 
 def ranks_that_share(numbers, rank):
-    """The ranks whose device has the number of `rank`'s, in order; [] for a rank on the CPU.
-
-    Args:
-        numbers: [num_ranks] a number for each physical device, -1 for the CPU.
-    """
+    """The ranks with the number of `rank`'s device, in order; [] for a rank on the CPU, whose number is -1."""
     numbers = np.asarray(numbers)
     return [] if numbers[rank] < 0 else np.flatnonzero(numbers == numbers[rank]).tolist()
 
@@ -216,9 +208,7 @@ def bind_to_near_cores(device, link):
 def cores_to_use(usable, near, num_threads):
     """The cores to which a rank is bound, ascending; [] to leave it where it is.
 
-    Args:
-        usable: numbers of the cores on which it may run. near: of those near its GPU, [] if that is not known.
-        num_threads: of all ranks that are to run on the near ones.
+    `usable`: on which it may run. `near`: those near its GPU, [] if unknown. `num_threads`: of all ranks to run there.
     """
     both = sorted({*usable} & {*near})
     return both if num_threads <= len(both) < len(usable) else []

@@ -283,11 +283,7 @@ def _num_bytes(batch):
 
 
 def clip_and_decay(gradient, z, clip_norm, weight_decay):
-    """Shorten a gradient to the norm `clip_norm` unless that is None, then add weight_decay times z; in place.
-
-    Args:
-        gradient, z: [dim].
-    """
+    """Shorten a [dim] gradient to the norm `clip_norm` unless that is None, then add weight_decay times z; in place."""
     if clip_norm is not None:
         gradient.mul_((clip_norm / torch.linalg.vector_norm(gradient)).clamp(max=1))
     if weight_decay:
@@ -330,11 +326,7 @@ def states_outside_torch():
 
 @contextlib.contextmanager
 def generators_kept(devices=None):
-    """A context at whose end torch's, numpy's and Python's generators are as they were.
-
-    Args:
-        devices: the GPUs whose generators count; None: all.
-    """
+    """A context at whose end torch's (of some GPUs, None: all), numpy's and Python's generators are as they were."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices):
         try:

@@ -148,10 +148,9 @@ class FlatModule:
 
     @torch.no_grad()
     def flatten(self, tensors, out=None):
-        """Parameter-shaped tensors, in the order of `names`, as one [dim] vector.
+        """Parameter-shaped tensors, in the order of `names`, as one [dim] vector, `out` or new.
 
-        Args:
-            out: the vector to fill; gradients of large layers that lie in it already stay there.
+        Gradients of large layers that lie in `out` already stay there.
         """
         if out is None:
             out = tensors[0].new_zeros(self.dim)

@@ -165,10 +165,9 @@ def _search(options, common):
 
 
 def _add_settings(common, options):
-    """Add the settings that follow from the sweep's options to those of all runs.
+    """Add the settings that follow from the sweep's options to those of all runs; those that the user gave stay.
 
-    Returns:
-        the names of the settings that were added; those that the user gave stay.
+    Returns the names of those that were added.
     """
     wanted = {}
     if options.metric is None or options.metric.startswith(HELD_OUT):

@@ -87,12 +87,9 @@ def ended_runs(plan):
 
 
 def rank(plan, metric, ended):
-    """Every configuration of a plan as a `Candidate`, the best first.
+    """Every configuration of a plan as a `Candidate`, the best first by a metric; `ended`: see `ended_runs`.
 
     Configurations with a run that diverged or is missing come last.
-
-    Args:
-        plan: a `Plan`. metric: its name. ended: see `ended_runs`.
     """
     groups = {}
     for run in plan.runs:

@@ -36,11 +36,7 @@ def _is_true(value):
 
 
 def selection_goal(goal, metrics):
-    """(metric, sign) by which results are selected: the task's goal, on held-out data if there are any.
-
-    Args:
-        goal: of the task, see `LoadedTask`. metrics: names of what is measured.
-    """
+    """(metric, sign) by which results are selected: the task's goal, on held-out data if `metrics` names any."""
     held_out = f"{HELD_OUT}{goal[0]}"
     return (held_out, goal[1]) if held_out in metrics else goal
 
@@ -48,8 +44,7 @@ def selection_goal(goal, metrics):
 def goal_of_client(goal, metrics, client):
     """(metric, sign, value) by which a client's own models are compared: the training loss if it has no other data.
 
-    Args:
-        goal: of the task, see `LoadedTask`. metrics: `Metrics`. client: its number.
+    `goal`: see `LoadedTask`.
     """
     values = {name: each[client] for name, each in metrics.clients.items() if not math.isnan(each[client])}
     metric, sign = selection_goal(goal, values)

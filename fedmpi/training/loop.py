@@ -398,9 +398,7 @@ def _on_rank_0(link, action):
 def _outcome(job, folder, complete_in=None, metrics=None):
     """The `Trained`. Collective.
 
-    Args:
-        folder: path of the run folder.
-        complete_in: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
+    `complete_in`: the run folder, if the run was complete before. `metrics`: of the result; None: the last record's.
     """
     records = None
     while records is None:  # again, if the rank that read them is lost

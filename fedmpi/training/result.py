@@ -137,11 +137,7 @@ def save_clients(job, folder, own_results):
 def _save_elsewhere(name, values, rows, description):
     """Write the model files where there is room: a new folder in the current folder, that of temporary files, or home.
 
-    Args:
-        name: of the run folder. values, rows, description: see `save_model`.
-
-    Returns:
-        text that says where they are.
+    Returns text that says where they are. For the arguments see `save_model`; `name` is that of the run folder.
     """
     for find in (os.getcwd, tempfile.gettempdir, lambda: os.path.expanduser("~")):
         folder = None

@@ -23,10 +23,8 @@ _PR_SET_PDEATHSIG = 1  # see prctl(2)
 def end_with_launcher(process):
     """Let this process end when the launcher that started it on this node has ended, however that was; on Linux.
 
-    Args:
-        process: this one's number; the second call in a process does nothing.
-
-    A launcher that is killed cannot end its ranks, and those would train on without it.
+    A launcher that is killed cannot end its ranks, and those would train on without it. Of two calls for one `process`,
+    its number, the second does nothing.
     """
     if not sys.platform.startswith("linux"):
         return

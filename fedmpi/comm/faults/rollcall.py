@@ -99,13 +99,9 @@ class RollCall:
             self._inside_since = None
 
     def say_leaving(self, facts):
-        """Say to the other ranks that this one ends. Not collective; see `hear_leaving`.
+        """Say to the other ranks that this one ends, with [n] numbers about it: see `hear_leaving`. Not collective.
 
-        Args:
-            facts: [n] numbers about this rank.
-
-        Returns:
-            False if MPI is finalized, so that nothing can be said.
+        Returns False if MPI is finalized, so that nothing can be said.
         """
         if MPI.Is_finalized():
             return False
@@ -115,13 +111,9 @@ class RollCall:
         return True
 
     def hear_leaving(self, until):
-        """Wait for all other ranks to say that they end, too. Not collective.
+        """Wait until `until` (of `time.monotonic`) for all other ranks to say that they end, too. Not collective.
 
-        Args:
-            until: when to give up, on the clock of `time.monotonic`.
-
-        Returns:
-            (rank -> the facts of those that end, this one included; whether these are all).
+        Returns (rank -> the facts of those that end, this one included; whether these are all).
         """
         while True:
             for rank in self._others():
