@@ -257,8 +257,7 @@ def _signed(content):
 def remove_checkpoints(run_folder, keep, needed=()):
     """Remove all checkpoints but those after the rounds in `keep`, and what incomplete ones left.
 
-    Args:
-        needed: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
+    `needed`: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
     """
     stems = {(written, f"client-{client:04d}") for client, written in needed}
     with contextlib.suppress(OSError):  # what cannot be removed now is tried again after the next checkpoint
@@ -298,8 +297,7 @@ def make_folders(folder):
 def make_checkpoint_folder(folder, identity):
     """Make the folder of a checkpoint, which several ranks may do at once; flush the names to the disk.
 
-    Args:
-        identity: of the run, which is in the folder's mark.
+    Its mark has the `identity` of the run.
 
     Raises:
         OSError: if something else is there, or it cannot be made.

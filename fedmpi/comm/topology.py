@@ -44,8 +44,7 @@ class Communicator:
     def allreduce(self, block):
         """Sum a contiguous 1-d tensor over the ranks, in place and in pieces.
 
-        Args:
-            block: float32 or float64, on the CPU or (if MPI can read it) on a GPU.
+        It is float32 or float64, on the CPU or (if MPI can read it) on a GPU.
         """
         on_cpu = block.device.type == "cpu"
         for piece in block.split(PIECE // block.element_size() if on_cpu else LARGEST_CALL):

@@ -45,11 +45,7 @@ def declared_settings(classes):
 
 
 def help_text(classes, settings):
-    """What ``--help`` prints: the declared settings, under the names of the chosen classes.
-
-    Args:
-        classes: see `declared_settings`, which gives `settings`.
-    """
+    """What ``--help`` prints: the settings of `declared_settings`, under the names of the chosen classes."""
     parser = argparse.ArgumentParser(usage=USAGE, add_help=False)
     titles = {"": "the run"}
     for group, cls in classes.items():

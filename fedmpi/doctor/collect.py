@@ -39,10 +39,7 @@ def allgather_facts(link, facts):
 
 
 def try_sum(link, transport, device="cpu"):
-    """(whether a test sum over the ranks is right on all of them, how it was made, as text).
-
-    Args:
-        transport: the setting of the run. device: of the summed vectors.
+    """(whether a test sum over the ranks on `device` is right on all of them, how it was made, as text).
 
     Raises:
         UserError: on every rank, if there is no such transport here.

@@ -41,11 +41,7 @@ class RankFacts:
 
 
 def describe_rank(link, device):
-    """The `RankFacts` of this rank. Collective on the link's node.
-
-    Args:
-        device: the setting of the run.
-    """
+    """The `RankFacts` of this rank, for the run's setting `device`. Collective on the link's node."""
     neighbours = link.topology.node
     leader = int(neighbours.allgather([link.rank])[0, 0])
     name, key, error, near = "", "", "", []

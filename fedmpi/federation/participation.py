@@ -11,10 +11,7 @@ from fedmpi.streams import generator
 
 
 def spread(num_clients, num_ranks):
-    """The clients of each rank: consecutive numbers, counts that differ by at most one.
-
-    Returns:
-        list of `range`, one per rank.
+    """The clients of each rank, a list of `range`: consecutive numbers, counts that differ by at most one.
 
     Raises:
         UserError: if there are fewer clients than ranks.

@@ -29,10 +29,7 @@ VISIBLE = {  # type of device -> the variables that limit which ones a process s
 
 
 def pick_device(device, link):
-    """The torch device of this rank, which becomes its current one. Not collective.
-
-    Args:
-        device: the setting, see `device_name`. link: a `Link`.
+    """The torch device of this rank by the setting, see `device_name`; it becomes its current one. Not collective.
 
     Raises:
         UserError: if there is no such device.

@@ -76,10 +76,7 @@ class OracleKind:
         check(self, "oracle.")
 
     def workspace(self, flat):
-        """Memory that all oracles of a rank share, because clients work in turn; `make` gets it.
-
-        Args:
-            flat: the model as a `FlatModule`.
+        """Memory that all oracles of a rank share, because clients work in turn; `flat` is the model as a `FlatModule`.
 
         Raises:
             UserError: if the settings do not suit the model's device.
@@ -87,11 +84,7 @@ class OracleKind:
         raise NotImplementedError
 
     def make(self, client, objective, workspace):
-        """The `Oracle` of one client.
-
-        Args:
-            client: a `Client`. objective: its `LocalObjective`. workspace: what `workspace` returned.
-        """
+        """The `Oracle` of one `Client` with its `LocalObjective`; `workspace` is what the method returned."""
         raise NotImplementedError
 
 

@@ -180,11 +180,7 @@ def _add_settings(common, options):
 
 
 def _check_runs(plan, runs, added):
-    """Check the settings of all runs before any work starts.
-
-    Args:
-        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that `_add_settings` added.
-    """
+    """Check the settings of all `Planned` runs before any work starts; `added`: what `_add_settings` returned."""
     if not runs:
         return
     from fedmpi.config.build import read_command_line  # imports torch, which --table and --help do not need

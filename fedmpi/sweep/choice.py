@@ -67,10 +67,7 @@ def check_metric(name):
 
 
 def usual_metric(runs):
-    """The metric by which to choose by default: one on held-out data, the loss only if there is no other.
-
-    Args:
-        runs: list of `RunFolder`.
+    """The metric by which to choose by default: one on held-out data, the loss only if no run has another.
 
     Raises:
         UserError: if no run has one.

@@ -73,13 +73,9 @@ class Job:
 
 
 def read_config(arguments, link, objects=None):
-    """What a command line asks for, on all ranks.
+    """The `Config` that a command line asks for, on all ranks, or a text to print instead of running.
 
-    Args:
-        arguments: list of str, without the program's name. link: a `Link`. objects: see `fedmpi.config.build.resolve`.
-
-    Returns:
-        a `Config`, or a text to print instead of running.
+    `arguments` lack the program's name; `objects`: see `fedmpi.config.build.resolve`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`).
@@ -97,13 +93,7 @@ def read_config(arguments, link, objects=None):
 
 
 def prepare(config, link):
-    """Everything of a run up to its first step.
-
-    Args:
-        config: a `Config`. link: a `Link`.
-
-    Returns:
-        a `Job`.
+    """Everything of a run up to its first step: a `Job`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`).

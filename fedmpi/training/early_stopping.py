@@ -90,10 +90,7 @@ class EarlyStopping:
         return {int(name[1:]): watch.round for name, watch in self._watches.items() if name and watch.round}
 
     def after(self, record, metrics):
-        """Whether the run ends after a round.
-
-        Args:
-            record: of the round. metrics: `Metrics` after it, {} if the model was not evaluated.
+        """Whether the run ends after a round, of which these are the record and the `Metrics` ({}: not evaluated).
 
         Raises:
             AgreedUserError: on every rank, if the condition names a metric that is not measured.

@@ -156,8 +156,7 @@ def _save_elsewhere(name, values, rows, description):
 def trained_module(job, folder=None):
     """The resulting model as a module of its own, in evaluation mode; not collective.
 
-    Args:
-        folder: the run folder, of a run that was complete before and whose rows are not in memory.
+    `folder`: the run folder, of a run that was complete before and whose rows are not in memory.
     """
     federation, config = job.federation, job.config
     selected = federation.selected

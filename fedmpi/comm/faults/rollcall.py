@@ -54,11 +54,7 @@ class RollCall:
         _watched().append(self)
 
     def wait(self, request, pause):
-        """Wait until `request` is complete.
-
-        Args:
-            pause: called between two tests of the request.
-        """
+        """Wait until `request` is complete; `pause()` is called between two tests of it."""
         if request.Test():
             return
         began = time.monotonic()
