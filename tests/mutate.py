@@ -22,7 +22,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIMIT = 600  # seconds for the tests of one change: one that hangs is noticed
+LIMIT = 1800  # seconds for the tests of one change: one that hangs is noticed
 COMPARISONS = {"==": "!=", "!=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">", "is": "is not", "is not": "is"}
 OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*"}
 TOKENS = {
@@ -136,11 +136,13 @@ def apply(tree, change):
 
 def tests_of(tree, file):
     """The commands whose tests are those of a file's room."""
-    room = _room(file)
+    room, name = _room(file), pathlib.Path(file).stem
     own = [f"tests/{room}", *ALSO.get(room, ()), f"tests/test_{room}.py"]
-    paths = [path for path in dict.fromkeys([*own, *EVERYWHERE]) if (tree / path).exists()]
+    paths = [tree / path for path in dict.fromkeys([*own, *EVERYWHERE]) if (tree / path).exists()]
+    files = [one for path in paths for one in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
+    files.sort(key=lambda path: name not in path.read_text(encoding="utf-8"))  # those that name the module come first
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    yield [*words, *paths]
+    yield [*words, *map(str, files)]
     if room in UNDER_MPIRUN:
         yield ["mpirun", "-np", "2", *words, "--with-mpi", "tests/mpi"]
 
@@ -197,8 +199,12 @@ def main():
     trees, folder = queue.SimpleQueue(), pathlib.Path(tempfile.mkdtemp(prefix="fedmpi-mutate-"))
     for number in range(asked.processes):
         tree = folder / str(number)
-        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "*.pyc", "mutations.jsonl"))
+        shutil.copytree(ROOT, tree, ignore=_left_out)
         trees.put(tree)
+
+    code, output = _run([sys.executable, "-m", "pytest", "-q", "--collect-only", "tests"], tree)
+    if code:  # every change would look as if it were noticed
+        sys.exit(f"the tests of an unchanged copy cannot be collected:\n{output[-2000:]}")
 
     def attempt(change):
         tree = trees.get()
@@ -220,6 +226,12 @@ def main():
     lost = {_key(change) for change in former if change["noticed"]} - {_key(c) for c in there if c["noticed"]}
     if former:
         print(f"{len(lost)} of the changes that were noticed before are not noticed now, or gone")
+
+
+def _left_out(folder, names):
+    """What is not copied; the folder runs of the root only, because the package has one, too."""
+    runs = {"runs"} if pathlib.Path(folder) == ROOT else set()
+    return {n for n in names if n in {".git", ".venv", "__pycache__", "mutations.jsonl"} | runs}
 
 
 KEYS = ("file", "kind", "line", "new", "nth")

@@ -298,7 +298,7 @@ def test_the_best_is_selected_on_held_out_data(capfd):
     run = fedmpi.train(**USUAL, rounds=6, eval_every=1, result="best", holdout=0.2)
     ended = capfd.readouterr()
     best = max(run.metrics, key=lambda record: record["holdout_accuracy"])
-    assert f"iterate of round {best['round']} (best by holdout_accuracy)" in ended.out and "warn" not in ended.err
+    assert f"iterate of round {best['round']} (best by holdout_accuracy)" in ended.out and "chosen" not in ended.err
     assert run.final["accuracy"] == best["accuracy"]
     fedmpi.train(**USUAL, rounds=2, result="best")
     assert "the best model is chosen by accuracy on the test set" in capfd.readouterr().err

@@ -168,6 +168,23 @@ def test_the_second_variants_take_the_larger_weight():
     assert theory.scaffold_m_vr(**PART, large_batch=True).derived["B"] == 4 * 4 * 1000 // 8
 
 
+def test_samples_and_gradients_are_those_of_the_run():
+    found = theory.fafed(**FAFED)  # of each client a first batch of q b samples, then two gradients of each sample
+    assert found.run["rounds"] * found.run["local_steps"] == 64000 and found.run["first_batch_size"] == 40
+    costs = {"samples_per_client": 64000 * 4, "samples": 8 * 64000 * 4 + 8 * 40, "gradients": 16 * 64000 * 4 + 8 * 40}
+    assert {name: found.derived[name] for name in costs} == costs
+    half, steps = theory.scaffold_m_vr(**PART | {"b": 2}), 4 * 4 * 1000 * 2
+    first = 8 * half.run["first_batch_size"]
+    assert (half.derived["samples"], half.derived["gradients"]) == (steps + first, 2 * steps + first)
+    plain = theory.fedavg_m(**FULL).derived
+    assert plain["samples"] == plain["gradients"] == 8 * 4 * 1000
+
+
+def test_a_weight_is_at_most_1():
+    assert theory.fafed(**FAFED, schedule="constant", weight_scale=1e9).algorithm["fresh_weight"] == 1
+    assert theory.fedavg_m(**FULL, weight_scale=1e9).algorithm["fresh_weight"] == 1
+
+
 def test_stem_is_fafed_with_a_matrix_of_ones():
     stem, fafed = theory.stem(L=2, N=8, T=64000, b=4), theory.fafed(L=2, N=8, T=64000, b=4)
     assert stem.algorithm == {key: value for key, value in fafed.algorithm.items() if key != "epsilon"}
@@ -188,7 +205,9 @@ def test_sigma_is_of_one_sample():
 def test_violated_conditions_are_warnings():
     assert theory.fafed(**FAFED).warnings == ()
     assert "b <= 720 q N" in theory.fafed(**FAFED | {"b": 60000}).warnings[0]
-    assert "N² = 64" in theory.fafed(L=1, N=8, T=32).warnings[0]
+    assert "N² = 64" in theory.fafed(L=1, N=8, T=63).warnings[0]
+    assert "N² = 64" in theory.fmgda(L_f=2, mu=1, N=8, T=63).warnings[0]
+    assert theory.fafed(L=1, N=8, T=64).warnings == theory.fmgda(L_f=2, mu=1, N=8, T=64).warnings == ()
     assert "no c" in theory.fmgda(L_f=1, mu=0.5, N=8, T=64000).warnings[0]
     assert "claimed" in theory.fafedzo(L=1, T=8).source
     unstable = theory.fafedzo(L=1, T=1, d=784, b2=20, mu=0.1, eps=0.01)

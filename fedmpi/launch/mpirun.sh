@@ -123,6 +123,14 @@ elif [ -s "$files/hosts" ]; then
     words+=(-f "$files/hostfile")
 fi
 
+# What MPICH's launcher says of itself where a host is lost: it tells a user nothing. Lines without an end, such as a
+# progress bar's, pass only at their end; so only jobs on several hosts go through this.
+NOISE='^\[(mpiexec|proxy:[0-9:]+)@.*(assert \(.*\) failed|error waiting for|callback returned error|launcher returned error|terminated badly)'
+start() {
+    if [ "$vendor" = "Open MPI" ] || [ ! -s "$files/hosts" ]; then exec "$@"; fi
+    exec "$@" 2> >(trap '' INT TERM USR1; exec grep --line-buffered -vE "$NOISE" >&2)
+}
+
 # Exit codes after which another attempt may go better: a run that was stopped (75); a killed rank (MPICH: 9, Open MPI:
 # 137); a killed mpirun (137); a lost host (MPICH: 255).
 may_go_better() { case $1 in 75 | 9 | 137 | 255) ;; *) return 1 ;; esac; }
@@ -136,7 +144,7 @@ forward() {
 for signal in INT TERM USR1; do trap "forward $signal" $signal; done
 attempt=0
 while :; do
-    "$launcher" "${words[@]}" "$@" &
+    start "$launcher" "${words[@]}" "$@" &
     job=$!
     while :; do
         woken='' code=0

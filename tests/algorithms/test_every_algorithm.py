@@ -386,6 +386,25 @@ def test_every_setting_has_a_range_and_a_help_text(cls, settings):
         cls(**settings, schedule="cubic")
 
 
+# What the letters of the papers may be, whatever the method: (values outside, values inside).
+OF_LETTERS = {
+    "step_size": ([0.0, -0.1], [1e-9]), "server_step_size": ([0.0, -0.1], [1e-9]), "dual_step_size": ([0.0], [1e-9]),
+    "momentum": ([-1e-9, 1.0], [0.0]), "fresh_weight": ([-1e-9, 1.0001], [0.0, 1.0]),
+    "second_moment_decay": ([-1e-9, 1.0001], [0.0]), "v0": ([-1e-9], [1e-9]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", known(fedmpi.algorithms, Algorithm).values())
+def test_ranges_of_the_papers_letters(cls):
+    for field in dataclasses.fields(cls):
+        outside, inside = OF_LETTERS.get(field.name, ((), ()))
+        for value in inside:
+            assert getattr(cls(**{field.name: value}), field.name) == value
+        for value in outside:
+            with pytest.raises(UserError, match=f"^algorithm.{field.name} = {value}: expected a number"):
+                cls(**{field.name: value})
+
+
 def test_settings_that_do_not_go_together():
     with pytest.raises(UserError, match="epsilon"):
         FedAMS(epsilon=0.0)

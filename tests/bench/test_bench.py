@@ -137,13 +137,19 @@ def test_compare_prints_ratios(tmp_path):
     old.record("memory", 1)
     new.record("link/x", Times([2.1, 2.2, 2.3]))
     new.record("memory", 2)
+    for results, seconds in ((old, [2.1, 2.2, 2.3]), (new, [1.0, 1.1, 1.2])):
+        results.record("link/faster", Times(seconds))
+    for results, seconds in ((old, [1.0, 1.1, 1.2]), (new, [1.1, 1.15, 1.3])):
+        results.record("link/as fast", Times(seconds))
     old.write(tmp_path / "old.json")
     lines = new.compare(read_results(tmp_path / "old.json"))
-    assert len(lines) == 4
+    assert len(lines) == 6
     assert "2.000" in lines[1]
     assert "quartiles do not overlap" in lines[1]
     assert "quartiles do not overlap" not in lines[2]  # one number has none
-    assert "cores: 2 then, 4 now" in lines[3]
+    assert "0.500" in lines[3] and "quartiles do not overlap" in lines[3]
+    assert "quartiles do not overlap" not in lines[4]
+    assert "cores: 2 then, 4 now" in lines[5]
 
 
 def test_arguments_name_what_is_allowed():

@@ -198,6 +198,13 @@ def test_a_best_point_at_an_end_of_the_grid_is_flagged():
     short = {q: one[: inside.rounds + 5] for q, one in runs.items()}
     assert best_hit(short, (1, 2, 3), 0.1).flag == "budget"
     assert best_hit(runs, (1, 2, 3), 1.0).flag.startswith("fewer than 10 rounds")
+
+
+def test_samples_are_local_steps_and_the_first_batch():
+    counts = [Hit(10, 4, alpha).count(10, by_rounds) for alpha, by_rounds in ((0.1, True), (None, False), (0.1, False))]
+    assert counts == [10, 40, 44]
+    runs = {(q, None): falling(200, 3) ** factor for q, factor in {1: 0.4, 4: 1.0, 8: 0.5}.items()}
+    assert [best_hit(runs, (1, 2, 3), 0.1, by_rounds).q for by_rounds in (True, False)] == [4, 1]
     assert best_hit(runs, (1, 2, 3), 1e-9).flag == "not reached"
     assert best_hit(runs, (1, 2, 3), 0.1, by_rounds=False).q == 1
     fewest = best_hit({(q, weight): one for (q, _), one in runs.items() for weight in (0.0, 0.5)}, (1, 2, 3), 0.1)

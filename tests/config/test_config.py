@@ -26,6 +26,56 @@ def test_defaults():
     assert config.task.data == "digits"
     assert type(config.partition).__name__ == "Even"
     assert config.model_class is None
+    assert {
+        "rounds": 100,
+        "local_steps": 10,
+        "batch_size": 50,
+        "last_batch": "keep",
+        "participation": 1,
+        "weighting": "uniform",
+        "weight_decay": 0,
+        "result": "last",
+        "holdout": 0,
+        "seed": 0,
+        "evaluate": "subset",
+        "evaluate_samples": 1000,
+        "checkpoint_minutes": 10,
+        "checkpoint_keep": 2,
+        "dtype": "float32",
+        "device": "auto",
+        "transport": "auto",
+        "timeout": 1800,
+        "on_loss": "end",
+        "tf32": False,
+        "deterministic": False,
+        "cross_site": False,
+        "out": "runs",
+    }.items() <= dataclasses.asdict(config.run).items()
+    assert config.resolved["aggregation"]["name"] == "mean" and config.resolved["stages"]["name"] is None  # fmt: skip
+
+
+# Of a run's settings: values just outside of their range, and at its end.
+RANGES = [
+    *((name, [0, -1], [1]) for name in (
+        "rounds", "local_steps", "batch_size", "first_batch_size", "clients", "eval_every", "evaluate_samples",
+        "patience", "checkpoint_every", "checkpoint_keep", "ranks", "check_replicas",
+    )),
+    *((name, [0.0, -1.0], [1e-9]) for name in ("epochs", "local_epochs", "clip_norm", "timeout")),
+    ("participation", [0.0, 1.0001], [1e-9, 1.0]), ("holdout", [-1e-9, 1.0], [0.0, 0.999]),
+    ("weight_decay", [-1e-9], [0.0]), ("checkpoint_minutes", [-1e-9], [0.0]), ("threads", [0, 1025], [1, 1024]),
+    ("last_batch", ["lose"], ["keep", "merge", "drop"]), ("weighting", ["equal"], ["uniform", "samples"]),
+    ("result", ["first"], ["last", "best", "uniform"]), ("evaluate", ["some"], ["subset", "full"]),
+    ("dtype", ["float16"], ["float32", "float64"]), ("on_loss", ["wait"], ["end", "continue"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "outside", "inside"), RANGES, ids=[case[0] for case in RANGES])
+def test_ranges_of_a_runs_settings(name, outside, inside):
+    for value in inside:
+        assert getattr(RunSettings(**{name: value}), name) == value
+    for value in outside:
+        with pytest.raises(UserError, match=f"^{name} = {value}: expected "):
+            RunSettings(**{name: value})
 
 
 def test_command_line_goes_before_the_file(tmp_path):

@@ -196,6 +196,13 @@ def test_uneven_sizes():
     assert sizes.sum() == 60_000 and sizes.min() >= 600 and sizes.std() > 300
 
 
+def test_a_group_is_dealt_by_its_most_frequent_class():
+    labels, groups = np.array([0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1]), np.arange(12) // 3
+    data_set = types.SimpleNamespace(name="own", groups=lambda: groups, column=lambda column: labels)
+    parts = Classes().split_source(data_set, 2, 0)
+    assert [{*groups[part].tolist()} for part in parts] == [{0, 2}, {1, 3}]
+
+
 def test_column_keeps_groups_whole_and_balances_them():
     writers = np.array([b"ann", b"bob", b"ann", b"eve", b"bob", b"ann", b"dan"])
     parts = Column(by="writer")(writers, 2, 0)
@@ -203,6 +210,7 @@ def test_column_keeps_groups_whole_and_balances_them():
     assert sorted(len(part) for part in parts) == [3, 4]
     sizes = [len(part) for part in Column(by="site")(np.repeat([0, 1, 2, 3], [1, 5, 1, 5]), 2, 0)]
     assert sizes == [6, 6]
+    assert [len(part) for part in Column(by="site")(np.repeat([0, 1, 2], [1, 1, 4]), 2, 0)] == [4, 2]  # largest first
     with pytest.raises(UserError, match="groups in train/writer, 4"):
         Column(by="writer")(writers, 5, 0)
 

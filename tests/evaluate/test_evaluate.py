@@ -22,9 +22,10 @@ def made(tmp_path_factory):
             splits[f"{split}/images"] = features
             splits[f"{split}/labels"] = (features[:, client] > 0).astype("int64")
         write_file(folder / f"silo_{client}.h5", splits, {"num_classes": 2, "mean": [0.0] * 6, "std": [1.0] * 6})
-    ended = train(
-        2, folder, "--data", folder / "silo_{client}.h5", "--rounds", 4, "--name", "run", "--evaluate", "full"
-    )
+    # Evaluated on some samples, but at its end on all.
+    words = ("--data", folder / "silo_{client}.h5", "--rounds", 4, "--name", "run", "--evaluate_samples", 50)
+    ended = train(2, folder, *words)
+    assert "50 training and test samples, drawn once; at the end all\n" in ended.stdout
     assert ended.returncode == 0, ended.stderr
     return folder
 

@@ -50,6 +50,8 @@ def test_participants_are_different_clients(participants):
 def test_the_one_that_works_alone():
     drawn = [Plan(5, seed=seed).draw_one(Plan(5).round(0)) for seed in range(40)]
     assert set(drawn) == set(range(5))
+    some = Plan(5, participants=lambda r: [1, 3])
+    assert {some.draw_one(some.round(number)) for number in range(20)} == {1, 3}
     plan = Plan(5, participants=lambda r: [1, 3], chosen=lambda r: r)
     assert plan.draw_one(plan.round(3)) == 3
     with pytest.raises(UserError, match="chosen of round 2 = 2: expected one of its participants 1, 3"):

@@ -12,6 +12,7 @@ from fedmpi.errors import UserError
 from fedmpi.federation import Plan, Variables
 from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle
+from fedmpi.oracles.flat_module import BufferPart
 from fedmpi.registry import known
 
 DIM, CENTRES, PRIVATE = 6, (1.0, -2.0, 4.0), (slice(0, 2),)
@@ -45,10 +46,11 @@ def gradient_oracle_is_enough(name):
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in DRAWN and gradient_oracle_is_enough(name)])
-def test_a_client_is_alone_with_its_private_coordinates(name):
+@pytest.mark.parametrize("present", [[0, 1, 2], [0, 1]])
+def test_a_client_is_alone_with_its_private_coordinates(name, present):
     """f_i has no terms across coordinates: private ones move as in a federation of this client alone."""
-    federation = run(name, CENTRES, PRIVATE)
-    for client, centre in enumerate(CENTRES):
+    federation = run(name, CENTRES, PRIVATE, participants=lambda index: present)
+    for client, centre in enumerate(CENTRES[: len(present)]):
         alone = run(name, [centre]).server.x
         assert torch.allclose(model(federation, client)[:2], alone[:2], rtol=1e-9, atol=1e-12), name
 
@@ -68,6 +70,32 @@ def test_an_absent_client_keeps_what_it_has():
     federation = run("fedavg", CENTRES, PRIVATE, participants=lambda index: [0, 1])
     assert torch.equal(model(federation, 2)[:2], START[:2])
     assert not torch.equal(model(federation, 0)[:2], START[:2])
+
+
+class Counting(FunctionOracle):
+    """Every gradient adds 1 plus the client's number to its two buffers."""
+
+    def __init__(self, client):
+        super().__init__(lambda i, x, sample: x - CENTRES[i], client)
+
+    def gradient(self, z, xi):
+        self.client.buffers += 1 + self.client.index
+        return super().gradient(z, xi)
+
+
+def test_private_buffers_are_those_of_the_local_steps():
+    """As of buffers that are averaged, the gradients before the first round do not count; the server has none."""
+    begin = torch.tensor([10.0, 20.0], dtype=torch.float64)
+    parts = [BufferPart(name, place, 1, torch.float64) for place, name in enumerate(("shared", "own"))]
+    variables = Variables(START, begin, private_buffers=(slice(1, 2),), buffer_parts=parts)
+    algorithm = ALGORITHMS["scaffold_m"](step_size=0.05)  # with a gradient before the first round
+    federation = Federation(algorithm, SoloLink(), dict.fromkeys(range(2), Counting), Plan(2, 3), variables)
+    federation.start()
+    for rounds in range(3):
+        models = [federation.private.model(client, START, federation.store.buffers)[1] for client in federation.clients]
+        assert [own[1].item() for own in models] == [20 + 3 * rounds, 20 + 6 * rounds]
+        assert federation.store.buffers.tolist() == [10 + 4.5 * rounds, 20]
+        federation.run_round()
 
 
 def test_patterns_of_names():

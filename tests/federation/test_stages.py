@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedmpi.aggregation.sending import Sending
-from fedmpi.aggregation.stages import SecretStream, Stage
+from fedmpi.aggregation.stages import SecretStream, Sent, Stage
 from fedmpi.aggregation.stages.norm_bound import NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
 from fedmpi.comm.link import SoloLink
@@ -138,6 +138,13 @@ def test_norm_bound(num_clients):
     federation.run_round()
     moves = [min(4.0, 1.5 * (4 - client)) / 2 for client in range(num_clients)]  # in each of 4 coordinates
     assert torch.allclose(federation.server.x, torch.full((DIM,), 4 - sum(moves) / num_clients, dtype=torch.float64))
+
+
+def test_all_rows_of_a_client_are_one_vector_for_a_norm_bound():
+    start = {name: torch.ones(2) for name in ("x", "m")}
+    rows = {"x": torch.tensor([4.0, 1.0]), "m": torch.tensor([1.0, -3.0])}  # they move by 3 and 4, together by 5
+    NormBound(bound=1.0).apply(Sent(0, 1.0, None, rows, start, {}))
+    assert torch.allclose(torch.stack([rows["x"], rows["m"]]), torch.tensor([[1.6, 1.0], [1.0, 0.2]]))
 
 
 def test_secret_streams_do_not_repeat_and_are_normal():

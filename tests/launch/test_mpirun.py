@@ -97,6 +97,29 @@ def test_hosts(any_mpi, tmp_path):
     assert ended.stdout.startswith("3 ranks, ")
 
 
+def test_a_lost_host_is_told_without_assertions_of_the_launcher(tmp_path):
+    """MPICH's mpirun reaches two hosts that are this machine; the launcher's part on the second is killed."""
+    if "HYDRA" not in execute(["mpirun", "--version"]).stdout:
+        pytest.skip("these are words of MPICH's launcher")
+    program, remote, hosts = tmp_path / "program.py", tmp_path / "remote", tmp_path / "hosts"
+    program.write_text(
+        "import os, signal, sys, time\n"
+        "from mpi4py import MPI\n"
+        "MPI.COMM_WORLD.barrier()\n"
+        "print('rank', MPI.COMM_WORLD.rank, 'is there', file=sys.stderr, flush=True)\n"
+        "MPI.COMM_WORLD.barrier()\n"
+        "time.sleep(1)\n"
+        "if MPI.COMM_WORLD.rank == 1: os.kill(os.getppid(), signal.SIGKILL)\n"
+        "time.sleep(3)\n"
+    )
+    remote.write_text('#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nshift\nexec bash -c "$*"\n')
+    remote.chmod(0o755)
+    hosts.write_text("127.0.0.2:1\n127.0.0.3:1\n")
+    ended = mpirun("--hosts", hosts, "python", program, HYDRA_LAUNCHER="ssh", HYDRA_LAUNCHER_EXEC=str(remote))
+    assert ended.returncode == 255, ended.stderr
+    assert sorted(ended.stderr.splitlines()) == ["rank 0 is there", "rank 1 is there"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

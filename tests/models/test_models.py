@@ -45,6 +45,84 @@ def test_parameters_and_outputs(model, shape, num_classes, settings, number):
     assert module(torch.rand(2, *shape)).shape == (2, num_classes)
 
 
+CNN = "Conv2d {0} MaxPool2d Conv2d {0} MaxPool2d Flatten Linear {0} Linear"
+NORMALISED = "Conv2d BatchNorm2d ReLU Conv2d BatchNorm2d ReLU MaxPool2d"
+LAYERS = [
+    (FashionCNN, {}, CNN.format("Tanh")),
+    (MnistCNN, {}, CNN.format("ReLU")),
+    (CifarCNN, {}, f"{'Conv2d ReLU MaxPool2d ' * 3}Flatten Linear ReLU Linear ReLU Linear"),
+    (CifarCNN, {"hidden": 0}, f"{'Conv2d ReLU MaxPool2d ' * 3}Flatten Linear ReLU Linear"),
+    (MLP, {"hidden_layers": 2}, "Flatten Linear ReLU Linear ReLU Linear"),
+    (MLP, {"dropout": 0.3}, "Flatten Linear ReLU Dropout(0.3) Linear"),
+    (LambCNN, {"dropout": 0.3}, "Conv2d MaxPool2d ReLU Conv2d Dropout2d(0.3) MaxPool2d ReLU Flatten Linear ReLU "
+     "Dropout(0.3) Linear"),
+    (AttackedCNN, {}, f"{NORMALISED} {NORMALISED} Flatten Linear ReLU Dropout(0.5) Linear ReLU Linear"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "settings", "layers"), LAYERS)
+def test_layers_are_those_of_the_papers_in_their_order(model, settings, layers):
+    found = [
+        type(part).__name__ + (f"({part.p})" if hasattr(part, "p") else "") for part in model(COLOUR, 10, **settings)
+    ]
+    assert found == layers.split()
+
+
+@pytest.mark.parametrize("model", [FashionCNN, MnistCNN])
+def test_the_initial_values_of_the_public_code(model):
+    for layer in model(GREY, 10):
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            assert torch.allclose(layer.bias, torch.tensor(1 / layer.bias.numel()))
+            fans = (layer.weight.shape[0] + layer.weight.shape[1]) * layer.weight[0, 0].numel()
+            noise = 5 / (2 * layer.weight.numel()) ** 0.5  # five deviations of a deviation
+            assert layer.weight.std().item() == pytest.approx((2 / fans) ** 0.5, rel=noise)
+
+
+def sizes_of(module, kind, size=32):
+    """[channels, side] of what each part of a kind gives for an image."""
+    found = []
+    hooks = [part.register_forward_hook(lambda part, given, out: found.append([out.shape[1], out.shape[2]]))
+             for part in module.modules() if type(part).__name__ == kind]  # fmt: skip
+    module.eval()(torch.rand(1, 3, size, size))
+    assert len(hooks) == len(found)
+    return found
+
+
+def test_residual_networks_have_the_sizes_and_shortcuts_of_theirs():
+    large, small = ResNet18(COLOUR, 10), ResNet9(COLOUR, 10)
+    assert sizes_of(large, "_BasicBlock") == [
+        [c, s] for c, s in ((64, 32), (128, 16), (256, 8), (512, 4)) for _ in "12"
+    ]
+    assert sizes_of(small, "_Residual") == [[128, 16], [512, 4]]
+    for block in [part for part in large if type(part).__name__ == "_BasicBlock"]:
+        nn.init.zeros_(block.second[1].weight)  # what it adds is 0
+        given = torch.randn(2, block.first[0].in_channels, 8, 8)
+        assert torch.equal(block(given), block.past(given).relu())
+    shortcuts = [isinstance(part.past, nn.Identity) for part in large if hasattr(part, "past")]
+    assert shortcuts == [True, True, *[False, True] * 3]  # elsewhere the shape changes
+    for block in [part for part in small if type(part).__name__ == "_Residual"]:
+        nn.init.zeros_(block.inner[1][1].weight)
+        given = torch.randn(2, block.inner[0][0].in_channels, 4, 4)
+        assert torch.equal(block(given), given)
+
+
+def test_an_lstm_begins_and_drops_as_in_the_public_code():
+    module = LSTM(50, hidden=40)
+    for weight in (module.embedding.weight, module.decoder.weight):
+        assert 0.099 < weight.abs().max() <= 0.1 and abs(weight.mean()) < 0.01
+    assert (
+        not module.decoder.bias.any() and module.lstm.dropout == 0.5 and LSTM(5, hidden=4, layers=1).lstm.dropout == 0
+    )
+    nn.init.ones_(module.embedding.weight), nn.init.ones_(module.decoder.weight)
+    seen = []
+    module.lstm.register_forward_pre_hook(lambda part, given: seen.append(given[0]))
+    module.decoder.register_forward_pre_hook(lambda part, given: seen.append(given[0]))
+    module(torch.zeros(9, 20, dtype=torch.int64))
+    for values in seen:  # half of what the LSTM and the decoder get is dropped, the rest doubled
+        assert (values == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(seen[0].unique(), torch.tensor([0.0, 2.0]))
+
+
 def test_lstm_has_the_papers_size():
     with torch.device("meta"):  # 50 million parameters need no memory to be counted
         module = LSTM(33_278)

@@ -1,10 +1,13 @@
 """What every link promises, on the ranks that there are; with one rank, MPI's link and the solo link agree."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
 
+from fedmpi.bench.timing import Case, time_cases
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.link import SoloLink
 from fedmpi.comm.mpi import MPILink
@@ -93,3 +96,13 @@ def test_lost_clients_are_those_of_lost_ranks():
     assert (link.lost_clients(), link.num_present(5)) == (frozenset(), 5)
     link.lost, link.clients = (0, 2), ((0, 1), (2, 3), (4,))
     assert (link.lost_clients(), link.num_present(5)) == ({0, 1, 4}, 2)
+
+
+def test_a_time_is_that_of_the_slowest_rank():
+    link = MPILink()
+    times = time_cases(
+        link, [Case("sleep", lambda: time.sleep(0.06 * (1 + link.rank)))], 0.01, min_cycles=2, max_cycles=2
+    )
+    everyone = link.allgather(times["sleep"].seconds)
+    assert (everyone >= 0.06 * link.size).all() and (everyone == everyone[0]).all()
+    link.close()

@@ -1,13 +1,15 @@
 """The run folder of a user's own loop: records, checkpoints, and the same bits after a stop."""
 
 import json
+import random
 
+import numpy as np
 import pytest
 import torch
 from helpers import PROGRAMS, start
 
 import fedmpi
-from fedmpi.own_loop.recorded import _decoded, _encoded
+from fedmpi.own_loop.recorded import _decoded, _encoded, _Generators
 
 
 def run(way, folder, *rest):
@@ -41,6 +43,9 @@ def test_a_loop_goes_on_after_a_signal_and_after_a_kill_with_the_same_bits(way, 
         assert [[one.get(name) for name in learned] for one in other] == [
             [one.get(name) for name in learned] for one in records[0]
         ]
+    for clock in ("seconds", "evaluation_seconds"):  # they go on where the loop was stopped
+        times = [[record[clock] for record in of_run] for of_run in records]
+        assert all(one == sorted(one) and one[0] < one[-1] for one in times), clock
     last = fedmpi.load_run(tmp_path / "whole")
     assert last.is_complete and last.records[5]["error"] == (1 * 1 + 3 * 2) / 4 and last.clients["error"] == [1, 2]
 
@@ -64,3 +69,18 @@ def test_states_of_objects_are_as_they_were():
     assert found == {**state, "betas": [0.9, 0.99]}
     with pytest.raises(fedmpi.UserError, match="objects: 'one' has a set in its state"):
         _encoded({"a": {1}}, [], "one")
+
+
+@pytest.mark.always
+def test_generators_of_the_process_go_on_where_they_were():
+    def drawn():
+        return torch.rand(3).tolist(), np.random.random(3).tolist(), random.random()
+
+    tensors, generators = [], _Generators()
+    text = json.dumps(_encoded(generators.state_dict(), tensors, "generators"))
+    first = drawn()
+    assert drawn() != first
+    generators.load_state_dict(
+        _decoded(json.loads(text), {f"objects/{n}": one.clone() for n, one in enumerate(tensors)})
+    )
+    assert drawn() == first

@@ -448,6 +448,26 @@ def test_the_probabilities_of_all_classes(folder, tmp_path):
         assert found == pytest.approx(shares.tolist(), abs=1e-5) and max(found) == float(row["probability"])
 
 
+def test_one_score_is_that_of_the_second_class(folder, tmp_path):
+    """As of the network of --task auc."""
+    arguments = {**ARGUMENTS, "num_classes": 1}
+    torch.manual_seed(0)
+    model = MLP(**arguments)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    about = description(model={"class": "fedmpi.models.mlp.MLP", "arguments": arguments})
+    (folder / "model.json").write_text(json.dumps({**about, "class_names": ["negative", "positive"]}))
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 4)).astype(np.uint8)
+    np.savez(tmp_path / "it.npz", x=images)
+    with torch.no_grad():
+        scores = model((torch.tensor(images[:, None]) / 255 - 0.3) / 0.4)[:, 0]
+        model[-1].bias -= scores.median()  # so that there are both
+    save_file(model.state_dict(), folder / "model.safetensors")
+    right = (scores - scores.median()).sigmoid()
+    for row, share in zip(predicted(folder, tmp_path / "it.npz", "--probabilities"), right.tolist(), strict=True):
+        assert row["predicted"] == ("positive" if share > 0.5 else "negative") or abs(share - 0.5) < 1e-6
+        assert float(row["probability of positive"]) == pytest.approx(share, abs=1e-5)
+
+
 @pytest.mark.parametrize("left_out", ["3", "3.*", "3.weight,3.bias"])
 def test_another_head_on_a_trained_body(folder, left_out):
     flat = FlatModule(MLP(shape=(1, 4, 4), num_classes=7, hidden=5))
@@ -458,6 +478,17 @@ def test_another_head_on_a_trained_body(folder, left_out):
         read_initial(str(folder / "model.safetensors"), flat)
     with pytest.raises(UserError, match="no layer is called 4"):
         read_initial(str(folder / "model.safetensors"), flat, "4")
+
+
+def test_a_model_to_begin_from_has_every_name(folder, tmp_path):
+    flat = FlatModule(MLP(**ARGUMENTS))
+    for changed, message in (
+        ({name: value for name, value in TENSORS.items() if name != "3.bias"}, "3.bias is missing"),
+        ({**TENSORS, "4.bias": torch.zeros(1)}, "4.bias is not in the model"),
+    ):
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(UserError, match=f"does not fit the model: {message}$"):
+            read_initial(str(tmp_path / "model.safetensors"), flat)
 
 
 @pytest.mark.parametrize("samples", [IMAGES / 255.0, IMAGES * 257.0, np.full((1, 4, 4), 9e4)])

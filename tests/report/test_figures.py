@@ -9,10 +9,10 @@ from test_report import FLOOR, Page, accuracy, make_run, report
 
 import fedmpi.report
 from fedmpi.errors import UserError
-from fedmpi.report.curves import clearly_best
+from fedmpi.report.curves import Target, clearly_best
 from fedmpi.report.further import varied_settings
 from fedmpi.report.style import Style
-from fedmpi.report.tables import client_table, final_table, silo_table
+from fedmpi.report.tables import client_table, final_table, silo_table, target_table
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs
 
@@ -45,6 +45,34 @@ def test_best_is_what_leads_in_seed_after_seed(tmp_path):
     assert report(tmp_path, "--out", tmp_path / "page.html", "--metric", "accuracy").returncode == 0
     text = (tmp_path / "page.html").read_text()
     assert "lowest training loss (no clear lead)<" in text and "highest test accuracy<" in text
+
+
+def test_a_lead_smaller_than_its_spread_is_none(tmp_path):
+    for seed, lead in enumerate((0.03, -0.02, 0.01)):
+        for name, value in (("fafed", 0.5 + lead), ("fedavg", 0.5)):
+            change_last(make_run(tmp_path / f"{name}-{seed}", name, seed), accuracy=value)
+    assert clearly_best(the_problem(tmp_path).methods, "accuracy") is None
+
+
+def test_a_method_that_not_all_seeds_bring_to_a_target_is_not_the_cheapest(tmp_path):
+    for name, needed in (("fafed", (10, 11)), ("fedavg", (20, 20)), ("scaffold", (5, 90))):  # rounds, of 40
+        for seed, rounds in enumerate(needed):
+            folder = make_run(tmp_path / f"{name}-{seed}", name, seed)
+            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            lines = [line | {"accuracy": line["round"] / rounds / 10} for line in lines]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = target_table(the_problem(tmp_path), Target.parse("accuracy=0.1"))
+    assert {row[0]: row[1] for row in table.rows} == {"fafed": "2 of 2", "fedavg": "2 of 2", "scaffold": "1 of 2"}
+    column = table.header.index("rounds")
+    assert [table.rows[row][0] for row, its_column in table.best if its_column == column] == ["fafed"]
+
+
+def test_what_a_setting_does_is_shown_on_held_out_data(tmp_path):
+    for number, step_size in enumerate((0.01, 0.1, 1.0)):
+        algorithm = {"name": "fafed", "step_size": step_size}
+        change_last(make_run(tmp_path / f"{number}", "fafed", 0, algorithm=algorithm), holdout_accuracy=0.3 + number)
+    ((_, metric, lines),) = varied_settings(the_problem(tmp_path))
+    assert metric == "holdout_accuracy" and [spread.mean for _, spread in lines["fafed"]] == [0.3, 1.3, 2.3]
 
 
 def test_a_setting_without_a_value_is_called_none(tmp_path):

@@ -46,7 +46,23 @@ def _subclasses(cls):
 
 @pytest.mark.parametrize(
     ("name", "words", "is_less"),
-    [("accuracy", "test accuracy", False), ("my_loss", "my loss", True), ("f1_score", "f1 score", False)],
+    [
+        ("accuracy", "test accuracy", False),
+        ("my_loss", "my loss", True),
+        ("f1_score", "f1 score", False),
+        *(
+            (name, name.replace("_", " "), True)
+            for name in (
+                "mean_absolute_error",
+                "word_perplexity",
+                "distance_to_goal",
+                "mean_distortion",
+                "duality_gap",
+                "weight_norm",
+                "brier",
+            )
+        ),
+    ],
 )
 def test_metrics_of_own_tasks_are_described_by_their_names(name, words, is_less):
     assert (title(name), less_is_better(name)) == (words, is_less)

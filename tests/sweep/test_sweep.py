@@ -130,6 +130,7 @@ def test_the_best_is_that_of_the_held_out_data(swept):
 def test_the_best_settings_train_on_all_data(swept, tmp_path):
     best = yaml.safe_load((swept[0] / "best.yaml").read_text())
     assert best["algorithm"]["step_size"] == 0.1 and best["holdout"] == 0
+    assert not {"seed", "name", "out", "resume"} & best.keys()  # those of one of its runs
     ended = train(1, tmp_path, "--config", swept[0] / "best.yaml", "--name", "it", "--rounds", 1)
     assert ended.returncode == 0, ended.stderr
     assert "holdout" not in ended.stdout

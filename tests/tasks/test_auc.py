@@ -10,7 +10,7 @@ from helpers import PROGRAMS, start, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedmpi.algorithms import FAFED, FMGDA
 from fedmpi.comm.link import SoloLink
@@ -25,7 +25,7 @@ from fedmpi.oracles import Autograd, TwoPoint
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.run_files import ROC
-from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc
+from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc, roc_points
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.saddle_toys import TwoParameterAUC
 from fedmpi.training.build import prepare
@@ -53,6 +53,15 @@ def test_the_roc_curve_is_written_if_the_model_was_evaluated_on_a_part_of_the_da
     assert len((tmp_path / ROC).read_text(encoding="utf-8").splitlines()) > 10
 
 
+def test_a_part_of_the_data_has_all_test_samples():
+    """The area of a few positive samples would say little."""
+    task = loaded()
+    module = task.build_model(MLP, {"hidden": 2}).double()
+    with torch.no_grad():
+        some, whole = (one.evaluate(module, SoloLink()) for one in (task.subset(40), task))
+    assert some["auc"] == whole["auc"] and some["train_loss"] != whole["train_loss"]
+
+
 # The metric.
 
 
@@ -62,6 +71,15 @@ def test_roc_auc_is_scikit_learns_with_ties(samples):
     scores, positive = (np.array(column) for column in zip(*samples))
     if positive.any() and not positive.all():
         assert roc_auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=2, max_size=40))
+def test_the_points_of_the_curve_are_scikit_learns_with_ties(samples):
+    scores, positive = (np.array(column) for column in zip(*samples))
+    if positive.any() and not positive.all():
+        expected = np.stack(roc_curve(positive, scores, drop_intermediate=False)[:2], axis=1)
+        assert np.array_equal(roc_points(scores, positive), expected)
 
 
 def test_roc_auc_of_ties_and_extremes():

@@ -117,6 +117,11 @@ def test_rounds_and_steps_are_passes_over_the_data():
     assert rounds < job.num_rounds < rounds + 1
 
 
+def test_a_pass_over_dealt_data_is_one_of_all_participants():
+    words = "--clients 4 --participation 0.5 --partition iid --partition.redeal true --batch-size 50 --threads 1"
+    assert prepare(read_command_line(words.split()), SoloLink()).num_batches == 2 * math.ceil(1438 / 2 / 50)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """(the records of a run, what it printed, its folder): 3 clients on 2 ranks, two of them in a round."""

@@ -94,6 +94,8 @@ def test_equal_clients_have_one_average():
     assert averages("loss", [1.0, 3.0], [100, 100], "samples") == {"loss": 2.0}
     assert averages("loss", [1.0, np.nan, 3.0], [100, 0, 300], "uniform") == {"loss": 2.0, "loss_samples": 2.5}
     assert averages("loss", [np.nan], [0], "uniform") == {}
+    assert averages("loss", [1.0, 3.0], [100, 101], "uniform") == {"loss": 2.0}  # the two means nearly agree
+    assert averages("loss", [1.0, 3.0], [100, 150], "uniform") == {"loss": 2.0, "loss_samples": pytest.approx(2.2)}
 
 
 @pytest.mark.parametrize("task", ["Pair", "Mean"])
@@ -230,6 +232,22 @@ def test_balanced_class_weights_are_those_of_scikit_learn_over_all_silos(silos, 
             of_silos.append((weights[right] * losses).mean().item())
         assert run.clients[f"{split}_loss"] == pytest.approx(of_silos, rel=1e-6)
         assert run.final(f"{split}_loss") == pytest.approx(np.mean(of_silos), rel=1e-6)
+
+
+def test_a_class_without_samples_does_not_count_in_balanced_weights(tmp_path):
+    sk, draw = pytest.importorskip("sklearn.utils.class_weight"), np.random.default_rng(0)
+    labels, inputs = np.array([0] * 12 + [2] * 4), draw.standard_normal((16, 3)).astype("float32")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file.attrs["num_classes"] = 3
+        for split in ("train", "test"):
+            file[f"{split}/images"], file[f"{split}/labels"] = inputs, labels
+    task = {"name": "classification", "class_weights": "balanced", "data": str(tmp_path / "data.h5")}
+    run = fedmpi.train(task=task, clients=1, rounds=1, algorithm="fedavg", threads=1, out=tmp_path, name="run")
+    with torch.no_grad():
+        outputs = fedmpi.load(tmp_path / "run")(torch.tensor(inputs))
+        losses = torch.nn.functional.cross_entropy(outputs, torch.tensor(labels), reduction="none").numpy()
+    weights = sk.compute_class_weight("balanced", classes=np.array([0, 2]), y=labels)
+    assert run.final["train_loss"] == pytest.approx(np.mean(weights[labels // 2] * losses), rel=1e-5)
 
 
 def test_balanced_class_weights_change_what_images_train_and_other_values_are_one_line(tmp_path):

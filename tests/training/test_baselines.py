@@ -139,6 +139,26 @@ def test_pooled_is_gradient_descent_on_all_data(silos, tmp_path):
         assert torch.allclose(found[name], value, rtol=0, atol=1e-7)
 
 
+def test_pooled_makes_as_many_steps_as_a_silo_does_on_average(silos, tmp_path):
+    words = {**COMMON, "local_epochs": 1, "rounds": 2, "baselines": "pooled"}
+    del words["local_steps"]
+    row = rows_of(fedmpi.train(data=silos, out=tmp_path, **words).baselines)["pooled"]
+    steps = (60 // 8 + 1 + 24 // 8 + 9 // 8 + 1) / 3  # of a silo in a round
+    assert fedmpi.load_run(row["folder"]).records[-1]["iteration"] == round(2 * steps) == 9
+
+
+def test_what_a_silo_gains_in_a_loss():
+    """A smaller one is better; silos without tests do not count."""
+    assert baselines.mean_and_worst([0.3, np.nan, 0.5], "test_loss") == (pytest.approx(0.4), 0.5)
+    rows = [{"method": "federated", "clients": [0.2, np.nan, 0.6], "mean": 0.4},
+            {"method": "local", "clients": [0.5, np.nan, 0.5], "mean": 0.5}]  # fmt: skip
+    content = {"metric": "test_loss", "tests": "own tests", "names": [], "rows": rows}
+    assert baselines.gain_in_words(content) == (
+        "taking part improves the test loss of a silo on its own tests by 0.1000 on average, from 0.5000 alone to "
+        "0.4000; 1 of 2 silos gain, and silo 2 loses most, 0.1000"
+    )
+
+
 def test_step_sizes_are_chosen_by_the_loss_on_held_out_data(silos, tmp_path):
     run = by_hand(tmp_path, silos, holdout=0.25, baselines="local", baselines_step_sizes=[0.01, 1e6])
     rows, runs = rows_of(run.baselines), run.baselines["runs"]

@@ -1,6 +1,7 @@
 """Checkpoints: what goes on from files has the bits of an unbroken run; damage, full disks and signals lose nothing."""
 
 import contextlib
+import errno
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import re
 import shutil
 import signal
 import time
+import types
 import zlib
 
 import final_rows
@@ -25,7 +27,7 @@ import fedmpi.algorithms
 import fedmpi.checkpoints.writer
 import fedmpi.tasks
 from fedmpi.algorithms import Algorithm
-from fedmpi.checkpoints.files import client_file, read_manifest, read_state, write_manifest
+from fedmpi.checkpoints.files import client_file, read_manifest, read_state, remove_checkpoints, write_manifest
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import Diverged, Stopped, UserError
@@ -486,6 +488,12 @@ def test_checkpoints_by_time(tmp_path):
     assert find_checkpoints(go(tmp_path, words)) == [30]  # short runs write none but the last
 
 
+def test_a_minute_between_checkpoints_has_60_seconds(tmp_path, monkeypatch):
+    clock = itertools.count(0, 25)  # it is looked at once a round
+    monkeypatch.setattr(fedmpi.checkpoints.writer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    assert find_checkpoints(go(tmp_path, f"{TOY} --rounds 5 --checkpoint-keep 100 --checkpoint-minutes 1"))[-1] == 3
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder on a disk with room for one checkpoint and a half."""
@@ -629,6 +637,23 @@ def test_removing_an_old_checkpoint_leaves_the_next_one_alone(tmp_path):
     (run,) = tmp_path.iterdir()
     assert find_checkpoints(run) == [4, 3]
     check_checkpoints(run)
+
+
+def test_what_is_removed_in_part_is_no_checkpoint_any_more(tmp_path, monkeypatch):
+    """Its manifest goes first: whatever ends the removal, no checkpoint lists a file that is gone."""
+    run, unlink, calls = go(tmp_path, f"{TOY} --rounds 4 --checkpoint-every 2"), os.unlink, []
+
+    def fails_after_one(path, **options):
+        calls.append(path)
+        if len(calls) > 1:
+            raise OSError(errno.EIO, "Input/output error")
+        unlink(path, **options)
+
+    assert find_checkpoints(run) == [4, 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", fails_after_one)
+        remove_checkpoints(run, keep=[4])
+    assert len(calls) == 2 and find_checkpoints(run) == [4]
 
 
 def test_kills_at_steps_of_writing(tmp_path):

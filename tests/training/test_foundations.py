@@ -1,15 +1,22 @@
 """What a run rests on: which samples are trained on, weights, bounds at which it ends, which model is its result."""
 
+import copy
+import math
 import types
 
+import h5py
+import numpy as np
 import pytest
 import torch
 
 import fedmpi
 from fedmpi.algorithms import FedAvg
 from fedmpi.comm.link import SoloLink
+from fedmpi.data.partitions import Even
 from fedmpi.federation import Plan, Variables
 from fedmpi.oracles import FunctionOracle
+from fedmpi.tasks.base import RankContext
+from fedmpi.tasks.classification import Classification
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.result import ResultRule
 
@@ -73,6 +80,35 @@ def test_each_client_is_evaluated_on_samples_that_are_drawn_for_it():
     assert len(drawn[0] & drawn[1]) < 12
 
 
+@pytest.mark.parametrize(("evaluate", "every"), [("subset", 4), ("full", 2)])
+def test_a_run_is_evaluated_about_10_times_or_20_on_all_data(evaluate, every):
+    samples = [torch.utils.data.TensorDataset(torch.rand(60, 3), torch.arange(60) % 2) for _ in range(2)]
+    run = fedmpi.train(
+        algorithm="fedavg", model=torch.nn.Linear(3, 2), data=samples, rounds=42, local_steps=1, threads=1,
+        evaluate=evaluate, evaluate_samples=40,
+    )  # fmt: skip
+    evaluated = [record["round"] for record in run.metrics if "train_loss" in record]
+    assert evaluated == [*range(every, 42, every), 42]
+
+
+def test_each_silo_is_tested_on_samples_that_are_drawn_for_it(tmp_path):
+    for client in range(2):
+        with h5py.File(tmp_path / f"silo_{client}.h5", "w") as file:
+            for split in ("train", "test"):
+                file[f"{split}/images"] = np.arange(100, dtype="float32").reshape(100, 1)
+                file[f"{split}/labels"] = np.arange(100) % 2
+    place = RankContext(2, range(2), 0, 1, 0, None, torch.device("cpu"), torch.float32)
+    task = Classification(data=str(tmp_path / "silo_{client}.h5")).load(place, Even())
+    task.synchronise(SoloLink())
+    seen = []
+    task.subset(40).evaluate(
+        lambda inputs: seen.append(inputs[:, 0].tolist()) or torch.zeros(len(inputs), 2), SoloLink()
+    )
+    train, tests = seen[:2], seen[2:]
+    assert [len(one) for one in seen] == [20] * 4
+    assert len({*train[0]} & {*train[1]}) < 12 and len({*tests[0]} & {*tests[1]}) < 12
+
+
 @pytest.mark.parametrize(
     ("condition", "value", "ends"),
     [
@@ -105,3 +141,57 @@ def test_the_result_is_the_model_after_the_round_that_was_drawn():
         assert torch.equal(chosen.x, after[chosen.round])
         drawn.add(chosen.round)
     assert drawn == {1, 2, 3}
+
+
+def after_round(federation, rule, **metrics):
+    federation.run_round()
+    rule.consider(federation, metrics)
+    return federation.selected and federation.selected.round
+
+
+def test_the_best_is_the_first_of_equal_ones_and_never_without_a_number():
+    federation = federation_of(None)
+    federation.start()
+    rule = ResultRule("best", 6, 0, ("loss", -1))
+    assert [after_round(federation, rule, loss=loss) for loss in (math.nan, 0.5, 0.5, math.nan, 0.4, 0.6)] == [
+        None, 2, 2, 2, 5, 5,
+    ]  # fmt: skip
+    more_is_better = federation_of(None)
+    more_is_better.start()
+    rule = ResultRule("best", 3, 0, ("accuracy", 1))
+    rounds = [after_round(more_is_better, rule, accuracy=0.5, holdout_accuracy=value) for value in (0.1, 0.3, 0.2)]
+    assert rounds == [1, 2, 2]
+
+
+def test_a_drawn_result_is_kept_where_a_run_goes_on():
+    federation = federation_of(None)
+    federation.start()
+    rule = next(one for seed in range(99) if (one := ResultRule("uniform", 3, seed, ("loss", -1)))._drawn == 2)
+    assert [after_round(federation, rule) for _ in range(2)] == [None, 2]
+    rule.check(federation)  # after the drawn round itself
+    assert federation.selected.round == 2
+    assert after_round(federation, rule) == 2
+    rule.check(federation)
+    longer = next(one for seed in range(99) if (one := ResultRule("uniform", 9, seed, ("loss", -1)))._drawn == 1)
+    with pytest.raises(fedmpi.UserError, match="the result is round 1, which has passed"):
+        longer.check(federation)
+
+
+@pytest.mark.parametrize("result", ["best", "uniform"])
+def test_a_chosen_result_has_the_statistics_of_its_round(tmp_path, result):
+    """Also those of batch norm, which go on changing after it."""
+    torch.manual_seed(0)
+    inputs = torch.randn(90, 3)
+    sets = [torch.utils.data.TensorDataset(one, (one.sum(1) > 0).long()) for one in inputs.split(30)]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    run = fedmpi.train(
+        algorithm={"name": "fedavg", "step_size": 2.0}, model=model, data=sets[:2], test_data=sets[2], rounds=8,
+        local_steps=2, threads=1, eval_every=1, result=result, seed=5, out=tmp_path, name="run",
+    )  # fmt: skip
+    losses = []
+    for found in (run.model, fedmpi.load(tmp_path / "run", copy.deepcopy(model))):
+        with torch.no_grad():
+            losses.append(torch.nn.functional.cross_entropy(found(sets[2].tensors[0]), sets[2].tensors[1]).item())
+    of_rounds = [record["test_loss"] for record in run.metrics]
+    assert losses == [pytest.approx(run.final["test_loss"], rel=1e-5)] * 2
+    assert min(abs(loss - losses[0]) for loss in of_rounds[:-1]) < 1e-5 < abs(of_rounds[-1] - losses[0])
