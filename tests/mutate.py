@@ -49,6 +49,7 @@ def changes(path):
             continue
         line = lines[begin[0] - 1]
         raw = line.encode()
+        new = new if isinstance(new, str) else raw[begin[1] : end[1]].decode().replace(*new)  # brackets stay
         changed = (raw[: begin[1]] + new.encode() + raw[end[1] :]).decode() if begin[0] == end[0] else None
         if changed is None or changed == line:
             continue
@@ -57,14 +58,15 @@ def changes(path):
 
 
 def _places(tree):
-    """(kind, node, begin, end, new text) of all changes; begin and end are (line, byte)."""
+    """(kind, node, begin, end, new text or (old word, new word)) of all changes; begin and end are (line, byte)."""
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in TOKENS:
             token = TOKENS[type(node.ops[0])]
-            yield from _between("comparison", node, node.left, node.comparators[0], COMPARISONS[token])
+            yield from _between("comparison", node, node.left, node.comparators[0], (token, COMPARISONS[token]))
         elif isinstance(node, ast.BinOp) and type(node.op) in TOKENS:
-            yield from _between("operator", node, node.left, node.right, OPERATORS[TOKENS[type(node.op)]])
+            token = TOKENS[type(node.op)]
+            yield from _between("operator", node, node.left, node.right, (token, OPERATORS[token]))
         elif isinstance(node, ast.Constant) and id(node) not in texts:
             new = _other_constant(node.value)
             if new is not None:
@@ -79,9 +81,9 @@ def _places(tree):
                 yield "arguments", node, _begin(first), _end(second), new
 
 
-def _between(kind, node, left, right, new):
+def _between(kind, node, left, right, words):
     if left.end_lineno == right.lineno:
-        yield kind, node, _end(left), _begin(right), f" {new} "
+        yield kind, node, _end(left), _begin(right), words
 
 
 def _other_constant(value):

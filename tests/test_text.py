@@ -2,7 +2,17 @@
 
 import pytest
 
-from fedmpi.text import Table, format_bytes, format_count, format_quantity, format_seconds, spread_in_words, table
+from fedmpi.text import (
+    Table,
+    format_bytes,
+    format_count,
+    format_metric,
+    format_quantity,
+    format_ranges,
+    format_seconds,
+    spread_in_words,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +30,22 @@ from fedmpi.text import Table, format_bytes, format_count, format_quantity, form
 )  # fmt: skip
 def test_quantities(text, words):
     assert text == words
+
+
+@pytest.mark.parametrize(
+    ("value", "deviation", "words"),
+    [
+        (0.85123, 0.01, "0.8512 ± 0.0100"), (-0.25, None, "-0.2500"), (0.0, None, "0.0000"), (0.01, None, "0.0100"),
+        (0.0098764, 0.001, "0.009876 ± 0.001"), (99.5, None, "99.5000"), (100.0, 2.25, "100.0 ± 2.2"),
+        (12345.6, 10.4, "12,346 ± 10"), (1.5e7, None, "1.5e+07"),
+    ],
+)  # fmt: skip
+def test_metrics_have_as_many_digits_as_are_worth_reading(value, deviation, words):
+    assert format_metric(value, deviation) == words
+
+
+def test_ranges_of_numbers():
+    assert [format_ranges(numbers) for numbers in ([], [3], [0, 1, 2, 3, 8], [1, 3, 4])] == ["", "3", "0-3,8", "1,3-4"]
 
 
 def test_tables_are_aligned():

@@ -88,6 +88,20 @@ def test_command_line_goes_before_the_file(tmp_path):
     assert type(read("--config", file).algorithm).__name__ == "FedAvg"
 
 
+def test_the_folder_of_data_is_that_of_the_setting_or_else_of_the_variable(monkeypatch):
+    monkeypatch.setenv("FEDMPI_DATA", "/common")
+    assert (read().run.data_dir, read("--data-dir", "/mine").run.data_dir) == ("/common", "/mine")
+    monkeypatch.delenv("FEDMPI_DATA")
+    assert read().run.data_dir is None
+
+
+def test_a_file_beside_a_preset_leaves_what_the_preset_says_of_the_paper(tmp_path):
+    (tmp_path / "run.yaml").write_text("rounds: 7\n")
+    alone = read("--preset", "auc/cifar10")
+    both = read("--preset", "auc/cifar10", "--config", tmp_path / "run.yaml")
+    assert both.run.rounds == 7 != alone.run.rounds and both.resolved["paper"] == alone.resolved["paper"]
+
+
 def test_rounds_on_the_command_line_undo_the_epochs_of_a_file(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 30\nlocal_epochs: 2\n")

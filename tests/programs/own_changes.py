@@ -208,9 +208,11 @@ def check_start(api, width):
 
     found = refused(lambda: Loop(make(), api))
     assert "buffer 'mean' is" in found and 'buffers="rank0"' in found, found
-    for how, value, number in (("rank0", 2.0, 400), ("average", 2.0 + (SIZE - 1) / 2, 400 + RANK)):
+    weights = [1, 3, 4, 8][:SIZE]  # whose sums are powers of two
+    mean = 2.0 + sum(rank * weight for rank, weight in enumerate(weights)) / sum(weights)
+    for how, value, number in (("rank0", 2.0, 400), ("average", mean, 400 + RANK)):
         model = make()
-        loop = Loop(model, api, buffers=how)
+        loop = Loop(model, api, buffers=how, weight=weights[RANK])
         assert model.mean.tolist() == [1.0, value] and int(model.number) == number, how
         loop.step(2)
         loop.fed.finish()

@@ -25,6 +25,7 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions import Even
 from fedmpi.errors import UserError
 from fedmpi.own_files import write_mark
+from fedmpi.sweep import local
 from fedmpi.sweep.choice import best_of_each_algorithm, ended_runs, rank
 from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import make_plan
@@ -267,6 +268,51 @@ def test_a_run_that_ended_since_the_sweep_began_is_kept(tmp_path):
     run_all(plan, plan.runs, 1, 1, "false", lambda run, code, *_: ended.append((run.name, code)))
     assert ended == [("seed=0", 0), ("seed=1", 0)]
     assert all((plan.folder(run) / "metrics.jsonl").is_file() for run in plan.runs)
+
+
+class FakeJob:
+    """Ends when it was asked for three times; the run with seed 2 has wrong settings."""
+
+    begun, cpu_seconds, running, most, began = 0.0, 1.5, 0, 0, []
+
+    def __init__(self, plan, run, ranks, launcher):
+        self.run, self.polls = run, 0
+        FakeJob.began.append(run.name)
+        FakeJob.running += 1
+        FakeJob.most = max(FakeJob.most, FakeJob.running)
+
+    def poll(self):
+        self.polls += 1
+        if self.polls == 3:
+            FakeJob.running -= 1
+        return None if self.polls < 3 else 2 if self.run.name == "seed=2" else 1
+
+    def last_line(self):
+        return f"fedmpi: error: of {self.run.name}"
+
+    def end(self):
+        FakeJob.began.append(f"end {self.run.name}")
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2, 3])
+def test_as_many_runs_at_a_time_as_asked_for(tmp_path, monkeypatch, at_a_time):
+    monkeypatch.setattr(local, "start_job", FakeJob)
+    FakeJob.running, FakeJob.most, FakeJob.began, ended = 0, 0, [], []
+    plan = make_plan(tmp_path, None, ["seed=3,4,5,6,7"], [])
+    local.run_all(plan, plan.runs, 1, at_a_time, "", lambda *how: ended.append(how))
+    assert FakeJob.most == at_a_time and FakeJob.began == [run.name for run in plan.runs]
+    assert [(run.name, code, last) for run, code, _, last, _ in ended] == [
+        (run.name, 1, f"fedmpi: error: of {run.name}") for run in plan.runs
+    ]
+
+
+def test_a_run_with_wrong_settings_ends_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "start_job", FakeJob)
+    FakeJob.running, FakeJob.began = 0, []
+    plan = make_plan(tmp_path, None, ["seed=2,3,4"], [])
+    with pytest.raises(UserError, match="^run seed=2: of seed=2$"):
+        local.run_all(plan, plan.runs, 1, 2, "", lambda *how: None)
+    assert FakeJob.began == ["seed=2", "seed=3", "end seed=3"]
 
 
 def test_a_run_keeps_its_cpu_time_when_the_start_of_another_reaps_it(tmp_path):

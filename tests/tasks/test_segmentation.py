@@ -6,10 +6,12 @@ import textwrap
 import h5py
 import numpy as np
 import pytest
+import torch
 from helpers import ROOT, train
 
 from fedmpi.data.__main__ import main as data
 from fedmpi.predict.__main__ import main as predict
+from fedmpi.tasks.segmentation import Segmentation
 
 Image = pytest.importorskip("PIL.Image")
 DRAW = np.random.default_rng(0)
@@ -89,6 +91,36 @@ def test_masks_are_the_classes_of_pixels(folders, capsys, monkeypatch):
     assert ended.returncode == 0, ended.stderr
     last = json.loads((folders / "silos" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["dice"] > 0.97 and len(last["clients"]["dice"]) == 2
+
+
+def test_dice_is_the_mean_of_all_classes_but_the_first():
+    dice = Segmentation.metrics["dice"]
+    assert dice(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 2, 2])) == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert dice(torch.tensor([0, 3, 3]), torch.tensor([0, 3, 0])) == pytest.approx(2 / 3)  # nobody has 1 and 2
+    assert dice(torch.tensor([0, 1]), torch.tensor([0, 0])) == 0 and dice(torch.zeros(2), torch.zeros(2)) == 1
+
+
+def test_masks_of_another_size_have_the_nearest_pixels(folders):
+    data([str(word) for word in prepare(folders, "--size", 12)])
+    rows, columns = (((np.arange(12) + 0.5) * side / 12).astype(int) for side in (9, 6))
+    right = [np.asarray(Image.open(path))[rows][:, columns] > 128 for path in (folders / "images" / "a").iterdir()]
+    with h5py.File(folders / "seg.h5") as file:
+        masks = np.concatenate([file[f"{split}/masks"][:] for split in ("train", "test")])
+    assert sorted(map(bytes, masks)) == sorted(bytes(one.astype(np.uint8)) for one in right)
+
+
+def test_the_label_of_an_image_is_the_most_frequent_class_of_its_mask_besides_0(tmp_path):
+    """So that the test set has a share of each."""
+    shares = [(16, 0, 0)] * 5 + [(8, 5, 3)] * 10 + [(8, 3, 5)] * 15  # pixels of the classes 0, 1 and 2
+    for number, counts in enumerate(shares):
+        for folder in ("images", "masks"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            pixels = np.repeat([0, 1, 2], counts).astype(np.uint8).reshape(4, 4)
+            Image.fromarray(pixels if folder == "masks" else pixels * 90).save(tmp_path / folder / f"{number}.png")
+    data([str(word) for word in prepare(tmp_path)])
+    with h5py.File(tmp_path / "seg.h5") as file:
+        assert np.bincount(file["train/labels"][:]).tolist() == [4, 8, 12]
+        assert np.bincount(file["test/labels"][:]).tolist() == [1, 2, 3]
 
 
 def test_masks_that_do_not_fit_their_images(folders, capsys):

@@ -126,6 +126,32 @@ def test_a_run_ends_at_its_bound(condition, value, ends):
     assert stopping.after({"round": 1}, {"loss": value}) == ends
 
 
+def stopping_after(values, callbacks=Callbacks(), **settings):  # noqa: B008  it is frozen
+    """(number of the evaluation that ends a run, or None; why)."""
+    run = types.SimpleNamespace(**{"stop": None, "patience": None, **settings})
+    stopping = EarlyStopping(run, ("accuracy", 1), SoloLink(), callbacks)
+    for number, value in enumerate(values, 1):
+        if stopping.after({"round": number}, {} if value is None else {"accuracy": value}):
+            return number, stopping.reason
+    return None, stopping.reason
+
+
+def test_patience_counts_evaluations_without_a_new_best():
+    why = "accuracy has not improved in 2 evaluations"
+    assert stopping_after([0.5, 0.5, 0.4, 0.9], patience=2) == (3, why)  # an equal one is no new best
+    assert stopping_after([0.5, 0.4, 0.6, 0.5, 0.7, 0.6, 0.7], patience=2) == (7, why)
+    assert stopping_after([0.5, None, None, 0.4, None, 0.4], patience=2) == (6, why)
+    assert stopping_after([0.5, math.nan, 0.6, math.nan, 0.5], patience=2) == (5, why)
+    assert stopping_after([0.1, 0.2, 0.3], patience=1) == (None, "")
+
+
+def test_the_first_reason_to_end_is_said():
+    said = stopping_after([0.5, 0.9], Callbacks(on_round=lambda record: record["round"] == 2), stop="accuracy>=0.9")
+    assert said == (2, "accuracy >= 0.9")
+    both = Callbacks(on_round=lambda record: True, on_evaluation=lambda record: "accuracy" in record)
+    assert stopping_after([None], both) == (1, "by on_round") and stopping_after([0.5], both) == (1, "by on_evaluation")
+
+
 def test_the_result_is_the_model_after_the_round_that_was_drawn():
     """Its number is from 1 to the number of rounds, the model is the one after that many rounds."""
     drawn = set()
