@@ -144,10 +144,7 @@ def check_folder(path, kind):
 
 
 def set_aside(path):
-    """Rename a folder with a mark, or a file in one, to a name that is free: NAME.old-1, NAME.old-2, ...
-
-    Returns:
-        the new path.
+    """Rename a folder with a mark, or a file in one, to a name that is free: NAME.old-1, NAME.old-2, ...; return it.
 
     Raises:
         UserError: if it is not fedmpi's. OSError: if it cannot be renamed.
@@ -177,8 +174,7 @@ def set_aside(path):
 def remove(folder, names, with_folder=False):
     """Remove files from a folder with a mark; those that are missing, links, or no files are left.
 
-    Args:
-        names: of the files. with_folder: whether the folder is removed, too, if nothing else is in it.
+    `with_folder`: whether the folder is removed, too, if nothing else is in it.
 
     Raises:
         OSError: if one cannot be removed.

@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str], link: Any) -> None:
     """The program: train, or print what a flag asked for. Collective on the link."""
-    from fedmpi.comm.process import seconds_since_start
+    from fedmpi.machine.processes import seconds_since_start
     from fedmpi.program.ranks import show
     from fedmpi.training.build import read_config
     from fedmpi.training.loop import train

@@ -342,7 +342,7 @@ STREAM = "standard output, /dev/null or a pipe"
 LOCKED = "a listed name in a run folder whose lock this process has"
 OTHERS = "in a run folder, by the recorder"
 REASONS = {
-    "bench.machine.reset_peak_memory: open": "/proc/self/clear_refs, no file",
+    "machine.memory.reset_peak_memory: open": "/proc/self/clear_refs, no file",
     "bench.parts.checkpoint._write_plain: open": TEMPORARY,
     "bench.parts.checkpoint.measure: mkdtemp": TEMPORARY,
     "bench.parts.checkpoint.measure: rmtree": TEMPORARY,

@@ -113,11 +113,7 @@ def model_averager_loop(loop, local_steps):
 
 
 def join_gloo(link):
-    """Initialise torch's process group with gloo over the link's ranks, if they are on one node. Collective.
-
-    Returns:
-        whether the group exists.
-    """
+    """Initialise torch's process group with gloo, if all ranks are on one node; whether it exists then. Collective."""
     if not torch.distributed.is_available() or link.num_nodes > 1 or link.size == 1:
         return False
     if torch.distributed.is_initialized():

@@ -1,18 +1,24 @@
 """What the parts of the benchmark share: the options, the link, the results."""
 
+import datetime
+import os
+import platform
+import sys
+
 import torch
 
 from fedmpi.bench import cost_model
-from fedmpi.bench.machine import describe_machine
 from fedmpi.bench.parts import ONLY_BY_NAME, PARTS
 from fedmpi.bench.results import BenchResults, read_results
 from fedmpi.bench.rounds import Rounds
 from fedmpi.bench.timing import time_cases
 from fedmpi.bench.workloads import WORKLOADS, arguments_of
 from fedmpi.comm.agreement import agree
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
-from fedmpi.machine.cores import choose_threads
+from fedmpi.machine.cores import choose_threads, processor_name, usable_cores
+from fedmpi.machine.versions import versions
 from fedmpi.settings import nearest
 from fedmpi.text import format_table
 
@@ -45,7 +51,7 @@ class Benchmark:
         self.algorithms = [name.strip() for name in options.algorithms.split(",") if name.strip()]
         self.overrides = options.set.split()
         self.projection, self._earlier = None, None
-        self.results = BenchResults(describe_machine(link), prints=link.rank == 0)
+        self.results = BenchResults(_describe_machine(link), prints=link.rank == 0)
         agree(link, self._check)
 
     def _check(self):
@@ -92,3 +98,21 @@ class Benchmark:
     def open_rounds(self, workload, *arguments, stages=()):
         """The `Rounds` of a workload, with further fedmpi.train arguments; close them after use. Collective."""
         return Rounds(self.link, [*arguments_of(workload, self.quick), *self.overrides, *arguments], stages)
+
+
+def _describe_machine(link):
+    """Hardware, software, command and date of the measurements, as a dict of texts and numbers."""
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "processor": processor_name(),
+        "cores": len(usable_cores()),
+        "ranks": link.size,
+        "nodes": link.num_nodes,
+        "threads per rank": torch.get_num_threads(),
+        "oversubscribed": link.oversubscribed,
+        "system": f"{platform.system()} {platform.release()}",
+        **{name: version for name, version in versions().items() if name in ("python", "torch")},
+        "mpi": MPI.Get_library_version().split("\n")[0].split("\0")[0].strip(),
+        "command": f"python -m fedmpi.bench {' '.join(sys.argv[1:])}".strip(),
+        "load": round(os.getloadavg()[0], 1),
+    }

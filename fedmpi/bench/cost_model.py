@@ -42,11 +42,7 @@ def allreduce_costs(num_ranks):
 
 
 def fit(features, seconds):
-    """Coefficients >= 0 of a linear model that minimise the sum of squared relative errors.
-
-    Args:
-        features: [n, k]. seconds: [n], > 0.
-    """
+    """[k] coefficients >= 0 by which [n, k] features give [n] seconds > 0, of least squared relative errors."""
     from sklearn.linear_model import LinearRegression  # takes long to import
 
     features, seconds = np.asarray(features, float), np.asarray(seconds, float)

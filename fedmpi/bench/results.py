@@ -17,7 +17,7 @@ class BenchResults:
     """All measurements by part and name.
 
     Args:
-        machine: see `describe_machine`. prints: whether this rank prints.
+        machine: facts about it, a dict of texts and numbers. prints: whether this rank prints.
 
     Attributes:
         measures: "part/name" -> {"median", "low", "high", "unit", "cycles"}; low and high are quartiles.

@@ -48,14 +48,11 @@ class Times:
 
 
 def time_cases(link, cases, seconds, min_cycles=5, max_cycles=200):
-    """Time cases against each other. Collective on the link.
+    """Time cases against each other: name -> `Times` of one run, the same on every rank. Collective on the link.
 
     Every case runs once to warm up, and a few times to find how many runs fit into a turn. Then the
     cases take turns until `seconds` have passed. A case whose warm-up took longer than `seconds`
     does not run again: the warm-up is its only time.
-
-    Returns:
-        dict of name -> `Times` of one run, the same on every rank.
     """
     warm_up = {case.name: link.allgather([_turn(link, case, 1)]).max() for case in cases}
     repeated = [case for case in cases if warm_up[case.name] <= seconds or len(cases) == 1]

@@ -15,17 +15,15 @@ import errno
 import json
 import os
 import pathlib
-import platform
 import re
 import zlib
 
-import numpy as np
 import safetensors
 import torch
 
-import fedmpi
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
+from fedmpi.machine.versions import versions
 from fedmpi.own_files import check_regular, make_folder, read_mark, remove, replacing, write_mark
 from fedmpi.run_files import CHECKPOINTS, MANIFEST
 from fedmpi.text import short
@@ -69,19 +67,9 @@ def unique_name(run_folder, identity):
 
 
 def describe_layout(flat):
-    """What the elements of a row are: [name, shape, where it begins, whether channels lie last] of each parameter.
-
-    Args:
-        flat: a `FlatModule`.
-    """
+    """[name, shape, where it begins, whether channels lie last] of each parameter of a `FlatModule`: its row."""
     begins = [segment.start for segment in flat.segments]
     return [[name, list(shape), *rest] for name, shape, *rest in zip(flat.names, flat.shapes, begins, flat.permuted)]
-
-
-def versions():
-    """Name -> version of what a run's bits depend on."""
-    found = {"fedmpi": fedmpi.__version__, "python": platform.python_version()}
-    return found | {"torch": torch.__version__, "numpy": np.__version__}
 
 
 def write_state(path, state):
@@ -269,8 +257,7 @@ def _signed(content):
 def remove_checkpoints(run_folder, keep, needed=()):
     """Remove all checkpoints but those after the rounds in `keep`, and what incomplete ones left.
 
-    Args:
-        needed: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
+    `needed`: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
     """
     stems = {(written, f"client-{client:04d}") for client, written in needed}
     with contextlib.suppress(OSError):  # what cannot be removed now is tried again after the next checkpoint
@@ -310,8 +297,7 @@ def make_folders(folder):
 def make_checkpoint_folder(folder, identity):
     """Make the folder of a checkpoint, which several ranks may do at once; flush the names to the disk.
 
-    Args:
-        identity: of the run, which is in the folder's mark.
+    Its mark has the `identity` of the run.
 
     Raises:
         OSError: if something else is there, or it cannot be made.

@@ -12,12 +12,12 @@ from fedmpi.checkpoints.files import (
     existing,
     read_manifest,
     read_state,
-    versions,
 )
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
+from fedmpi.machine.versions import versions
 from fedmpi.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
 from fedmpi.text import Log, short
 

@@ -77,8 +77,7 @@ class Checkpoints:
     def after_round(self, own):
         """Complete what is written, and begin a checkpoint if one is due.
 
-        Args:
-            own: function without arguments that returns the state of the training loop itself: name -> number.
+        `own()` returns the state of the training loop itself: name -> number.
         """
         federation, every = self._job.federation, self._job.config.run.checkpoint_every
         if self._thread is not None and not federation.requests & WRITING:
@@ -123,11 +122,7 @@ class Checkpoints:
             self._end(self._job.link.allgather([bool(self._thread.problem)]).any())
 
     def restore(self):
-        """Go on from the newest checkpoint that is not damaged; see `resume`.
-
-        Returns:
-            (the state of the training loop, name -> number; the manifest).
-        """
+        """(the state of the training loop, the manifest) of the newest checkpoint that is not damaged; see `resume`."""
         loop, manifests = resume(self._job, self.folder, self._run_name)
         for manifest in manifests:
             self._complete[manifest["round"]] = {int(client): file for client, file in manifest["clients"].items()}

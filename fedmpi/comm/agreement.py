@@ -10,10 +10,7 @@ from fedmpi.text import short
 
 
 def share(link, action):
-    """What `action` returns on rank 0, on all ranks. Collective on the link.
-
-    Args:
-        action: a function without arguments, called on rank 0 only; it returns what JSON can hold.
+    """What `action()` returns on rank 0, on all ranks: what JSON can hold. Collective on the link.
 
     If rank 0 is lost meanwhile, the next one calls `action`.
 
@@ -36,13 +33,9 @@ def _share_once(link, action):
 
 
 def agree(link, action):
-    """Call `action`, and if it raises a `UserError` (or OSError) on some ranks, raise an error on all. Collective.
+    """What `action()` returns; if it raises a `UserError` (or OSError) on some ranks, an error on all. Collective.
 
-    Args:
-        action: a function without arguments. If it is collective itself, it must fail on all ranks or on none.
-
-    Returns:
-        what `action()` returns.
+    If `action` is collective itself, it must fail on all ranks or on none.
 
     Raises:
         AgreedUserError: on every rank, if `action` fails on any; the lowest such rank prints it.
@@ -71,11 +64,7 @@ def agreed_error(link, text):
 
 
 def allgather_lines(link, lines):
-    """All ranks' lines of text in one list, in rank order. Collective on the link.
-
-    Args:
-        lines: list of str without line breaks; the ranks may have different numbers of them.
-    """
+    """All ranks' lines of text, without line breaks, in one list, in rank order. Collective on the link."""
     mine = "".join(f"{line}\n" for line in lines).encode()
     return link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().split("\n")[:-1]
 
@@ -83,11 +72,8 @@ def allgather_lines(link, lines):
 def difference(link, entries):
     """The first of some entries that is not the same on all ranks, with its values and ranks. Collective on the link.
 
-    Args:
-        entries: name -> text, the same on all ranks if all is well, also in their order.
-
-    Returns:
-        a text like "rounds is 5 on rank 0, 7 on ranks 1, 2"; "" if all are the same.
+    `entries`: name -> text, the same on all ranks if all is well, also in their order. Returns a text like
+    "rounds is 5 on rank 0, 7 on ranks 1, 2"; "" if all are the same.
     """
     text = json.dumps(list(entries.items())).encode()
     # A hash of 48 bits, which a float64 holds exactly; the whole texts are exchanged only if the hashes differ.
@@ -113,10 +99,7 @@ def _some(numbers, most=8):
 
 
 def check_equal(link, entries, hint):
-    """Check that all ranks have the same entries, see `difference`. Collective on the link.
-
-    Args:
-        hint: what to do, the end of the message.
+    """Check that all ranks have the same entries, see `difference`; `hint` ends the message. Collective on the link.
 
     Raises:
         AgreedUserError: on every rank.

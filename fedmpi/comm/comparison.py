@@ -8,8 +8,7 @@ from fedmpi.comm.transports.base import Transport
 def average_differs(world, block, divisor, average):
     """Whether this rank's average of a block differs from MPI's by more than rounding can explain. Collective.
 
-    Args:
-        world: `Communicator`. block: [n] what this rank put in. divisor, average: as of `Link.average`.
+    `block` is what this rank put in; `divisor`, `average`: as of `Link.average`.
     """
     values = block.cpu()
     sums = torch.cat([values, values.abs()])
@@ -21,10 +20,9 @@ def average_differs(world, block, divisor, average):
 
 
 def combination_differs(transport, vectors, partials, divisor, out):
-    """Whether sums in a given order have other bits than those in host memory. Collective.
+    """Whether sums of vectors in a given order have other bits than those in host memory. Collective.
 
-    Args:
-        transport: a `Transport`. vectors: [n] each, what this rank put in. The others: as of `Link.combine`.
+    `vectors` are what this rank put in; the others are as of `Link.combine`.
     """
     expected = torch.empty_like(out, device="cpu")
     Transport.combine(transport, [vector.cpu() for vector in vectors], partials, divisor, expected)

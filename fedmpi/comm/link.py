@@ -7,7 +7,7 @@ import types
 import numpy as np
 import torch
 
-from fedmpi.machine.cores import usable_cores
+from fedmpi.machine.cores import count_at_a_time, usable_cores
 
 
 @dataclasses.dataclass
@@ -200,7 +200,7 @@ class SoloLink(Link):
     """The link of one process that holds all clients: nothing is sent, everything is counted."""
 
     def __init__(self):
-        self.traffic, self.usable_cores = Traffic(), len(usable_cores())
+        self.traffic, self.usable_cores = Traffic(), count_at_a_time(usable_cores())
         self.free_cores = self.usable_cores
 
     def allocate(self, numel, dtype, device="cpu"):

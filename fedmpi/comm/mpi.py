@@ -11,7 +11,6 @@ import torch
 
 import fedmpi.comm.transports
 from fedmpi.comm.comparison import average_differs, combination_differs
-from fedmpi.comm.device import device_number
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
@@ -22,6 +21,7 @@ from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Facts, Transport, Unavailable, choose
 from fedmpi.comm.transports.shared import SharedMemory
 from fedmpi.errors import AgreedUserError, UserError
+from fedmpi.machine.devices import device_number
 from fedmpi.registry import known
 from fedmpi.text import Log
 

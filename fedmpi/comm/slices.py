@@ -34,14 +34,9 @@ def exchange_slices(ranks, vectors, reduce, out):
 
 
 def send_slices(ranks, names, vector, counts):
-    """Every rank's slice of one vector of each rank. Collective on `ranks`.
+    """rank -> [length of this rank's slice] of one vector of each rank that sends. Collective on `ranks`.
 
-    Args:
-        names: of each rank's vector; None if a rank sends nothing.
-        vector: of this rank. counts: (length, begin) of each rank's slice, in bytes.
-
-    Returns:
-        rank -> [length of this rank's slice], of the ranks that send.
+    `names`: of each rank's vector; None if a rank sends nothing. `counts`: (length, begin) of each slice, in bytes.
     """
     mine, senders = counts[0][ranks.rank], [rank for rank, name in enumerate(names) if name is not None]
     arrived = torch.empty(len(senders), mine // vector.element_size(), dtype=vector.dtype)

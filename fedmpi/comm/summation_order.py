@@ -37,8 +37,7 @@ def tree(clients):
 def split(steps, owner):
     """(owner -> steps among sums of that owner alone, the other steps), both in order.
 
-    Args:
-        owner: name -> who holds it: a rank or a node.
+    `owner`: name -> who holds it: a rank or a node.
     """
     inner, outer = {}, []
     mixed = set()  # names of sums that by then contain a sum of another owner
@@ -101,11 +100,7 @@ class Placement:
 
     @functools.lru_cache(maxsize=16)  # noqa: B019  a placement lives as long as its federation
     def plan(self, participants):
-        """(the `Turns` of each rank, the `Partials` after them) of an exchange.
-
-        Args:
-            participants: tuple of the clients that take part.
-        """
+        """(the `Turns` of each rank, the `Partials` after them) of an exchange of some clients, a tuple."""
         inner, outer = split(tree(participants), self._rank_of)
         present = set(participants)
         turns = [

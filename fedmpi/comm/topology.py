@@ -5,7 +5,7 @@ import numpy as np
 from fedmpi.comm.link import lowest_true
 from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.waiting import Waiter
-from fedmpi.machine.cores import core_quota, usable_cores, work_since_start
+from fedmpi.machine.cores import count_at_a_time, usable_cores, work_since_start
 
 PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
 LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit
@@ -44,8 +44,7 @@ class Communicator:
     def allreduce(self, block):
         """Sum a contiguous 1-d tensor over the ranks, in place and in pieces.
 
-        Args:
-            block: float32 or float64, on the CPU or (if MPI can read it) on a GPU.
+        It is float32 or float64, on the CPU or (if MPI can read it) on a GPU.
         """
         on_cpu = block.device.type == "cpu"
         for piece in block.split(PIECE // block.element_size() if on_cpu else LARGEST_CALL):
@@ -94,7 +93,7 @@ class Topology:
     def __init__(self, mpi, colour=None):
         machine = mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.cores, self.busy = _measure_cores(machine)
-        self.usable_cores = int(min(len(self.cores), core_quota()))
+        self.usable_cores = count_at_a_time(self.cores)
         self.waiter = Waiter()
         self.world, self.node = Communicator(mpi, self.waiter), Communicator(machine, self.waiter)
         if colour is not None:

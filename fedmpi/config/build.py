@@ -302,10 +302,9 @@ def _build(classes, values, paper, objects, stages):
 
 
 def same_on_all_ranks(config):
-    """Name -> text of what must be equal on all ranks: all settings whose fields do not say `per_rank`.
+    """Name -> text of a `Config`'s settings that must be equal on all ranks: whose fields do not say `per_rank`.
 
-    Args:
-        config: a `Config`, or a text to print instead.
+    Instead of a `Config` it may be a text to print.
     """
     if isinstance(config, str):
         return {"--help, --list or --print_config": "given"}

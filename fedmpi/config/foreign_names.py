@@ -79,11 +79,7 @@ _ADVICE["centralized"] = _ADVICE["centralised"]
 
 
 def our_names(name, known, algorithm=""):
-    """Our names of a foreign one: those among `known`, or if there are none, all.
-
-    Args:
-        name: like "eta". known: keys of the settings that can be chosen. algorithm: the chosen one's name.
-    """
+    """Our names of a foreign one, like "eta": those among the `known` keys of settings, or if there are none, all."""
     ours = OURS.get(name, [])
     found = [one for one in ours if one in known]
     on_server = algorithm in _ON_SERVER or "algorithm.step_size" not in known  # the clients of `average` are torch's
@@ -108,11 +104,7 @@ def similar(name, known):
 
 
 def our_name(key, known, algorithm=""):
-    """The end of a message about the unknown setting `key`, like ": its name in fedmpi is --seed"; or "".
-
-    Args:
-        key: like "lr", or "algorithm.lr". known, algorithm: see `our_names`.
-    """
+    """The end of a message about the unknown setting `key`, like ": its name in fedmpi is --seed"; or ""."""
     group, _, name = key.rpartition(".")
     if not group and name in _ADVICE:
         return f": {_ADVICE[name]}"

@@ -143,13 +143,9 @@ def assignments_of(settings, where="settings"):
 
 
 def rename(assignments, names):
-    """Assignments, renamed settings under their current names.
+    """(assignments with renamed settings under their current names, a line for each former one that was used).
 
-    Args:
-        assignments: list of assignments. names: former key -> key.
-
-    Returns:
-        (list of assignments, list of one line for each former name that was used).
+    `names`: former key -> key.
     """
     used = dict.fromkeys(key for key, _ in assignments if key in names)
     notes = [f"setting '{key}' is now called '{names[key]}'; the former name still works" for key in used]

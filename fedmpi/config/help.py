@@ -37,11 +37,7 @@ class Declared:
 
 
 def declared_settings(classes):
-    """Key -> `Declared` of the run and of the chosen classes.
-
-    Args:
-        classes: group -> class, or None if none is chosen.
-    """
+    """Key -> `Declared` of the run and of the chosen classes: group -> class, or None if none is chosen."""
     settings = [Declared(*one) for one in _settings_of(RunSettings)]
     for group, cls in classes.items():
         settings += [Declared(f"{group}.{name}", *rest) for name, *rest in (_settings_of(cls) if cls else ())]
@@ -49,11 +45,7 @@ def declared_settings(classes):
 
 
 def help_text(classes, settings):
-    """What ``--help`` prints: the declared settings, under the names of the chosen classes.
-
-    Args:
-        classes: see `declared_settings`, which gives `settings`.
-    """
+    """What ``--help`` prints: the settings of `declared_settings`, under the names of the chosen classes."""
     parser = argparse.ArgumentParser(usage=USAGE, add_help=False)
     titles = {"": "the run"}
     for group, cls in classes.items():

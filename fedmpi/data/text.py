@@ -94,10 +94,7 @@ def _word_begin(text, position):
 def agree_on_dictionary(link, words):
     """word -> number for all words of the text, in the order in which they first occur. Collective on the link.
 
-    <unk> comes last if the text does not contain it.
-
-    Args:
-        link: over the ranks. words: of this rank's share; the shares are in the order of the ranks.
+    <unk> comes last if the text does not contain it. `words` are of this rank's share, in the order of the ranks.
     """
     of_this_rank = np.frombuffer(b" ".join(dict.fromkeys(words)) + b" ", np.uint8)
     of_all_ranks = link.alltoallv(of_this_rank, [np.arange(len(of_this_rank))] * link.size).tobytes().split()

@@ -100,10 +100,9 @@ def _run(arguments, link):
 
 
 def _check_launch(link, as_json, expected=None):
-    """Check that the ranks found each other; if not, the JSON contains this check alone. Not collective.
+    """Check that as many ranks as expected (or None) found each other; if not, the JSON contains this check alone.
 
-    Args:
-        as_json: whether to print JSON. expected: the number of ranks according to the user, or None.
+    Not collective.
     """
     try:
         check_launch(link, expected)

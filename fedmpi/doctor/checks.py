@@ -156,11 +156,7 @@ def check_clocks(ranks):
 
 
 def check_data(errors, described):
-    """Check that every rank read its data.
-
-    Args:
-        errors: a text for each rank, "" if it read its data. described: text that names the data.
-    """
+    """Check that every rank read its data: `errors` has a text for each, "" if it did; `described` names the data."""
     failing = [(rank, text) for rank, text in enumerate(errors) if text]
     if not failing:
         return Check("data", OK, f"{described}: read by all ranks" if len(errors) > 1 else f"{described}: read")
@@ -173,8 +169,7 @@ def check_data(errors, described):
 def check_memory(ranks, needed, left):
     """Check that the rows fit into the memory of every node, besides the data that are already in it.
 
-    Args:
-        needed: bytes of each rank. left: bytes that its node has, nan if the system does not say.
+    `needed`: bytes of each rank. `left`: bytes that its node has, nan if the system does not say.
     """
     text = f"{format_bytes(max(needed))} for model and rows of a rank"
     for node in by_node(ranks):

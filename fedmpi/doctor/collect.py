@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from fedmpi.comm.agreement import allgather_lines
-from fedmpi.comm.device import memory_of
 from fedmpi.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
 from fedmpi.doctor.facts import RankFacts
 from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.rows import RowStore
+from fedmpi.machine.devices import memory_of
 from fedmpi.machine.memory import available_memory
 from fedmpi.oracles.flat_module import BufferPart
 from fedmpi.text import format_bytes
@@ -39,10 +39,7 @@ def allgather_facts(link, facts):
 
 
 def try_sum(link, transport, device="cpu"):
-    """(whether a test sum over the ranks is right on all of them, how it was made, as text).
-
-    Args:
-        transport: the setting of the run. device: of the summed vectors.
+    """(whether a test sum over the ranks on `device` is right on all of them, how it was made, as text).
 
     Raises:
         UserError: on every rank, if there is no such transport here.

@@ -1,17 +1,15 @@
 """What one rank finds out about itself and its node."""
 
 import dataclasses
-import os
 import platform
 import time
 
 import torch
 
-from fedmpi.comm.binding import near_cores
-from fedmpi.comm.device import device_key, pick_device
 from fedmpi.errors import UserError
-from fedmpi.machine.cores import choose_threads, usable_cores
-from fedmpi.membership.equality import versions
+from fedmpi.machine.cores import choose_threads, online_cores, usable_cores
+from fedmpi.machine.devices import device_key, near_cores, pick_device
+from fedmpi.membership.equality import all_versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +41,7 @@ class RankFacts:
 
 
 def describe_rank(link, device):
-    """The `RankFacts` of this rank. Collective on the link's node.
-
-    Args:
-        device: the setting of the run.
-    """
+    """The `RankFacts` of this rank, for the run's setting `device`. Collective on the link's node."""
     neighbours = link.topology.node
     leader = int(neighbours.allgather([link.rank])[0, 0])
     name, key, error, near = "", "", "", []
@@ -65,12 +59,12 @@ def describe_rank(link, device):
         node=platform.node().partition(".")[0],
         leader=leader,
         cores=usable_cores(),
-        cores_online=os.cpu_count() or 1,
+        cores_online=online_cores(),
         threads=choose_threads(link)[0],
         device=name,
         device_key=key,
         device_error=error,
-        versions=versions(),
+        versions=all_versions(),
         time=time.time(),
         near_cores=near,
     )

@@ -88,8 +88,7 @@ class SentBuffers:
     def pack(self, values, tails):
         """Copy a client's buffers into (the end of its rows, the float64 block), and notice which it has changed.
 
-        Args:
-            values: [num_buffers], which lies in the same memory as long as it exists, like `tails`.
+        `values` [num_buffers] lie in the same memory as long as they exist, like `tails`.
         """
         for mine, tail in self._views(self._all_runs, values, tails):
             tail.copy_(mine)
@@ -121,13 +120,9 @@ class SentBuffers:
         return [sum(bit << place for place, bit in enumerate(group)) for group in groups]
 
     def send(self, flags):
-        """From now on, send the buffers that a rank has changed.
+        """From now on, send the buffers that a rank has changed: numbers as `flags` returns them, joined by OR.
 
-        Args:
-            flags: numbers as `flags` returns them, all ranks' joined by OR.
-
-        Returns:
-            None; or if there are new ones, where each element is in the order before, for both kinds.
+        Returns None; or if there are new ones, where each element is in the order before, for both kinds.
         """
         new = {k for n, k in enumerate(self.others) if flags[n // BITS] >> n % BITS & 1}
         self._changed.clear()

@@ -145,15 +145,12 @@ class Reports:
         self._link, self._most, self._sent = link, most, sent
 
     def exchange(self, losses, num_gradients, request, rounds_done):
-        """Exchange the `Losses` of all ranks in one message.
+        """The `RoundReport` of the `Losses` of all ranks, exchanged in one message.
 
         Args:
-            losses: the `Losses` of this rank. num_gradients: evaluated by its clients since the last message.
+            num_gradients: evaluated by this rank's clients since the last message.
             request: a whole number, whose bits are this rank's requests, see `Federation.begin_round`.
             rounds_done: for the message of the error.
-
-        Returns:
-            a `RoundReport`.
 
         Raises:
             UserError: on every rank, if another one calls `announce` instead.

@@ -11,10 +11,7 @@ from fedmpi.streams import generator
 
 
 def spread(num_clients, num_ranks):
-    """The clients of each rank: consecutive numbers, counts that differ by at most one.
-
-    Returns:
-        list of `range`, one per rank.
+    """The clients of each rank, a list of `range`: consecutive numbers, counts that differ by at most one.
 
     Raises:
         UserError: if there are fewer clients than ranks.
@@ -94,9 +91,10 @@ class Plan:
             return self.dealt_steps(round_index, client)
         return self.local_steps(client) if callable(self.local_steps) else self.local_steps
 
-    def weight_of(self, client):
-        """Weight of a client in every average."""
-        return self._all_weights[client]
+    def weights_in(self, current, alone):
+        """Number -> weight of the clients in an exchange of the round `current`: all, or one that works alone."""
+        clients = [self.draw_one(current)] if alone else current.participants
+        return {client: self._all_weights[client] for client in clients}
 
     def start(self, lost=frozenset()):
         """The `Round` before the first one: all clients that are not lost take part, and no local step is made."""

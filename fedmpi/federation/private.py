@@ -92,18 +92,15 @@ class PrivateParts:
             row[self._at] = self._start if name == "x" else 0.0
         client.buffers[self._buffers_at] = self._buffers_start
 
-    def compute(self, then, client):
-        """Do for a client's private coordinates what the server does with an average, in the client's memory.
-
-        Args:
-            then: `then(server)`, of an `Exchange`, or None.
-        """
-        if self and then is not None and len(self._at):
+    def compute(self, then, clients):
+        """Do for clients' private coordinates what the server does (`then(server)` or nothing); then `clean`."""
+        for client in clients if self and then is not None and len(self._at) else ():
             values = {name: row for name, row in client.kept[PRIVATE].items() if name != BUFFERS}
             server = Server(values, 1, self._segments, len(self._at))
             alone = {"participants": (client.index,), "weights": (1.0,), "participation": 1.0}
             server.round = dataclasses.replace(client.round, **alone)
             then(server)
+        self.clean()
 
     def clean(self):
         """Give the private coordinates of the server's rows values that are the same on all ranks."""

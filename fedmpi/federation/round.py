@@ -26,6 +26,9 @@ class Round:
     participation: float
     nominal_steps: int
 
+    def __str__(self):
+        return "the start" if self.index < 0 else f"round {self.index + 1}"
+
     @property
     def first_iteration(self):
         """t before the round's first local step."""

@@ -8,20 +8,16 @@ import math
 import time
 
 from fedmpi.aggregation.base import Moment
-from fedmpi.aggregation.stages.base import Sent
-from fedmpi.algorithms.base import Exchange
+from fedmpi.aggregation.stages.base import apply_stages
 from fedmpi.comm.link import RanksLost
 from fedmpi.errors import UserError
 from fedmpi.federation.client import named_in_errors
 from fedmpi.federation.losses import FAILED, Losses, Reports
 from fedmpi.federation.parts import assemble
+from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate
 from fedmpi.federation.work_clock import WorkClock
-
-
-def _no_request():
-    return 0
 
 
 class Federation:
@@ -42,37 +38,29 @@ class Federation:
     >>> federation.server.x
     tensor([2.2500])
 
-    A round is `begin_round`; for each exchange `begin_exchange`, the turns of this rank's participants, and
+    A round is `begin_round`; for each exchange `begin_exchange`, the `work` of this rank's participants, and
     `end_exchange`; then `end_round`. `run_round` does all of it. A loop that makes the local steps itself calls
-    `begin_turn`, `local_step` and `end_turn` (`fedmpi.own_loop`).
+    `begin_turn`, `local_step` and `end_turn` instead of `work` (`fedmpi.own_loop`).
 
-    All state that outlasts a round is in its clients, its server, its aggregation and stages, and itself; `state`
-    returns it, `restore` takes it. If ranks are lost in a round and the link goes on without them (`Link.survive`), the
-    round is repeated from its start: it is then one that was planned without them.
+    All state that outlasts a round is in its clients, its server, its aggregation and stages, and itself. If ranks are
+    lost in a round and the link goes on without them (`Link.survive`), the round is repeated from its start: it is then
+    one that was planned without them.
 
     Args:
-        algorithm: an `Algorithm`.
-        link: a `fedmpi.comm.link.Link`: sums over the ranks.
+        algorithm, link, plan, variables: an `Algorithm`, a `Link`, a `Plan` and the `Variables`.
         oracles: client number -> function(`Client`) -> oracle, for this rank's clients in order.
-        plan: a `Plan`: which clients take part in a round, for how many steps, with which weight.
-        variables: the `Variables`.
         sending: a `Sending`: what becomes of the clients' rows.
         observe: called as `observe(federation, round_index, step, client)` after the start, after
             every local step of a client, and after every round's last average (step None).
         poison: see `RowStore`.
 
-    Attributes:
-        aggregation: the `Aggregation`; stages: name -> `Stage`; both open.
-        store: the `RowStore`. server: the `Server`. clients: list of `Client`, those of this rank.
-        private: the `PrivateParts`.
+    Attributes, besides those of `Parts`:
         round_index: of the next round, from 0.
         present: set of the clients that took part in the previous round; all of them before round 0.
         lost: frozenset of the clients whose ranks are lost; they are absent from every round.
         num_gradients: evaluated so far by all clients of all ranks.
-        seconds: of this rank, in "local" steps and in "communication" (waiting included).
-        worked: the `WorkClock`.
+        seconds: of this rank, in "local" steps and in "communication" (waiting included). worked: the `WorkClock`.
         selected: the `Iterate` that `select` remembered, or None.
-        reports: the `Reports`.
         requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
 
     Raises:
@@ -94,41 +82,15 @@ class Federation:
         self.num_gradients, self._reported = 0, 0  # of all ranks; of this one, those that are in it already
         self.seconds, self.worked = {"local": 0.0, "communication": 0.0}, WorkClock()
         self.selected = None
-        self.requests, self._request = 0, _no_request
+        self.requests, self._request = 0, int
         self._exchange, self._moment, self._losses = None, None, None  # of the current exchange
 
     def start(self):
-        """Before round 0: the initial estimates, averaged if the algorithm exchanges any.
-
-        The float buffers stay as they were: only some start exchanges would average them.
-        """
-        buffers, algorithm, kept, is_done = self.store.buffers.clone(), self.algorithm, kept_state(self), False
-        while not is_done:
-            try:
-                self._set_round(self.plan.start)
-                if algorithm.exchanged_at_start:
-                    exchange = Exchange(algorithm.exchanged_at_start, algorithm.start, algorithm.server_start)
-                    self.run_exchange(exchange, 0)
-                else:
-                    self._every_client(lambda client, server: algorithm.start(client, server, client.oracle))
-                    self._use_averages(algorithm.server_start, self.clients)
-                is_done = True
-            except RanksLost:
-                go_back(self, kept)
-        self.store.buffers.copy_(buffers)
-        self._every_client(algorithm.client_start)
+        """Before round 0: the initial estimates, averaged if the algorithm exchanges any."""
+        make_initial_estimates(self)
         self._observe(self, -1, None, None)
 
-    def _every_client(self, action):
-        """Do something in the turn of every client of this rank; nothing is averaged."""
-        self.store.begin_exchange((), first_in_round=True)
-        for position, client in enumerate(self.clients):
-            self.store.begin_turn(position)
-            self.private.give_back(client)
-            action(client, self.server_seen_by_clients)
-            self.private.take(client)
-
-    def run_round(self, request=_no_request):
+    def run_round(self, request=int):
         """One round: local steps of the participants, then the averages.
 
         Args:
@@ -147,31 +109,27 @@ class Federation:
             try:
                 losses = []
                 for number, exchange in enumerate(self.begin_round(request)):
-                    losses.append((exchange, self.run_exchange(exchange, number)))
+                    for client in self.begin_exchange(exchange, number):
+                        self.work(client)
+                    losses.append((exchange, self.end_exchange()))
                 return self.end_round(losses)
             except RanksLost:
                 go_back(self, kept)
 
-    def begin_round(self, request=_no_request):
+    def begin_round(self, request=int):
         """Begin the next round; returns its `Exchange`s, in order.
 
         Args:
             request: function without arguments, called whenever the ranks exchange their losses; it returns a whole
                 number, of which the bits are this rank's requests to all (a checkpoint is due, a signal has come).
+                `int` returns 0: none.
         """
-        self._set_round(lambda lost: self.plan.round(self.round_index, lost))
+        self.enter_round(lambda lost: self.plan.round(self.round_index, lost))
         self.requests, self._request = 0, request
         return [one for one in self.algorithm.exchanges() if one.due is None or one.due(self.server)]
 
     def end_round(self, losses):
-        """End a round after its exchanges.
-
-        Args:
-            losses: list of (`Exchange`, what `end_exchange` returned).
-
-        Returns:
-            see `run_round`.
-        """
+        """End a round with [(`Exchange`, its loss)], and return the round's loss: see `run_round`."""
         self.present = set(self.server.round.participants)
         self._observe(self, self.round_index, None, None)
         self.round_index += 1
@@ -180,46 +138,33 @@ class Federation:
         return next((loss for _, loss in ordered if not math.isnan(loss)), math.nan)
 
     def run_exchange(self, exchange, number):
-        """One exchange of a round: the work of this rank's participants, and the average. Collective on the link.
-
-        Args:
-            exchange: an `Exchange`. number: its number in the round.
-
-        Returns:
-            mean loss over all clients.
-
-        Raises:
-            RanksLost: see `end_exchange`.
-        """
+        """Exchange number `number` of a round, from 0; returns and raises what `end_exchange` does. Collective."""
         for client in self.begin_exchange(exchange, number):
-            with named_in_errors(client):
-                self.begin_turn(client)
-                if exchange.work is not None:
-                    exchange.work(client, self.server_seen_by_clients, client.oracle)
-                else:
-                    for step in range(client.num_steps):
-                        self.local_step(client, step)
-                self.end_turn(client)
+            self.work(client)
         return self.end_exchange()
 
     def begin_exchange(self, exchange, number):
-        """Begin one exchange of a round.
-
-        Returns:
-            list of the `Client`s of this rank that take part.
-        """
+        """Begin one exchange of a round; returns the `Client`s of this rank that take part."""
         self.worked.begin()
         current, store = self.server.round, self.store
-        weights = dict(zip(current.participants, current.weights))
-        if exchange.alone:
-            drawn = self.plan.draw_one(current)
-            weights = {drawn: self.plan.weight_of(drawn)}
-        self.link.enter(f"the local steps of {self._where()}")
+        weights = self.plan.weights_in(current, exchange.alone)
+        self.link.enter(f"the local steps of {current}")
         store.begin_exchange(exchange.rows, number == 0)
         self._exchange, self._moment = exchange, Moment(current.index, number, exchange.rows, store.region)
         self.aggregation.begin(self._moment, weights)
         self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.weights else None)
         return [client for client in self.clients if client.index in weights]
+
+    def work(self, client):
+        """The turn of a client that takes part: its local steps, or the other work of the exchange."""
+        with named_in_errors(client):
+            self.begin_turn(client)
+            if self._exchange.work is not None:
+                self._exchange.work(client, self.server_seen_by_clients, client.oracle)
+            else:
+                for step in range(client.num_steps):
+                    self.local_step(client, step)
+            self.end_turn(client)
 
     def begin_turn(self, client, first_step=0):
         """Give a client its rows, and begin its local steps if the exchange is about these.
@@ -259,31 +204,12 @@ class Federation:
             self.algorithm.upload(client, self.server_seen_by_clients, client.oracle)
             self._losses.add_if_none(client)  # other passes than those of the local steps
         self.private.take(client)
-        buffers = store.checked_buffers()
-        self._losses.check_rows(client, store.turn(), exchange.rows, buffers)
-        for name, stage in self.stages.items():
-            self._apply(name, stage, client)
+        self._losses.check_rows(client, store.turn(), exchange.rows, store.checked_buffers())
+        apply_stages(self.stages, client, self.aggregation.weights[client.index], self._moment, store.start_rows)
         store.end_turn(self.clients.index(client), client.index)
 
-    def _apply(self, name, stage, client):
-        """One stage on the rows that a client sends."""
-        rows, start = self._exchange.rows, self.store.start_rows() if stage.needs_start else None
-        stage.apply(
-            Sent(
-                client.index,
-                self.aggregation.weights[client.index],
-                self._moment,
-                {row: client.rows[row] for row in rows},
-                start and {row: start[row] for row in rows},
-                {kept: client.kept[f"{name}.{kept}"] for kept in stage.kept_rows},
-            )
-        )
-
     def end_exchange(self):
-        """Average what the participants of all ranks have sent. Collective on the link.
-
-        Returns:
-            mean loss over all clients.
+        """Average what the participants of all ranks have sent; returns the mean loss. Collective on the link.
 
         Raises:
             Diverged: on every rank, if a client's loss, or a row that it sends, is not finite.
@@ -291,19 +217,7 @@ class Federation:
         """
         self._losses.collect()
         self.seconds["local"] += self.worked.end()
-        began = time.perf_counter()
-        loss = self._agree_on_loss()
-        self.link.enter(f"the sum of {self._where()}")
-        self.store.average()
-        self._check_lost()
-        self.seconds["communication"] += time.perf_counter() - began
-        participants = self.aggregation.weights
-        self._use_averages(self._exchange.then, [client for client in self.clients if client.index in participants])
-        return loss
-
-    def _agree_on_loss(self):
-        """Mean loss over all clients, of the report in which the ranks also exchange their requests."""
-        gradients = sum(client.num_gradients for client in self.clients)
+        began, gradients = time.perf_counter(), sum(client.num_gradients for client in self.clients)
         report = self.reports.exchange(self._losses, gradients - self._reported, self._request(), self.round_index)
         self._reported = gradients
         self._check_lost()
@@ -311,56 +225,45 @@ class Federation:
         self.requests |= report.requests
         report.check_finite(self.server.round_index, self._exchange.rows, self.store.sent.parts)
         self.store.send(report.flags)
+        self.link.enter(f"the sum of {self.server.round}")
+        self.store.average()
+        self._check_lost()
+        self.seconds["communication"] += time.perf_counter() - began
+        self.use_averages(self._exchange.then, self.aggregation.weights)
         return report.mean
+
+    def use_averages(self, then, participants):
+        """Do what follows an average, `then(server)` or nothing, also for the private parts of participants."""
+        if then is not None:
+            then(self.server)
+        self.private.compute(then, [client for client in self.clients if client.index in participants])
 
     def _check_lost(self):
         if self.link.lost_clients() != self.lost:
             raise RanksLost
 
-    def _where(self):
-        index = self.server.round.index
-        return "the start" if index < 0 else f"round {index + 1}"
-
-    def _use_averages(self, then, clients):
-        """Do what follows an average (`then(server)` or None), for the server and for its clients' private parts."""
-        if then is not None:
-            then(self.server)
-        for client in clients:
-            self.private.compute(then, client)
-        self.private.clean()
-
     def select(self, value=math.nan):
-        """Remember the current averaged model as the candidate for the result.
-
-        Args:
-            value: by which it was selected, larger is better.
-        """
+        """Remember the current averaged model as the candidate for the result, with its value (larger is better)."""
         self.selected = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
 
     def state(self):
-        """Everything that this rank needs to go on after a round, see `fedmpi.federation.state.state_of`."""
+        """Everything that this rank needs to go on after a round, see `state_of`."""
         return state_of(self)
 
     def restore(self, state):
-        """Go on where another federation with the same settings returned its `state`; call it instead of `start`.
+        """Go on where another federation with the same settings returned its `state`, see `restore_state`.
 
-        Args:
-            state: what `state` returned, with the clients of this rank; tensors are copied. A client without a state
-                begins like one that was absent in all rounds so far.
-
-        Raises:
-            KeyError: if something is missing.
+        It is called instead of `start`, with the state of this rank's clients.
         """
         restore_state(self, state)
         self._reported = sum(client.num_gradients for client in self.clients)
 
-    def _set_round(self, plan):
+    def enter_round(self, plan):
         """Begin a `Round`, `plan(clients that are lost)`: for the server and for every client."""
         self.lost = self.link.lost_clients()
         self.show_round(plan(self.lost))
         for client in self.clients:
-            client.step_index = -1
-            client.was_absent = client.index not in self.present
+            client.step_index, client.was_absent = -1, client.index not in self.present
 
     def show_round(self, current):
         """Let the server and all clients be in a `Round`."""

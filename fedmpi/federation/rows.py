@@ -152,10 +152,9 @@ class RowStore:
         return 0 < self.region.stop == self._block_size
 
     def end_turn(self, position, client):
-        """Give the client's rows to the aggregation, and store those that a later exchange of the round needs.
+        """Give a client's rows to the aggregation, and store those that a later exchange of the round needs.
 
-        Args:
-            position: of the client on this rank. client: its number.
+        `position` is its place among those of this rank, `client` its number.
         """
         self.aggregation.add(client, self._work[self.region])
         if self.wide.numel():

@@ -65,7 +65,8 @@ def restore_state(federation, state):
         if own_state:
             client.restore(own_state)
         else:
-            _begin_anew(federation, client)
+            federation.show_round(federation.plan.start())
+            work_alone(federation, federation.algorithm.client_start, [client])
 
 
 def kept_state(federation):
@@ -85,11 +86,14 @@ def go_back(federation, kept):
         client.oracle.expect(0)  # samples that were made ahead are those of later steps
 
 
-def _begin_anew(federation, client):
+def work_alone(federation, action, clients=None):
+    """Do `action(client, server)` in the turn of some clients, None: all of this rank; nothing is averaged."""
     federation.store.begin_exchange((), first_in_round=True)
-    federation.store.begin_turn(federation.clients.index(client))
-    federation.show_round(federation.plan.start())
-    federation.algorithm.client_start(client, federation.server_seen_by_clients)
+    for client in federation.clients if clients is None else clients:
+        federation.store.begin_turn(federation.clients.index(client))
+        federation.private.give_back(client)
+        action(client, federation.server_seen_by_clients)
+        federation.private.take(client)
 
 
 def _parts(federation):

@@ -57,7 +57,14 @@ if [ -s "$files/hosts" ]; then # one line per host: Open MPI takes no host twice
         "$files/hosts" >"$files/sums"
     mv "$files/sums" "$files/hosts"
 fi
-cores=$(nproc)
+# What the control groups and the scheduler leave to this job, which nproc does not look at; and the MPI that mpi4py uses.
+python=python
+[[ $1 != *python* ]] || python=$1
+limit_and_vendor=$("$python" -c 'import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI
+from fedmpi.machine.cores import cores_of_job; print(cores_of_job(), MPI.get_vendor()[0])') ||
+    fail "$python cannot load fedmpi, or MPI through mpi4py; see the message above"
+cores=$(nproc) limit=${limit_and_vendor%% *} vendor=${limit_and_vendor#* }
+[ "$limit" -ge "$cores" ] || cores=$limit
 if [ -s "$files/hosts" ]; then
     slots=$(awk '{ sum += $2 } END { print sum }' "$files/hosts")
     most=$(awk '$2 > most { most = $2 } END { print most }' "$files/hosts") # on one host
@@ -75,10 +82,6 @@ else
 fi
 
 # The launcher must belong to the MPI that mpi4py uses: another one starts every rank as a job of its own.
-python=python
-[[ $1 != *python* ]] || python=$1
-vendor=$("$python" -c 'import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])') ||
-    fail "$python cannot load MPI through mpi4py; see the message above"
 belongs() {
     local version
     version=$("$1" --version 2>&1) || return 1

@@ -26,9 +26,28 @@ def processor_name():
     return platform.processor() or platform.machine()
 
 
-def usable_cores():
-    """The numbers of the cores that this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+def usable_cores(process=0):
+    """The numbers of the cores that a process, 0: this one, may run on.
+
+    Raises:
+        OSError: if there is no such process here.
+    """
+    return sorted(os.sched_getaffinity(process)) if hasattr(os, "sched_getaffinity") else [*range(online_cores())]
+
+
+def online_cores():
+    """How many cores the machine has, whatever limits this process."""
+    return os.cpu_count() or 1
+
+
+def count_at_a_time(cores):
+    """How many of some cores the control groups let this process use at a time."""
+    return int(min(len(cores), core_quota()))
+
+
+def cores_of_job():
+    """How many cores of this machine this job may use at a time, as system, control groups and scheduler say it."""
+    return min([count_at_a_time(usable_cores()), *(number for _, number in _given_by_schedulers())])
 
 
 def run_on(cores):
@@ -40,8 +59,7 @@ def run_on(cores):
 def core_quota(root=pathlib.Path("/")):
     """How many cores this process's control groups let it use at a time (containers, SLURM); infinite without limit.
 
-    Args:
-        root: folder of /proc and /sys (for tests).
+    `root`: folder of /proc and /sys (for tests).
     """
     quotas = [math.inf]
     for version, group in control_groups("cpu", root):
@@ -117,7 +135,7 @@ def choose_threads(link, given=None, by_load=True):
             return int(number), name
     quota = core_quota()
     limits = {f"quota of the node: {quota:g} cores" if quota < link.usable_cores + 1 else "": link.usable_cores}
-    limits |= {f"{name}={number}": number for name, number in _cores_of_job()}
+    limits |= {f"{name}={number}": number for name, number in _given_by_schedulers()}
     limits |= {f"{BY_LOAD}: {link.free_cores} of {link.usable_cores}": link.free_cores} if by_load else {}
     limits = {reason: number // link.local_size for reason, number in limits.items()}
     limits |= {f"bound to {len(usable_cores())} of {link.usable_cores} cores": len(usable_cores())}
@@ -126,7 +144,7 @@ def choose_threads(link, given=None, by_load=True):
     return max(1, limits[reason]), reason
 
 
-def _cores_of_job():
+def _given_by_schedulers():
     """Yield (variable, cores of this machine that the job has according to it), as schedulers set them."""
     environment = dict(os.environ)
     if "LSB_BIND_CPU_LIST" not in environment:  # with it, LSF binds each slot to its cores

@@ -9,9 +9,7 @@ def control_groups(controller, root=pathlib.Path("/")):
     """Yield (version, folder) of this process's control groups that may limit something, and of those around them.
 
     They are of version 2 or 1, wherever the system has mounted them; what a container does not show is left out.
-
-    Args:
-        controller: "cpu" or "memory". root: folder of /proc and /sys (for tests).
+    `controller` is "cpu" or "memory"; `root` is the folder of /proc and /sys (for tests).
     """
     with contextlib.suppress(OSError, ValueError):
         groups = {}

@@ -14,13 +14,11 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 
 
 def available_memory(num_ranks=1, root=pathlib.Path("/")):
-    """Bytes that each rank of this job on this machine may still take without swapping; None if nothing says it.
+    """Bytes that each of this job's ranks on this machine may still take without swapping; None if nothing says it.
 
     The smallest of: the machine's available memory, what is left in this process's control groups (containers, SLURM),
     the memory that SLURM gave the job, each divided among the ranks; and the process's own limit (ulimit -v).
-
-    Args:
-        num_ranks: the job's ranks on this machine. root: folder of /proc and /sys (for tests).
+    `root`: folder of /proc and /sys (for tests).
     """
     left = [number // num_ranks for number in (*_left_on_machine(root), *_left_in_groups(root))]
     with contextlib.suppress(OSError):
@@ -55,6 +53,21 @@ def _given_by_slurm():
         yield from filter(None, [int(os.environ["SLURM_MEM_PER_NODE"]) << 20])
     with contextlib.suppress(KeyError, ValueError):
         yield int(os.environ["SLURM_MEM_PER_CPU"]) * int(os.environ["SLURM_CPUS_ON_NODE"]) << 20
+
+
+def reset_peak_memory():
+    """Set `peak_memory` back to what is in use now: malloc returns freed memory first."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def peak_memory():
+    """Largest resident size of this process in bytes, since the last `reset_peak_memory`."""
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["VmHWM"].split()[0]) * 1024
 
 
 def keep_freed_memory():

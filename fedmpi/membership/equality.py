@@ -1,19 +1,15 @@
 """What must be equal on all ranks, compared before any work."""
 
-import functools
 import hashlib
 import importlib.metadata
-import os
-import platform
 
 import mpi4py
-import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-import fedmpi
 from fedmpi.comm.agreement import check_equal, difference
 from fedmpi.comm.mpi import mpi_name
+from fedmpi.machine.versions import source_digest, versions
 from fedmpi.text import Log
 
 log = Log(__name__)
@@ -27,36 +23,18 @@ def check_software(link):
     """
     if link.size == 1:
         return
-    found = versions()
+    found = all_versions()
     check_equal(link, {"fedmpi": found.pop("fedmpi")}, "install the same fedmpi everywhere")
     others = difference(link, found)
     if others and link.rank == 0:
         log.warning(f"the ranks differ: {others}; numbers may round differently")
 
 
-def versions():
+def all_versions():
     """Name -> version of fedmpi, with a digest of its files, and of what it stands on."""
-    return {
-        "fedmpi": f"{fedmpi.__version__} ({_source_digest()})",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "mpi4py": mpi4py.__version__,
-        "h5py": importlib.metadata.version("h5py"),
-        "MPI": mpi_name(),
-    }
-
-
-@functools.cache
-def _source_digest():
-    """Eight characters that differ if the Python files of two installations differ."""
-    digest = hashlib.sha256()
-    for folder, folders, names in os.walk(os.path.dirname(fedmpi.__file__)):
-        folders.sort()
-        for name in sorted(name for name in names if name.endswith(".py")):
-            with open(f"{folder}/{name}", "rb") as file:
-                digest.update(f"{os.path.basename(folder)}/{name}\n".encode() + file.read())
-    return digest.hexdigest()[:8]
+    found = versions()
+    found["fedmpi"] += f" ({source_digest()})"
+    return found | {"mpi4py": mpi4py.__version__, "h5py": importlib.metadata.version("h5py"), "MPI": mpi_name()}
 
 
 SHOWN = 4  # values of a tensor in a message

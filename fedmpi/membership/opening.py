@@ -20,6 +20,7 @@ from fedmpi.comm.mpi import MPILink
 from fedmpi.comm.mpi_library import begin
 from fedmpi.comm.process import started_by
 from fedmpi.errors import UserError
+from fedmpi.machine.cores import usable_cores
 from fedmpi.membership.exits import forget, guard_exits
 from fedmpi.text import Log
 
@@ -80,7 +81,7 @@ def _warn_if_bound_to_taken_cores(link):
     if link.local_rank or busy < TAKEN * len(cores):
         return
     with contextlib.suppress(OSError):  # the parent is in another container
-        if len(os.sched_getaffinity(os.getppid())) > len(cores):
+        if len(usable_cores(os.getppid())) > len(cores):
             which = f"core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}"
             what = f"the launcher has bound the ranks on {platform.node()} to {which}, where other processes run"
             log.warning(f"{what}: start with mpirun --bind-to none")

@@ -76,10 +76,7 @@ class OracleKind:
         check(self, "oracle.")
 
     def workspace(self, flat):
-        """Memory that all oracles of a rank share, because clients work in turn; `make` gets it.
-
-        Args:
-            flat: the model as a `FlatModule`.
+        """Memory that all oracles of a rank share, because clients work in turn; `flat` is the model as a `FlatModule`.
 
         Raises:
             UserError: if the settings do not suit the model's device.
@@ -87,11 +84,7 @@ class OracleKind:
         raise NotImplementedError
 
     def make(self, client, objective, workspace):
-        """The `Oracle` of one client.
-
-        Args:
-            client: a `Client`. objective: its `LocalObjective`. workspace: what `workspace` returned.
-        """
+        """The `Oracle` of one `Client` with its `LocalObjective`; `workspace` is what the method returned."""
         raise NotImplementedError
 
 
@@ -283,11 +276,7 @@ def _num_bytes(batch):
 
 
 def clip_and_decay(gradient, z, clip_norm, weight_decay):
-    """Shorten a gradient to the norm `clip_norm` unless that is None, then add weight_decay times z; in place.
-
-    Args:
-        gradient, z: [dim].
-    """
+    """Shorten a [dim] gradient to the norm `clip_norm` unless that is None, then add weight_decay times z; in place."""
     if clip_norm is not None:
         gradient.mul_((clip_norm / torch.linalg.vector_norm(gradient)).clamp(max=1))
     if weight_decay:
@@ -330,11 +319,7 @@ def states_outside_torch():
 
 @contextlib.contextmanager
 def generators_kept(devices=None):
-    """A context at whose end torch's, numpy's and Python's generators are as they were.
-
-    Args:
-        devices: the GPUs whose generators count; None: all.
-    """
+    """A context at whose end torch's (of some GPUs, None: all), numpy's and Python's generators are as they were."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices):
         try:

@@ -107,11 +107,7 @@ class FlatModule:
 
     @torch.no_grad()
     def load(self, values):
-        """Take other initial parameters and buffers.
-
-        Args:
-            values: name -> tensor, as `named_values` names them; buffers that are missing stay as they are.
-        """
+        """Take other initial parameters and buffers: name -> tensor as in `named_values`; missing buffers stay."""
         for name, value in self.named_values(self.x, self.buffers).items():
             if name in values:
                 value.copy_(values[name])
@@ -148,10 +144,9 @@ class FlatModule:
 
     @torch.no_grad()
     def flatten(self, tensors, out=None):
-        """Parameter-shaped tensors, in the order of `names`, as one [dim] vector.
+        """Parameter-shaped tensors, in the order of `names`, as one [dim] vector, `out` or new.
 
-        Args:
-            out: the vector to fill; gradients of large layers that lie in it already stay there.
+        Gradients of large layers that lie in `out` already stay there.
         """
         if out is None:
             out = tensors[0].new_zeros(self.dim)
@@ -264,8 +259,7 @@ class FlatModule:
     def _stray(self, name, value, view, dtype=None):
         """A copy of a value that the module has put somewhere else: maybe where another one belongs, as in a swap.
 
-        Args:
-            dtype: that it must have; None: it is converted.
+        `dtype`: that it must have; None: it is converted.
         """
         shape = None if value is None else list(value.shape)
         if shape != list(view.shape):

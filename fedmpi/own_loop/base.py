@@ -481,8 +481,7 @@ def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str
 def _take_share_of_cores(link: Any, by_load: bool) -> int | None:
     """Set torch's threads to this rank's share, if nobody has set them and all ranks would use all cores.
 
-    Returns:
-        how many there were before, if they were changed.
+    Returns how many there were before, if they were changed.
     """
     (threads, chosen_by), before = choose_threads(link, by_load=by_load), int(torch.get_num_threads())
     if threads >= before or before not in library_threads():

@@ -90,10 +90,7 @@ def check_arguments(model: Any, **values: Any) -> None:
 
 
 def known_settings(owner: str, cls: Any, names: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings under their current names, if `owner` has all of them.
-
-    Args:
-        owner: text, whose settings they are. cls: its class. names: of its settings. settings: name -> value.
+    """The settings, name -> value, under their current names, if the class of `owner` (a text) has all of them.
 
     Raises:
         UserError: one line, for the first that it does not have.

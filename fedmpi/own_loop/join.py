@@ -122,10 +122,7 @@ class Joined(OwnLoop):
     def start(self, closure: Closure) -> None:
         """Begin with the gradient of an initial batch of its own, if the algorithm takes one (FAFED, STEM, ...).
 
-        Without this call the first step's batch is also the initial one.
-
-        Args:
-            closure: see `step`.
+        Without this call the first step's batch is also the initial one. For the closure see `step`.
         """
         self._check_open()
         self._client.oracle.closure = closure

@@ -9,8 +9,9 @@ import re
 import stat
 import sys
 
-from fedmpi.comm.process import ancestors, open_closed_streams
+from fedmpi.comm.process import open_closed_streams
 from fedmpi.errors import cannot
+from fedmpi.machine.processes import ancestors
 
 # Programs that pass on the output of the ranks which they start.
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")

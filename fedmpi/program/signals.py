@@ -64,9 +64,5 @@ class StopSignals:
 
 
 def stopping_signal(requests):
-    """The name of a signal that some rank was sent, or None.
-
-    Args:
-        requests: bits of all ranks (`Federation.requests`).
-    """
+    """The name of a signal that some rank was sent, by the bits of all ranks (`Federation.requests`); or None."""
     return next((signal.Signals(number).name for number, bit in SIGNALS.items() if requests & bit), None)

@@ -69,8 +69,7 @@ def write_data_files(folder, salt, digests):
 def difference(before, now):
     """How the data files of two runs differ, as text; "" if their contents are the same in the same order.
 
-    Args:
-        before, now: digests with the same salt; before: [] if it is not known.
+    `before`, `now`: digests with the same salt; `before` is [] if it is not known.
     """
     if not before or before == now:
         return ""

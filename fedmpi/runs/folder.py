@@ -104,13 +104,9 @@ def read_run(folder):
 
 
 def find_runs(paths):
-    """All runs in folders that are run folders or contain some.
+    """([`RunFolder` with at least one record], [a line for each that is not usable]) in some folders.
 
-    Args:
-        paths: list of `pathlib.Path`.
-
-    Returns:
-        (list of `RunFolder` with at least one record, list of one line for each that is not usable).
+    They are paths of run folders, or of folders that contain some.
     """
     runs, complaints = [], []
     for folder in dict.fromkeys(inner for path in paths for inner in run_folders(path)):

@@ -17,6 +17,7 @@ import time
 import weakref
 
 from fedmpi.errors import UserError
+from fedmpi.machine.processes import boot, stat_of
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import LOCK
 from fedmpi.text import Log, short
@@ -192,28 +193,23 @@ def _read_again(path, file):
 
 def _this_node():
     """(its name, which start of it this is)."""
-    boot = ""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
-    return platform.node(), boot
+    return platform.node(), boot()
 
 
 def _this_process():
-    host, boot = _this_node()
+    host, booted = _this_node()
     job = next((os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)), "")
     began = time.strftime("%Y-%m-%d %H:%M:%S")
     pid = os.getpid()
-    return {"host": host, "boot": boot, "pid": pid, "start": _start_of(pid), "job": job[:50], "began": began}
+    return {"host": host, "boot": booted, "pid": pid, "start": _start_of(pid), "job": job[:50], "began": began}
 
 
 def _start_of(pid):
     """When a process of this node started, in ticks of its clock; "" if it does not run."""
-    try:
-        with open(f"/proc/{int(pid)}/stat", encoding="utf-8", errors="replace") as file:
-            state, *numbers = file.read().rpartition(")")[2].split()
-            return "" if state in "ZX" else numbers[18]  # one that has ended may still be listed
-    except (OSError, ValueError, TypeError, IndexError, OverflowError):
-        return ""
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        state, _, start = stat_of(int(pid)) or ("X", 0, 0)
+        return "" if state in "ZX" else str(start)  # one that has ended may still be listed
+    return ""
 
 
 def _lives(owner):

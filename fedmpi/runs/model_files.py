@@ -174,9 +174,6 @@ def has_client_models(folder):
 def model_file(folder, client=None):
     """The path of the file with the trained tensors: model.safetensors or, in earlier versions' folders, model.pt.
 
-    Args:
-        folder, client: see `load_model`.
-
     Raises:
         UserError: if there is none.
     """
@@ -198,10 +195,7 @@ def model_file(folder, client=None):
 
 
 def read_state(folder, client=None):
-    """Name -> tensor of the trained model.
-
-    Args:
-        folder, client: see `load_model`.
+    """Name -> tensor of the trained model; for the arguments see `load_model`.
 
     Raises:
         UserError: if there is none, or it is damaged.

@@ -286,9 +286,6 @@ def _round_of(line):
 def check_run_folder(run):
     """Check, before any work, that a run may begin or go on in its folder, and that no other job writes to it.
 
-    Args:
-        run: the settings, a `RunSettings`.
-
     Raises:
         UserError: if it may not.
     """
@@ -349,10 +346,7 @@ def make_run_folder(out, name, prefix, begins_anew=False):
 
 
 def make_locked_folder(folder, identity=None):
-    """Make a run folder, which no other process ever sees without its lock.
-
-    Returns:
-        (the `RunLock`, the folder's identity).
+    """(the `RunLock`, the identity) of a new run folder, which no other process ever sees without its lock.
 
     Raises:
         FileExistsError: if there is something of that name. OSError: if it cannot be made.

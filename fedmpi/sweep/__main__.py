@@ -1,6 +1,5 @@
 """Choose settings: ``python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 --rounds 50``."""
 
-import os
 import pathlib
 import sys
 
@@ -9,6 +8,7 @@ import yaml
 from fedmpi.config.grammar import read_file
 from fedmpi.config.run import former_keys, role
 from fedmpi.errors import UserError, attempt
+from fedmpi.machine.cores import cores_of_job
 from fedmpi.own_files import check_regular, check_replaceable, replacing
 from fedmpi.program.output import make_output_safe
 from fedmpi.program.parser import Parser, count
@@ -165,28 +165,22 @@ def _search(options, common):
 
 
 def _add_settings(common, options):
-    """Add the settings that follow from the sweep's options to those of all runs.
+    """Add the settings that follow from the sweep's options to those of all runs; those that the user gave stay.
 
-    Returns:
-        the names of the settings that were added; those that the user gave stay.
+    Returns the names of those that were added.
     """
     wanted = {}
     if options.metric is None or options.metric.startswith(HELD_OUT):
         wanted["holdout"] = "0.1"
     if (options.at_a_time or 1) > 1 and not options.emit_slurm:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        wanted["threads"] = str(max(1, cores // ((options.ranks or 1) * options.at_a_time)))
+        wanted["threads"] = str(max(1, cores_of_job() // ((options.ranks or 1) * options.at_a_time)))
     added = {key: word for key, word in wanted.items() if key not in common}
     common.update(added)
     return list(added)
 
 
 def _check_runs(plan, runs, added):
-    """Check the settings of all runs before any work starts.
-
-    Args:
-        plan: a `Plan`. runs: list of `Planned`. added: names of the settings that `_add_settings` added.
-    """
+    """Check the settings of all `Planned` runs before any work starts; `added`: what `_add_settings` returned."""
     if not runs:
         return
     from fedmpi.config.build import read_command_line  # imports torch, which --table and --help do not need

@@ -67,10 +67,7 @@ def check_metric(name):
 
 
 def usual_metric(runs):
-    """The metric by which to choose by default: one on held-out data, the loss only if there is no other.
-
-    Args:
-        runs: list of `RunFolder`.
+    """The metric by which to choose by default: one on held-out data, the loss only if no run has another.
 
     Raises:
         UserError: if no run has one.
@@ -87,12 +84,9 @@ def ended_runs(plan):
 
 
 def rank(plan, metric, ended):
-    """Every configuration of a plan as a `Candidate`, the best first.
+    """Every configuration of a plan as a `Candidate`, the best first by a metric; `ended`: see `ended_runs`.
 
     Configurations with a run that diverged or is missing come last.
-
-    Args:
-        plan: a `Plan`. metric: its name. ended: see `ended_runs`.
     """
     groups = {}
     for run in plan.runs:

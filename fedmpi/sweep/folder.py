@@ -8,14 +8,9 @@ from fedmpi.sweep.local import check_log
 
 
 def check_sweep_folder(out, is_former):
-    """Check that the runs of a sweep may be in a folder: it is missing or empty, or a sweep made it.
+    """Whether a folder has a mark; check that a sweep's runs may be in it: it is missing or empty, or a sweep made it.
 
-    Args:
-        out: a `pathlib.Path`.
-        is_former: called without arguments: whether a sweep of an earlier version made the folder, without a mark.
-
-    Returns:
-        whether the folder has a mark.
+    `is_former()`: whether a sweep of an earlier version made the folder, without a mark.
 
     Raises:
         UserError: if it is another folder.

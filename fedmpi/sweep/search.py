@@ -94,11 +94,7 @@ class Search:
         self._lines = []  # of the file, as dicts
 
     def recall(self):
-        """Give the study what is in the sweep's folder; runs that did not end are made again first.
-
-        Returns:
-            number of trials that have ended.
-        """
+        """How many trials in the sweep's folder have ended; the study gets them. The others are made again first."""
         states = {}
         for line in self._read():
             states[line["name"]] = {**states.get(line["name"], {}), **line}

@@ -86,13 +86,7 @@ class Classifier(nn.Module):
 
 
 def load_classifier(folder, context):
-    """A classifier that fedmpi trained, and the data set that it was trained on.
-
-    Args:
-        folder: its run folder. context: a `RankContext`.
-
-    Returns:
-        (`Classifier` on the context's device, `Source`).
+    """(`Classifier` that fedmpi trained, on the context's device, `Source` on which it did) of a run folder.
 
     Raises:
         UserError: if the folder is not that of a classification run on images.

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedmpi.comm.device import fits, memory_of
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError, one_line
+from fedmpi.machine.devices import fits, memory_of
 from fedmpi.settings import check
 
 
@@ -129,8 +129,7 @@ def averages(name, values, numbers, weighting):
 def of_clients(link, values, numbers, weighting):
     """(the `averages`, name -> [N] values of all clients) of what a rank measured of its own. Collective on the link.
 
-    Args:
-        values: name -> one value per client of this rank. numbers: of their samples. weighting: see `averages`.
+    `values`: name -> one per client of this rank; `numbers`: of their samples; `weighting`: see `averages`.
     """
     # A rank without any test data has measured nothing.
     columns = [of_metric if len(of_metric) else [math.nan] * len(numbers) for of_metric in values.values()]

@@ -378,8 +378,7 @@ def _drawn(samples, number, *key):
 def draw(num_samples, number, seed, kind, owner):
     """A random subset of 0 ... num_samples - 1: [number] int64, sorted; None if that would be all of them.
 
-    Args:
-        seed: of the run. kind, owner: name the stream, see `fedmpi.streams`.
+    `seed` is that of the run; `kind` and `owner` name the stream, see `fedmpi.streams`.
     """
     if num_samples <= number:
         return None

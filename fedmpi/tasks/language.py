@@ -167,8 +167,7 @@ class LoadedLanguage(LoadedTask):
     def batch(self, client, indices, carried=None):
         """The piece at the word positions `indices` [steps, columns] of the client's part.
 
-        Args:
-            carried: what the client's last sample left: the "position" after it in the columns, and the hidden "state".
+        `carried`: what its last sample left: the "position" after it in the columns, and the hidden "state".
         """
         carried = {} if carried is None else carried
         indices = torch.atleast_2d(indices)

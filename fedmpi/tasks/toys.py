@@ -171,8 +171,7 @@ class SlowProblem:
     def draw(self, normal, uniform, size):
         """The noise (δ, z) of a mean of `size` samples, 0 of an exact gradient, by functions shape -> tensor.
 
-        Args:
-            normal, uniform: standard normal, and uniform in [0, 1).
+        `normal` is standard, `uniform` in [0, 1).
         """
         if size == 0:
             return 0.0, 0.0
@@ -187,11 +186,7 @@ class SlowProblem:
         return (weight * (1 + delta) * h - linear * x + z * x).sum()
 
     def gradient(self, client, x, delta=0.0, z=0.0):
-        """∇f_i on the noise (δ, z), of vectors that may stand side by side.
-
-        Args:
-            client: its number; None: ∇f, the mean over all clients. x: [..., dim] numpy array.
-        """
+        """∇f_i on the noise (δ, z), of [..., dim] numpy vectors side by side; of client None: ∇f, the mean."""
         weight = self._mean_weight if client is None else self.weight[client]
         linear = 0.0 if client is None else self.linear[client]
         return weight * (1 + delta) * x * (1 + x * x) ** (self.power - 1) - linear + z

@@ -15,11 +15,11 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.device import WORKSPACE, arithmetic_kept
 from fedmpi.config.build import CHOICES, STAGES
 from fedmpi.config.grammar import flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.machine.cores import run_on, usable_cores
+from fedmpi.machine.devices import WORKSPACE, arithmetic_kept
 from fedmpi.machine.memory import return_freed_memory
 from fedmpi.membership.equality import check_same_model
 from fedmpi.membership.opening import TIMEOUT, close_link, open_link

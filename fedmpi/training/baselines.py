@@ -24,11 +24,7 @@ FOLDER = "baselines"  # in the run folder: the folders of the further runs
 
 
 def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is frozen
-    """`fedmpi.training.loop.train`, then the baselines that the settings ask for.
-
-    Returns:
-        (the `Trained` of the run, the content of its file of baselines or {}).
-    """
+    """(the `Trained` of `fedmpi.training.loop.train`, its file of the baselines that the settings ask for or {})."""
     outcome = loop.train(config, link, callbacks, began)
     return outcome, _compare(outcome) if config.run.baselines else {}
 

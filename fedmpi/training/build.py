@@ -9,8 +9,6 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.comm.agreement import agree, check_equal, share
-from fedmpi.comm.binding import bind_to_near_cores
-from fedmpi.comm.device import pick_device, set_arithmetic, warn_if_shared
 from fedmpi.comm.faults.survivors import why_unavailable
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
@@ -23,6 +21,7 @@ from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
 from fedmpi.machine.cores import BY_LOAD, VARIABLES, choose_threads
+from fedmpi.machine.devices import bind_to_near_cores, pick_device, set_arithmetic, warn_if_shared
 from fedmpi.machine.memory import keep_freed_memory
 from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.membership.opening import check_alone
@@ -74,13 +73,9 @@ class Job:
 
 
 def read_config(arguments, link, objects=None):
-    """What a command line asks for, on all ranks.
+    """The `Config` that a command line asks for, on all ranks, or a text to print instead of running.
 
-    Args:
-        arguments: list of str, without the program's name. link: a `Link`. objects: see `fedmpi.config.build.resolve`.
-
-    Returns:
-        a `Config`, or a text to print instead of running.
+    `arguments` lack the program's name; `objects`: see `fedmpi.config.build.resolve`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`).
@@ -98,13 +93,7 @@ def read_config(arguments, link, objects=None):
 
 
 def prepare(config, link):
-    """Everything of a run up to its first step.
-
-    Args:
-        config: a `Config`. link: a `Link`.
-
-    Returns:
-        a `Job`.
+    """Everything of a run up to its first step: a `Job`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`).

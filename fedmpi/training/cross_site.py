@@ -9,12 +9,9 @@ SENT = "cross_site: after training, each silo's model is sent to all silos, whic
 
 @torch.no_grad()
 def measure(job, own_results):
-    """Metric of the test or held-out data -> {"matrix": [N][N], "all_tests": its mean}.
+    """Metric of the test or held-out data -> {"matrix": [N][N], "all_tests": its mean}, by a job's `OwnResults`.
 
     Row i of the matrix has the results of client i's own model on each client's data; nan where there are none.
-
-    Args:
-        job: the `Job`. own_results: its `OwnResults`.
     """
     flat, task = job.flat, job.task.subset(1, tests=False)
     flat.module.eval()

@@ -36,11 +36,7 @@ def _is_true(value):
 
 
 def selection_goal(goal, metrics):
-    """(metric, sign) by which results are selected: the task's goal, on held-out data if there are any.
-
-    Args:
-        goal: of the task, see `LoadedTask`. metrics: names of what is measured.
-    """
+    """(metric, sign) by which results are selected: the task's goal, on held-out data if `metrics` names any."""
     held_out = f"{HELD_OUT}{goal[0]}"
     return (held_out, goal[1]) if held_out in metrics else goal
 
@@ -48,8 +44,7 @@ def selection_goal(goal, metrics):
 def goal_of_client(goal, metrics, client):
     """(metric, sign, value) by which a client's own models are compared: the training loss if it has no other data.
 
-    Args:
-        goal: of the task, see `LoadedTask`. metrics: `Metrics`. client: its number.
+    `goal`: see `LoadedTask`.
     """
     values = {name: each[client] for name, each in metrics.clients.items() if not math.isnan(each[client])}
     metric, sign = selection_goal(goal, values)
@@ -95,10 +90,7 @@ class EarlyStopping:
         return {int(name[1:]): watch.round for name, watch in self._watches.items() if name and watch.round}
 
     def after(self, record, metrics):
-        """Whether the run ends after a round.
-
-        Args:
-            record: of the round. metrics: `Metrics` after it, {} if the model was not evaluated.
+        """Whether the run ends after a round, of which these are the record and the `Metrics` ({}: not evaluated).
 
         Raises:
             AgreedUserError: on every rank, if the condition names a metric that is not measured.

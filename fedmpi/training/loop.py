@@ -217,11 +217,7 @@ def _run(job, recorder, records, checkpoints, callbacks, began, signals):
 
 
 def _resume(job, recorder, checkpoints, progress, rule):
-    """Restore a run from its newest checkpoint. Collective.
-
-    Returns:
-        (where its records end in metrics.jsonl, its folder if the run is complete already or None).
-    """
+    """(where a restored run's records end in metrics.jsonl, its folder if it is complete or None). Collective."""
     folder, is_finished, rounds = share(job.link, lambda: _find_run(job, recorder))
     state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
     if is_finished:
@@ -398,9 +394,7 @@ def _on_rank_0(link, action):
 def _outcome(job, folder, complete_in=None, metrics=None):
     """The `Trained`. Collective.
 
-    Args:
-        folder: path of the run folder.
-        complete_in: the run folder, if the run was complete before. metrics: of the result; None: the last record's.
+    `complete_in`: the run folder, if the run was complete before. `metrics`: of the result; None: the last record's.
     """
     records = None
     while records is None:  # again, if the rank that read them is lost

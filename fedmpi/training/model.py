@@ -146,13 +146,7 @@ def try_training(config, flat, task, samplers):
 
     It finds out whether the loss draws from numpy's or Python's generator (`task.draws_outside_torch`).
     Another pass follows over a minibatch of a single sample, if there is one: batch norm, for example, refuses it.
-    Not collective.
-
-    Args:
-        samplers: number -> sampler of each client of this rank.
-
-    Returns:
-        a line for the user, or "".
+    Returns a line for the user, or "". Not collective.
 
     Raises:
         UserError: one line, if the pass fails, or the loss does not depend on the parameters or is not finite.

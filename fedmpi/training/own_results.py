@@ -38,11 +38,7 @@ class OwnResults:
         return (kept["x"], kept["buffers"]) if kept else self.now(client)
 
     def consider(self, metrics, ended):
-        """Keep the models after a round that are better so far, of clients that have not ended.
-
-        Args:
-            metrics: `Metrics` after the round; {} if it was not evaluated. ended: numbers of clients.
-        """
+        """Keep the models after a round, with its `Metrics` or {}, that are better so far, of clients not yet ended."""
         for client in self._federation.clients if self.are_kept and metrics else ():
             value = goal_of_client(self._goal, metrics, client.index)[2]
             if client.index in ended or (self._is_best and not value > client.kept[RESULT]["value"].item()):

@@ -137,11 +137,7 @@ def save_clients(job, folder, own_results):
 def _save_elsewhere(name, values, rows, description):
     """Write the model files where there is room: a new folder in the current folder, that of temporary files, or home.
 
-    Args:
-        name: of the run folder. values, rows, description: see `save_model`.
-
-    Returns:
-        text that says where they are.
+    Returns text that says where they are. For the arguments see `save_model`; `name` is that of the run folder.
     """
     for find in (os.getcwd, tempfile.gettempdir, lambda: os.path.expanduser("~")):
         folder = None
@@ -160,8 +156,7 @@ def _save_elsewhere(name, values, rows, description):
 def trained_module(job, folder=None):
     """The resulting model as a module of its own, in evaluation mode; not collective.
 
-    Args:
-        folder: the run folder, of a run that was complete before and whose rows are not in memory.
+    `folder`: the run folder, of a run that was complete before and whose rows are not in memory.
     """
     federation, config = job.federation, job.config
     selected = federation.selected

@@ -49,8 +49,7 @@ class SlowSteps:
 def _why(missing, waited):
     """What the steps waited for and what the user can do, as text.
 
-    Args:
-        missing: seconds in which they did not compute. waited: of their threads for a core; None: unknown.
+    `missing`: seconds in which they did not compute; `waited`: of their threads for a core, None: unknown.
     """
     if waited is not None and waited < missing / 2:
         return "they waited, but not for a core; if it was for data, use a faster disk or more --task.workers"

@@ -9,7 +9,10 @@ import torch
 
 import fedmpi
 import fedmpi.comm.transports
-from fedmpi.comm.device import (
+from fedmpi.comm.transports.base import Facts, Transport, choose
+from fedmpi.comm.transports.staged import HostCopies, sum_in_chunks
+from fedmpi.errors import UserError
+from fedmpi.machine.devices import (
     device_key,
     device_name,
     local_number,
@@ -17,9 +20,6 @@ from fedmpi.comm.device import (
     ranks_that_share,
     set_arithmetic,
 )
-from fedmpi.comm.transports.base import Facts, Transport, choose
-from fedmpi.comm.transports.staged import HostCopies, sum_in_chunks
-from fedmpi.errors import UserError
 from fedmpi.registry import known
 
 CLASSES = list(known(fedmpi.comm.transports, Transport).values())

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers import start, train
 
-from fedmpi.comm.device import fits
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.partitions import IID, Even
 from fedmpi.data.sampler import EpochSampler, LastBatch
@@ -18,6 +17,7 @@ from fedmpi.data.samples import Augmentation, Samples
 from fedmpi.data.source import HDF5Source, open_source
 from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
+from fedmpi.machine.devices import fits
 from fedmpi.oracles import AutogradOracle, seed_noise
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule

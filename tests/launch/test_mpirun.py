@@ -12,6 +12,7 @@ from helpers import PROGRAMS, ROOT, execute, kill_session, launchers, wait_for
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
+from fedmpi.machine.cores import usable_cores
 from fedmpi.run_files import find_checkpoints
 
 SCRIPT = ROOT / "launch" / "mpirun.sh"
@@ -160,6 +161,14 @@ def test_job_scripts_of_other_schedulers(tmp_path, script, variables):
     assert ended.returncode == 0, ended.stderr
     assert "2 on 2 ranks" in ended.stdout
     assert (tmp_path / "mine" / "model.h5").is_file()
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="the machine has one core only")
+def test_a_job_takes_no_more_cores_than_its_scheduler_gives():
+    """nproc counts all cores of the machine."""
+    words = ("python", "-c", "import os; print(os.environ['OMP_NUM_THREADS'])")
+    assert mpirun(*words, PBS_NUM_PPN="1").stdout.split() == ["1"]  # of one rank
+    assert mpirun("-np", "1", *words, PBS_NUM_PPN="1").stdout.split() == ["1"]
 
 
 def test_the_number_of_ranks_that_the_user_expects():

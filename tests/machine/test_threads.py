@@ -1,6 +1,7 @@
 """How many threads a rank takes, and who decides it."""
 
 import contextlib
+import math
 import platform
 import re
 import subprocess
@@ -59,6 +60,20 @@ def test_what_decides_the_threads(monkeypatch, given, variables, changes, expect
     monkeypatch.setattr(cores, "core_quota", lambda: quota)
     link = types.SimpleNamespace(**{**vars(LINK), **changes})
     assert choose_threads(link, given, by_load) == expected
+
+
+@pytest.mark.parametrize(
+    ("quota", "variables", "expected"),
+    [(math.inf, {}, 8), (3.5, {}, 3), (0.5, {}, 1), (5, {"SLURM_CPUS_ON_NODE": "4"}, 4), (2, {"PBS_NUM_PPN": "4"}, 2)],
+)
+def test_a_job_has_the_cores_that_its_limits_leave(monkeypatch, quota, variables, expected):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cores, "usable_cores", lambda: list(range(8)))
+    monkeypatch.setattr(cores, "core_quota", lambda: max(1, quota))
+    assert cores.cores_of_job() == expected
 
 
 @pytest.mark.parametrize(

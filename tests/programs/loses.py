@@ -19,8 +19,8 @@ from mpi4py import MPI
 import fedmpi.training.build
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
+from fedmpi.federation.losses import Reports
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.runs.recorder import Recorder
 from fedmpi.train import main
@@ -78,7 +78,7 @@ def late(wait, seconds):
 
 for owner, name, event in [
     (RowStore, "begin_turn", "turn"),
-    (Federation, "_agree_on_loss", "losses"),
+    (Reports, "exchange", "losses"),
     (RowStore, "average", "sum"),
     (Survivors, "_agree", "agree"),
     (Survivors, "_shrink", "shrink"),

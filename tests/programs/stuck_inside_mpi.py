@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fedmpi.comm.faults import rollcall
-from fedmpi.comm.process import describe_process
+from fedmpi.machine.processes import describe_process
 
 
 class RollCall(rollcall.RollCall):
@@ -18,7 +18,9 @@ class RollCall(rollcall.RollCall):
         return [1]
 
 
-describe = "import fedmpi.comm.process, os, signal; print(*fedmpi.comm.process.describe_process(), flush=True)"
+describe = (
+    "import fedmpi.machine.processes, os, signal; print(*fedmpi.machine.processes.describe_process(), flush=True)"
+)
 stopped = subprocess.Popen(
     [sys.executable, "-c", f"{describe}; os.kill(os.getpid(), signal.SIGSTOP)"], stdout=subprocess.PIPE, text=True
 )

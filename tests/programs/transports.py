@@ -12,8 +12,8 @@ import torch
 from mpi4py import MPI
 
 import fedmpi.comm.transports.staged
-from fedmpi.comm.device import pick_device
 from fedmpi.comm.mpi import MPILink
+from fedmpi.machine.devices import pick_device
 
 SIZES = (1, 7, 1001, 150001)
 

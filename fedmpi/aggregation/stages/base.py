@@ -4,7 +4,8 @@ import abc
 import dataclasses
 import math
 import os
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 
@@ -102,3 +103,19 @@ class Stage(Part):
 
         Called once in every exchange for every client that takes part, in the exchange of the start too.
         """
+
+
+def apply_stages(
+    stages: dict[str, Stage], client: Any, weight: float, moment: Moment, start_rows: Callable[[], dict[str, Any]]
+) -> None:
+    """Let the rows that a client sends pass some stages, in order.
+
+    Args:
+        stages: name -> `Stage`. client: with its `index`, its `rows`, and in `kept` those of "stage.name".
+        start_rows: function that returns the rows with which the round began.
+    """
+    for name, stage in stages.items():
+        start = start_rows() if stage.needs_start else None
+        kept = {kept: client.kept[f"{name}.{kept}"] for kept in stage.kept_rows}
+        rows = {row: client.rows[row] for row in moment.rows}
+        stage.apply(Sent(client.index, weight, moment, rows, start and {row: start[row] for row in rows}, kept))

@@ -110,8 +110,7 @@ def time_sizes(link, nbytes, seconds, one_call=True):
 def time_model(link, sizes, seconds):
     """Time one flat sum against a sum per tensor of `sizes` elements. Collective.
 
-    Returns:
-        dict of name -> `Times`: "flat" (by the transport "auto"), "flat, plain" (by "allreduce"), "per tensor".
+    Returns name -> `Times`: "flat" (by the transport "auto"), "flat, plain" (by "allreduce"), "per tensor".
     """
     auto, allreduce = MPILink(link.comm), MPILink(link.comm, transport="allreduce")
     block, plain = (one.allocate(sum(sizes), torch.float32) for one in (auto, allreduce))

@@ -7,7 +7,7 @@ import subprocess
 
 from fedmpi.comm.faults.orphan import LAUNCHERS
 from fedmpi.comm.mpi_library import MPI
-from fedmpi.comm.process import ancestors
+from fedmpi.machine.processes import ancestors
 
 PATIENCE = 1  # seconds that MPI_Abort gets before that
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from fedmpi.comm.process import ancestors
+from fedmpi.machine.processes import ancestors
 
 # Processes that start ranks on a node: of MPICH and its relatives, of Open MPI, of SLURM.
 LAUNCHERS = ("hydra_pmi_proxy", "prted", "prterun", "orted", "mpirun", "mpiexec", "slurmstepd")
@@ -23,10 +23,8 @@ _PR_SET_PDEATHSIG = 1  # see prctl(2)
 def end_with_launcher(process):
     """Let this process end when the launcher that started it on this node has ended, however that was; on Linux.
 
-    Args:
-        process: this one's number; the second call in a process does nothing.
-
-    A launcher that is killed cannot end its ranks, and those would train on without it.
+    A launcher that is killed cannot end its ranks, and those would train on without it. Of two calls for one `process`,
+    its number, the second does nothing.
     """
     if not sys.platform.startswith("linux"):
         return

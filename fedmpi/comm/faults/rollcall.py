@@ -17,7 +17,7 @@ import numpy as np
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.mpi_library import MPI
-from fedmpi.comm.process import describe_process, is_stopped, kill_process
+from fedmpi.machine.processes import describe_process, is_stopped, kill_process
 
 GRACE = 3.0  # seconds in which all ranks that wait are heard
 LISTEN_AFTER, LISTEN_EVERY = 0.5, 0.05  # seconds of waiting before a rank looks for messages, and between two looks
@@ -54,11 +54,7 @@ class RollCall:
         _watched().append(self)
 
     def wait(self, request, pause):
-        """Wait until `request` is complete.
-
-        Args:
-            pause: called between two tests of the request.
-        """
+        """Wait until `request` is complete; `pause()` is called between two tests of it."""
         if request.Test():
             return
         began = time.monotonic()
@@ -99,13 +95,9 @@ class RollCall:
             self._inside_since = None
 
     def say_leaving(self, facts):
-        """Say to the other ranks that this one ends. Not collective; see `hear_leaving`.
+        """Say to the other ranks that this one ends, with [n] numbers about it: see `hear_leaving`. Not collective.
 
-        Args:
-            facts: [n] numbers about this rank.
-
-        Returns:
-            False if MPI is finalized, so that nothing can be said.
+        Returns False if MPI is finalized, so that nothing can be said.
         """
         if MPI.Is_finalized():
             return False
@@ -115,13 +107,9 @@ class RollCall:
         return True
 
     def hear_leaving(self, until):
-        """Wait for all other ranks to say that they end, too. Not collective.
+        """Wait until `until` (of `time.monotonic`) for all other ranks to say that they end, too. Not collective.
 
-        Args:
-            until: when to give up, on the clock of `time.monotonic`.
-
-        Returns:
-            (rank -> the facts of those that end, this one included; whether these are all).
+        Returns (rank -> the facts of those that end, this one included; whether these are all).
         """
         while True:
             for rank in self._others():

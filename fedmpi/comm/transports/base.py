@@ -106,11 +106,7 @@ def lies_in(part, block):
 
 
 def choose(facts, classes, named="auto"):
-    """The transport classes to try for a block, in order.
-
-    Args:
-        facts: a `Facts`. classes: of transports. named: the one that the user named, or "auto".
-    """
+    """The transport classes to try for a block with such `Facts`, in order; `named` by the user, or "auto"."""
     if named != "auto":
         return [cls for cls in classes if cls.name == named]
     return sorted((cls for cls in classes if cls.suits(facts)), key=lambda cls: -cls.preference)

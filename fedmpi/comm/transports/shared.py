@@ -122,8 +122,7 @@ class SharedMemory(Transport):
     def exchange_slices(self, has_vector, reduce, out):
         """See `Link.exchange_slices`, on one node.
 
-        Args:
-            has_vector: for each rank, whether what its `out` contains is its vector.
+        `has_vector`: for each rank, whether what its `out` contains is its vector.
         """
         window, offset = self._find(out)
         everyone = self.neighbours(out)

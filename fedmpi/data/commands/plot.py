@@ -57,10 +57,7 @@ def draw_class_counts(path, counts, title, names=None):
 
 
 def draw_sizes(path, sizes, unit, title):
-    """Write a figure with a bar per client.
-
-    Args:
-        path: of the figure, see `draw_class_counts`. sizes: [num_clients], in `unit`. title: a line above it.
+    """Write a figure with a bar per client: [num_clients] `sizes` in `unit`.
 
     Raises:
         UserError: if matplotlib is not installed, or the file cannot be written.

@@ -1,20 +1,22 @@
-"""The device of a rank: which GPU it is bound to, and which ranks share one.
+"""The device of a rank: which GPU it is bound to, which ranks share one, and the cores near it, on which it then runs.
 
 The code for GPUs has run with one GPU in a node only. Its decisions are plain functions, which tests call with
-made-up facts. GPUs
-of makers other than NVIDIA and AMD ("xpu" and others, see `torch.accelerator`) are used if the user names them.
+made-up facts. GPUs of makers other than NVIDIA and AMD ("xpu" and others, see `torch.accelerator`) are used if the
+user names them.
 """
 
 import contextlib
 import functools
 import hashlib
 import os
+import pathlib
 import platform
 
 import numpy as np
 import torch
 
 from fedmpi.errors import UserError
+from fedmpi.machine.cores import run_on, usable_cores
 from fedmpi.text import Log
 
 log = Log(__name__)
@@ -27,10 +29,7 @@ VISIBLE = {  # type of device -> the variables that limit which ones a process s
 
 
 def pick_device(device, link):
-    """The torch device of this rank, which becomes its current one. Not collective.
-
-    Args:
-        device: the setting, see `device_name`. link: a `Link`.
+    """The torch device of this rank by the setting, see `device_name`; it becomes its current one. Not collective.
 
     Raises:
         UserError: if there is no such device.
@@ -83,11 +82,7 @@ def memory_of(device):
 
 
 def fits(nbytes, memory, num_ranks):
-    """Whether data may lie in a GPU's memory: half of it is for the model, its gradients and activations.
-
-    Args:
-        nbytes: of the data of one client. memory: see `memory_of`. num_ranks: that may share the GPU.
-    """
+    """Whether a client's data may lie in a GPU that ranks may share: half of `memory_of` is for models' training."""
     if memory is None:
         return True
     left, total = memory
@@ -188,10 +183,52 @@ def warn_if_shared(link, device):
 
 
 def ranks_that_share(numbers, rank):
-    """The ranks whose device has the number of `rank`'s, in order; [] for a rank on the CPU.
-
-    Args:
-        numbers: [num_ranks] a number for each physical device, -1 for the CPU.
-    """
+    """The ranks with the number of `rank`'s device, in order; [] for a rank on the CPU, whose number is -1."""
     numbers = np.asarray(numbers)
     return [] if numbers[rank] < 0 else np.flatnonzero(numbers == numbers[rank]).tolist()
+
+
+def bind_to_near_cores(device, link):
+    """Let this process run only on the cores near its GPU, if the ranks of the node have room there. Collective.
+
+    Called after the number of torch's threads is set, and before they start and inherit it. What a launcher has bound
+    more closely stays. A mistake here could make a run slower, and does not change its results.
+    """
+    near = near_cores(device)
+    places = link.allgather([number_on_node(f"cores {near}") if near else -1.0])[:, 0]
+    num_sharing = int((places == places[link.rank]).sum())
+    cores = cores_to_use(usable_cores(), near, num_sharing * torch.get_num_threads())
+    if cores:
+        run_on(cores)
+
+
+def cores_to_use(usable, near, num_threads):
+    """The cores to which a rank is bound, ascending; [] to leave it where it is.
+
+    `usable`: on which it may run. `near`: those near its GPU, [] if unknown. `num_threads`: of all ranks to run there.
+    """
+    both = sorted({*usable} & {*near})
+    return both if num_threads <= len(both) < len(usable) else []
+
+
+def near_cores(device):
+    """Numbers of the cores near a GPU; [] for the CPU, or if the system does not say."""
+    if device.type == "cpu":
+        return []
+    return cores_near(pci_address(torch.get_device_module(device).get_device_properties(device)))
+
+
+def pci_address(properties):
+    """Where a GPU is on the PCI bus, like "0000:3b:00.0"; "" if torch does not say."""
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    return "" if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+
+
+def cores_near(address, devices="/sys/bus/pci/devices"):
+    """Numbers of the cores near the device at a PCI address; [] if the system does not say."""
+    try:
+        text = (pathlib.Path(devices) / address / "local_cpulist").read_text()
+        ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",") if part]
+    except (OSError, ValueError):
+        return []
+    return [core for first, *last in ends for core in range(first, (last or [first])[0] + 1)]

@@ -1,0 +1,79 @@
+"""Processes of this machine, on Linux: which is which, which started which, and whether one is stopped."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import platform
+import signal
+import time
+
+MACHINE_BYTES = 7  # of a hash, so that it is a positive int64
+_STATE, _PARENT, _START = 0, 1, 19  # fields of /proc/PID/stat after the name, see proc(5)
+
+
+def describe_process():
+    """(machine, number, start) that identify this process, as whole numbers; only equal machines can send a signal.
+
+    The machine is 0 if the system does not say it: such a process gets no signal.
+    """
+    stat = stat_of(os.getpid())
+    if stat is None:
+        return 0, os.getpid(), 0
+    machine = f"{boot()} {os.readlink('/proc/self/ns/pid')} {platform.node()}"
+    return int.from_bytes(hashlib.blake2b(machine.encode(), digest_size=MACHINE_BYTES).digest(), "little"), *stat[1:]
+
+
+def kill_process(machine, process, start):
+    """Kill a process of this machine; nothing, if it is another machine's or has ended."""
+    if _is_here(machine, process, start):
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def is_stopped(machine, process, start):
+    """Whether a process of this machine is stopped, or waits for a disk."""
+    return _is_here(machine, process, start) and stat_of(process)[_STATE] in "TtD"
+
+
+def _is_here(machine, process, start):
+    stat = stat_of(process)
+    return machine == describe_process()[0] != 0 and stat is not None and stat[1:] == (process, start)
+
+
+def seconds_since_start():
+    """How long this process has been running; 0.0 where /proc does not say it."""
+    stat = stat_of(os.getpid())
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - stat[2] / os.sysconf("SC_CLK_TCK") if stat else 0.0
+
+
+def boot():
+    """Which start of this machine it is, as text; "" if the system does not say it."""
+    with contextlib.suppress(OSError):
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def ancestors(process=None):
+    """Yield (number, name) of the processes above one, by default this one, its parent first; on Linux."""
+    process = os.getppid() if process is None else int(_read_stat(process)[1][_PARENT])
+    while process > 0 and (found := _read_stat(process)) is not None:
+        name, fields = found
+        yield process, name
+        process = int(fields[_PARENT])
+
+
+def stat_of(process):
+    """(state, number, start in ticks of the clock) of a process; None if there is none, or on another system."""
+    found = _read_stat(process)
+    return None if found is None else (found[1][_STATE], process, int(found[1][_START]))
+
+
+def _read_stat(process):
+    """(name, the fields after it) in /proc/PID/stat; None if there is no such file."""
+    try:
+        text = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    return name, rest.split()

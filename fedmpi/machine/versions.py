@@ -1,0 +1,29 @@
+"""The versions of what runs here."""
+
+import functools
+import hashlib
+import os
+import platform
+
+import numpy as np
+import torch
+
+import fedmpi
+
+
+def versions():
+    """Name -> version of what a run's bits depend on."""
+    found = {"fedmpi": fedmpi.__version__, "python": platform.python_version()}
+    return found | {"torch": torch.__version__, "numpy": np.__version__}
+
+
+@functools.cache
+def source_digest():
+    """Eight characters that differ if the Python files of two installations differ."""
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(os.path.dirname(fedmpi.__file__)):
+        folders.sort()
+        for name in sorted(name for name in names if name.endswith(".py")):
+            with open(f"{folder}/{name}", "rb") as file:
+                digest.update(f"{os.path.basename(folder)}/{name}\n".encode() + file.read())
+    return digest.hexdigest()[:8]
