@@ -390,7 +390,8 @@ def test_every_setting_has_a_range_and_a_help_text(cls, settings):
 OF_LETTERS = {
     "step_size": ([0.0, -0.1], [1e-9]), "server_step_size": ([0.0, -0.1], [1e-9]), "dual_step_size": ([0.0], [1e-9]),
     "momentum": ([-1e-9, 1.0], [0.0]), "fresh_weight": ([-1e-9, 1.0001], [0.0, 1.0]),
-    "second_moment_decay": ([-1e-9, 1.0001], [0.0]), "v0": ([-1e-9], [1e-9]),
+    "second_moment_decay": ([-1e-9, 1.0001], [0.0]), "first_moment_decay": ([-1e-9, 1.0], [0.0]),
+    "v0": ([-1e-9], [1e-9]),
 }  # fmt: skip
 
 

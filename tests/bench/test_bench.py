@@ -99,6 +99,18 @@ def test_projection():
     assert communication == pytest.approx(20 * 2e-6 + 2 * 1023 / 1024 * 4e6 / 25e9)
 
 
+@pytest.mark.parametrize(
+    ("text", "bandwidth", "latency"),
+    [
+        ("bw=8Gb/s,lat=3ms", 1e9, 3e-3), ("bw=1GiB/s,lat=1ns", 2**30, 1e-9), ("bw=5KB/s,lat=2s", 5e3, 2),
+        ("bw=1.5MB/s,lat=1.5us", 1.5e6, 1.5e-6), ("bw=7B/s", 7, None),
+    ],
+)  # fmt: skip
+def test_units_of_a_projection(text, bandwidth, latency):
+    found = cost_model.read_projection(f"N=2,{text}")
+    assert (found.bandwidth, found.latency) == (pytest.approx(bandwidth), latency and pytest.approx(latency))
+
+
 def test_projection_to_nodes_of_several_ranks():
     """The ranks of a node sum as measured, then the nodes over their links."""
     projection = cost_model.read_projection("N=8,per_node=2,bw=1GB/s,lat=1us")

@@ -26,7 +26,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
         ("algorithm: {name: fafed, name: stem}\n", "the key name appears twice"),
         ("seed: !!python/object/apply:os.system ['true']\n", "a tag"),
         ("seed: !!set {a, b}\n", "a tag"),
-        ("? [a, b]\n: 1\n", "a key that is not a word"),
+        ("seed: 0\n? [a, b]\n: 1\n", "line 2: a key that is not a word"),
         ("1: 2\n", "the key 1: expected a word"),
         ("a: " + "[" * 500 + "]" * 500, "nested more than 20 levels"),
         ("a: " + "{b: " * 3000 + "1" + "}" * 3000, "nested more than 20 levels"),

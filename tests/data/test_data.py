@@ -15,6 +15,7 @@ from fedmpi.data.partitions import IID, Even
 from fedmpi.data.sampler import EpochSampler, LastBatch
 from fedmpi.data.samples import Augmentation, Samples
 from fedmpi.data.source import HDF5Source, open_source
+from fedmpi.data.writer import write_file
 from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
 from fedmpi.machine.devices import fits
@@ -58,6 +59,22 @@ def test_attributes_of_the_file(tmp_path):
     assert (source.name, source.mean, source.std, source.num_classes) == ("mnist", (0.5,), (0.25,), 10)
     source = HDF5Source(write(tmp_path / "mine.h5", np.zeros((4, 2, 2)), {"num_classes": 5}))
     assert (source.name, source.mean, source.num_classes, source.classes_declared) == ("mine", (0.0,), 5, True)
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 5, 3), (2, 4, 5, 3), (4, 5)])
+def test_means_and_deviations_of_channels_are_measured(tmp_path, shape):
+    """Of training samples; bytes count as pixel/255, grey images have one channel, a constant one is divided by 1."""
+    draw = np.random.default_rng(0)
+    for kind, per_value in (("uint8", 255), ("float32", 1)):
+        images = draw.integers(0, 200, (1200, *shape)).astype(kind)
+        images[..., 1] = 255 if len(shape) != 2 else images[..., 1]
+        splits = {"train/images": images[:1100], "test/images": images[1100:] + 50}  # more than a chunk
+        splits |= {"train/labels": np.arange(1100) % 2, "test/labels": np.arange(100) % 2}
+        write_file(tmp_path / f"{kind}.h5", splits, {})
+        source, values = HDF5Source(tmp_path / f"{kind}.h5"), images[:1100].astype(float) / per_value
+        values = values.reshape(-1, 1 if len(shape) == 2 else 3)
+        assert source.mean == pytest.approx(tuple(values.mean(0)), rel=1e-6)
+        assert source.std == pytest.approx(tuple(np.where(values.std(0) > 1e-9, values.std(0), 1)), rel=1e-6)
 
 
 def test_columns(tmp_path):

@@ -211,6 +211,8 @@ def test_clocks_and_unused_nodes(monkeypatch):
     assert check_clocks(facts).state == "ok"
     late = [facts[0], dataclasses.replace(facts[1], time=100.0)]
     assert check_clocks(late).text == "rank 1 (n2) is 100 s ahead of rank 0 (n1)"
+    assert check_ranks(facts, True, "Allreduce").text == "2 on 2 nodes (1 on each); a test sum by Allreduce is right"
+    assert check_ranks(ranks_on("n1", "n1", "n2"), True, "Allreduce").text.startswith("3 on 2 nodes (1 to 2 on each); ")
     assert check_ranks(facts, True, "Allreduce").state == "ok"
     assert check_ranks(facts, False, "Allreduce").state == "failed"
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "4")

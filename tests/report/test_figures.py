@@ -145,6 +145,16 @@ def test_accuracy_as_error_on_a_log_axis_and_zoomed_in(tmp_path):
     assert "zoomed in" in zoomed.get_ylabel()
 
 
+def test_a_loss_that_falls_far_has_a_log_axis(tmp_path):
+    """From 1.2 to 0.25; a third of the range shows as well on a linear one."""
+    folder = make_run(tmp_path / "runs" / "a", "fafed", 0)
+    assert fedmpi.report.figure(tmp_path / "runs", "train_loss").axes[0].get_yscale() == "log"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line | {"train_loss": 0.5 + 0.5 / line["round"]} for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert fedmpi.report.figure(tmp_path / "runs", "train_loss").axes[0].get_yscale() == "linear"
+
+
 def test_options_choose_what_is_drawn(tmp_path):
     make_run(tmp_path / "runs" / "a", "fafed", 0)
     words = (
