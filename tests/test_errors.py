@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmpi.errors import UserError, attempt, cannot, one_line
+from fedmpi.errors import INTERRUPTED, STOPPED, UserError, attempt, cannot, one_line
 
 
 def test_an_error_is_one_line():
@@ -10,6 +10,10 @@ def test_an_error_is_one_line():
     assert one_line(ValueError("first\n  second\x1b")) == "first second"
     assert (one_line(KeyError("x")), one_line(MemoryError())) == ("KeyError: 'x'", "MemoryError")
     assert len(one_line(ValueError("x" * 9999))) < 400
+
+
+def test_exit_codes_are_those_that_job_scripts_rely_on():
+    assert (STOPPED, INTERRUPTED) == (75, 130)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,23 @@ def test_deep_images_keep_their_depth(tmp_path, dtype, ending):
     assert account["assumed"][0].endswith("and are float32")
 
 
+def test_the_colours_of_a_palette_are_read(tmp_path):
+    """And not their numbers; black and white is grey."""
+    arrays, shapes = DRAW.integers(0, 2, (10, 6, 5, 3)).astype(np.uint8) * 255, []
+    for kind in ("colours", "transparent", "two"):
+        folder = pictures(tmp_path / kind, arrays)
+        for path in folder.rglob("*.png"):
+            image = Image.open(path)
+            image = image.convert("1") if kind == "two" else image.quantize(8)
+            image.save(path, **({"transparency": 0} if kind == "transparent" else {}))
+        source, _ = prepare(tmp_path, folder, name=kind)
+        shapes.append(source.shape)
+        if kind == "colours":
+            found = {one.tobytes() for one in everything(source)}
+            assert found == {one.tobytes() for one in arrays}
+    assert shapes == [(6, 5, 3), (6, 5, 4), (6, 5)]
+
+
 def test_modes_agree_or_are_named(tmp_path, capsys):
     arrays = DRAW.integers(0, 256, (10, 6, 5, 4)).astype(np.uint8)
     folder = pictures(tmp_path / "it", arrays)

@@ -107,6 +107,22 @@ def test_what_is_found_in_rows_and_losses(on_gpu, first, second, loss):
     assert losses.totals[0] == 3.5 or first is None
 
 
+@pytest.mark.parametrize(
+    ("weights", "total", "number"), [(None, 1 + 3 + 5, 3), ({0: 2.0, 1: 4.0}, 2 * 2.0 + 4 * 5.0, 6.0)]
+)
+def test_losses_of_local_steps_count_and_others_only_without_any(weights, total, number):
+    """With weights, a client's is that of its mean loss, however many steps it made."""
+    losses = Losses(weights=weights)
+    for index, of_steps, of_passes in ((0, [1.0, 3.0], [100.0]), (1, [], [5.0])):
+        calls = iter([of_steps, of_passes])
+        oracle = types.SimpleNamespace(take_losses=lambda calls=calls: [torch.tensor(loss) for loss in next(calls)])
+        client = types.SimpleNamespace(index=index, oracle=oracle)
+        losses.add(client)
+        losses.add_if_none(client)
+    losses.collect()
+    assert (losses.total, losses.number) == (total, number)
+
+
 def test_the_round_ends_with_the_client_and_its_row(monkeypatch):
     monkeypatch.setattr(fedmpi.federation.rounds, "Losses", lambda on_gpu, weights: Losses(True, weights))
     words = "--algorithm fafed --clients 3 --local_steps 2 --algorithm.step_size 1e-3 --batch_size 8"

@@ -236,6 +236,13 @@ def test_every_silo_has_its_own_imbalanced_version(tmp_path):
     assert done.returncode == 0 and "auc" in done.stdout, done.stderr
 
 
+def test_the_middle_one_of_an_odd_number_of_classes_is_positive(tmp_path):
+    for client in range(2):
+        silo(tmp_path / f"silo_{client}.h5", {"num_classes": 5}, labels=5)
+    task = load_silos(tmp_path, removed_share=0.5)
+    assert torch.bincount(task.batch(0, torch.arange(task.num_samples(0)))[1]).tolist() == [20, 60]  # of 40 and 60
+
+
 def test_silos_that_do_not_fit_are_one_line(tmp_path):
     silo(tmp_path / "silo_0.h5", {"num_classes": 10})
     silo(tmp_path / "silo_1.h5")
