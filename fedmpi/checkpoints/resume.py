@@ -54,7 +54,7 @@ def resume(job, folder, run_name):
         if failing is None:
             break
         if failing == link.rank:
-            _say(problem)
+            log.warning(problem)
         del manifests[0]
     agree(link, lambda: manifests or _refuse(folder))
     shared = _share_state(link, state)
@@ -62,12 +62,8 @@ def resume(job, folder, run_name):
     for client, file in manifests[0]["clients"].items() if link.rank == 0 else ():
         if file is None or file[0] != manifests[0]["round"]:
             since = "without a state" if file is None else f"with its state after round {file[0]}"
-            _say(f"client {client} was lost and takes part again, {since}")
+            log.warning(f"client {client} was lost and takes part again, {since}")
     return {name.removeprefix("loop/"): shared[name] for name in shared if name.startswith("loop/")}, manifests
-
-
-def _say(text):
-    log.warning(text)
 
 
 def _refuse(folder):
@@ -81,7 +77,7 @@ def _read_manifests(folder):
         try:
             found.append(read_manifest(checkpoint_folder(folder, number)))
         except Damaged as damage:
-            _say(f"checkpoint of round {number} is damaged: {damage}")
+            log.warning(f"checkpoint of round {number} is damaged: {damage}")
     return found
 
 
@@ -155,7 +151,7 @@ def _check_settings(job, folder, manifest):
     found = versions()
     other = [f"{name} {old}" for name, old in manifest["versions"].items() if found.get(name, old) != old]
     if other and job.link.rank == 0:
-        _say(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
+        log.warning(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
 
 
 def _must_agree(key, run):

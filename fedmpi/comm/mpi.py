@@ -73,10 +73,6 @@ class MPILink(Link):
         """Whether this node has more ranks than cores: a rank then sleeps while it waits in a collective call."""
         return self.topology.waiter.oversubscribed
 
-    @oversubscribed.setter
-    def oversubscribed(self, value):
-        self.topology.waiter.oversubscribed = value
-
     def allocate(self, numel, dtype, device="cpu"):
         """[numel] zeros for a block that will be summed; valid until `close`. Collective.
 
@@ -197,7 +193,7 @@ class MPILink(Link):
         def exchange():
             counts = world.allgather([mine.size])[:, 0].astype(int)
             everyone = np.empty(counts.sum())
-            self._wait(world.mpi.Iallgatherv(mine, [everyone, counts]))
+            self.topology.waiter(world.mpi.Iallgatherv(mine, [everyone, counts]))
             return everyone
 
         self.traffic.other_bytes += mine.nbytes + 8
@@ -210,7 +206,7 @@ class MPILink(Link):
         received = np.empty((incoming.sum(), *rows.shape[1:]), rows.dtype)
         # Counted in rows: the number of bytes may exceed MPI's 32 bits.
         row = MPI.BYTE.Create_contiguous(rows.dtype.itemsize * math.prod(rows.shape[1:])).Commit()
-        self._wait(self.comm.Ialltoallv([sent, counts, row], [received, incoming, row]))
+        self.topology.waiter(self.comm.Ialltoallv([sent, counts, row], [received, incoming, row]))
         row.Free()
         self.traffic.other_bytes += sent.nbytes
         return received
@@ -218,7 +214,7 @@ class MPILink(Link):
     def broadcast(self, array):
         data, world = array.reshape(-1).view(np.uint8), self.topology.world
         for begin in range(0, data.size, LARGEST_CALL):
-            self._repeat(lambda begin=begin: self._wait(world.mpi.Ibcast(data[begin : begin + LARGEST_CALL])))
+            self._repeat(lambda begin=begin: self.topology.waiter(world.mpi.Ibcast(data[begin : begin + LARGEST_CALL])))
         self.traffic.other_bytes += data.size
 
     def barrier(self):
@@ -311,9 +307,6 @@ class MPILink(Link):
         if self._survivors is not None and self._survivors.is_alone():
             os._exit(code)  # of an abort by the last rank, Open MPI's mpirun makes the exit code 0
         abort(self.comm, code)
-
-    def _wait(self, request):
-        self.topology.waiter(request)
 
 
 def mpi_name():

@@ -1,6 +1,8 @@
 """How a rank waits for MPI: it spins, or, on a node with more ranks than cores, yields its core and sleeps."""
 
 import contextlib
+import functools
+import itertools
 import os
 import time
 
@@ -21,13 +23,12 @@ class Waiter:
         roll_call: the `RollCall` that ends waits which take too long, or None.
     """
 
-    def __init__(self, oversubscribed=False, may_block=True):
-        self.oversubscribed, self.may_block = oversubscribed, may_block
-        self.roll_call = None
+    def __init__(self):
+        self.oversubscribed, self.may_block, self.roll_call = False, True, None
 
     def __call__(self, request):
         """Wait until `request` is complete."""
-        pause = _Pauses().next if self.oversubscribed else _spin
+        pause = functools.partial(next, _pauses() if self.oversubscribed else itertools.repeat(None))
         if self.roll_call is not None:
             for _ in range(0 if self.oversubscribed else QUICK_TESTS):
                 if request.Test():
@@ -44,21 +45,11 @@ class Waiter:
         return contextlib.nullcontext() if self.roll_call is None else self.roll_call.inside_mpi()
 
 
-class _Pauses:
-    """The pauses of one wait on an oversubscribed node."""
-
-    def __init__(self):
-        self._tests, self._sleep = 0, SHORTEST_SLEEP
-
-    def next(self):
-        """Yield the core, or sleep."""
-        self._tests += 1
-        if self._tests < TESTS_BEFORE_SLEEPS:
-            os.sched_yield()
-        else:
-            time.sleep(self._sleep)
-            self._sleep = min(1.3 * self._sleep, LONGEST_SLEEP)
-
-
-def _spin():
-    """Make no pause: every rank has a core of its own."""
+def _pauses():
+    """Make the pauses of one wait on an oversubscribed node: yield the core, or sleep."""
+    for _ in range(TESTS_BEFORE_SLEEPS - 1):
+        yield os.sched_yield()
+    sleep = SHORTEST_SLEEP
+    while True:
+        yield time.sleep(sleep)
+        sleep = min(1.3 * sleep, LONGEST_SLEEP)

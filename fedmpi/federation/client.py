@@ -40,21 +40,7 @@ class _Holder:
         return -1 if self.round is None else self.round.index
 
 
-class Stepping(_Holder):
-    """What makes local steps: it has a `round`, and in it `num_steps` and the `step_index` of the current one."""
-
-    @property
-    def iteration(self):
-        """t, local steps since the start by the clock that all clients share, from 1; 0 during the start."""
-        return 0 if self.round_index < 0 else self.round.first_iteration + self.step_index + 1
-
-    @property
-    def is_last_step(self):
-        """Whether the current local step is the last of the round: an average follows."""
-        return self.step_index == self.num_steps - 1
-
-
-class Client(Stepping):
+class Client(_Holder):
     """One silo: its rows, the current round, and the oracle that answers for its data.
 
     It owns all of its state that crosses a round; `state` gives it, `restore` takes it.
@@ -84,6 +70,16 @@ class Client(Stepping):
         self.was_absent = False
         self.num_draws, self.num_gradients = 0, 0
         self.counters, self.carried, self.kept = [], {}, {}
+
+    @property
+    def iteration(self):
+        """t, local steps since the start by the clock that all clients share, from 1; 0 during the start."""
+        return 0 if self.round_index < 0 else self.round.first_iteration + self.step_index + 1
+
+    @property
+    def is_last_step(self):
+        """Whether the current local step is the last of the round: an average follows."""
+        return self.step_index == self.num_steps - 1
 
     def state(self):
         """Name -> tensor or number: what the client needs to go on after a round."""

@@ -8,6 +8,7 @@ in the docstring.
 
 import dataclasses
 import re
+import types
 
 import torch
 
@@ -184,19 +185,8 @@ class _CountingLink(SoloLink):
         self.lengths.append(block.numel())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """What one round took; lists have an entry per client, the drawn one first."""
-
-    allreduces: list
-    at_start: int
-    gradients: list
-    passes: list
-    points_per_sample: list
-
-
 def _measure(algorithm, local_steps):
-    """Run the start and one round of two clients on one variable."""
+    """What the start and one round of two clients take on one variable; lists per client, the drawn one first."""
     link = _CountingLink()
     start = Variables(torch.ones(1, dtype=torch.float64))
     plan = Plan(2, local_steps, chosen=lambda round_index: 0)
@@ -208,7 +198,7 @@ def _measure(algorithm, local_steps):
     for oracle in oracles:
         oracle.gradients = oracle.passes = 0
     federation.run_round()
-    return _Measured(
+    return types.SimpleNamespace(
         allreduces=link.lengths,
         at_start=at_start,
         gradients=[oracle.gradients for oracle in oracles],

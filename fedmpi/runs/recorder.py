@@ -72,7 +72,7 @@ class Recorder:
         self._settings = settings
         try:
             if not read_mark(self.folder, "run"):
-                say(f"{self.folder}: an earlier version of fedmpi made it; it is marked as a run folder now")
+                log.warning(f"{self.folder}: an earlier version of fedmpi made it; it is marked as a run folder now")
                 adopt(self.folder, self.identity)
             self._write_settings()
             position = self._keep_records(position, num_rounds)
@@ -101,7 +101,7 @@ class Recorder:
         try:
             action(self.folder)
         except (OSError, UserError) as error:
-            say(f"{error}; the run continues without it")
+            log.warning(f"{error}; the run continues without it")
 
     def _write_settings(self):
         part = self.folder / f"{SETTINGS}.part"
@@ -125,7 +125,7 @@ class Recorder:
             self._lines.close()
             self._lines = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
             self._lines.write(kept)
-        say(
+        log.warning(
             f"{self.folder / RECORDS}: not all records up to round {num_rounds} are there{aside}; the run continues "
             "from its checkpoint without them (--init would begin another run with that model)"
         )
@@ -219,7 +219,7 @@ class Recorder:
                     self._lines.truncate(begin)  # no half line
             if had_room:
                 why = f"{self.folder / RECORDS}: cannot be written: {error.strerror}"
-                say(f"{why}; the run continues, and tries again after every round")
+                log.warning(f"{why}; the run continues, and tries again after every round")
 
     def _read(self, begin, end):
         self._lines.seek(begin)
@@ -236,7 +236,7 @@ class Recorder:
         again = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
         self._lines.close()
         self._lines, self._pending = again, records + self._pending
-        say(f"{self.folder} was removed; it is created again")
+        log.warning(f"{self.folder} was removed; it is created again")
         self._write_settings()
         for action in self._writers:
             self._try(action)
@@ -255,7 +255,7 @@ class Recorder:
         if self._pending and not self._lines.closed:
             self._append(b"")
         if self._pending:
-            say(f"{self.folder / RECORDS}: the last records could not be written")
+            log.warning(f"{self.folder / RECORDS}: the last records could not be written")
             self._pending = b""
         while self._begun:
             self._begun.pop().close()
@@ -267,11 +267,6 @@ def _line_of(record, metrics):
     """A record as it is written; see `Recorder.round`."""
     further = {key: entries for key in (CLIENTS_KEY, TABLES_KEY) if (entries := getattr(metrics, key, {}))}
     return {**record, **metrics, **further, **({FORMAT_KEY: FORMAT} if metrics else {})}
-
-
-def say(text):
-    """Print a line of information on standard error."""
-    log.warning(text)
 
 
 def _round_of(line):
@@ -376,4 +371,4 @@ def _set_begun_aside(folder):
         lock.folder = set_aside(folder)
     finally:
         lock.release()
-    say(f"{folder}: a run ended there before its first checkpoint; it is {lock.folder} now")
+    log.warning(f"{folder}: a run ended there before its first checkpoint; it is {lock.folder} now")

@@ -640,7 +640,7 @@ def test_removing_an_old_checkpoint_leaves_the_next_one_alone(tmp_path):
 
 
 def test_what_is_removed_in_part_is_no_checkpoint_any_more(tmp_path, monkeypatch):
-    """Its manifest goes first: whatever ends the removal, no checkpoint lists a file that is gone."""
+    """Its manifest is removed first: whatever ends the removal, no checkpoint lists a file that is gone."""
     run, unlink, calls = go(tmp_path, f"{TOY} --rounds 4 --checkpoint-every 2"), os.unlink, []
 
     def fails_after_one(path, **options):

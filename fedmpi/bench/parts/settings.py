@@ -27,7 +27,7 @@ def measure(bench):
             impossible.append(name)
     if bench.link.oversubscribed:
         spinning = opened["ranks wait spinning"] = bench.open_rounds(workload, "--algorithm", algorithm)
-        spinning.link.oversubscribed = False
+        spinning.link.topology.waiter.oversubscribed = False
     cases = [
         Case(DEFAULT, default.run),
         Case("malloc's defaults", default.run, keeps_memory=False),

@@ -162,7 +162,7 @@ class RollCall:
 
     def _end(self, since_call):
         """End the job; the lowest rank that waits names those that do not. The others give it time to do so."""
-        if not self._is_lowest() and since_call < 3 * GRACE:
+        if min(self._waiting, default=self._comm.size) < self._comm.rank and since_call < 3 * GRACE:
             return
         missing = [self._describe(rank) for rank in self._missing()]
         self._report(", ".join(missing) or "any message, though all ranks wait")
@@ -172,10 +172,6 @@ class RollCall:
     def _missing(self):
         """Ranks that do not wait."""
         return [rank for rank in self._others() if rank not in self._waiting]
-
-    def _is_lowest(self):
-        """Whether this rank is the lowest of those that wait, which is the one that prints."""
-        return all(rank > self._comm.rank for rank in self._waiting)
 
     def _is_first_here(self):
         """Whether this rank is the lowest on its machine of those that wait; the others kill only if it does not."""
