@@ -26,18 +26,18 @@ def test_leaf_and_tensorflow_federated(tmp_path, capsys):
     assert source.column("user").tolist() == [user.encode() for user in "abc" for _ in range(5)]
     assert source.labels["test"].tolist() == [0, 2, 10, 2, 0] * 2 and account["test_rows"] == "those of the files"
     (tmp_path / "tff").mkdir()
-    for split, users in (("train", ["f0", "f1"]), ("test", ["f1"])):
+    for split, users in (("train", {"f0": 3, "f1": 5}), ("test", {"f1": 5})):
         with h5py.File(tmp_path / "tff" / f"fed_emnist_{split}.h5", "w") as file:
-            for user in users:
-                file[f"examples/{user}/pixels"] = x[int(user[1])].astype(np.float32).reshape(5, 2, 3)
-                file[f"examples/{user}/label"] = np.arange(5)
-                file[f"examples/{user}/coarse_label"] = np.zeros(5)
+            for user, number in users.items():
+                file[f"examples/{user}/pixels"] = x[int(user[1])].astype(np.float32).reshape(5, 2, 3)[:number]
+                file[f"examples/{user}/label"] = np.arange(number)
+                file[f"examples/{user}/coarse_label"] = np.zeros(number)
     source, account = prepare(tmp_path, tmp_path / "tff")
     assert account["not_used"] == {"coarse_label": "neither the samples nor their labels"}
-    assert source.shape == (2, 3) and source.column("user").tolist() == [b"f0"] * 5 + [b"f1"] * 5
+    assert source.shape == (2, 3) and source.column("user").tolist() == [b"f0"] * 3 + [b"f1"] * 5
     assert np.allclose(source.read("test", np.arange(5)), x[1].reshape(5, 2, 3))
     source, _ = prepare(tmp_path, tmp_path / "tff" / "fed_emnist_train.h5")
-    assert len(source.labels["train"]) == 8
+    assert len(source.labels["train"]) == 6
     data["a"]["x"] = ["a text"] * 5
     (tmp_path / "leaf" / "test" / "all_data.json").write_text(json.dumps({**content, "user_data": data}))
     assert "x of a contains str" in refused(capsys, tmp_path, tmp_path / "leaf")
@@ -58,7 +58,7 @@ def test_dicom_keeps_its_units(tmp_path, capsys):
             file = FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
             file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
             file.Rows, file.Columns, file.SamplesPerPixel = 6, 5, 1
-            file.PhotometricInterpretation = "MONOCHROME2"
+            file.PhotometricInterpretation = "MONOCHROME1" if name == "B" else "MONOCHROME2"
             file.BitsAllocated = file.BitsStored = 16
             file.HighBit, file.PixelRepresentation = 15, 0
             file.RescaleSlope, file.RescaleIntercept = 1, -1024
@@ -68,7 +68,9 @@ def test_dicom_keeps_its_units(tmp_path, capsys):
             file.save_as(tmp_path / "ct" / name / place, enforce_file_format=True)
     source, account = prepare(tmp_path, tmp_path / "ct")
     assert source.dtype == np.float32 and source.shape == (6, 5)
-    assert np.array_equal(np.sort(everything(source), None), np.sort(np.tile(values.ravel() - 1024.0, 2)))
+    units = values - 1024.0
+    negatives = units.max((1, 2), keepdims=True) + units.min((1, 2), keepdims=True) - units  # B's large values are dark
+    assert np.array_equal(np.sort(everything(source), None), np.sort(np.concatenate([units, negatives]), None))
     assert "the mode DICOM MONOCHROME" in account["assumed"][0] and "like A/P1, are to train" in account["notes"][0]
     pictures(tmp_path / "more", values[:1].astype(np.uint8), classes="A")
     (tmp_path / "more" / "A" / "0.png").rename(tmp_path / "ct" / "A" / "x.png")
