@@ -206,6 +206,10 @@ def darker(image):
     return image / (2 + torch.randint(2, ()))
 
 
+def dimmed(image):
+    return image.clamp(max=0.5)
+
+
 class Upside:
     def __call__(self, image):
         return image.flip(-2)
@@ -234,6 +238,18 @@ def test_a_transform_changes_training_inputs_before_they_are_normalised(tmp_path
     assert changed.shape == plain.shape and torch.equal(labels, expected_labels) and len(set(factors.tolist())) == 2
     assert torch.allclose(changed, expected, atol=1e-5)
     assert torch.allclose(next(iter(loaded._tests[0].all()))[0], plain)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float32"])
+def test_a_transform_gets_pixels_from_0_to_1_or_values_as_they_are(tmp_path, kind):
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 6), dtype=np.uint8)
+    images = images if kind == "uint8" else (images / 100).astype(kind)
+    settings = {"mean": (0.1,), "std": (0.25,), "transform": f"{__name__}.dimmed"}
+    loaded = Classification(data=str(write(tmp_path / "data.h5", images)), **settings).load(place(), Even())
+    loaded.synchronise(SoloLink())
+    values = torch.from_numpy(images).float()[:, None] / (255 if kind == "uint8" else 1)
+    expected = (values.clamp(max=0.5) - 0.1) / 0.25
+    assert torch.allclose(loaded.batch(0, torch.arange(20))[0], expected, atol=1e-5)
 
 
 def test_a_transform_also_changes_samples_that_are_dealt_anew(tmp_path):
