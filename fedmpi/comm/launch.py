@@ -14,15 +14,11 @@ OUTPUT_SECONDS = 1.0
 
 
 def check_launch(link, expected=None):
-    """Check that all processes of the job found each other.
+    """Check that all processes of the job found each other, as many as expected according to ``--ranks`` (or None).
 
     A launcher of another MPI than mpi4py's, or of torch.distributed, starts N jobs of one rank each, and each of them
     would train alone without an error. The first of such processes raises an error that says so; the others, which
     the launcher ends meanwhile if it can, later, and without a text if the launcher has started the first beside them.
-
-    Args:
-        link: a `Link`.
-        expected: the number of ranks according to the user (``--ranks``), or None.
 
     Raises:
         UserError: if the numbers differ.

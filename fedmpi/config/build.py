@@ -109,13 +109,9 @@ STAGES = "stages"  # the group of which several classes are chosen: --stages a,b
 
 
 def read_command_line(arguments):
-    """Settings from a command line and the files that it names.
+    """A `Config` from a command line, without the program's name, and the files that it names.
 
-    Args:
-        arguments: list of str, without the program's name.
-
-    Returns:
-        a `Config`, or a `str` to print instead of running (--help, --list, --print_config).
+    Or a `str` to print instead of running (--help, --list, --print_config).
 
     Raises:
         UserError: one line: what was given, what is allowed.

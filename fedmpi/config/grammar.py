@@ -46,13 +46,7 @@ def as_text(value):
 
 
 def parse_command_line(arguments):
-    """The assignments of a command line, which is given without the program's name.
-
-    Args:
-        arguments: list of str like "--rounds", "100", "--seed=1".
-
-    Returns:
-        (list of assignments, {flag: its text, or True for one of `SWITCHES`}).
+    """(list of assignments, {flag: its text, or True for one of `SWITCHES`}) of words like "--rounds", "9", "--seed=1".
 
     Raises:
         UserError: one line: what was given, what is expected.
@@ -80,10 +74,7 @@ def parse_command_line(arguments):
 
 
 def read_file(path, flag=""):
-    """The content of a YAML or TOML file: a dict.
-
-    Args:
-        path: a `pathlib.Path`; TOML if it ends in .toml. flag: how the user named it, for the message.
+    """The content of a YAML file, or TOML if it ends in .toml: a dict. `flag`: how the user named it, for the message.
 
     Raises:
         UserError: one line, if it cannot be read or contains something else.
@@ -178,10 +169,7 @@ def merge(layers, methods):
 
 
 def typed(text, hint):
-    """The value of a text as a type.
-
-    Args:
-        hint: a type like int, str | None, list[float], Literal["a", "b"] or Any.
+    """The value of a text as a type like int, str | None, list[float], Literal["a", "b"] or Any.
 
     Raises:
         ValueError: if the text does not have the type.

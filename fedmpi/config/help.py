@@ -68,11 +68,7 @@ def help_text(classes, settings):
 
 
 def list_text(what, choices):
-    """What ``--list WHAT`` prints.
-
-    Args:
-        what: "algorithms", "presets", ...; singular or plural.
-        choices: group -> `fedmpi.config.build.Choice`.
+    """What ``--list WHAT`` ("algorithms", "preset", ...) prints; `choices`: group -> `fedmpi.config.build.Choice`.
 
     Raises:
         UserError: if there is nothing of that name.

@@ -49,10 +49,7 @@ class Layers:
 
 
 def read_layers(arguments):
-    """The `Layers` of a command line.
-
-    Args:
-        arguments: list of str, without the program's name.
+    """The `Layers` of a command line, without the program's name.
 
     Raises:
         UserError: one line: what was given, what is allowed.

@@ -25,13 +25,9 @@ NOT_TAKEN = ("out", "name", "ranks", "resume")  # settings that a resumed run do
 
 
 def read_resumed(assignments):
-    """The run that a command line resumes.
+    """The run that a command line resumes; None if a new one begins.
 
-    Args:
-        assignments: list of assignments, see `fedmpi.config.grammar`.
-
-    Returns:
-        None if a new run begins, else a dict that JSON can hold: "folder", and the "settings" and "paper" of that run.
+    It is a dict that JSON can hold: "folder", and the "settings" and "paper" of that run.
 
     Raises:
         UserError: one line, if the folder is not a run folder, or contains no checkpoint.

@@ -125,10 +125,7 @@ def plain(word):
 def check_labels(link, name, sources, num_classes):
     """Check that the labels of all silos together are 0, 1, ... without gaps, or that the files declare the classes.
 
-    Collective on the link. Rank 0 prints the `oddities` of all silos.
-
-    Args:
-        name: of the data. sources: the `Source` of each of this rank's clients. num_classes: of all silos.
+    Collective on the link. Rank 0 prints the `oddities` of all silos. `sources`: of this rank's clients.
 
     Raises:
         AgreedUserError: on every rank, about the first file that has labels above a gap.
@@ -154,8 +151,7 @@ def check_labels(link, name, sources, num_classes):
 def pool_normalisation(link, name, sources):
     """(mean, std) of the training samples of all silos together. Collective on the link.
 
-    Args:
-        name: of the data. sources: the `Source` of each of this rank's clients, with as many channels on all ranks.
+    `sources`: the `Source` of each of this rank's clients, with as many channels on all ranks; `name`: of the data.
     """
     mine = [[len(source.labels["train"]), *source.mean, *source.std] for source in sources]
     facts, (first, *_) = link.allgatherv(np.ravel(mine)).reshape(-1, len(mine[0])), sources

@@ -158,8 +158,7 @@ class Server(_Holder):
 def blocks(dim, ascent):
     """(primal, dual): the slices of a [dim] row in which a problem descends, and those in which it ascends.
 
-    Args:
-        ascent: a slice of the row, or None in a minimisation.
+    `ascent` is a slice of the row, or None in a minimisation.
 
     Raises:
         UserError: if the slice has a step or is empty.

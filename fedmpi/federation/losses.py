@@ -175,13 +175,10 @@ class Reports:
         return RoundReport(mean, int(sum(gradients)), bits, found, joined)
 
     def announce(self, what, rounds_done, error=None):
-        """Say to the other ranks that this one has ENDED, PAUSED or FAILED; instead of `exchange`.
-
-        Args:
-            error: a UserError that ends the job on all ranks, if this one has FAILED.
+        """Say to the other ranks that this one has ENDED, PAUSED or FAILED (by `error`); instead of `exchange`.
 
         Raises:
-            AgreedUserError: with the text of the error on the lowest rank that has one.
+            AgreedUserError: with the text of the error on the lowest rank that has one; all ranks end then.
             UserError: on every rank, if another one does not say the same.
         """
         numbers = [0.0, 0, what, 0, 0, -1, *self._sent.flags(), *[0.0] * self._most]

@@ -91,10 +91,7 @@ class Federation:
         self._observe(self, -1, None, None)
 
     def run_round(self, request=int):
-        """One round: local steps of the participants, then the averages.
-
-        Args:
-            request: see `begin_round`.
+        """One round: local steps of the participants, then the averages; for `request` see `begin_round`.
 
         Returns:
             mean training loss of the round's local steps over all clients (nan if unknown); of an algorithm

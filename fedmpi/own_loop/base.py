@@ -453,12 +453,8 @@ class OwnLoop:
 def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str | None) -> tuple[Any, Any]:
     """Give all ranks the parameters of rank 0, and equal buffers. Collective on the link.
 
-    Args:
-        flat: a `FlatModule`, whose messages become those of a user's own loop. weight: of this rank in averages.
-        buffers, private: see `fedmpi.average`.
-
-    Returns:
-        (the private slices of (x, buffers), this rank's own (x, buffers)).
+    The messages of `flat`, a `FlatModule`, become those of a user's own loop. For the others see `fedmpi.average`.
+    Returns (the private slices of (x, buffers), this rank's own (x, buffers)).
 
     Raises:
         UserError: on every rank, if buffers differ and should not.

@@ -64,8 +64,7 @@ _resolve(
 def read_settings_file(path, where):
     """The content of a YAML or TOML file (if it ends in .toml): a dict of words, numbers, lists and dicts.
 
-    Args:
-        path: a `pathlib.Path`. where: what messages begin with.
+    `where` begins messages.
 
     Raises:
         UserError: one line, if it is no regular file, cannot be read, or contains something else.

@@ -23,8 +23,7 @@ def _plain_axes(style, *height):
 def draw_silos(methods, metric, values, style=None):
     """The figure of each client's value of a metric: a row of dots per method, its mean as a line.
 
-    Args:
-        methods: list of `Method`. metric: its name. values: number of the method -> list of numbers, one per client.
+    `values`: number of the `Method` -> list of numbers, one per client.
     """
     style = style or Style()
     with matplotlib.rc_context({**figure_settings(style), "axes.grid.axis": "x"}):
@@ -43,11 +42,7 @@ def draw_silos(methods, metric, values, style=None):
 
 
 def draw_roc(methods, points, style=None):
-    """The figure of ROC curves.
-
-    Args:
-        methods: list of `Method`. points: number of the method -> list of (false positives, true positives).
-    """
+    """The figure of ROC curves: number of a `Method` -> list of (false positives, true positives)."""
     style = style or Style()
     with matplotlib.rc_context(figure_settings(style)):
         figure, axes = _plain_axes(style, style.width * 0.86)
@@ -62,11 +57,7 @@ def draw_roc(methods, points, style=None):
 
 
 def draw_setting(key, metric, lines, style=None):
-    """The figure of a metric at the end against a setting.
-
-    Args:
-        key: of the setting. metric: its name. lines: name -> list of (setting, `Spread`), in ascending order.
-    """
+    """The figure of a metric at the end against a setting; `lines`: name -> list of (setting, `Spread`), ascending."""
     style = style or Style()
     with matplotlib.rc_context(figure_settings(style)):
         figure, axes = _plain_axes(style)
@@ -91,8 +82,7 @@ def draw_setting(key, metric, lines, style=None):
 def draw_heat(names, rows, style=None, labels=("column", "row")):
     """The figure of a vector (one row) or matrix: a coloured cell with its number for each pair of classes.
 
-    Args:
-        names: of the classes. rows: lists of as many numbers. labels: of the columns and of the rows of a matrix.
+    `labels` are those of the columns and of the rows of a matrix.
     """
     style = style or Style()
     with matplotlib.rc_context({**figure_settings(style), "axes.grid": False}):

@@ -158,8 +158,7 @@ def _check_settings(path, settings):
 def read_records(path, keeps_clients=False):
     """(a file's records; the last values of clients, tables, format); an unfinished last line is ignored.
 
-    Args:
-        keeps_clients: whether a record has, as "clients", metric -> each client's value, where it was written.
+    `keeps_clients`: whether a record has, as "clients", metric -> each client's value, where it was written.
 
     Raises:
         UserError: if the file cannot be read, or a line is not the record of a round.

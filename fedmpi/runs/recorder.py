@@ -304,16 +304,12 @@ def _taken(folder):
 
 
 def make_run_folder(out, name, prefix, begins_anew=False):
-    """Make a run folder; what a run that ended before its first checkpoint left there is renamed.
+    """Make a run folder, and return its `RunLock`; what a run that ended before its first checkpoint left is renamed.
 
     Args:
         out: folder of the run folders; made if missing.
         name: of the run folder, or None for `prefix` and a number.
-        prefix: beginning of that name.
         begins_anew: whether the folder of a run that has no checkpoint may be renamed to NAME.old-1.
-
-    Returns:
-        its `RunLock`, which this process holds.
 
     Raises:
         UserError: if it exists or cannot be made, or another job writes to it.

@@ -30,13 +30,9 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def unpickle_batch(content, path):
-    """A batch of the Python version in the layout of the binary version.
+    """A batch of the Python version in the layout of the binary version: records of a label and 3072 pixel values.
 
-    Args:
-        content: bytes of data_batch_1 ... data_batch_5 or test_batch. path: of the file, for messages.
-
-    Returns:
-        bytes: records of a label and 3072 pixel values.
+    `content`: bytes of data_batch_1 ... data_batch_5 or test_batch. `path`: of the file, for messages.
 
     Raises:
         UserError: if it is not such a batch, or refers to anything but arrays.
