@@ -3,6 +3,8 @@
 Number 8, the counter-example of the FAFED paper, has a file of its own: test_counterexample.py.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,9 @@ from fedmpi.algorithms import (
     FedYogi,
     LocalAMSGrad,
 )
+from fedmpi.comm.link import SoloLink
+from fedmpi.federation import Federation, Plan, Variables
+from fedmpi.oracles import FunctionOracle
 
 
 def partial(r):
@@ -531,3 +536,12 @@ def test_21_identical_clients_are_one_client(cls, settings):
     for row in one[0]["rows"]:
         ours, single = rounds_of(many, row), rounds_of(one, row)
         assert_equal_up_to_rounding(ours, np.broadcast_to(single, ours.shape))
+
+
+def test_the_first_denominator_of_local_amsgrad_is_never_0():
+    """Where an initial gradient is 0, v̂ begins at 1e-8; elsewhere at the mean square."""
+    start = Variables(torch.tensor([0.0, 3.0], dtype=torch.float64))
+    oracles = dict.fromkeys(range(2), functools.partial(FunctionOracle, lambda client, x, sample: (1 + client) * x))
+    federation = Federation(LocalAMSGrad(), SoloLink(), oracles, Plan(2), start)
+    federation.start()
+    assert federation.server.v_hat.tolist() == [1e-8, pytest.approx((9 + 36) / 2)]
