@@ -177,4 +177,5 @@ def _mean_and_std(images):
         std = np.sqrt(mean_of(lambda piece: (piece - mean) ** 2))
     if not np.isfinite(std).all():
         raise UserError(f"{images.name[1:]}: values are too large for a standard deviation: expected smaller ones")
-    return np.atleast_1d(mean), np.atleast_1d(np.where(std > 0, std, 1.0))
+    is_constant = std <= 1e-12 * np.abs(mean)  # its rounded mean leaves deviations that are not 0
+    return np.atleast_1d(mean), np.atleast_1d(np.where(is_constant, 1.0, std))

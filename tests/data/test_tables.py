@@ -44,12 +44,13 @@ def test_empty_fields_are_refused_or_filled(tmp_path):
         read(tmp_path, [*LINES[:6], "40,f,"], missing="median")
 
 
-def test_a_column_of_one_value_is_scaled_by_1(tmp_path):
-    """Divided by its deviation, 0, it would be no number."""
-    lines = [LINES[0], *(f"7,{line.split(',', 1)[1]}" for line in LINES[1:])]
+@pytest.mark.parametrize("value", [7, 0.1])
+def test_a_column_of_one_value_is_scaled_by_1(tmp_path, value):
+    """Divided by its deviation, 0 or a rounding error of the mean, it would be no feature."""
+    lines = [LINES[0], *(f"{value},{line.split(',', 1)[1]}" for line in LINES[1:])]
     read(tmp_path, lines, columns=str(tmp_path / "columns.json"))
     content = json.loads((tmp_path / "columns.json").read_text())
-    assert content["columns"] == {"age": {"median": 7, "mean": 7, "std": 1}}
+    assert content["columns"] == {"age": {"median": value, "mean": pytest.approx(value), "std": 1}}
 
 
 def test_silos_that_share_the_columns_have_the_same_features(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import platform
 import re
 import subprocess
@@ -106,7 +107,7 @@ def work_on(busy_cores, number):
     Each has a session of its own, as ranks have: Linux gives equal shares of a core to sessions, and a session that
     is busy on other cores gets less of this one.
     """
-    code = f"import os\nos.sched_setaffinity(0, {list(busy_cores)})\nwhile True: pass"
+    code = f"import os\nos.sched_setaffinity(0, {list(busy_cores)})\nwhile os.getppid() == {os.getpid()}: pass"
     processes = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(number)]
     try:
         yield

@@ -45,7 +45,8 @@ def test_steps_that_wait_for_something_else(capfd, monkeypatch, tmp_path):
 def test_steps_whose_core_is_busy(capfd, monkeypatch):
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]  # on the same core
+    code = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(6)]  # on the same core
     try:
         said = train_until_it_is_said(capfd, monkeypatch)
     finally:

@@ -61,8 +61,8 @@ class Columns:
             with np.errstate(invalid="ignore", over="ignore"):  # `features` refuses what is not finite
                 median = float(np.median(known))
                 numbers[is_blank] = median
-                mean, std = float(numbers.mean()), float(numbers.std())
-            columns[name] = {"median": median, "mean": mean, "std": std or 1.0}
+                mean, std = float(numbers.mean()), float(numbers.std()) if np.ptp(numbers) else 1.0
+            columns[name] = {"median": median, "mean": mean, "std": std}
         return cls(missing, classes, columns, options.reading, {}, tuple(options.id), options.group)
 
     @classmethod
