@@ -213,3 +213,22 @@ def test_a_callback_ends_a_run_by_any_kind_of_true(true):
 @pytest.mark.parametrize("other", [None, 1, 0.5, torch.tensor(0.5), np.False_, "yes"])
 def test_a_callback_does_not_end_a_run_by_other_values(other):
     assert len(fedmpi.train(**USUAL, on_round=lambda record: other).metrics) == 2
+
+
+def test_torchs_compiler_is_not_loaded_unless_it_is_asked_for():
+    """It takes as long to import as the rest of torch."""
+    code = (
+        "import sys, fedmpi, torch, tempfile\n"
+        "from fedmpi.models import cnn, mlp, resnet\n"
+        "networks = cnn.FashionCNN, cnn.MnistCNN, cnn.CifarCNN, cnn.LambCNN, cnn.AttackedCNN, resnet.ResNet9, mlp.MLP\n"
+        "for network in networks:\n"
+        "    network((1, 32, 32), 10)\n"
+        "fedmpi.train(algorithm='fafed', rounds=1, clients=2, threads=1, out=tempfile.mkdtemp())\n"
+        "model = torch.nn.Linear(3, 2)\n"
+        "fed = fedmpi.join(model, 'fafed', local_steps=1)\n"
+        "fed.step(lambda: model(torch.ones(3)).sum())\n"
+        "fed.finish()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    ended = execute([sys.executable, "-c", code])
+    assert ended.returncode == 0, ended.stderr

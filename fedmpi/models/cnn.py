@@ -3,9 +3,8 @@
 With num_classes=1 a network has one output, the score of two-class problems.
 """
 
-import copy
+import math
 
-import torch
 from torch import nn
 
 from fedmpi.errors import UserError
@@ -20,10 +19,18 @@ def _fafed_initialise(module):
 
 
 def _flattened(convolutions, shape, width):
-    """The layers of `convolutions`, Flatten, and Linear with `width` outputs, for images of `shape`."""
-    without_memory = copy.deepcopy(convolutions).to("meta").eval()  # in training, batch norm needs more than one image
-    size = without_memory(torch.zeros(1, *shape, device="meta")).numel()
-    return *convolutions, nn.Flatten(), nn.Linear(size, width)
+    """The layers of `convolutions`, Flatten, and Linear with `width` outputs, for images of `shape`.
+
+    The size is counted: a pass on the device "meta" would import half of torch, which takes as long as its start.
+    """
+    channels, *sides = shape
+    for layer in convolutions:
+        if isinstance(layer, nn.Conv2d):
+            channels = layer.out_channels
+            sides = [(side + 2 * layer.padding[0] - layer.kernel_size[0]) // layer.stride[0] + 1 for side in sides]
+        elif isinstance(layer, nn.MaxPool2d):
+            sides = [side // layer.kernel_size for side in sides]
+    return *convolutions, nn.Flatten(), nn.Linear(channels * math.prod(sides), width)
 
 
 def require_image(name, shape, smallest):

@@ -149,18 +149,23 @@ def run(settings: dict[str, typing.Any]) -> Run:
 def _process_restored():
     """A context that leaves cores, torch's threads, generators and switches, variables, and malloc as they were."""
     cores, threads, sets_workspace = usable_cores(), torch.get_num_threads(), WORKSPACE not in os.environ
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    switches = _deterministic()
     with generators_kept(), arithmetic_kept():
         try:
             yield
         finally:
             run_on(cores)
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            if switches != _deterministic():  # the call imports torch's compiler, which takes seconds
+                torch.use_deterministic_algorithms(switches[0], warn_only=switches[1])
             if sets_workspace:
                 os.environ.pop(WORKSPACE, None)
             return_freed_memory()
+
+
+def _deterministic():
+    """(whether torch uses deterministic algorithms only, whether it only warns of others)."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _of_rank_0(link, module):
