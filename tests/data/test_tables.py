@@ -47,7 +47,7 @@ def test_empty_fields_are_refused_or_filled(tmp_path):
 @pytest.mark.parametrize("value", [7, 0.1])
 def test_a_column_of_one_value_is_scaled_by_1(tmp_path, value):
     """Divided by its deviation, 0 or a rounding error of the mean, it would be no feature."""
-    lines = [LINES[0], *(f"{value},{line.split(',', 1)[1]}" for line in LINES[1:])]
+    lines = [LINES[0], *(f"{value},{line.split(',', 1)[1]}" for line in LINES[1:] + LINES[1:3])]  # 6 are for training
     read(tmp_path, lines, columns=str(tmp_path / "columns.json"))
     content = json.loads((tmp_path / "columns.json").read_text())
     assert content["columns"] == {"age": {"median": value, "mean": pytest.approx(value), "std": 1}}
