@@ -17,10 +17,10 @@ def describe_process():
 
     The machine is 0 if the system does not say it: such a process gets no signal.
     """
-    stat = stat_of(os.getpid())
-    if stat is None:
+    stat, booted = stat_of(os.getpid()), boot()
+    if stat is None or not booted:  # nothing else tells apart two containers with one name on two machines
         return 0, os.getpid(), 0
-    machine = f"{boot()} {os.readlink('/proc/self/ns/pid')} {platform.node()}"
+    machine = f"{booted} {os.readlink('/proc/self/ns/pid')} {platform.node()}"
     return int.from_bytes(hashlib.blake2b(machine.encode(), digest_size=MACHINE_BYTES).digest(), "little"), *stat[1:]
 
 

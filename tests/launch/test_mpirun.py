@@ -97,6 +97,11 @@ def test_hosts(any_mpi, tmp_path):
     assert ended.stdout.startswith("3 ranks, ")
 
 
+def test_both_scripts_leave_out_the_same_words_of_the_launcher():
+    found = [re.findall("^NOISE=.*", path.read_text(), re.MULTILINE) for path in (SCRIPT, ROOT / "slurm" / "job.sh")]
+    assert found[0] == found[1] and len(found[0]) == 1
+
+
 def test_a_lost_host_is_told_without_assertions_of_the_launcher(tmp_path):
     """MPICH's mpirun reaches two hosts that are this machine; the launcher's part on the second is killed."""
     if "HYDRA" not in execute(["mpirun", "--version"]).stdout:
