@@ -4,11 +4,12 @@ import os
 import time
 
 from fedmpi.comm.faults.orphan import started_directly
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.mpi_library import MPI, ranks_of_launcher
 from fedmpi.comm.process import started_by
 from fedmpi.errors import UserError
 
 PATIENCE = 2.0  # seconds by which the other processes end later than the first: srun -K kills all when one ends
+LONGEST = 100.0  # seconds for which they wait while the first has not ended, as it still loads its program
 # Seconds to wait before an abort: a launcher drops output that it has not yet passed on (seen with MPICH's).
 OUTPUT_SECONDS = 1.0
 
@@ -18,7 +19,8 @@ def check_launch(link, expected=None):
 
     A launcher of another MPI than mpi4py's, or of torch.distributed, starts N jobs of one rank each, and each of them
     would train alone without an error. The first of such processes raises an error that says so; the others, which
-    the launcher ends meanwhile if it can, later, and without a text if the launcher has started the first beside them.
+    the launcher ends meanwhile if it can, later, and without a text if the launcher has started another before them on
+    their machine.
 
     Raises:
         UserError: if the numbers differ.
@@ -26,8 +28,8 @@ def check_launch(link, expected=None):
     launcher, started, number = started_by()
     if started > 1 and link.size == 1 == getattr(link, "world_size", 1):  # not COMM_SELF, which is one rank's choice
         if number > 0:
-            time.sleep(PATIENCE)
-        if number > 0 and started_directly():
+            _let_first_speak(number)
+        if number > 0 and started_directly() and _number_here(number) > 0:
             raise UserError("")
         raise UserError(f"{launcher} started {started} processes but each of them is alone: {_remedy(launcher)}")
     if expected is not None and expected != link.size:
@@ -35,6 +37,20 @@ def check_launch(link, expected=None):
             f"ranks = {expected}: but {link.size} ranks found each other; "
             "start with the mpirun of the MPI that mpi4py uses (python -m mpi4py --mpi-library)"
         )
+
+
+def _let_first_speak(number):
+    """Wait until the processes of lower numbers here have ended: a launcher ends all when one has ended with an error."""
+    end = time.monotonic() + LONGEST
+    time.sleep(PATIENCE)
+    while min(ranks_of_launcher(), default=number) < number and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def _number_here(number):
+    """The number of this process among those of its machine; `number`, that among all, if the launcher does not say."""
+    numbers = (os.environ.get(name, "") for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"))
+    return int(next((text for text in numbers if text.isdigit()), number))
 
 
 def _remedy(launcher):

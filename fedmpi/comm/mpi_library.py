@@ -168,7 +168,7 @@ def _watch(ends, limit):
     are_all_here = str(started) in map(os.environ.get, LOCAL_SIZES)
     while (left := until - time.monotonic()) > 0:
         if not select.select([ends], [], [], min(left, LOOK_EVERY))[0]:
-            here, before = _ranks_of_launcher(), ended
+            here, before = ranks_of_launcher(), ended
             seen |= {*range(started)} if are_all_here else here
             ended = seen - here if number in here else set()
             if ended and ended == before:  # a launcher that ends all ranks then has had time for it
@@ -192,7 +192,7 @@ def _watch(ends, limit):
     os._exit(STOPPED)
 
 
-def _ranks_of_launcher():
+def ranks_of_launcher():
     """The ranks that this process's launcher has started on this machine and that have not ended, as /proc says it."""
     found, launcher = set(), launcher_above()
     with contextlib.suppress(OSError):  # there is none, it is in another container, or a rank has just ended
@@ -209,7 +209,7 @@ def _end_without(ended, lower, number):
     still loads its program, the next one does. A lower rank that has ended may have said it already.
     """
     time.sleep(TURN_SECONDS * (len(lower) + (min(ended) < number)))
-    if lower <= _ranks_of_launcher():
+    if lower <= ranks_of_launcher():
         who = f"rank {', '.join(map(str, sorted(ended)))} on {platform.node()}"
         _say(f"error: {who} ended before MPI began, and the others wait: all ranks must begin a federation")
     time.sleep(SAYING_SECONDS)

@@ -10,6 +10,8 @@ NUMBER = int(next((os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RA
 def main(how="", seconds="30", code="0"):
     if how == "leaves" and NUMBER == 1:
         sys.exit(int(code))
+    if how == "late" and NUMBER == 0:
+        time.sleep(float(seconds) / 10)
     if how == "without":
         from fedmpi.comm.mpi_library import begin
 
