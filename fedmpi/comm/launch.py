@@ -40,7 +40,7 @@ def check_launch(link, expected=None):
 
 
 def _let_first_speak(number):
-    """Wait until the processes of lower numbers here have ended; a launcher ends all when one ends with an error."""
+    """Wait until the processes of lower numbers here have ended: a launcher ends all when one ends with an error."""
     end = time.monotonic() + LONGEST
     time.sleep(PATIENCE)
     while min(ranks_of_launcher(), default=number) < number and time.monotonic() < end:

@@ -45,11 +45,11 @@ def test_what_goes_wrong_on_one_rank_ends_all(check, code, message):
     assert ("Traceback" in ended.stderr) == (code == 1)
 
 
-def oracle_of(module):
+def oracle_of(module, **settings):
     flat = FlatModule(module, direct_gradients=False)
     client = Client(0, buffers=flat.buffers)
     flat.point_at(flat.x, client.buffers)
-    return ClosureOracle(client, flat, flat.x.new_zeros(2, flat.dim)), flat
+    return ClosureOracle(client, flat, flat.x.new_zeros(2, flat.dim), **settings), flat
 
 
 def test_both_gradients_of_a_pair_see_the_same_dropout_and_count_once():
@@ -78,6 +78,17 @@ def test_parameters_that_a_closure_does_not_use_have_gradient_zero():
     oracle, flat = oracle_of(module)
     oracle.closure = lambda: module[0](torch.ones(1)).sum()
     oracle.gradient(flat.x, oracle.draw())
+    oracle.closure = lambda: module[1](torch.ones(1)).sum()
+    assert oracle.gradient(flat.x, oracle.draw()).tolist() == [0.0, 1.0]
+
+
+def test_parameters_that_are_frozen_later_do_not_decay():
+    module = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
+    oracle, flat = oracle_of(module, clip_norm=0.5, weight_decay=0.25)
+    flat.x.fill_(2.0)
+    oracle.closure = lambda: module[1](torch.ones(1)).sum()
+    assert oracle.gradient(flat.x, oracle.draw()).tolist() == [0.5, 1.0]
+    module[0].requires_grad_(False)
     oracle.closure = lambda: module[1](torch.ones(1)).sum()
     assert oracle.gradient(flat.x, oracle.draw()).tolist() == [0.0, 1.0]
 

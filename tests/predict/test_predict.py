@@ -446,6 +446,12 @@ def test_the_probabilities_of_all_classes(folder, tmp_path):
     for row, shares in zip(predicted(folder, tmp_path / "ok.npz", "--probabilities"), right, strict=True):
         found = [float(row[f"probability of {name}"]) for name in ("ill", "well", "unknown")]
         assert found == pytest.approx(shares.tolist(), abs=1e-5) and max(found) == float(row["probability"])
+    np.savez(tmp_path / "it.npz", x=IMAGES[:1], y=[1])
+    (row,) = predicted(folder, tmp_path / "it.npz", "--probabilities")
+    names = ["sample", "predicted", "probability", "label"]
+    assert [*row] == [*names, "probability of ill", "probability of well", "probability of unknown"]
+    best = ("ill", "well", "unknown")[right[0].argmax()]
+    assert [row[name] for name in names] == ["0", best, f"{right[0].max():.6f}", "well"]
 
 
 def test_one_score_is_that_of_the_second_class(folder, tmp_path):
