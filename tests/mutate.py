@@ -39,6 +39,7 @@ TOKENS = {
 }  # fmt: skip
 PYTEST = [sys.executable, "-m", "pytest", "-q"]
 MPI = "tests/mpi/"  # the tests that run under mpirun
+MARK = "FEDMPI_TEST_OF_CHANGE"  # a variable, by which the processes of one command are found
 WARM = "FEDMPI_TEST_WARM"  # see tests/helpers.py: if it is empty, every rank is a new process
 
 
@@ -251,15 +252,17 @@ def is_noticed(tree, change, lines):
 def _run(words, tree, variables=(), limit=LIMIT):
     environment = {name: value for name, value in os.environ.items() if name != WARM}
     environment |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", **dict(variables)}
+    mark = f"{MARK}={os.urandom(8).hex()}"
+    environment[MARK] = mark.partition("=")[2]
     with tempfile.TemporaryFile("w+") as output:
         job = subprocess.Popen(words, cwd=tree, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
             code = job.wait(limit)
         except subprocess.TimeoutExpired:
             code = -1
-        for folder in pathlib.Path("/proc").glob("[0-9]*"):  # also ranks, which are groups of their own
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):  # also ranks, which are sessions of their own
             try:
-                if os.getsid(int(folder.name)) == job.pid:
+                if mark.encode() in (folder / "environ").read_bytes():
                     os.kill(int(folder.name), signal.SIGKILL)
             except OSError:
                 continue
