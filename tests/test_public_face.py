@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from helpers import PROGRAMS, ROOT, start
+from helpers import PROGRAMS, ROOT, execute, start
 
 import fedmpi
 
@@ -27,6 +27,16 @@ def test_import_alone_loads_neither_torch_nor_mpi(tmp_path):
         print(sorted({"torch", "mpi4py", "h5py"} & set(sys.modules)))
     """
     assert python(program, tmp_path).strip() == "[]"
+
+
+@pytest.mark.parametrize(("begin", "left"), [("from multiprocessing.spawn import os", []), ("import os", [0, 1, 2])])
+def test_a_worker_of_a_program_is_no_rank(tmp_path, begin, left):
+    """A worker of spawn or forkserver imports the program anew; another Python that a rank starts may begin MPI."""
+    names = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"]
+    program = f"{begin}; import fedmpi; print([number for number, name in enumerate({names}) if name in os.environ])"
+    variables = {"PYTHONPATH": str(ROOT)} | dict.fromkeys(names, "1")
+    ended = execute([sys.executable, "-c", program], cwd=tmp_path, env=variables)
+    assert ended.stdout == f"{left}\n", ended.stderr
 
 
 def test_dir_lists_what_there_is_and_nothing_else():

@@ -40,6 +40,19 @@ def test_orders_are_confirmed_on_other_seeds(key):
     assert of_half.value == pytest.approx(LINES[key].proved, abs=0.2)
 
 
+def test_what_grows_is_what_a_line_says():
+    """Its size is the trial's R, N, S or K; with N, T = 8192 local steps stay, of which q = (T / N²)^(1/3) a round."""
+    for line in rates.lines(quick=False):
+        for size in line.sizes:
+            trial = line.trial(size)
+            found = {"R": trial.rounds, "N": trial.problem.num_clients, "S": trial.num_participants}
+            assert (found | {"K": trial.local_steps})[line.grows] == size
+        if line.key in ("fafed/N", "stem/N"):
+            trials = [line.trial(size) for size in (2, 4, 8, 16)]
+            assert [one.local_steps for one in trials] == [13, 8, 5, 3] and line.proved == -2 / 3
+            assert [one.rounds for one in trials] == [-(-8192 // q) for q in (13, 8, 5, 3)]
+
+
 class UncorrectedSTEM(algorithms.STEM):
     """STEM whose momentum is a plain decaying mean of gradients."""
 

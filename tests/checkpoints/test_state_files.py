@@ -1,5 +1,6 @@
 """State files: what is read is what was written, with its type; other programs read the tensors, too."""
 
+import errno
 import math
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedmpi.checkpoints import files
-from fedmpi.checkpoints.files import Damaged, read_state, write_state
-from fedmpi.own_files import make_folder
+from fedmpi.checkpoints.files import Damaged, make_checkpoint_folder, read_state, write_state
+from fedmpi.own_files import make_folder, read_mark
 
 TENSORS = {
     "u8": torch.arange(5, dtype=torch.uint8),  # first: what comes after it must still be aligned
@@ -70,3 +71,24 @@ def test_every_byte_of_a_small_file_counts(path):
 
 def test_a_state_without_tensors(path):
     assert read_state(path, *write_state(path, NUMBERS))["present"] == [0, 2]
+
+
+def test_the_folder_of_a_checkpoint_is_that_of_its_run_or_refused(tmp_path):
+    """Several ranks make it; the writer's line about a failure has the error's `strerror`."""
+    folder = tmp_path / "run" / "checkpoints" / "000001"
+    for _ in range(2):
+        make_checkpoint_folder(folder, "a" * 32)
+    assert read_mark(folder, "checkpoint")["identity"] == "a" * 32
+    (tmp_path / "link").symlink_to(folder.parent)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "a file").touch()
+    for refused, code, text in [
+        (folder, errno.EEXIST, "exists, and is not a checkpoint of this run"),
+        (plain, errno.EEXIST, "exists, and is not a checkpoint of this run"),
+        (tmp_path / "link" / "000002", errno.ELOOP, "is a symbolic link"),
+    ]:
+        with pytest.raises(OSError) as error:
+            make_checkpoint_folder(refused, "b" * 32)
+        assert error.value.errno == code and error.value.strerror == text
+        assert error.value.filename == str(refused.parent if code == errno.ELOOP else refused)

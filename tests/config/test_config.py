@@ -8,6 +8,7 @@ import yaml
 
 from fedmpi.config.build import CHOICES, Config, read_command_line
 from fedmpi.config.foreign_names import OURS
+from fedmpi.config.layers import read_layers
 from fedmpi.config.run import RunSettings
 from fedmpi.errors import UserError
 from fedmpi.federation import costs
@@ -100,6 +101,21 @@ def test_a_file_beside_a_preset_leaves_what_the_preset_says_of_the_paper(tmp_pat
     alone = read("--preset", "auc/cifar10")
     both = read("--preset", "auc/cifar10", "--config", tmp_path / "run.yaml")
     assert both.run.rounds == 7 != alone.run.rounds and both.resolved["paper"] == alone.resolved["paper"]
+
+
+def test_a_run_of_the_settings_file_in_a_run_folder_gets_a_number(tmp_path):
+    """A line says so; not if the command line has a name, the file another one, or its folder no records."""
+    folder, text = tmp_path / "trial", "name: trial\nrounds: 7\n"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(text)
+    words = ["--config", str(folder / "config.yaml")]
+    assert read_layers(words).notes == [] and read(*words).run.name == "trial"
+    (folder / "metrics.jsonl").touch()
+    note = f"{folder} exists: the new run folder gets a number (--name chooses another name)"
+    assert read_layers(words).notes == [note] and read(*words).run.name is None and read(*words).run.rounds == 7
+    assert read_layers([*words, "--name", "other"]).notes == []
+    (folder / "config.yaml").write_text("name: other\n")
+    assert read_layers(words).notes == [] and read(*words).run.name == "other"
 
 
 def test_rounds_on_the_command_line_undo_the_epochs_of_a_file(tmp_path):

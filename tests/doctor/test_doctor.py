@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from helpers import ROOT, disk_of, execute, launchers, start
 
+from fedmpi.comm.link import SoloLink
+from fedmpi.doctor.__main__ import _check_launch
 from fedmpi.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
 from fedmpi.doctor.facts import RankFacts
+from fedmpi.errors import UserError
 
 FACTS = RankFacts(0, "n1", 0, [0, 1], 2, 1, "cpu", "", "", {"MPI": "MPICH 5.0.2"}, 0.0)
 
@@ -156,6 +159,24 @@ def test_wrong_words(tmp_path):
     for words in (("--list", "tasks"), ("--no-such-setting", "1")):
         ended = doctor(1, tmp_path, *words)
         assert ended.returncode == 2 and ended.stderr.count("fedmpi: error") == 1
+
+
+def test_fewer_ranks_than_were_started(monkeypatch, capsys):
+    """The JSON has this check alone, and rank 0 prints it."""
+    monkeypatch.setenv("PMI_SIZE", "3")
+    monkeypatch.setenv("PMI_RANK", "0")
+    for as_json, rank, is_printed in [(True, 0, True), (True, 1, False), (False, 0, False)]:
+        link = SoloLink()
+        link.rank = rank
+        with pytest.raises(UserError, match="started 3 processes but each of them is alone: ") as error:
+            _check_launch(link, as_json)
+        printed = capsys.readouterr().out
+        assert bool(printed) == is_printed
+        if is_printed:
+            (check,) = json.loads(printed).pop("checks")
+            assert json.loads(printed) == {"ok": False, "ranks": [], "checks": [check], "link": {}}
+            assert (check["name"], check["state"], check["text"]) == ("ranks", "failed", str(error.value))
+            assert "mpirun" in check["advice"]
 
 
 @pytest.mark.parametrize(
