@@ -1,43 +1,46 @@
 """Change single places of fedmpi and see whether its tests notice: ``python tests/mutate.py --number 300``.
 
-Each change is made in a copy of the working tree, then the tests of the changed file's room run in it until one fails.
-A line per change goes to the record: a change that is in it already is not tried again, so that a stopped run goes on.
-With ``--again RECORD`` the same changes are tried that another record contains: what was noticed then must be noticed
-now. Changes are named by file and text, not by line, so that they are found in another state of the file.
+First the tests run once, and coverage.py (``pip install coverage``) records which test runs which line, also in ranks.
+Then each change is made in a copy of the last commit, and the tests that run its line, quickest first, run in it until
+one fails; a change in a line that no test runs is missed. A line per change goes to the record: a change that is in it
+already is not tried again, so that a stopped run goes on. With ``--again RECORD`` the same changes are tried that
+another record contains: what was noticed then must be noticed now. Changes are named by file and text, not by line, so
+that they are found in another state of the file.
 """
 
 import argparse
 import ast
 import collections
 import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
 import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIMIT = 1800  # seconds for the tests of one change: one that hangs is noticed
+LIMIT = 900  # seconds for the tests of one change: one that hangs is noticed
+SECONDS = 300  # so long do the tests of one change take, as measured in the first run
 COMPARISONS = {"==": "!=", "!=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">", "is": "is not", "is not": "is"}
 OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*"}
 TOKENS = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Is: "is",
     ast.IsNot: "is not", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
 }  # fmt: skip
-# Beside the folder of the same name: tests that run a whole federation notice changes in these rooms.
-ALSO = {
-    "aggregation": ["tests/federation", "tests/config"],
-    "membership": ["tests/own_loop"],
-    "algorithms": ["tests/federation"],
-    "completion": ["tests/config"],
-}
-EVERYWHERE = ["tests/test_golden.py", "tests/test_python_api.py", "tests/test_public_face.py", "tests/test_errors.py"]
-UNDER_MPIRUN = ("comm", "aggregation", "federation", "checkpoints", "membership")  # tests/mpi on 2 ranks, too
+PYTEST = [sys.executable, "-m", "pytest", "-q"]
+MPI = "tests/mpi/"  # the tests that run under mpirun
+MARK = "FEDMPI_TEST_OF_CHANGE"  # a variable, by which the processes of one command are found
+WARM = "FEDMPI_TEST_WARM"  # see tests/helpers.py: if it is empty, every rank is a new process
 
 
 def changes(path):
@@ -102,11 +105,13 @@ def _end(node):
     return node.end_lineno, node.end_col_offset
 
 
-def sample(number, seed):
-    """`number` changes, from all rooms in turn."""
+def sample(number, seed, begin=""):
+    """`number` changes in files whose path begins so, from all rooms in turn."""
     draw, of_rooms = random.Random(seed), collections.defaultdict(list)
     for path in sorted((ROOT / "fedmpi").rglob("*.py")):
         file = str(path.relative_to(ROOT))
+        if not file.startswith(begin):
+            continue
         of_rooms[_room(file)] += [{"file": file, **change} for change in changes(path)]
     for found in of_rooms.values():
         draw.shuffle(found)
@@ -136,26 +141,105 @@ def apply(tree, change):
     return before
 
 
-def tests_of(tree, file):
-    """The commands whose tests are those of a file's room."""
-    room, name = _room(file), pathlib.Path(file).stem
-    own = [f"tests/{room}", *ALSO.get(room, ()), f"tests/test_{room}.py"]
-    paths = [tree / path for path in dict.fromkeys([*own, *EVERYWHERE]) if (tree / path).exists()]
-    files = [one for path in paths for one in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
-    files.sort(key=lambda path: name not in path.read_text(encoding="utf-8"))  # those that name the module come first
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    yield [*words, *map(str, files)]
-    if room in UNDER_MPIRUN:
-        yield ["mpirun", "-np", "2", *words, "--with-mpi", "tests/mpi"]
+def record_lines(folder, words):
+    """Run the tests (or those that pytest's words name) once, and record in a folder which lines each of them runs.
+
+    Ranks are new processes here and no forks, so that each of them records its lines from its start on.
+    """
+    settings = folder / "coverage.ini"
+    settings.write_text(
+        f"[run]\nparallel = true\ndata_file = {folder}/lines\ncontext = ${{PYTEST_CURRENT_TEST-}}\n"
+        f"include = {ROOT}/fedmpi/*\ncore = ctrace\npatch = _exit\n"
+    )
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    variables = {"COVERAGE_PROCESS_START": str(settings), TIMES: str(folder / "times"), "PYTHONPATH": paths, WARM: ""}
+    commands = [[*PYTEST, "-p", "mutate", "-n", "4", *(words or ["tests", "reproduction/tests"]), "--ignore", MPI]]
+    commands += [] if words else [["mpirun", "-np", "2", *PYTEST, "-p", "mutate", "--with-mpi", MPI]]
+    for command in commands:
+        print(_run(command, ROOT, variables, None)[1][-300:], flush=True)
+    code, output = _run([sys.executable, "-m", "coverage", "combine", "-q", f"--rcfile={settings}", folder], ROOT)
+    if code:
+        sys.exit(f"no lines were recorded: {output}")
 
 
-def is_noticed(tree, change):
+TIMES = "FEDMPI_TEST_TIMES"  # a file: (test, seconds) of each test in the first run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """In the first run: say coverage.py which test runs, and write how long it took."""
+    import coverage
+
+    coverage.Coverage.current().switch_context(item.nodeid)
+    began = time.monotonic()
+    result = yield
+    with open(os.environ[TIMES], "a", encoding="utf-8") as file:
+        print(json.dumps([item.nodeid, time.monotonic() - began]), file=file, flush=True)
+    return result
+
+
+class Lines:
+    """Which test runs which line, as `record_lines` has written it."""
+
+    def __init__(self, folder):
+        import coverage
+
+        self._data, self._of_files = coverage.CoverageData(str(folder / "lines")), {}
+        self._data.read()
+        self._seconds = dict(map(json.loads, (folder / "times").read_text(encoding="utf-8").splitlines()))
+
+    def tests(self, change):
+        """The tests that run a change's line, near ones and quick ones first, of each function one in turn."""
+        text = (ROOT / change["file"]).read_text(encoding="utf-8")
+        found = [number for number, line in enumerate(text.split("\n"), 1) if line == change["line"]]
+        number, of_lines = found[min(change["nth"], len(found) - 1)], self._of_file(change["file"])
+        around = [
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= number <= node.end_lineno
+        ]
+        if around:  # a long statement is recorded at its first line
+            first = max(node.body[0].lineno for node in around)
+            tests = next((of_lines[k] for k in range(number, first - 1, -1) if of_lines.get(k)), set())
+        else:  # what runs at the import, which any test may have done first
+            tests = set().union(*of_lines.values())
+        of_functions = collections.defaultdict(list)
+        for test in sorted(tests & self._seconds.keys(), key=self._seconds.get):
+            of_functions[test.partition("[")[0]].append(test)
+        names = (_room(change["file"]), pathlib.Path(change["file"]).stem)
+        functions = sorted(of_functions.values(), key=lambda tests: not any(name in tests[0] for name in names))
+        turns = itertools.zip_longest(*functions)
+        return [test for turn in turns for test in turn if test is not None]
+
+    def commands(self, change):
+        """The commands that run these tests: first for a few seconds, then those under mpirun, then for the rest."""
+        words, parts, seconds = [*PYTEST, "-x", "-p", "no:cacheprovider"], ([], [], []), 0.0
+        for test in self.tests(change):
+            seconds += self._seconds[test]
+            if seconds < SECONDS or not any(parts):
+                parts[1 if test.startswith(MPI) else 0 if seconds < SECONDS / 5 else 2].append(test)
+        under = ["mpirun", "-np", "2", *words, "--with-mpi"]
+        return [[*(under if part is parts[1] else words), *part] for part in parts if part]
+
+    def _of_file(self, file):
+        if file not in self._of_files:
+            of_lines = self._data.contexts_by_lineno(str(ROOT / file))
+            self._of_files[file] = {line: {_test(context) for context in of} for line, of in of_lines.items()}
+        return self._of_files[file]
+
+
+def _test(context):
+    """The test in coverage.py's name of a context, which is that of a process or of what runs in one."""
+    return re.sub(r" \((setup|call|teardown)\)$", "", context.rpartition("|")[2])
+
+
+def is_noticed(tree, change, lines):
     """(whether a test fails, the last line that says so); None for a change whose place is not there any more."""
     before = apply(tree, change)
     if before is None:
         return None
     try:
-        for words in tests_of(tree, change["file"]):
+        for words in lines.commands(change):
             code, output = _run(words, tree)
             if code:
                 failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -165,18 +249,20 @@ def is_noticed(tree, change):
         (tree / change["file"]).write_text(before, encoding="utf-8")
 
 
-def _run(words, tree):
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("FEDMPI_TEST_WARM", None)
+def _run(words, tree, variables=(), limit=LIMIT):
+    environment = {name: value for name, value in os.environ.items() if name != WARM}
+    environment |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", **dict(variables)}
+    mark = f"{MARK}={os.urandom(8).hex()}"
+    environment[MARK] = mark.partition("=")[2]
     with tempfile.TemporaryFile("w+") as output:
         job = subprocess.Popen(words, cwd=tree, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
-            code = job.wait(LIMIT)
+            code = job.wait(limit)
         except subprocess.TimeoutExpired:
             code = -1
-        for folder in pathlib.Path("/proc").glob("[0-9]*"):  # also ranks, which are groups of their own
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):  # also ranks, which are sessions of their own
             try:
-                if os.getsid(int(folder.name)) == job.pid:
+                if mark.encode() in (folder / "environ").read_bytes():
                     os.kill(int(folder.name), signal.SIGKILL)
             except OSError:
                 continue
@@ -190,28 +276,37 @@ def main():
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--begin", default="", help="changes in files only whose path begins so: fedmpi/tasks")
+    parser.add_argument("--tests", nargs="*", help="files and folders of tests; by default the quick ones")
+    parser.add_argument("--lines", type=pathlib.Path, default=ROOT / "mutations.lines", help="folder of the first run")
     parser.add_argument("--record", type=pathlib.Path, default=ROOT / "mutations.jsonl")
     parser.add_argument("--again", type=pathlib.Path, help="a record of earlier: try the same changes")
     asked = parser.parse_args()
     known = [json.loads(line) for line in asked.record.read_text().splitlines()] if asked.record.exists() else []
     tried = {_key(change) for change in known}
     former = [json.loads(line) for line in asked.again.read_text().splitlines()] if asked.again else []
-    to_try = [{key: change[key] for key in KEYS} for change in former] or sample(asked.number, asked.seed)
+    to_try = [{key: change[key] for key in KEYS} for change in former] or sample(asked.number, asked.seed, asked.begin)
     to_try = [change for change in to_try if _key(change) not in tried]
     trees, folder = queue.SimpleQueue(), pathlib.Path(tempfile.mkdtemp(prefix="fedmpi-mutate-"))
     for number in range(asked.processes):
         tree = folder / str(number)
-        shutil.copytree(ROOT, tree, ignore=_left_out)
+        subprocess.run(["git", "clone", "-q", ROOT, tree], check=True)
         trees.put(tree)
+    if (ROOT.parent / "shared").is_dir():  # data sets
+        (folder / "shared").symlink_to(ROOT.parent / "shared")
 
-    code, output = _run([sys.executable, "-m", "pytest", "-q", "--collect-only", "tests"], tree)
+    code, output = _run([*PYTEST, "--collect-only", "tests"], tree)
     if code:  # every change would look as if it were noticed
         sys.exit(f"the tests of an unchanged copy cannot be collected:\n{output[-2000:]}")
+    if not asked.lines.is_dir():
+        asked.lines.mkdir()
+        record_lines(asked.lines, asked.tests)
+    lines = Lines(asked.lines)
 
     def attempt(change):
         tree = trees.get()
         try:
-            return change, is_noticed(tree, change)
+            return change, is_noticed(tree, change, lines)
         finally:
             trees.put(tree)
 
@@ -228,12 +323,6 @@ def main():
     lost = {_key(change) for change in former if change["noticed"]} - {_key(c) for c in there if c["noticed"]}
     if former:
         print(f"{len(lost)} of the changes that were noticed before are not noticed now, or gone")
-
-
-def _left_out(folder, names):
-    """What is not copied; the folder runs of the root only, because the package has one, too."""
-    runs = {"runs"} if pathlib.Path(folder) == ROOT else set()
-    return {n for n in names if n in {".git", ".venv", "__pycache__", "mutations.jsonl"} | runs}
 
 
 KEYS = ("file", "kind", "line", "new", "nth")

@@ -12,6 +12,11 @@ def test_an_error_is_one_line():
     assert len(one_line(ValueError("x" * 9999))) < 400
 
 
+def test_a_message_is_one_line_of_at_most_2000_characters():
+    assert str(UserError("first\n\x1bsecond")) == "first  second" and str(UserError(3)) == "3"
+    assert str(UserError("x" * 2000)) == "x" * 2000 and str(UserError("x" * 2001)) == "x" * 2000 + "..."
+
+
 def test_exit_codes_are_those_that_job_scripts_rely_on():
     assert (STOPPED, INTERRUPTED) == (75, 130)
 

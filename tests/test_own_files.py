@@ -223,7 +223,7 @@ def write(path, text="# made by fedmpi: new"):
         part.write_text(text)
 
 
-@pytest.mark.parametrize("what", ["file", "link", "dangling link", "link to an own file", "folder"])
+@pytest.mark.parametrize("what", ["file", "quoting file", "link", "dangling link", "link to an own file", "folder"])
 def test_what_fedmpi_did_not_write_is_not_replaced(tmp_path, what):
     path = tmp_path / "page.html"
     write(tmp_path / "own")
@@ -234,11 +234,11 @@ def test_what_fedmpi_did_not_write_is_not_replaced(tmp_path, what):
     elif what == "folder":
         path.mkdir()
     else:
-        path.write_text("mine, " * 3000)
+        path.write_text("mine, " * 3000 + ("# made by fedmpi" + "mine, " * 12000) * (what == "quoting file"))
     before = snapshot(tmp_path)
     with pytest.raises(UserError, match="nothing changed"):
         write(path)
-    if what != "file":
+    if "file" not in (what, what.removeprefix("quoting ")):
         with pytest.raises(UserError, match="expected the file itself"), replacing(path):
             pass  # not even in a folder of fedmpi's
     assert snapshot(tmp_path) == before
@@ -246,7 +246,7 @@ def test_what_fedmpi_did_not_write_is_not_replaced(tmp_path, what):
 
 def test_what_fedmpi_wrote_is_replaced(tmp_path):
     path = tmp_path / ("n" * 250 + ".html")  # no longer name is allowed
-    for text in ("# made by fedmpi: 1", "# made by fedmpi: 2", "x" * 9000 + "# made by fedmpi", "# made by fedmpi: 3"):
+    for text in ("# made by fedmpi: 1", "# made by fedmpi: 2", "x" * 99000 + "# made by fedmpi", "# made by fedmpi: 3"):
         write(path, text)
         assert path.read_text() == text
     path.write_text("")  # an empty file is nobody's loss

@@ -88,5 +88,7 @@ def test_a_plug_in_that_ends_the_process_is_named_and_left_out(plug_ins):
 @pytest.mark.parametrize("group", CHOICES)
 def test_a_base_class_is_no_choice(group):
     base = CHOICES[group].base
-    with pytest.raises(UserError, match=f"^{group} '{base.__module__}.{base.__qualname__}': expected a subclass of"):
+    name = f"{base.__module__}.{base.__qualname__}"
+    end = ", or a function that makes one" if group == "model" else ""
+    with pytest.raises(UserError, match=f"^{group} '{name}': expected a subclass of {name}{end}$"):
         read_command_line([f"--{group}", f"{base.__module__}.{base.__qualname__}"])

@@ -10,6 +10,7 @@ from fedmpi.text import (
     format_quantity,
     format_ranges,
     format_seconds,
+    short,
     spread_in_words,
     table,
 )
@@ -30,6 +31,26 @@ from fedmpi.text import (
 )  # fmt: skip
 def test_quantities(text, words):
     assert text == words
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "before", "words"),
+    [
+        ("bytes", 2**10, "1023 B", "1.0 KiB"), ("bytes", 2**20, "1024.0 KiB", "1.0 MiB"),
+        ("bytes", 2**30, "1024.0 MiB", "1.0 GiB"), ("bytes", 2**40, "1024.0 GiB", "1.0 TiB"),
+        ("rounds", 10**5, "99,999", "100 thousands"), ("gradients", 10**4, "9,999", "10.0 thousands"),
+        ("gradients", 2 * 10**6, "2,000 thousands", "2.00 millions"),
+        ("gradients", 2 * 10**9, "2,000 millions", "2.00 billions"),
+        ("seconds", 120, "119 s", "2.00 min"), ("seconds", 7200, "120 min", "2.00 h"),
+    ],
+)  # fmt: skip
+def test_the_unit_from_which_a_larger_one_is_used(kind, number, before, words):
+    assert [format_quantity(kind, number - 1), format_quantity(kind, number)] == [before, words]
+
+
+def test_a_long_text_is_cut_after_300_characters():
+    assert short("x" * 300) == "x" * 300 and short("x" * 301) == "x" * 300 + "..."
+    assert short("a\n\x1b b\t", 3) == "a b" and short("a bc", 3) == "a b..."
 
 
 @pytest.mark.parametrize(

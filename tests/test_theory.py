@@ -216,6 +216,75 @@ def test_violated_conditions_are_warnings():
     assert unstable.run["oracle.directions"] == 20
 
 
+def violations(name, c, x, y, w):
+    """Text of a condition -> by which factor its left side is too large, at x = ηKL, y = γL and w = β."""
+    N, K, R, e = c["N"], c["K"], c["R"], math.e
+    far = c["L"] * c["Delta"] / c["G_0"] if "G_0" in c else None
+    S = c.get("S", N)
+    z, p = w * y * N / S, (N - S) / (S * (N - 1))
+    return {
+        "fedavg_m": {
+            "γL <= min{1/24, β/6}": y / min(1 / 24, w / 6),
+            "ηKL <= 1/β": x * w,
+            "288e x²((1-β)² + e(βγLR)²) <= 1": 288 * e * x * x * ((1 - w) ** 2 + e * (w * y * R) ** 2),
+            "x <= (LΔ/(G_0 β³R))^(1/2)": far and x / (far / (w**3 * R)) ** 0.5,
+            "x <= (4βN)^(-1/2)": x / (4 * w * N) ** -0.5,
+            "x <= (8β³NK)^(-1/4)": x / (8 * w**3 * N * K) ** -0.25,
+        },
+        "fedavg_m_vr": {
+            "γL <= min{1/24, (βNK/54)^(1/2)}": y / min(1 / 24, (w * N * K / 54) ** 0.5),
+            "ηKL <= 1/(4e)": x * 4 * e,
+            "288e x²(289/72 (1-β)² + 8e(γβLR)²) <= β²": (
+                288 * e * (x / w) ** 2 * (289 * (1 - w) ** 2 / 72 + 8 * e * (w * y * R) ** 2)
+            ),
+            "x <= (β/(64N))^(1/2)": x / (w / 64 / N) ** 0.5,
+            "x <= (β/(128NK))^(1/4)": x / (w / 128 / N / K) ** 0.25,
+            "128x²(1/K + 2x²)(γL)² <= β²/18": 128 * x * x * (1 / K + 2 * x * x) * y * y / (w * w / 18),
+            "x <= (LΔ/(G_0 γLR))^(1/2)": far and x / (far / (y * R)) ** 0.5,
+        },
+        "scaffold_m": {
+            "γL <= min{β/12, 1/24}": y / min(1 / 24, w / 12),
+            "βx <= 1/(24K^(1/4))": w * x * 24 * K**0.25,
+            "ηK <= Nγ/(5S)": x / (N * y / (5 * S)),
+            "160eβx² + 24y²(6p_S + 80eβx²) <= β/9": (
+                (160 * e * w * x * x + 24 * z * z * (6 * p + 80 * e * w * x * x)) / (w / 9)
+            ),
+            "10x²(1/K + 2(βx)²) + 960eβx²/K <= 4/(SK)": (
+                (10 * x * x * (1 / K + 2 * (w * x) ** 2) + 960 * e * w * x * x / K) / (4 / (S * K))
+            ),
+            "80eβx² <= 4/S": 80 * e * w * x * x / (4 / S),
+        },
+        "scaffold_m_vr": {
+            "γL <= min{1/24, (βS/126)^(1/2)}": y / min(1 / 24, (w * S / 126) ** 0.5),
+            "ηKL <= 1/(4e)": x * 4 * e,
+            "ηK <= γN/(10S)": x / (y * N / (10 * S)),
+            "720x²/β + 18y²(4p_S + 720x²/β) <= β/9": (
+                (720 * x * x / w + 18 * z * z * (4 * p + 720 * x * x / w)) / (w / 9)
+            ),
+            "64(x²/β)(1/K + 2x²) + 8640x²/(βK) <= 5/(SK)": (
+                (64 * x * x / w * (1 / K + 2 * x * x) + 8640 * x * x / (w * K)) / (5 / (S * K))
+            ),
+            "720x²/β <= 1/S": 720 * x * x / w / (1 / S),
+        },
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["fedavg_m", "fedavg_m_vr", "scaffold_m", "scaffold_m_vr"])
+@pytest.mark.parametrize("scales", [{"step_scale": 1e5}, {"step_scale": 1e5, "weight_scale": 3.0, "printed": True}])
+def test_each_violated_condition_has_its_factor(name, scales):
+    """By how much x = ηKL, γ and β of the prescription are too large, from the text of each condition."""
+    constants = PART if name.startswith("scaffold") else FULL
+    found = getattr(theory, name)(**constants, **scales)
+    x = found.algorithm["step_size"] * constants["K"] * constants["L"]
+    y, w = found.algorithm["server_step_size"] * constants["L"], found.algorithm["fresh_weight"]
+    expected = violations(name, constants, x, y, w)
+    if "printed" not in scales:  # a condition on x / γ holds as before
+        expected = {text: factor for text, factor in expected.items() if factor > 1 + 1e-9}
+    said = dict(reversed(line.removeprefix("violated by the factor ").split(": ", 1)) for line in found.warnings)
+    assert [*said] == [*expected] and found.bound is None
+    assert {text: float(factor) for text, factor in said.items()} == pytest.approx(expected, rel=6e-4)
+
+
 def test_bounds_of_fmgda_need_all_constants():
     constants = FMGDA | {"sigma": 1, "zeta": 1, "Delta": 2, "w_distance": 1}
     found = theory.fmgda(**constants)

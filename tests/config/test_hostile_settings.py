@@ -30,7 +30,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
         ("1: 2\n", "the key 1: expected a word"),
         ("a: " + "[" * 500 + "]" * 500, "nested more than 20 levels"),
         ("a: " + "{b: " * 3000 + "1" + "}" * 3000, "nested more than 20 levels"),
-        ("a: " + "9" * 500, "a number of more than 400 digits"),
+        ("a: 1" + "0" * 400, "a number of more than 400 digits"),
+        ("a: -1" + "0" * 400, "a number of more than 400 digits"),
         ("a: " + "9" * 5000, "cannot be read"),
         ("- 1\n", "expected settings like"),
         ("", "expected settings like"),
@@ -48,10 +49,22 @@ def test_a_hostile_file_is_one_line(tmp_path, text, message):
     assert line.startswith(f"--config {tmp_path}/it.yaml: ") and line.isprintable() and len(line) < 600
 
 
+def test_what_is_just_within_the_limits_is_read(tmp_path):
+    (tmp_path / "it.yaml").write_text("a: " + "9" * 400 + "\nb: " + "[" * 19 + "1" + "]" * 19 + "\nc: -1_000\n")
+    content = read_file(tmp_path / "it.yaml")
+    assert (content["a"], content["c"]) == (10**400 - 1, -1000) and str(content["b"]) == "[" * 19 + "1" + "]" * 19
+
+
 def test_toml_is_limited_too(tmp_path):
     for text in ("a = " + "[" * 3000 + "]" * 3000, "a = " + "9" * 500, "a = 1\na = 2\n"):
         (tmp_path / "it.toml").write_text(text)
         with pytest.raises(UserError):
+            read_file(tmp_path / "it.toml")
+    for begin, end in ("[", "]"), ("{b = ", "}"):
+        (tmp_path / "it.toml").write_text(f"a = {begin * 19}1{end * 19}")
+        assert str(read_file(tmp_path / "it.toml")).endswith("1" + end * 19 + "}")
+        (tmp_path / "it.toml").write_text(f"a = {begin * 20}1{end * 20}")
+        with pytest.raises(UserError, match="nested more than 20 levels deep"):
             read_file(tmp_path / "it.toml")
 
 

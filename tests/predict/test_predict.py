@@ -21,7 +21,7 @@ from fedmpi.errors import UserError
 from fedmpi.models.mlp import MLP
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_files import check_regular
-from fedmpi.predict.__main__ import main
+from fedmpi.predict.__main__ import _are_alike, main
 from fedmpi.runs.initial import read_initial
 
 INPUT = {"shape": [1, 4, 4], "divide_by": 255, "mean": [0.3], "std": [0.4]}
@@ -216,6 +216,10 @@ def test_odd_labels_are_refused(folder, tmp_path, capsys):
     for labels in odd:
         np.savez(tmp_path / "odd.npz", x=IMAGES, y=labels)
         assert "label" in refused(capsys, folder, tmp_path / "odd.npz"), labels
+    for label in (3, -1):
+        np.savez(tmp_path / "odd.npz", x=IMAGES, y=[0, 2, label, 1, 1, 1, 9])
+        what = f"odd.npz: label {label}: expected 0 to 2, the classes of the model, or a file without labels\n"
+        assert refused(capsys, folder, tmp_path / "odd.npz").endswith(what)
 
 
 def test_the_label_that_is_named_is_the_wrong_one(folder, tmp_path, capsys):
@@ -506,3 +510,16 @@ def test_samples_of_another_scale_are_named(folder, tmp_path, capsys, samples):
     rows = predicted(folder, tmp_path / "odd.npz")
     assert "the samples are unlike those of the training" in capsys.readouterr().err
     assert [row["label"] for row in rows] == ["0", "1", "2", "0", "1", "2", "0"][: len(rows)]
+
+
+def test_which_samples_are_like_those_of_the_training():
+    """Their mean is at most 10 standard deviations away in each channel, and images are not of one value."""
+    far, flat = torch.randn(9, 2, 4, 4), torch.full((9, 1, 1, 2), 0.3)
+    far[:, 1] += 10 - far[:, 1].mean()
+    flat[:, :, :, 0] += 0.1
+    for is_alike, inputs in (
+        (True, far * 0.999), (False, far * 1.001), (False, -far * 1.001), (True, flat), (False, flat / 1.2),
+        (True, torch.full((9, 1, 1, 1), 0.3)), (True, torch.full((9, 3), 0.3)), (False, torch.full((9, 3), 10.1)),
+    ):  # fmt: skip
+        assert _are_alike({"input": {"mean": [0.3, 0.2], "std": [0.4]}}, inputs) == is_alike, inputs
+        assert _are_alike({"input": {"mean": [0, 0], "std": [1]}}, inputs)  # none were measured

@@ -148,7 +148,10 @@ def test_accuracy_as_error_on_a_log_axis_and_zoomed_in(tmp_path):
 def test_a_loss_that_falls_far_has_a_log_axis(tmp_path):
     """From 1.2 to 0.25; a third of the range shows as well on a linear one."""
     folder = make_run(tmp_path / "runs" / "a", "fafed", 0)
-    assert fedmpi.report.figure(tmp_path / "runs", "train_loss").axes[0].get_yscale() == "log"
+    (axes,) = fedmpi.report.figure(tmp_path / "runs", "train_loss").axes
+    shown = [tick for tick in axes.get_yticks() if 0.25 <= tick <= 1.2]
+    assert axes.get_yscale() == "log" and shown == pytest.approx([0.3, 0.5, 0.7, 1.0])
+    assert [axes.yaxis.get_major_formatter()(tick, None) for tick in (0.3, 12000.0, 2e7)] == ["0.3", "12,000", "2e+07"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line | {"train_loss": 0.5 + 0.5 / line["round"]} for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -338,6 +338,17 @@ def test_a_run_that_stopped_is_waited_for_if_it_may_go_on(tmp_path):
     assert not is_running(run)
 
 
+@pytest.mark.parametrize(("seconds", "silence"), [([1, 2, 3], 60), ([2, 22, 25], 200)])
+def test_a_run_has_stopped_after_a_minute_or_ten_rounds(tmp_path, seconds, silence):
+    file = make_run(tmp_path / "job", "fafed", 0, rounds=3, ended=False) / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    times = {round_index: time for round_index, time in enumerate(seconds, 1)}
+    file.write_text("".join(json.dumps(line | {"seconds": times[line["round"]]}) + "\n" for line in lines))
+    os.utime(file, (1000, 1000))
+    run = read_run(tmp_path / "job")
+    assert [is_running(run, now=1000 + silence + more) for more in (-0.5, 0.5)] == [True, False]
+
+
 def test_a_run_without_a_round_yet_is_said_to_be_one(tmp_path):
     make_run(tmp_path / "job", "fafed", 0)
     (tmp_path / "job" / "metrics.jsonl").unlink()
