@@ -1,6 +1,7 @@
 """What an outsider finds by `import fedmpi`: every name, its example, its types, and no import that is not needed."""
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,29 @@ def test_a_worker_of_a_program_is_no_rank(tmp_path, begin, left):
     variables = {"PYTHONPATH": str(ROOT)} | dict.fromkeys(names, "1")
     ended = execute([sys.executable, "-c", program], cwd=tmp_path, env=variables)
     assert ended.stdout == f"{left}\n", ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "comes_first"),
+    [
+        (["-m", "fedmpi.train", "--rounds", "3"], False),
+        (["-u", "-m", "mpi4py", "-m", "fedmpi.doctor"], False),
+        (["-m", "mine"], True),
+        (["mine.py", "fedmpi.train", "-m"], True),
+        (["-m", "pytest", "fedmpi.train"], True),
+    ],
+)
+def test_where_a_users_own_modules_are_found(monkeypatch, tmp_path, words, comes_first):
+    """A program of fedmpi finds Python's before those of the folder that it is started in."""
+    monkeypatch.chdir(tmp_path)
+    for own in ("", str(tmp_path)):
+        monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+        monkeypatch.setattr(sys, "path", [own, "/of/python"])
+        runpy.run_path(fedmpi.__file__)
+        assert sys.path == ([own, "/of/python"] if comes_first else ["/of/python", own])
+    monkeypatch.setattr(sys, "path", ["/of/a/script", own])
+    runpy.run_path(fedmpi.__file__)
+    assert sys.path == ["/of/a/script", own]
 
 
 def test_dir_lists_what_there_is_and_nothing_else():

@@ -17,6 +17,8 @@ def test_training_has_its_settings_flags_and_choices():
     assert found["--rounds"].choices is None and found["--stages.norm_bound.bound"].choices is None
     assert "--model.hidden_layers" in found and "auc/cifar10" in found["--preset"].choices
     assert {"algorithms", "presets", "stages"} <= {*found["--list"].choices}
+    assert {"--stages", "--data", "--autocast", "--compile", "--baselines.step_sizes"} <= {*found}
+    assert found["--autocast"].help == "short for --oracle.autocast" and found["--stages"].choices is None
     assert found["--help"].nargs == found["--print_config"].nargs == 0  # flags without a value
 
 

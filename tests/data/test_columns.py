@@ -157,6 +157,51 @@ def test_roles_of_columns(tmp_path, capsys):
     ]
 
 
+def test_columns_that_do_not_fit(tmp_path, capsys):
+    frame = table(site=["x", "y"] * 50)
+    for given, words, message in [
+        (frame, ["--separator", ";;"], "--separator ;;: expected one character"),
+        (frame, ["--label", "z"], f"{tmp_path}/t.csv: expected rows and a column z; its header is a, b, site, y"),
+        (frame[:1], [], f"{tmp_path}/t.csv: expected rows and a column y; its header is a, b, site, y"),
+        (frame[:0], [], f"{tmp_path}/t.csv: expected rows and a column y; its header is "),
+        (
+            frame.rename(columns={"site": "images"}),
+            ["--keep", "images"],
+            "a column that is stored is called images: expected another name for it",
+        ),
+    ]:
+        assert message in refused(capsys, tmp_path, given, *words), message
+    frame.assign(a="w").to_csv(tmp_path / "other.csv", index=False)
+    what = f"--test-from: column a contains numbers in {tmp_path}/t.csv and words in {tmp_path}/other.csv: expected the"
+    assert what in refused(capsys, tmp_path, frame, "--test-from", tmp_path / "other.csv")
+    frame["site"] = ["x", "y", None, None, None] * 20
+    notes = prepare(tmp_path, frame, "--group", "site")[1]["notes"]
+    assert "site: 60 rows have none, and count as one group" in notes
+
+
+def test_options_that_contradict_the_file_of_columns(tmp_path, capsys):
+    frame, shared = table(site=["x", "y"] * 50), tmp_path / "columns.json"
+    prepare(tmp_path, frame, "--columns", shared, "--one-hot", "site")
+    (tmp_path / "t.h5").unlink()
+    content, given = json.loads(shared.read_text()), f"--columns {shared}"
+    for words, message in [
+        (["--drop", "b"], f"{given}: was made with the features a, b, site: expected no other, and none left out"),
+        (
+            ["--features", "a,b"],
+            f"{given}: was made with the features a, b, site: expected no other, and none left out",
+        ),
+        (["--classes", "p,n"], f"{given}: was made with the classes n, p: expected the same in --classes"),
+        (["--missing", "median"], f"{given}: was made with --missing refuse --one-hot site: expected the same options"),
+    ]:
+        assert message in refused(capsys, tmp_path, frame, "--columns", shared, *words), message
+    shared.write_text(json.dumps(content | {"missing": "guess"}))
+    what = "missing is not one of refuse, median, category"
+    assert what in refused(capsys, tmp_path, frame, "--columns", shared)
+    shared.write_text(json.dumps(content | {"columns": {**content["columns"], "a": ["u", "v"]}}))
+    what = ", which is not among u, v: add it to --classes or the file of --columns, and prepare all silos so"
+    assert what in refused(capsys, tmp_path, frame, "--columns", shared)
+
+
 def test_rows_of_a_group_are_never_divided(tmp_path):
     """One patient's rows in training and test set: .995 was reported where .475 is right."""
     frame = table(patient=[f"P{n // 5}" for n in range(100)])

@@ -89,6 +89,26 @@ def test_a_silo_may_lack_a_class_and_hidden_folders_are_none(tmp_path, capsys):
     assert source.num_classes == 3 and account["classes"] == {"A": 5, "B": 5, "C": 0}
 
 
+def test_folders_that_do_not_fit(tmp_path, capsys):
+    arrays = DRAW.integers(0, 256, (10, 6, 5)).astype(np.uint8)
+    np.savez(tmp_path / "it.npz", x=arrays, y=np.array(["A", "C"] * 5))
+    what = "it.npz: has labels C: expected those of --classes A,B"
+    assert what in refused(capsys, tmp_path, tmp_path / "it.npz", "--classes", "A,B")
+    train_folder = pictures(tmp_path / "it" / "train", arrays)
+    test_folder = pictures(tmp_path / "it" / "test", arrays, classes="AC")
+    what = f"{tmp_path}/it: to test: expected the same folders as in {train_folder}: A, B"
+    assert what in refused(capsys, tmp_path, tmp_path / "it")
+    (test_folder / "C").rename(test_folder / "B")
+    (tmp_path / "it" / "nothing").mkdir()
+    account = prepare(tmp_path, tmp_path / "it")[1]
+    assert account["not_used"] == {"nothing": "is an empty folder"} and account["test_rows"] == "those of the folder"
+    for file in test_folder.rglob("*.png"):
+        Image.open(file).convert("RGB").save(file)
+    what = f"{tmp_path}/it: images to train and to test have the modes L and RGB: expected one, or --mode"
+    assert what in refused(capsys, tmp_path, tmp_path / "it")
+    assert prepare(tmp_path, tmp_path / "it", "--mode", "L")[0].shape == (6, 5)
+
+
 @pytest.mark.parametrize(
     ("shape", "words", "axes", "expected"),
     [

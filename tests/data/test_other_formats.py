@@ -38,6 +38,17 @@ def test_leaf_and_tensorflow_federated(tmp_path, capsys):
     assert np.allclose(source.read("test", np.arange(5)), x[1].reshape(5, 2, 3))
     source, _ = prepare(tmp_path, tmp_path / "tff" / "fed_emnist_train.h5")
     assert len(source.labels["train"]) == 6
+    with h5py.File(tmp_path / "tff" / "fed_emnist_test.h5", "w") as file:
+        file["examples/f1/pixels"], file["examples/f1/number"] = np.ones((5, 2, 3)), np.arange(5)
+    what = "fed_emnist_test.h5: f1 has number, pixels: expected label, and "
+    assert what in refused(capsys, tmp_path, tmp_path / "tff")
+    for labels, what in [([0, 2], "leaf: a has not as many samples as labels: expected a label for each"),
+                         ([], "leaf: contains no samples to train on")]:  # fmt: skip
+        odd = {"a": {"x": [[0.5]] * len(labels[1:]), "y": labels}}
+        (tmp_path / "odd" / "leaf" / "train").mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"users": ["a"], "num_samples": [1], "user_data": odd})
+        (tmp_path / "odd" / "leaf" / "train" / "x.json").write_text(text)
+        assert what in refused(capsys, tmp_path, tmp_path / "odd" / "leaf")
     data["a"]["x"] = ["a text"] * 5
     (tmp_path / "leaf" / "test" / "all_data.json").write_text(json.dumps({**content, "user_data": data}))
     assert "x of a contains str" in refused(capsys, tmp_path, tmp_path / "leaf")
@@ -146,6 +157,11 @@ def test_tables_of_images(tmp_path, capsys):
     assert len(source.labels["train"]) == 30 and len(source.labels["test"]) == 10
     parquet.write_table(pyarrow.table({"image": [{"bytes": None, "path": "x"}], "label": [0]}), tmp_path / "no.parquet")
     assert "row 1 contains no image: expected its bytes" in refused(capsys, tmp_path, tmp_path / "no.parquet")
+    parquet.write_table(image_table(arrays[:2], label=["a", None]), tmp_path / "no.parquet")
+    what = "no.parquet: row 2 has an empty field in column label"
+    assert what in refused(capsys, tmp_path, tmp_path / "no.parquet")
+    what = "it.parquet: expected columns image and kind; it has image, label, site"
+    assert what in refused(capsys, tmp_path, tmp_path / "it.parquet", "--label", "kind")
 
 
 def test_a_folder_of_hugging_faces_images(tmp_path):
@@ -184,5 +200,9 @@ def test_a_folder_of_pictures_with_a_table_of_classes(tmp_path, capsys):
     }
     labels = np.concatenate([*source.labels.values()])
     assert np.array_equal(labels, everything(source)[:, 0, 0] % 2)
+    what = "labels.csv: expected a column of files and a column kind; it has file, age, class"
+    assert what in refused(capsys, tmp_path, folder, "--label", "kind")
+    what = f"--group site: {folder}/labels.csv has no such column; it has age, class"
+    assert what in refused(capsys, tmp_path, folder, "--group", "site")
     (folder / "labels.csv").write_text("\n".join([*lines, "x/no.png,7,2"]))
     assert "line 13 has " in refused(capsys, tmp_path, folder)

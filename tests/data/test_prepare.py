@@ -466,11 +466,21 @@ def test_damaged_folders_and_archives_are_one_line(tmp_path, capsys):
     content[70:90] = b"\xff" * 20
     (tmp_path / "wikitext-2-v1.zip").write_bytes(content)
     assert "wiki.train.tokens: cannot be read: " in fails(capsys, "prepare", "wikitext2", "--from", tmp_path)
+    (tmp_path / "idx").mkdir()
+    (tmp_path / "idx" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x0d\1" + bytes(8))
+    what = "train-images-idx3-ubyte: begins with 00 00 0d 01: expected an IDX file of bytes, 00 00 08"
+    assert what in fails(capsys, "prepare", "mnist", "--from", tmp_path / "idx")
+    make_tar(tmp_path / "cifar-10-binary.tar.gz", {"x/data_batch_1.bin": b"", "x/data_batch_3.bin": b""})
+    what = "cifar-10-binary.tar.gz: contains no data_batch_2.bin"
+    assert what in fails(capsys, "prepare", "cifar10", "--from", tmp_path)
     (tmp_path / "pictures" / "cat").mkdir(parents=True)
     for number in range(5):
         whole = image_bytes(DRAW.integers(0, 256, (40, 40), dtype=np.uint8))
         (tmp_path / "pictures" / "cat" / f"{number}.png").write_bytes(whole if number else whole[:700])
     assert "0.png: cannot be read as an image" in fails(capsys, "prepare", "pets", "--from", tmp_path / "pictures")
+    (tmp_path / "pictures" / "cat" / "0.png").write_text("no image")
+    what = "0.png: cannot be read as an image: its format is unknown\n"
+    assert what in fails(capsys, "prepare", "pets", "--from", tmp_path / "pictures")
 
 
 @pytest.mark.parametrize(
@@ -490,6 +500,13 @@ def test_damaged_folders_and_archives_are_one_line(tmp_path, capsys):
         (["partition", "digits", "--write", "silo.h5"], "expected {client} in the name"),
         (["partition", "digits", "--plot", "{folder}/none/x.png"], "cannot be written"),
         (["partition"], "the following arguments are required: data"),
+        (["partition", "s_{client}.h5"], "s_{client}.h5: is already one file per client: expected one file for all"),
+        (
+            ["partition", "digits", "--partition.redeal", "true"],
+            "partition.redeal = true: there is a split for every round, ",
+        ),
+        (["partition", "mine"], "task.data = mine: unknown data set: expected digits, a path ending in .h5, or the "),
+        (["partition", "{folder}/no/x.h5"], "x.h5 ({folder}/no: no such folder; the data set digits needs no file)"),
     ],
     ids=str,
 )
@@ -497,7 +514,7 @@ def test_bad_commands_are_one_line(tmp_path, capsys, words, message):
     words = [word.replace("{folder}", str(tmp_path)) for word in words]
     if words[0] == "prepare":
         words += ["--data-dir", str(tmp_path)]
-    assert message in fails(capsys, *words)
+    assert message.replace("{folder}", str(tmp_path)) in fails(capsys, *words)
 
 
 # --- looking at data and splits -------------------------------------------------------------------
@@ -531,6 +548,30 @@ def test_partition_draws_and_counts(tmp_path, capsys):
     pixels = np.asarray(pytest.importorskip("PIL.Image").open(picture).convert("RGB"))
     blue = pixels[..., 2] > pixels[..., 0] + 50.0
     assert blue[: len(blue) // 4].mean() > 0.01 and blue[len(blue) // 2 :].mean() > 0.01  # bars, bubbles
+
+
+def test_partition_of_many_clients_and_its_settings(capsys):
+    lines = run(capsys, "partition", "digits", "--clients", 53)[1].splitlines()
+    assert [line.split()[0] for line in lines[1:51]] == [*map(str, range(50))]
+    assert lines[51] == "... and 3 more" and lines[52].startswith("samples per client: 27 to 28, ") and len(lines) == 53
+    code, output, _ = run(capsys, "partition", "digits", "--print_config")
+    assert code == 0 and "partition:" in output and "samples per client" not in output
+
+
+def test_test_rows_without_the_column_of_the_split_are_dealt_in_turn(tmp_path, capsys):
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        for split, number in (("train", 30), ("test", 9)):
+            file[f"{split}/images"], file[f"{split}/labels"] = IMAGES[:number], LABELS[:number]
+        file["train/site"] = [f"site-{number % 3}" for number in range(30)]
+    words = ["--partition", "column", "--partition.by", "site", "--clients", 3, "--write", tmp_path / "s{client}.h5"]
+    code, output, errors = run(capsys, "partition", tmp_path / "mine.h5", *words)
+    assert code == 0 and "the test set has no column site: its rows are given to the clients in turn\n" in output, (
+        errors
+    )
+    for client in range(3):
+        source = HDF5Source(tmp_path / f"s{client}.h5")
+        assert source.labels["test"].tolist() == LABELS[client:9:3].tolist()
+        assert [*set(source.column("site"))] == [b"site-%d" % client]
 
 
 def test_silo_files_written_and_trained(tmp_path, capsys):

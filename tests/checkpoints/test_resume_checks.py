@@ -1,0 +1,91 @@
+"""With what a run may go on from a checkpoint: its settings, model and software; whole runs are in tests/training."""
+
+import types
+
+import pytest
+
+from fedmpi.checkpoints import resume
+from fedmpi.checkpoints.files import describe_layout
+from fedmpi.config.build import read_command_line
+from fedmpi.errors import UserError
+from fedmpi.machine.versions import versions
+
+
+def job(*words, num_clients=2, shape=(3, 4), rank=0):
+    """What `_check_settings` reads of a `Job`, from real settings."""
+    config = read_command_line(["--rounds", "8", *words])
+    flat = types.SimpleNamespace(names=["0.weight"], shapes=[shape], segments=[slice(0, 12)], permuted=[False])
+    return types.SimpleNamespace(
+        config=config,
+        context=types.SimpleNamespace(num_clients=num_clients, clients=[0]),
+        flat=flat,
+        num_rounds=config.run.rounds,
+        link=types.SimpleNamespace(rank=rank),
+    )
+
+
+def manifest(written, number=4):
+    """That of a checkpoint after some rounds of a job."""
+    return {
+        "round": number,
+        "settings": {**written.config.resolved, "clients": written.context.num_clients},
+        "clients": {str(client): None for client in range(written.context.num_clients)},
+        "layout": describe_layout(written.flat),
+        "versions": versions(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        ({}, {}, None),
+        ({"words": ["--out", "a", "--threads", "1"]}, {"words": ["--out", "b", "--rounds", "9"]}, None),
+        ({}, {"words": ["--eval-every", "2"]}, None),
+        ({}, {"words": ["--batch-size", "7"]}, "the run has other settings: batch_size was 50, now 7; give the former"),
+        (
+            {},
+            {"words": ["--eval-every", "2", "--patience", "3"]},
+            "settings: eval_every was None, now 2, patience was None, now 3; give",
+        ),
+        ({}, {"num_clients": 3}, "other settings: clients was 2, now 3; give the former values, or begin a new run"),
+        ({}, {"shape": (4, 3)}, "other settings: the model's parameters, or their order in memory (channels_last); "),
+        (
+            {"number": 9},
+            {},
+            "rounds = 8, but the run has already completed 9 rounds: expected at least as many",
+        ),
+    ],
+)
+def test_settings_that_must_agree(then, now, message):
+    number = then.pop("number", 4)
+    written = manifest(job(*then.get("words", ())), number)
+    words = now.pop("words", ())
+    if message is None:
+        resume._check_settings(job(*words, **now), "it", written)
+        return
+    with pytest.raises(UserError) as error:
+        resume._check_settings(job(*words, **now), "it", written)
+    assert str(error.value).startswith("resume = it: ") and message in str(error.value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_other_versions_are_said_by_rank_0(capsys, rank):
+    written = manifest(job())
+    written["versions"]["torch"] = "1.0"
+    written["versions"]["nothing that is here"] = "2"
+    resume._check_settings(job(rank=rank), "it", written)
+    line = "the checkpoint was written with torch 1.0: results may differ in the last digits"
+    assert (line in capsys.readouterr().err) == (rank == 0)
+
+
+def test_a_rank_that_sees_no_checkpoints_and_needs_them(tmp_path):
+    own, written = job(), manifest(job())
+    with pytest.raises(
+        UserError, match=r"rank 0 has its checkpoints, but \S+ has not: use a folder that all nodes sha"
+    ):
+        resume._check_sees_checkpoints(own, tmp_path, written)
+    resume._check_sees_checkpoints(job("--checkpoint-clients", str(tmp_path)), tmp_path, written)
+    own.context.clients = []
+    resume._check_sees_checkpoints(own, tmp_path, written)
+    (tmp_path / "checkpoints").mkdir()
+    resume._check_sees_checkpoints(job(), tmp_path, written)
