@@ -10,7 +10,7 @@ from torch.nn import functional
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.federation.client import Client
 from fedmpi.models.cnn import FashionCNN, LambCNN
-from fedmpi.oracles import AutogradOracle
+from fedmpi.oracles import AutogradOracle, captured
 from fedmpi.oracles.base import LocalObjective, may_draw
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.streams import FIRST, WHOLE
@@ -192,3 +192,18 @@ def test_clipping_comes_before_weight_decay_and_leaves_small_gradients_alone():
     for clip_norm, factor in ((norm / 2, 0.5), (norm * 2, 1.0)):
         _, oracle = make(linear(), clip_norm=float(clip_norm), weight_decay=0.1)
         torch.testing.assert_close(oracle.gradient(z, oracle.draw()), factor * g + 0.1 * z)
+
+
+def test_a_minibatch_of_a_graph_is_copied_with_all_its_parts():
+    """Which a GPU is needed to replay; tensors in nested tuples are copied, and numbers say which graph it is."""
+    batch, other = ((torch.ones(2), (torch.zeros(3), 4)) for _ in range(2))
+    kept = captured._clone(batch)
+    other[0].fill_(5.0)
+    other[1][0].fill_(6.0)
+    captured._copy(other, kept)
+    assert (kept[0].tolist(), kept[1][0].tolist(), kept[1][1]) == ([5.0, 5.0], [6.0, 6.0, 6.0], 4)
+    assert batch[0].tolist() == [1.0, 1.0] and other[0].tolist() == [5.0, 5.0]
+    assert captured._shape(batch) == captured._shape(kept) != captured._shape((torch.ones(2), (torch.zeros(3), 5)))
+    assert captured._shape((torch.ones(2), (torch.zeros(3), "a word"))) is None
+    assert captured._shape(torch.ones(2, 3)) != captured._shape(torch.ones(3, 2).t()), "other strides"
+    assert captured._shape(torch.ones(2)) != captured._shape(torch.ones(2).double())

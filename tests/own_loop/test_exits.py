@@ -1,12 +1,18 @@
 """Nobody waits forever: ranks that end, break, or are stuck; loaders with one pass; what ranks agree on."""
 
+import os
 import re
 import time
+import types
 import uuid
 
 import pytest
 from helpers import PROGRAMS, start, wait_for
 from test_time_limits import processes_with
+
+import fedmpi
+from fedmpi.errors import AgreedUserError, Diverged
+from fedmpi.membership import exits
 
 LIMIT = 90  # seconds of one job, which needs 5 to 20 on a machine of its own
 CHECKS = ("any", "mean", "one_pass", "short", "calls", "distributed")
@@ -80,3 +86,28 @@ def agreed(tmp_path_factory):
 def test_what_loops_agree_on(agreed, check):
     """See the functions of tests/programs/loops_agree.py."""
     assert f"{check}: ok" in agreed.stdout.splitlines(), agreed.stdout + agreed.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (fedmpi.UserError("it"), "error: it", 2), (AgreedUserError("it", True), "error: it", 2),
+        (AgreedUserError("it", False), "", 2), (Diverged("it"), "error: it", 1),
+        (ValueError("it"), "error on rank 1: ValueError after 3 steps", 1),
+        (KeyboardInterrupt(), "error on rank 1: KeyboardInterrupt after 3 steps", 130),
+    ],
+)  # fmt: skip
+def test_what_an_error_says_that_nobody_caught_and_its_code(monkeypatch, error, line, code):
+    loops = [
+        types.SimpleNamespace(rank=rank, progress=(steps, 0), roll_call="open") for rank, steps in ((0, 7), (1, 3))
+    ]
+    ends, reports = [], []
+    monkeypatch.setattr(exits, "_end", lambda *how: ends.append(how))
+    monkeypatch.setattr(exits, "_process", os.getpid())
+    monkeypatch.setattr(exits, "OUTPUT_SECONDS", 0)
+    monkeypatch.setattr(exits, "_opened", loops)
+    exits._end_by_error(lambda *error: reports.append(error), type(error), error, None)
+    assert ends == [(line, code)] and len(reports) == (not line.startswith("error: ") and line != "")
+    monkeypatch.setattr(exits, "_opened", [])  # no loop is open: as without fedmpi
+    exits._end_by_error(lambda *error: reports.append(error), type(error), error, None)
+    assert len(ends) == 1 and reports[-1] == (type(error), error, None)

@@ -60,6 +60,8 @@ def test_a_part_of_the_data_has_all_test_samples():
     with torch.no_grad():
         some, whole = (one.evaluate(module, SoloLink()) for one in (task.subset(40), task))
     assert some["auc"] == whole["auc"] and some["train_loss"] != whole["train_loss"]
+    largest = max(map(task.num_samples, range(4)))
+    assert task.subset(4 * largest) is task is not task.subset(4 * largest - 4)
 
 
 # The metric.

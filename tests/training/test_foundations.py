@@ -106,6 +106,7 @@ def test_each_silo_is_tested_on_samples_that_are_drawn_for_it(tmp_path):
     )
     train, tests = seen[:2], seen[2:]
     assert [len(one) for one in seen] == [20] * 4
+    assert task.subset(200) is task is not task.subset(198)
     assert len({*train[0]} & {*train[1]}) < 12 and len({*tests[0]} & {*tests[1]}) < 12
 
 
