@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import fcntl
+import importlib
 import json
 import os
 import pathlib
@@ -346,6 +347,33 @@ def signal_all(folder, number):
     for process in processes_of(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
+
+
+@pytest.mark.alone
+def test_a_run_that_is_a_copy_of_the_process_hears_signals_as_a_program_does(tmp_path, monkeypatch):
+    """Its words, session and output are its own, and no handler of the sweep's program; nohup stays."""
+
+    def main(words):
+        handlers = [signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)]
+        kinds = [signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler]
+        print(*words, *map(kinds.index, handlers), os.getsid(0) == os.getpid(), repr(sys.stdin.read()), flush=True)
+        os.write(2, b"a warning")
+
+    monkeypatch.setattr(importlib.import_module("fedmpi.train"), "main", main)
+    monkeypatch.setattr(sys, "stdin", open(0, closefd=False))  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, heard in ((lambda *given: None, 0), (signal.SIG_DFL, 0), (signal.SIG_IGN, 1)):
+            signal.signal(signal.SIGHUP, handler)
+            with open(tmp_path / "log", "w+") as log:
+                job = local._Forked(target=local._train, args=(["--a", "b"], log.fileno()))
+                job.start()
+                job.wait(60)
+                log.seek(0)
+                assert (job.poll(), log.read()) == (0, f"--a b {heard} 2 True ''\na warning")
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def made(folder, name, seed, accuracy):
