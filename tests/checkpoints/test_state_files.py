@@ -1,6 +1,7 @@
 """State files: what is read is what was written, with its type; other programs read the tensors, too."""
 
 import errno
+import json
 import math
 
 import pytest
@@ -92,3 +93,20 @@ def test_the_folder_of_a_checkpoint_is_that_of_its_run_or_refused(tmp_path):
             make_checkpoint_folder(refused, "b" * 32)
         assert error.value.errno == code and error.value.strerror == text
         assert error.value.filename == str(refused.parent if code == errno.ELOOP else refused)
+
+
+def test_unneeded_checkpoints_are_removed_with_their_folders(tmp_path):
+    """What is no file of a checkpoint stays, and so do the files of lost clients that a kept one needs."""
+    for number in (1, 2, 3, 4):
+        folder = tmp_path / "checkpoints" / f"{number:06d}"
+        make_checkpoint_folder(folder, "a" * 32)
+        for name in ("manifest.json", "server.safetensors", "client-0000.safetensors", "client-0001.safetensors"):
+            (folder / name).write_text(json.dumps(name))
+    (tmp_path / "checkpoints" / "000002" / "notes.txt").touch()
+    (tmp_path / "checkpoints" / "mine").mkdir()
+    files.remove_checkpoints(tmp_path, [4], {(1, 3)})
+    left = {path.name: {one.name for one in path.iterdir()} for path in (tmp_path / "checkpoints").iterdir()}
+    assert left.keys() == {"000002", "000003", "000004", "mine"} and "notes.txt" in left["000002"]
+    assert {name for name in left["000003"] if name.endswith(("json", "safetensors"))} == {"client-0001.safetensors"}
+    assert len(left["000004"]) == 5 and not {"manifest.json", "server.safetensors"} & left["000002"]
+    files.remove_checkpoints(tmp_path / "nothing", [])

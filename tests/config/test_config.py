@@ -118,6 +118,40 @@ def test_a_run_of_the_settings_file_in_a_run_folder_gets_a_number(tmp_path):
     assert read_layers(words).notes == [] and read(*words).run.name == "other"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--name a/b", "name = a/b: expected the name of a folder, not a path; --out says where it is"),
+        ("--baselines local,some", "baselines = local,some: expected some of "),
+        (
+            "--baselines tuned --private 0.weight",
+            "expected no tuned with --private: each client has a model of its own",
+        ),
+        ("--baselines local --on_loss continue", "expected --on_loss end and --result last or best"),
+        ("--baselines local --result uniform", "expected --on_loss end and --result last or best"),
+        (
+            "--baselines_step_sizes [0.1,0.2]",
+            "baselines_step_sizes: expected numbers > 0, --baselines, and --holdout to ",
+        ),
+        ("--cross_site true", "cross_site: expected --baselines or --private: all clients have the same model"),
+        (
+            "--baselines local --task saddle",
+            "baselines = local: task saddle has no model to train: leave --baselines out",
+        ),
+        ("--holdout 0.2 --task saddle", "holdout = 0.2: task saddle has no data to hold out; leave --holdout out"),
+        (
+            "--baselines local --partition.redeal true",
+            "partition.redeal = true: no client has data of its own, to train",
+        ),
+        ("--resume auto", "resume = auto: expected --name, which says which run to continue"),
+    ],
+)
+def test_settings_that_do_not_go_together(words, message):
+    with pytest.raises(UserError) as error:
+        read(*words.split())
+    assert message in str(error.value)
+
+
 def test_rounds_on_the_command_line_undo_the_epochs_of_a_file(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 30\nlocal_epochs: 2\n")

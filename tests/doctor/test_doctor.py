@@ -7,15 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from helpers import ROOT, disk_of, execute, launchers, start
 
+from fedmpi.algorithms import FedAvg
 from fedmpi.comm.link import SoloLink
 from fedmpi.doctor.__main__ import _check_launch
 from fedmpi.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
+from fedmpi.doctor.collect import _check_rows
 from fedmpi.doctor.facts import RankFacts
 from fedmpi.errors import UserError
 
@@ -225,6 +229,17 @@ def test_memory_of_nodes():
     check = check_memory(facts, [10, 10, 10], [19, 19, 20])
     assert check.state == "failed" and check.text.startswith("2 ranks of n1 need 20 B")
     assert check_memory(facts, [10, 10, 10], [float("nan")] * 3).state == "ok"
+
+
+def test_the_memory_of_a_ranks_rows():
+    """FedAvg has four vectors for two clients; the model, its vector and a gradient come to them: 7 of 4 bytes each."""
+    words = types.SimpleNamespace(algorithm=FedAvg())
+    context = types.SimpleNamespace(clients=[0, 1], dtype=torch.float32, device=torch.device("cpu"))
+    ranks = ranks_on("n1")
+    sizes = [_check_rows(SoloLink(), ranks, words, context, (dim, 0), [""])[0] for dim in (1000, 2000)]
+    assert sizes == [28_000, 56_000]
+    rows, check = _check_rows(SoloLink(), ranks, words, context, (1000, 0), ["no such layer"])
+    assert (rows, check.state, check.text) == (0, "failed", "rank 0: no such layer")
 
 
 def test_clocks_and_unused_nodes(monkeypatch):

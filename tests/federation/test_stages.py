@@ -5,11 +5,13 @@ import functools
 import pytest
 import torch
 
-from fedmpi.aggregation.sending import Sending
+from fedmpi.aggregation.reproducible import Reproducible
+from fedmpi.aggregation.sending import Sending, chosen
 from fedmpi.aggregation.stages import SecretStream, Sent, Stage
 from fedmpi.aggregation.stages.norm_bound import NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
 from fedmpi.comm.link import SoloLink
+from fedmpi.errors import UserError
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.oracles import FunctionOracle
 
@@ -157,3 +159,20 @@ def test_secret_streams_do_not_repeat_and_are_normal():
         assert abs(values.mean()) < 0.05 and abs(values.std() - 1) < 0.05 and abs(values.pow(4).mean() - 3) < 0.4
     uniform = SecretStream().uniform(20000)
     assert uniform.min() >= 0 and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.02
+
+
+def test_what_a_program_may_give_for_the_sending():
+    bound = NormBound(bound=2.0)
+    sending = chosen("reproducible", " norm_bound, norm_bound,")
+    assert isinstance(sending.aggregation, Reproducible) and [type(one) for one in sending.stages] == [NormBound] * 2
+    sending = chosen(Reproducible, (NormBound, bound))
+    assert isinstance(sending.aggregation, Reproducible) and sending.stages[1] is bound
+    for aggregation, stages, message in [
+        (3, (), "aggregation is a int: expected a name, or an object of Aggregation"),
+        ("mean", [Reproducible()], "stage is a Reproducible: expected a name, or an object of Stage"),
+        ("mean", [object], "stage is a type: expected a name, or an object of Stage"),
+        ("mean", bound, "stages is a NormBound: expected a list of names or objects, like ['norm_bound']"),
+    ]:
+        with pytest.raises(UserError) as error:
+            chosen(aggregation, stages)
+        assert str(error.value) == message
