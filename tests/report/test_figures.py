@@ -1,6 +1,7 @@
 """Figures for papers, and what a report says besides curves: clients, ROC curves, varied settings, who is best."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -156,6 +157,16 @@ def test_a_loss_that_falls_far_has_a_log_axis(tmp_path):
     lines = [line | {"train_loss": 0.5 + 0.5 / line["round"]} for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert fedmpi.report.figure(tmp_path / "runs", "train_loss").axes[0].get_yscale() == "linear"
+
+
+def test_an_svg_has_no_background_and_no_date(tmp_path):
+    """It lies on pages of any colour, and the same runs give the same file."""
+    make_run(tmp_path / "runs" / "a", "fafed", 0)
+    from fedmpi.report.figures import as_svg  # needs matplotlib
+
+    text = as_svg(fedmpi.report.figure(tmp_path / "runs", "train_loss"))
+    assert re.search(r'<g id="patch_1">\s*<path [^>]*style="fill: none', text) and "fill: #ffffff" not in text
+    assert "<dc:date>" not in text and "fedmpi" in text
 
 
 def test_options_choose_what_is_drawn(tmp_path):
