@@ -7,7 +7,9 @@ import pytest
 from helpers import start, train
 
 import fedmpi
+from fedmpi.comm.link import SoloLink
 from fedmpi.data.writer import write_file
+from fedmpi.evaluate.__main__ import _run
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +70,9 @@ def test_other_data_and_a_model_file(made, tmp_path):
 def test_wrong_words_are_one_line(made):
     ended = evaluate(made / "nothing")
     assert ended.returncode == 2 and re.search(r"error: init = .*nothing: no such file", ended.stderr), ended.stderr
+
+
+def test_help_is_printed_and_nothing_done(capsys):
+    _run(["--help"], SoloLink())
+    printed = capsys.readouterr().out
+    assert "usage: python -m fedmpi.evaluate MODEL [SETTINGS]" in printed and "run folder, or model file" in printed
