@@ -8,6 +8,7 @@ import pytest
 import yaml
 from helpers import train
 
+import fedmpi.train
 from fedmpi import settings
 from fedmpi.config import run as run_settings
 from fedmpi.config.build import CHOICES, STAGES, read_command_line
@@ -138,6 +139,11 @@ def test_a_former_name_works_in_files_and_is_mentioned_once(tmp_path, suffix):
     assert read_command_line(["--result", "last"]).notes == ()
     with pytest.raises(UserError, match="result = worst: expected one of last, best, uniform"):
         read_command_line(["--output", "worst"])
+
+
+def test_the_program_mentions_a_former_name_once(tmp_path, capsys):
+    fedmpi.train.main(["--output", "last", "--rounds", "1", "--algorithm", "fedavg", "--out", str(tmp_path)])
+    assert capsys.readouterr().err.count("'output' is now called 'result'") == 1
 
 
 @pytest.mark.parametrize(("algorithm", "meaning"), [("fedadam", "keras"), ("fedyogi", "keras"), ("fedams", "torch")])
