@@ -2,12 +2,12 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 
-from fedmpi.comm.link import Link
+from fedmpi.comm.link import Link, Reduce
 from fedmpi.settings import check
 
 
@@ -157,7 +157,7 @@ class Aggregation(Part):
         """What this rank's clients have sent, in the order of their numbers."""
         return [self.kept[client] for client in sorted(self.kept)]
 
-    def reduce_slices(self, reduce: Callable[[list[torch.Tensor]], torch.Tensor], out: torch.Tensor) -> None:
+    def reduce_slices(self, reduce: Reduce, out: torch.Tensor) -> None:
         """Let every rank reduce one slice of what `add` has kept of all participants; for `average`.
 
         Where one client works alone (CE-LSGD draws one), its rows are taken as they are.

@@ -1,10 +1,13 @@
 """The weighted mean of rows that travel in half precision: half of the bytes."""
 
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.base import Aggregation, Layout
+from fedmpi.comm.link import Link
 
 HALF = torch.bfloat16  # the range of float32: squares of small gradients in v do not become 0
 
@@ -17,12 +20,12 @@ class Half(Aggregation):
     relative errors of at most 2^-8. x itself keeps its precision; its first average is sent as it is.
     """
 
-    def open(self, link, layout, clients):
+    def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         super().open(link, layout, clients)
         self._x = torch.zeros(layout.dim, dtype=layout.dtype, device=layout.device)  # the last average
         self._knows_x = False
 
-    def average(self, out):
+    def average(self, out: torch.Tensor) -> None:
         dim, region, divisor = self.layout.dim, self.moment.region, sum(self.weights.values())
         total, has_x = self.block[region], "x" in self.moment.rows
         begin = self.layout.rows.index("x") * dim - region.start if has_x else 0
@@ -45,9 +48,9 @@ class Half(Aggregation):
             self._x.copy_(out[of_x].add_(self._x))
             self._knows_x = True
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         return {"x": self._x, "knows_x": int(self._knows_x)}
 
-    def restore(self, state):
+    def restore(self, state: dict[str, Any]) -> None:
         self._x.copy_(state["x"])
         self._knows_x = bool(state["knows_x"])

@@ -1,11 +1,13 @@
 """The weighted mean: one sum for the rank, then one over the ranks in the order of the transport."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.base import Aggregation, Layout, Moment
+from fedmpi.comm.link import Link
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -15,18 +17,18 @@ class Mean(Aggregation):
     formerly: ClassVar[tuple[str, ...]] = ("plain",)
     leaves_out_constants: ClassVar[bool] = True
 
-    def open(self, link, layout, clients):
+    def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         super().open(link, layout, clients)
         # _sums[l]: the sum of 2^l clients; the last is the whole sum if all of them take part
         levels = max(0, len(self.clients).bit_length() - 1)
         inner = torch.zeros(levels, layout.numel, dtype=layout.dtype, device=layout.device)
         self._sums = [*inner, self.block]
 
-    def begin(self, moment, weights):
+    def begin(self, moment: Moment, weights: dict[int, float]) -> None:
         super().begin(moment, weights)
         self._turns = 0
 
-    def add(self, client, rows):
+    def add(self, client: int, rows: torch.Tensor) -> None:
         if (weight := self.weights[client]) != 1:
             rows.mul_(weight)
         turn, region = self._turns, self.moment.region
@@ -43,14 +45,14 @@ class Mean(Aggregation):
         else:
             torch.add(rows, self._sums[level - 1][region], out=self._sums[level][region])
 
-    def average(self, out):
+    def average(self, out: torch.Tensor) -> None:
         self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out)
 
-    def reorder_end(self, order):
+    def reorder_end(self, order: torch.Tensor) -> None:
         for total in self._sums:
             total[len(total) - len(order) :] = total[len(total) - len(order) :][order]
 
-    def _total(self):
+    def _total(self) -> torch.Tensor:
         """The contiguous vector to be summed over the ranks, after the clients' turns."""
         region = self.moment.region
         outgoing = self.block[region]

@@ -1,11 +1,14 @@
 """The weighted mean in the order of one tree over the clients' numbers: the same bits wherever the clients are."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import ClassVar
 
 import numpy as np
+import torch
 
-from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.base import Aggregation, Layout, Moment
+from fedmpi.comm.link import Link
 from fedmpi.comm.summation_order import Placement
 
 ALIGNMENT = 16  # elements; every slot begins on a cache line
@@ -21,27 +24,27 @@ class Reproducible(Aggregation):
     is_reproducible: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True
 
-    def open(self, link, layout, clients):
+    def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         clients = list(clients)
         ends = link.allgather([len(clients)])[:, 0].astype(int).cumsum()
         of_ranks = np.split(link.allgatherv(clients).astype(int), ends[:-1])
         self._placement = Placement([of_rank.tolist() for of_rank in of_ranks])
         super().open(link, layout, clients)
 
-    def allocate(self, numel):
+    def allocate(self, numel: int) -> torch.Tensor:
         """The first partial sum."""
         stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
         everything = super().allocate(self._placement.num_slots * stride)
         self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]
         return self._slots[0] if self._slots else everything
 
-    def begin(self, moment, weights):
+    def begin(self, moment: Moment, weights: dict[int, float]) -> None:
         super().begin(moment, weights)
         if weights:
             turns, self._partials = self._placement.plan(tuple(sorted(weights)))
             self._turns = turns[self.link.members[self.link.rank]]
 
-    def add(self, client, rows):
+    def add(self, client: int, rows: torch.Tensor) -> None:
         if (weight := self.weights[client]) != 1:
             rows.mul_(weight)
         sums = {name: self._slots[slot][self.moment.region] for name, slot in self._turns.slots.items()}
@@ -52,11 +55,11 @@ class Reproducible(Aggregation):
         for a, b in self._turns.steps[client]:
             sums[a].add_(sums[b])
 
-    def average(self, out):
+    def average(self, out: torch.Tensor) -> None:
         vectors, link = [slot[self.moment.region][: out.numel()] for slot in self._slots], self.link
         partials = self._partials.renumbered(link.members) if link.lost else self._partials
         link.combine(vectors, partials, sum(self.weights.values()), out)
 
-    def reorder_end(self, order):
+    def reorder_end(self, order: torch.Tensor) -> None:
         for slot in self._slots:
             slot[len(slot) - len(order) :] = slot[len(slot) - len(order) :][order]

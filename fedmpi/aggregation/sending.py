@@ -40,7 +40,8 @@ class Sending:
 
         A stage's name is that of its class, with a number if the class is there again.
         """
-        aggregation, stages = copy.copy(self.aggregation), {}
+        aggregation = copy.copy(self.aggregation)
+        stages: dict[str, Stage] = {}
         aggregation.open(link, layout, clients)
         for stage in map(copy.copy, self.stages):
             name = command_name(type(stage))

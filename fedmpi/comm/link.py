@@ -3,11 +3,17 @@
 import abc
 import dataclasses
 import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from fedmpi.comm.summation_order import Partials
 from fedmpi.machine.cores import count_at_a_time, usable_cores
+
+Reduce = Callable[[list[torch.Tensor]], torch.Tensor]  # see `Link.exchange_slices`
 
 
 @dataclasses.dataclass
@@ -26,13 +32,13 @@ class Traffic:
     largest: int = 0
     other_bytes: int = 0
 
-    def add(self, nbytes):
+    def add(self, nbytes: int) -> None:
         """Count one Allreduce of `nbytes`."""
         self.collectives += 1
         self.nbytes += nbytes
         self.largest = max(self.largest, nbytes)
 
-    def restore(self, numbers):
+    def restore(self, numbers: dict[str, int]) -> None:
         """Take other numbers: name -> number, as `dataclasses.asdict` gives them; {}: nothing so far."""
         vars(self).update(dataclasses.asdict(Traffic()) | numbers)
 
@@ -58,24 +64,26 @@ class Link(abc.ABC):
         how_to_resume: function without arguments, see `can_be_resumed`.
     """
 
+    traffic: Traffic
     phase = "the preparation"
-    members, lost, clients, survives = (0,), (), (), False
-    lost_in = types.MappingProxyType({})
+    members: Sequence[int] = (0,)
+    lost: Sequence[int] = ()
+    clients: Sequence[Sequence[int]] = ()
+    survives = False
+    lost_in: Mapping[int, str] = types.MappingProxyType({})
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     num_nodes, usable_cores, free_cores, oversubscribed = 1, 1, 1, False
     summed_by = "nothing to sum"
 
-    @staticmethod
-    def how_to_resume():
-        return ""
+    how_to_resume: Callable[[], str] = staticmethod(lambda: "")
 
     @abc.abstractmethod
-    def allocate(self, numel, dtype, device="cpu"):
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
         """[numel] zeros where `average` is fastest; it stays valid as long as a tensor in it is held."""
 
     @abc.abstractmethod
-    def average(self, block, divisor, out):
+    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
         """out = (sum of `block` over all ranks) / divisor, with the same bits on every rank.
 
         Args:
@@ -85,7 +93,7 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
-    def combine(self, vectors, partials, divisor, out):
+    def combine(self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
         """out = (sum of all ranks' partial sums) / divisor, added in the order of `partials`.
 
         The bits are the same for every number of ranks and nodes, every transport and every MPI library.
@@ -98,7 +106,7 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
-    def add_integers(self, block):
+    def add_integers(self, block: torch.Tensor) -> None:
         """Sum a vector over all ranks in place, modulo 2^32 or 2^64: the order of the ranks does not matter.
 
         Args:
@@ -109,7 +117,7 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
-    def exchange_slices(self, vectors, reduce, out):
+    def exchange_slices(self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor) -> None:
         """Let each rank reduce one slice of all ranks' vectors, and give all ranks the whole result.
 
         In memory that a node's ranks share nothing is copied, if each rank has at most one vector, and it is `out`.
@@ -122,19 +130,19 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
-    def allgather_vectors(self, vector):
+    def allgather_vectors(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """[one vector per rank, in their order]: every rank's [n_r] contiguous `vector` of one type; n_r may differ."""
 
     @abc.abstractmethod
-    def allgather(self, values):
+    def allgather(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """[size, n] float64: every rank's [n] `values`, in rank order."""
 
     @abc.abstractmethod
-    def allgatherv(self, values):
+    def allgatherv(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """[sum of n_r] float64: all ranks' [n_r] `values`, one after the other; n_r may differ."""
 
     @abc.abstractmethod
-    def alltoallv(self, rows, wanted):
+    def alltoallv(self, rows: npt.NDArray[Any], wanted: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """[m, ...] the rows that the other ranks send to this one, in rank order.
 
         Args:
@@ -143,55 +151,55 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
-    def broadcast(self, array):
+    def broadcast(self, array: npt.NDArray[Any]) -> None:
         """Give all ranks rank 0's values, in place: a contiguous numpy array, of the same size on every rank."""
 
     @abc.abstractmethod
-    def barrier(self):
+    def barrier(self) -> None:
         """Wait for all ranks."""
 
-    def watch(self, limit, clients=()):  # noqa: B027  a single process never waits
+    def watch(self, limit: float, clients: Sequence[Sequence[int]] = ()) -> None:  # noqa: B027  one process never waits
         """From now on, end the job if the ranks wait for others longer than `limit` seconds, and name those.
 
         Args:
             clients: the numbers of each rank's clients, for the message; () if they are not known yet.
         """
 
-    def enter(self, phase):
+    def enter(self, phase: str) -> None:
         """Say what the ranks do from now on, as text, for the message about ranks that do not arrive. Not collective.
 
         It is the only place that changes `phase`.
         """
         self.phase = phase
 
-    def can_be_resumed(self, how):
+    def can_be_resumed(self, how: Callable[[], str]) -> None:
         """Say how: a function without arguments -> how the user can resume the run, or "", for the same message."""
         self.how_to_resume = how
 
-    def survive(self):  # noqa: B027  one process is never left
+    def survive(self) -> None:  # noqa: B027  one process is never left
         """From now on, the ranks that are left go on when others are lost.
 
         A sum then raises `RanksLost`; any other collective is repeated among the ranks that are left. Blocks must be
         allocated by the transport "allreduce", and `alltoallv` must not be called any more.
         """
 
-    def lost_clients(self):
+    def lost_clients(self) -> frozenset[int]:
         """The clients of the ranks that are lost."""
         return frozenset(client for rank in self.lost for client in self.clients[rank])
 
-    def num_present(self, num_clients):
+    def num_present(self, num_clients: int) -> int:
         """How many of all clients are not lost."""
         return num_clients - len(self.lost_clients())
 
     @abc.abstractmethod
-    def close(self):
+    def close(self) -> None:
         """Free what `allocate` gave; the link cannot be used afterwards."""
 
-    def allreduce(self, block):
+    def allreduce(self, block: torch.Tensor) -> None:
         """Sum a contiguous 1-d tensor over all ranks, in place; see `average`."""
         self.average(block, 1, block)
 
-    def first_rank_where(self, condition):
+    def first_rank_where(self, condition: bool) -> int | None:
         """The lowest rank whose `condition` is true, or None."""
         return lowest_true(self.allgather([float(condition)]))
 
@@ -199,57 +207,58 @@ class Link(abc.ABC):
 class SoloLink(Link):
     """The link of one process that holds all clients: nothing is sent, everything is counted."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.traffic, self.usable_cores = Traffic(), count_at_a_time(usable_cores())
         self.free_cores = self.usable_cores
 
-    def allocate(self, numel, dtype, device="cpu"):
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def average(self, block, divisor, out):
+    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
         self.traffic.add(block.numel() * block.element_size())
         divide(block, divisor, out)
 
-    def combine(self, vectors, partials, divisor, out):
+    def combine(self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
         self.traffic.add(out.numel() * out.element_size())
         combine_alone(vectors, partials, divisor, out)
 
-    def add_integers(self, block):
+    def add_integers(self, block: torch.Tensor) -> None:
         self.traffic.add(block.nbytes)
 
-    def exchange_slices(self, vectors, reduce, out):
+    def exchange_slices(self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor) -> None:
         self.traffic.add(out.nbytes)
         out.copy_(reduce(vectors))
 
-    def allgather_vectors(self, vector):
+    def allgather_vectors(self, vector: torch.Tensor) -> list[torch.Tensor]:
         self.traffic.add(vector.nbytes)
         return [vector.clone()]
 
-    def allgather(self, values):
+    def allgather(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         return np.array(values, dtype=np.float64)[None]
 
-    def allgatherv(self, values):
+    def allgatherv(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         return np.array(values, dtype=np.float64)
 
-    def alltoallv(self, rows, wanted):
-        return rows[wanted[0]]
+    def alltoallv(self, rows: npt.NDArray[Any], wanted: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        arrived: npt.NDArray[Any] = rows[wanted[0]]
+        return arrived
 
-    def broadcast(self, array):
+    def broadcast(self, array: npt.NDArray[Any]) -> None:
         """There is one rank."""
 
-    def barrier(self):
+    def barrier(self) -> None:
         """A single process never waits."""
 
-    def close(self):
+    def close(self) -> None:
         """Nothing was opened."""
 
 
-def lowest_true(flags):
+def lowest_true(flags: npt.NDArray[Any]) -> int | None:
     """The first row of a [size, 1] array that is not 0, or None."""
     return int(np.argmax(flags[:, 0])) if flags.any() else None
 
 
-def describe_clients(clients):
+def describe_clients(clients: Iterable[int]) -> str:
     """Clients' numbers as text: "client 3", "clients 3 to 5", "clients 1, 4"."""
     numbers = sorted(clients)
     if len(numbers) == 1:
@@ -259,7 +268,7 @@ def describe_clients(clients):
     return f"clients {', '.join(map(str, numbers))}"
 
 
-def combine_alone(vectors, partials, divisor, out):
+def combine_alone(vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
     """`Link.combine` on the only rank, which has all partial sums."""
     sums = {name: vectors[slot] for name, (_, slot) in partials.holders.items()}
     for a, b in partials.steps:
@@ -267,7 +276,7 @@ def combine_alone(vectors, partials, divisor, out):
     divide(sums[partials.root], divisor, out)
 
 
-def divide(block, divisor, out):
+def divide(block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
     """out = block / divisor with as few passes over the memory as possible."""
     if divisor != 1:
         torch.div(block, as_operand(divisor, block), out=out)
@@ -275,7 +284,7 @@ def divide(block, divisor, out):
         out.copy_(block)
 
 
-def as_operand(divisor, block):
+def as_operand(divisor: float, block: torch.Tensor) -> torch.Tensor | float:
     """The divisor as something by which a device divides with the CPU's bits.
 
     By a number a GPU does not divide: torch multiplies by its reciprocal there, which rounds differently.

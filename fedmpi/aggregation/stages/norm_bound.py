@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.aggregation.stages.base import Stage
+from fedmpi.aggregation.stages.base import Sent, Stage
 from fedmpi.settings import setting
 
 
@@ -20,9 +20,10 @@ class NormBound(Stage):
 
     bound: float = setting(1.0, "C, largest norm of a client's move in an exchange", above=0)
 
-    def apply(self, sent):
-        moves = [row.sub_(sent.start[name]) for name, row in sent.rows.items()]
+    def apply(self, sent: Sent) -> None:
+        start = sent.start or {}
+        moves = [row.sub_(start[name]) for name, row in sent.rows.items()]
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(move) for move in moves]))
         factor = (self.bound / norm).clamp(max=1)
         for name, move in sent.rows.items():
-            move.mul_(factor).add_(sent.start[name])
+            move.mul_(factor).add_(start[name])
