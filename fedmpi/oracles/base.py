@@ -6,6 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +16,9 @@ from torch import nn
 
 from fedmpi.settings import check
 from fedmpi.streams import FIRST, WHOLE, derive
+
+if TYPE_CHECKING:
+    from fedmpi.oracles.flat_module import FlatModule
 
 AHEAD = 1 << 20  # bytes of minibatches that are made at once, which is faster than one by one between gradients
 
@@ -38,7 +44,7 @@ class Sample:
     """
 
     number: int
-    batch: object
+    batch: Any
     noise: int
 
 
@@ -58,9 +64,9 @@ class LocalObjective:
             algorithms that have only one step size.
     """
 
-    flat: object
-    task: object
-    sampler: object
+    flat: "FlatModule"
+    task: Any
+    sampler: Callable[[int], Any]
     seed: int = 0
     clip_norm: float | None = None
     weight_decay: float = 0.0
@@ -72,10 +78,10 @@ class LocalObjective:
 class OracleKind:
     """Base of the ways to compute a gradient; its settings are its fields."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check(self, "oracle.")
 
-    def workspace(self, flat):
+    def workspace(self, flat: "FlatModule") -> Any:
         """Memory that all oracles of a rank share, because clients work in turn; `flat` is the model as a `FlatModule`.
 
         Raises:
@@ -83,7 +89,7 @@ class OracleKind:
         """
         raise NotImplementedError
 
-    def make(self, client, objective, workspace):
+    def make(self, client: Any, objective: LocalObjective, workspace: Any) -> "Oracle":
         """The `Oracle` of one `Client` with its `LocalObjective`; `workspace` is what the method returned."""
         raise NotImplementedError
 
@@ -98,13 +104,13 @@ class Oracle(abc.ABC):
         client: a `fedmpi.federation.client.Client`.
     """
 
-    def __init__(self, client):
+    def __init__(self, client: Any) -> None:
         self.client = client
 
-    def expect(self, num_draws):  # noqa: B027  most oracles make nothing ahead
+    def expect(self, num_draws: int) -> None:  # noqa: B027  most oracles make nothing ahead
         """Prepare for `num_draws` draws, as far as is known. It changes no sample."""
 
-    def adopt(self):  # noqa: B027  most oracles have no model
+    def adopt(self) -> None:  # noqa: B027  most oracles have no model
         """Take what the model has become into the vectors, before what its client sends is made.
 
         Raises:
@@ -112,30 +118,30 @@ class Oracle(abc.ABC):
         """
 
     @abc.abstractmethod
-    def draw(self):
+    def draw(self) -> Sample:
         """The next sample ξ of this client's stream."""
 
     @abc.abstractmethod
-    def draw_first(self):
+    def draw_first(self) -> Sample:
         """The initial batch B_0, from a stream of its own; drawing it changes no other sample."""
 
     @abc.abstractmethod
-    def whole(self):
+    def whole(self) -> Sample:
         """All data of this client as one sample, for exact gradients of f_i."""
 
     @abc.abstractmethod
-    def gradient(self, z, xi):
+    def gradient(self, z: torch.Tensor, xi: Sample) -> torch.Tensor:
         """∇f_i(z; ξ): a [dim] row that stays valid until the next call; its ascent block is negated."""
 
     @abc.abstractmethod
-    def gradient_pair(self, z, z_prev, xi):
+    def gradient_pair(self, z: torch.Tensor, z_prev: torch.Tensor, xi: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """(∇f_i(z; ξ), ∇f_i(z_prev; ξ)), two [dim] rows that stay valid until the next call.
 
         Both see the same minibatch, dropout masks and directions; only the first updates the running
         statistics of batch-norm layers and counts as training loss.
         """
 
-    def take_losses(self):
+    def take_losses(self) -> list[torch.Tensor]:
         """The losses since the last call, 0-d tensors; forgets them."""
         return []
 
@@ -153,30 +159,30 @@ class ModuleOracle(Oracle):
         losses: 0-d tensors, since `take_losses`.
     """
 
-    def __init__(self, client, objective, rows):
+    def __init__(self, client: Any, objective: LocalObjective, rows: torch.Tensor) -> None:
         super().__init__(client)
         self._objective, self._flat, self._task = objective, objective.flat, objective.task
         self._rows = rows.unbind()  # the same two tensors at every call: their views are made once
         self._buffers = client.buffers
         client.counters = [counter.clone() for counter in self._flat.counters]
         self._expected = 1
-        self._ahead = collections.deque()  # samples that are made and not yet drawn
+        self._ahead: collections.deque[Sample] = collections.deque()  # samples that are made and not yet drawn
         self.random_batches = getattr(self._task, "random_batches", True)
         self._user_batches = getattr(self._task, "user_batches", False)
         self._random_loss = getattr(self._task, "random_loss", True) or may_draw(self._flat.module)
         self._carries = getattr(self._task, "carries", False)
-        self.losses = []
+        self.losses: list[torch.Tensor] = []
         draws_outside_torch = getattr(self._task, "draws_outside_torch", False)
         self.seed = functools.partial(seed_all if draws_outside_torch else seed_noise, device=self._buffers.device)
 
-    def expect(self, num_draws):
+    def expect(self, num_draws: int) -> None:
         self._expected = num_draws
         self._ahead.clear()
 
-    def adopt(self):
+    def adopt(self) -> None:
         self._flat.check()
 
-    def draw(self):
+    def draw(self) -> Sample:
         first = self.client.num_draws
         if not self._ahead:
             sample = self.sample(first)
@@ -187,27 +193,27 @@ class ModuleOracle(Oracle):
         self._expected -= 1
         return self._ahead.popleft()
 
-    def draw_first(self):
+    def draw_first(self) -> Sample:
         return self.sample(FIRST)
 
-    def whole(self):
+    def whole(self) -> Sample:
         return self.sample(WHOLE)
 
-    def gradient(self, z, xi):
+    def gradient(self, z: torch.Tensor, xi: Sample) -> torch.Tensor:
         return self._gradient(z, xi, self._rows[0])
 
-    def gradient_pair(self, z, z_prev, xi):
+    def gradient_pair(self, z: torch.Tensor, z_prev: torch.Tensor, xi: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         g = self._gradient(z, xi, self._rows[0])
         with self._keeping_buffers():
             g_prev = self._gradient(z_prev, xi, self._rows[1])
         self.losses.pop()  # only the loss at z counts
         return g, g_prev
 
-    def take_losses(self):
+    def take_losses(self) -> list[torch.Tensor]:
         losses, self.losses = self.losses, []
         return losses
 
-    def sample(self, number):
+    def sample(self, number: int) -> Sample:
         """Sample `number` of this client's stream: 0, 1, 2, ..., FIRST or WHOLE."""
         if self.random_batches:
             # The batch is made once, so both gradients of a pair see the same crops and flips.
@@ -219,7 +225,7 @@ class ModuleOracle(Oracle):
         batch = self._task.batch(self.client.index, self._objective.sampler(number), *carried)
         return Sample(number, batch, derive(self._objective.seed, "noise", self.client.index, number))
 
-    def _gradient(self, z, xi, out):
+    def _gradient(self, z: torch.Tensor, xi: Sample, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with the gradient that the algorithm sees."""
         flat = self._flat
         if not flat.module.training:
@@ -232,21 +238,21 @@ class ModuleOracle(Oracle):
         negate_ascent(out, objective.ascent, objective.ascent_scale)
         return clip_and_decay(out, z, objective.clip_norm, objective.weight_decay)
 
-    def _evaluate(self, z, xi, out):
+    def _evaluate(self, z: torch.Tensor, xi: Sample, out: torch.Tensor) -> torch.Tensor:
         """Put ∇F_i(z; ξ) into `out` and return F_i(z; ξ) without a graph."""
         raise NotImplementedError
 
-    def _seed_noise(self, xi):
+    def _seed_noise(self, xi: Sample) -> None:
         """Make what the module draws at random depend on the sample only."""
         if self._random_loss:
             self.seed(xi.noise)
 
-    def _keeping_buffers(self):
+    def _keeping_buffers(self) -> AbstractContextManager[None]:
         """A context after which the client's float and integer buffers are as before it."""
         return self._restoring_buffers() if self._flat.num_buffers or self.client.counters else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _restoring_buffers(self):
+    def _restoring_buffers(self) -> Iterator[None]:
         state = self._buffers, *self.client.counters
         before = [value.clone() for value in state]
         counters = self.client.counters
@@ -257,7 +263,7 @@ class ModuleOracle(Oracle):
         self._flat.point_counters_at(counters)
 
 
-def may_draw(module):
+def may_draw(module: nn.Module) -> bool:
     """Whether a pass through a module may draw random numbers: unless all its parts are known never to.
 
     Known are some of torch's layers, if they have no hooks.
@@ -268,14 +274,16 @@ def may_draw(module):
     )
 
 
-def _num_bytes(batch):
+def _num_bytes(batch: Any) -> Any:
     """Bytes of a tensor or of a tuple of them; of other batches `AHEAD`, so that they are made one by one."""
     if isinstance(batch, torch.Tensor):
         return batch.nbytes
     return sum(map(_num_bytes, batch)) if isinstance(batch, tuple) else AHEAD
 
 
-def clip_and_decay(gradient, z, clip_norm, weight_decay):
+def clip_and_decay(
+    gradient: torch.Tensor, z: torch.Tensor, clip_norm: float | None, weight_decay: float
+) -> torch.Tensor:
     """Shorten a [dim] gradient to the norm `clip_norm` unless that is None, then add weight_decay times z; in place."""
     if clip_norm is not None:
         gradient.mul_((clip_norm / torch.linalg.vector_norm(gradient)).clamp(max=1))
@@ -284,7 +292,7 @@ def clip_and_decay(gradient, z, clip_norm, weight_decay):
     return gradient
 
 
-def negate_ascent(gradient, ascent, scale=1.0):
+def negate_ascent(gradient: torch.Tensor, ascent: slice | None, scale: float = 1.0) -> None:
     """Change the sign of the ascent block of a gradient, in place: descending there is ascending.
 
     Args:
@@ -294,7 +302,7 @@ def negate_ascent(gradient, ascent, scale=1.0):
         gradient[ascent].mul_(-scale)
 
 
-def seed_noise(seed, device):
+def seed_noise(seed: Any, device: torch.device) -> None:
     """Seed the generator that modules on `device` draw dropout masks from."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
@@ -302,7 +310,7 @@ def seed_noise(seed, device):
         torch.get_device_module(device).default_generators[device.index or 0].manual_seed(seed)
 
 
-def seed_all(seed, device):
+def seed_all(seed: Any, device: torch.device) -> None:
     """Seed all generators that a user's code draws from: torch's on `device` and on the CPU, numpy's and Python's."""
     seed_noise(seed, device)
     if device.type != "cpu":
@@ -311,14 +319,15 @@ def seed_all(seed, device):
     random.seed(seed)
 
 
-def states_outside_torch():
+def states_outside_torch() -> tuple[Any, ...]:
     """The states of numpy's and Python's generators, which can be compared."""
+    key: Any
     _, key, *rest = np.random.get_state()
     return key.tolist(), rest, random.getstate()
 
 
 @contextlib.contextmanager
-def generators_kept(devices=None):
+def generators_kept(devices: Any = None) -> Iterator[None]:
     """A context at whose end torch's (of some GPUs, None: all), numpy's and Python's generators are as they were."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices):
@@ -329,7 +338,7 @@ def generators_kept(devices=None):
             random.setstate(of_python)
 
 
-def noise_kept(device):
+def noise_kept(device: torch.device) -> Any:
     """A context at whose end the generators that modules on `device` draw from are as they were."""
     on_gpu = device.type != "cpu"
     return torch.random.fork_rng([device] if on_gpu else [], device_type=device.type if on_gpu else "cuda")

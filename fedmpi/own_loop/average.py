@@ -265,7 +265,9 @@ class OptimizerState(Oracle):
     def draw(self, *_: Any) -> Any:
         raise NotImplementedError("the user's own loop draws samples and computes gradients")
 
-    draw_first = whole = gradient = gradient_pair = draw
+    draw_first = whole = draw
+    gradient: Any = draw
+    gradient_pair: Any = draw
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         return next((o.state[parameter] for o in self._optimizers if parameter in o.state), {})
