@@ -55,7 +55,7 @@ def loops_by_hand(rounds):
     """A function without arguments that makes a new `Loop` on the model and the data of `rounds`, a `Rounds`."""
     job, config = rounds.job, rounds.config
     samples = [job.task.samples[client] for client in job.context.clients]
-    data = [one.at(torch.arange(one.num)) for one in samples]
+    data = [of_client.at(torch.arange(of_client.num)) for of_client in samples]
 
     def make():
         torch.manual_seed(derive(config.run.seed, "model"))

@@ -109,11 +109,11 @@ class _Noise:
         if sample == WHOLE:
             return 0.0, 0.0
         if sample == FIRST:
-            return tuple(one[0] for one in self._draw("first", 1, self._first))
+            return tuple(noise[0] for noise in self._draw("first", 1, self._first))
         block, place = divmod(sample, BLOCK)
         if block != self._block:
             self._block, self._drawn = block, self._draw(block, BLOCK, 1)
-        return tuple(one[place] for one in self._drawn)
+        return tuple(noise[place] for noise in self._drawn)
 
     def _draw(self, purpose, count, size):
         """(δ, z): [count, seeds, dim] means over `size` samples."""
@@ -122,7 +122,7 @@ class _Noise:
             draw = generator(seed, "rates", self._client, purpose)
             draws = functools.partial(_normal, draw, count), functools.partial(_uniform, draw, count)
             drawn.append(self._problem.draw(*draws, size))
-        return tuple(np.stack(one, axis=1) for one in zip(*drawn))
+        return tuple(np.stack(of_seeds, axis=1) for of_seeds in zip(*drawn))
 
 
 def _normal(draw, count, dim):
@@ -188,7 +188,7 @@ def best_hit(runs, scales, epsilon, by_rounds=True):
     ]
     if not found:
         return Hit(None, flag="not reached")
-    best = min(found, key=lambda one: one.count(one.rounds, by_rounds))
+    best = min(found, key=lambda hit: hit.count(hit.rounds, by_rounds))
     flags = {
         f"fewer than {FEWEST} rounds": best.rounds == FEWEST,
         "q at its end": best.q == max(q for q, _ in runs),

@@ -41,9 +41,12 @@ class BenchResults:
 
     def against(self, key, times, reference):
         """Record `Times` by name under `key`; rows for a table: name, milliseconds, ratio to the case `reference`."""
-        for name, one in times.items():
-            self.record(f"{key}/{name}", one)
-        return [[name, format_ms(one), format_ratio(one / times[reference])] for name, one in times.items()]
+        for name, case_times in times.items():
+            self.record(f"{key}/{name}", case_times)
+        return [
+            [name, format_ms(case_times), format_ratio(case_times / times[reference])]
+            for name, case_times in times.items()
+        ]
 
     def check_writable(self, path):
         """Check that the file of the measurements can be written, and that none but an earlier one of these is there.
@@ -74,7 +77,7 @@ class BenchResults:
             if then and then["median"]:
                 repeated = min(now["cycles"], then.get("cycles", 1)) > 1
                 disjoint = repeated and (now["low"] > then["high"] or now["high"] < then["low"])
-                shown = [f"{one['median']:.4g} {one['unit']}" for one in (then, now)]
+                shown = [f"{measure['median']:.4g} {measure['unit']}" for measure in (then, now)]
                 note = "quartiles do not overlap" if disjoint else ""
                 rows.append([name, *shown, f"{now['median'] / then['median']:.3f}", note])
         differing = [

@@ -148,7 +148,7 @@ def read_state(path, nbytes, checksum):
                 return tensors | {name: value.item() for name, value in file.attrs.items()}
         with safetensors.safe_open(path, "pt") as file:
             numbers = json.loads(file.metadata()["numbers"])
-            if not all(isinstance(one, int | float) for value in numbers.values() for one in _as_list(value)):
+            if not all(isinstance(number, int | float) for value in numbers.values() for number in _as_list(value)):
                 raise ValueError("expected numbers besides the tensors")
             return {name: file.get_tensor(name) for name in file.keys()} | numbers  # noqa: SIM118  it is no dict
     except Exception as error:  # noqa: BLE001  another program can have written anything, and its checksum

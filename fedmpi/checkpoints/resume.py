@@ -117,8 +117,8 @@ def _restore(job, folder, state):
     try:
         job.federation.restore(state)
     except (KeyError, RuntimeError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        what = f"{type(error).__name__}: {short(error)}"
-        raise UserError(f"resume = {folder}: the state in its checkpoint is not that of this run: {what}") from None
+        reason = f"{type(error).__name__}: {short(error)}"
+        raise UserError(f"resume = {folder}: the state in its checkpoint is not that of this run: {reason}") from None
 
 
 def _check_settings(job, folder, manifest):
@@ -176,12 +176,12 @@ def _check_sees_checkpoints(job, folder, manifest):
 
 def _share_state(link, state):
     """Rank 0's part of a state that all ranks share, on all ranks."""
-    mine = {name: value for name, value in state.items() if not name.startswith("clients/")}
-    tensors = {name: value for name, value in mine.items() if isinstance(value, torch.Tensor)}
+    shared = {name: value for name, value in state.items() if not name.startswith("clients/")}
+    tensors = {name: value for name, value in shared.items() if isinstance(value, torch.Tensor)}
     numbers, described = share(
         link,
         lambda: [
-            {name: value for name, value in mine.items() if name not in tensors},
+            {name: value for name, value in shared.items() if name not in tensors},
             [(name, str(value.dtype).removeprefix("torch."), value.shape) for name, value in tensors.items()],
         ],
     )

@@ -158,14 +158,14 @@ class Checkpoints:
     def _report(self, written):
         if written.problem:
             kept = "there is no other one yet" if self.done is None else f"the last one is that of round {self.done}"
-            what = f"the checkpoint of round {written.number} could not be written: {written.problem}; {kept}"
-            log.warning(what)
+            message = f"the checkpoint of round {written.number} could not be written: {written.problem}; {kept}"
+            log.warning(message)
 
     def _allgather_clients(self, written):
         """See `_complete`: of the checkpoint that is written now."""
         paths = {client: self._client_file(written.number, client) for client in self._job.context.clients}
-        mine = [(client, *written.sizes[path.name]) for client, path in paths.items()]
-        everyone = self._job.link.allgatherv([number for one in mine for number in one]).reshape(-1, 3).astype(int)
+        own_rows = [(client, *written.sizes[path.name]) for client, path in paths.items()]
+        everyone = self._job.link.allgatherv([number for row in own_rows for number in row]).reshape(-1, 3).astype(int)
         present = {client: [written.number, *sizes] for client, *sizes in everyone.tolist()}
         return {**dict.fromkeys(range(self._job.context.num_clients)), **self._complete.get(self.done, {}), **present}
 

@@ -65,8 +65,8 @@ def agreed_error(link, text):
 
 def allgather_lines(link, lines):
     """All ranks' lines of text, without line breaks, in one list, in rank order. Collective on the link."""
-    mine = "".join(f"{line}\n" for line in lines).encode()
-    return link.allgatherv(list(mine)).astype(np.uint8).tobytes().decode().split("\n")[:-1]
+    own_bytes = "".join(f"{line}\n" for line in lines).encode()
+    return link.allgatherv(list(own_bytes)).astype(np.uint8).tobytes().decode().split("\n")[:-1]
 
 
 def difference(link, entries):

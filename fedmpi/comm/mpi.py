@@ -112,7 +112,7 @@ class MPILink(Link):
         if self.size == 1:
             divide(block, divisor, out)
             return
-        transport = next(one for one in self._transports.values() if one.owns(block))
+        transport = next(candidate for candidate in self._transports.values() if candidate.owns(block))
         before = block.clone() if transport.num_compared else None
         self._attempt(lambda: transport.average(block, divisor, out))
         if before is not None:
@@ -125,7 +125,7 @@ class MPILink(Link):
         if self.size == 1:
             combine_alone(vectors, partials, divisor, out)
             return
-        transport = next(one for one in self._transports.values() if one.owns(vectors[0]))
+        transport = next(candidate for candidate in self._transports.values() if candidate.owns(vectors[0]))
         before = [vector.clone() for vector in vectors] if transport.num_compared else None
         self._attempt(lambda: transport.combine(vectors, partials, divisor, out))
         if before is not None:
@@ -178,7 +178,7 @@ class MPILink(Link):
 
     def _sharing(self, block):
         """The transport whose blocks, this one among them, are in memory that all ranks read; or None."""
-        transport = next((one for one in self._transports.values() if one.owns(block)), None)
+        transport = next((candidate for candidate in self._transports.values() if candidate.owns(block)), None)
         return transport if self.num_nodes == 1 and isinstance(transport, SharedMemory) else None
 
     def allgather(self, values):
@@ -188,15 +188,15 @@ class MPILink(Link):
         return everyone
 
     def allgatherv(self, values):
-        mine, world = np.ascontiguousarray(values, dtype=np.float64), self.topology.world
+        own_values, world = np.ascontiguousarray(values, dtype=np.float64), self.topology.world
 
         def exchange():
-            counts = world.allgather([mine.size])[:, 0].astype(int)
+            counts = world.allgather([own_values.size])[:, 0].astype(int)
             everyone = np.empty(counts.sum())
-            self.topology.waiter(world.mpi.Iallgatherv(mine, [everyone, counts]))
+            self.topology.waiter(world.mpi.Iallgatherv(own_values, [everyone, counts]))
             return everyone
 
-        self.traffic.other_bytes += mine.nbytes + 8
+        self.traffic.other_bytes += own_values.nbytes + 8
         return self._repeat(exchange)
 
     def alltoallv(self, rows, wanted):
@@ -228,8 +228,8 @@ class MPILink(Link):
             self._begin_watch(limit)
 
     def _begin_watch(self, limit):
-        mine = np.frombuffer(platform.node().encode()[:HOST_BYTES].ljust(HOST_BYTES), np.uint8)
-        hosts = [bytes(row.astype(np.uint8)).decode(errors="replace").strip() for row in self.allgather(mine)]
+        own_host = np.frombuffer(platform.node().encode()[:HOST_BYTES].ljust(HOST_BYTES), np.uint8)
+        hosts = [bytes(row.astype(np.uint8)).decode(errors="replace").strip() for row in self.allgather(own_host)]
         link = weakref.proxy(self)  # the watch outlives a link that is dropped without `close`
 
         def describe(rank):

@@ -68,8 +68,8 @@ def begin(limit: float = LIMIT) -> None:
     import mpi4py
 
     if started_by(dict(left_by_worker))[1] > 1:
-        what = "a worker process is no rank, and begins MPI alone"
-        _say(f'{what}: put what only ranks do under if __name__ == "__main__":')
+        problem = "a worker process is no rank, and begins MPI alone"
+        _say(f'{problem}: put what only ranks do under if __name__ == "__main__":')
     before = mpi4py.rc.initialize, mpi4py.rc.finalize
     # mpi4py would begin MPI in a call in which no other thread of Python can run, not even to end the process.
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -186,8 +186,8 @@ def _watch(ends, limit):
         others |= {*range(started)} - begun
     if number == min(begun, default=number):
         who = f"rank {', '.join(map(str, sorted(others)))}" if others else "ranks of other machines"
-        what = f"not all {started} ranks have begun MPI within {limit:g} s: no sign on {platform.node()} of {who}"
-        _say(f"error: {what}: stuck, ended, or without MPI")
+        problem = f"not all {started} ranks have begun MPI within {limit:g} s: no sign on {platform.node()} of {who}"
+        _say(f"error: {problem}: stuck, ended, or without MPI")
     time.sleep(SAYING_SECONDS)
     os._exit(STOPPED)
 

@@ -24,14 +24,14 @@ def combine(comm, vectors, partials, divisor, out):
         piece = slice(begin, min(begin + step, out.numel()))
         parts = slices(0, piece.stop - begin, comm.size, size)
         counts = [(part.stop - part.start) * size for part in parts], [part.start * size for part in parts]
-        mine = {}  # name -> this rank's slice of that sum
+        own_slices = {}  # name -> this rank's slice of that sum
         for layer in range(max(map(len, held))):
             names = [of_rank[layer] if layer < len(of_rank) else None for of_rank in held]
             sent = names[comm.rank]
             vector = out[:0] if sent is None else vectors[partials.holders[sent][1]][piece]
-            mine |= {names[rank]: part for rank, part in send_slices(comm, names, vector, counts).items()}
+            own_slices |= {names[rank]: part for rank, part in send_slices(comm, names, vector, counts).items()}
         for a, b in partials.steps:
-            mine[a].add_(mine[b])
-        total = mine[partials.root]
+            own_slices[a].add_(own_slices[b])
+        total = own_slices[partials.root]
         divide(total, divisor, total)
         comm.wait(comm.mpi.Iallgatherv(as_bytes(total), [as_bytes(out[piece]), counts]))

@@ -33,7 +33,7 @@ def started_by(environment=os.environ):
             at_least = int(size) if is_known else int(number) + 1
             found.append((not is_known, f"{launcher} ({names[not is_known]})", at_least, int(number)))
     # The first that says how many there are; if none does, there are those up to this one.
-    return min(found, key=lambda one: one[0], default=(True, "no launcher", 1, 0))[1:]
+    return min(found, key=lambda candidate: candidate[0], default=(True, "no launcher", 1, 0))[1:]
 
 
 def leave_job():

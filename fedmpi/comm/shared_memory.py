@@ -35,20 +35,20 @@ def prepare_shared_memory():
             os.environ.setdefault(name, value)
     free = status.f_bavail * status.f_frsize
     if not is_there:
-        what = "is missing"
+        problem = "is missing"
     elif status.f_flag & os.ST_RDONLY:
-        what = "is read-only"
+        problem = "is read-only"
     elif free < needed:
-        what = f"has {free / 1024:,.0f} KiB left"
+        problem = f"has {free / 1024:,.0f} KiB left"
     else:
         return
     if os.environ.get("MPI_LOCALRANKID", "0") == "0":
         found = [path for name in REMAINS for path in pathlib.Path(SHARED_FOLDER).glob(name)]
-        mine = [path for path in found if path.lstat().st_uid == os.getuid()]
+        own_paths = [path for path in found if path.lstat().st_uid == os.getuid()]
         hint = f"expected {needed / 1024:,.0f} KiB that {num_ranks} ranks can write (in a container: --shm-size)"
-        if mine:
+        if own_paths:
             import shlex
 
-            hint += f"; if no job of yours runs, killed ones have left files: rm {shlex.join(map(str, mine))}"
-        print(f"fedmpi: error: {SHARED_FOLDER} {what}: {hint}", file=sys.stderr, flush=True)
+            hint += f"; if no job of yours runs, killed ones have left files: rm {shlex.join(map(str, own_paths))}"
+        print(f"fedmpi: error: {SHARED_FOLDER} {problem}: {hint}", file=sys.stderr, flush=True)
     sys.exit(2)

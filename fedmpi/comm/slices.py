@@ -28,8 +28,8 @@ def exchange_slices(ranks, vectors, reduce, out):
             names = [k if k < number else None for number in held]
             vector = vectors[k][piece] if k < len(vectors) else out[:0]
             layers.append(send_slices(ranks, names, vector, counts))
-        mine = [layers[k][rank] for rank, number in enumerate(held) for k in range(number)]
-        total = reduce(mine).to(out.dtype).contiguous()
+        own_slices = [layers[k][rank] for rank, number in enumerate(held) for k in range(number)]
+        total = reduce(own_slices).to(out.dtype).contiguous()
         ranks.wait(ranks.mpi.Iallgatherv(as_bytes(total), [as_bytes(out[piece]), counts]))
 
 
@@ -38,10 +38,10 @@ def send_slices(ranks, names, vector, counts):
 
     `names`: of each rank's vector; None if a rank sends nothing. `counts`: (length, begin) of each slice, in bytes.
     """
-    mine, senders = counts[0][ranks.rank], [rank for rank, name in enumerate(names) if name is not None]
-    arrived = torch.empty(len(senders), mine // vector.element_size(), dtype=vector.dtype)
+    own_length, senders = counts[0][ranks.rank], [rank for rank, name in enumerate(names) if name is not None]
+    arrived = torch.empty(len(senders), own_length // vector.element_size(), dtype=vector.dtype)
     outgoing = counts if ranks.rank in senders else ([0] * ranks.size, [0] * ranks.size)
-    incoming = [mine if rank in senders else 0 for rank in range(ranks.size)]
+    incoming = [own_length if rank in senders else 0 for rank in range(ranks.size)]
     ranks.wait(ranks.mpi.Ialltoallv([as_bytes(vector), outgoing], [as_bytes(arrived), incoming]))
     return dict(zip(senders, arrived))
 

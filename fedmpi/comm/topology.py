@@ -24,12 +24,12 @@ class Communicator:
 
     def allgather(self, values):
         """[size, n] float64: every rank's [n] `values`, in rank order."""
-        mine = np.ascontiguousarray(values, dtype=np.float64)
-        everyone = np.empty((self.size, mine.size))
+        own_values = np.ascontiguousarray(values, dtype=np.float64)
+        everyone = np.empty((self.size, own_values.size))
         if self.size == 1:
-            everyone[0] = mine
+            everyone[0] = own_values
         else:
-            self.wait(self.mpi.Iallgather(mine, everyone))
+            self.wait(self.mpi.Iallgather(own_values, everyone))
         return everyone
 
     def allgather_bytes(self, data):

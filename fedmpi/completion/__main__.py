@@ -68,10 +68,10 @@ def _training():
     for name, cls in known(fedmpi.aggregation.stages, Stage).items():
         settings |= declared_settings({f"stages.{name}": cls})
     parser = argparse.ArgumentParser(add_help=False)
-    for one in settings.values():
-        words = re.search(r" \[([\w |]+)\]$", one.help)  # as the help of a setting ends that is one of some words
-        choices = words[1].split(" | ") if words else ["true", "false"] if one.type is bool else None
-        parser.add_argument(f"--{one.key}", help=one.help.replace("%", "%%"), choices=choices)
+    for setting in settings.values():
+        words = re.search(r" \[([\w |]+)\]$", setting.help)  # as the help of a setting ends that is one of some words
+        choices = words[1].split(" | ") if words else ["true", "false"] if setting.type is bool else None
+        parser.add_argument(f"--{setting.key}", help=setting.help.replace("%", "%%"), choices=choices)
     for group, of_group in classes.items():
         parser.add_argument(f"--{group}", choices=list(of_group), help=f"which {group}")
     parser.add_argument("--stages", help="names of stages, separated by commas")

@@ -216,14 +216,14 @@ def _unknown(key, settings, classes, others):
             f"unknown setting {key}: always the paper's now, {OF_FAFED[key]}; for another value, begin a new run with "
             f"--algorithm fafed_code{oracle} (in a settings file, change the algorithm's name){others}"
         )
-    known_here = [one.removeprefix(f"{group}.") for one in settings if one.startswith(f"{group}.")]
+    known_here = [setting.removeprefix(f"{group}.") for setting in settings if setting.startswith(f"{group}.")]
     has = f"{group} {command_name(classes[group])} has {', '.join(known_here) or 'no settings'}"
     raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}{others}")
 
 
 def _typed(settings, texts):
     """Key -> typed value of every setting."""
-    values = {key: one.default for key, one in settings.items()}
+    values = {key: setting.default for key, setting in settings.items()}
     for key, text in texts.items():
         hint, expected = settings[key].type, f"{key} = {short(text, 100)}: expected"
         if "\0" in text:
@@ -277,7 +277,7 @@ def _build(classes, values, paper, objects, stages):
     used = {group: cls for group, cls in used.items() if group in CHOICES}
     resolved = dataclasses.asdict(run) | {"resume": None}  # a settings file repeats a run from its beginning
     resolved |= {group: {"name": _written_name(group, cls), **of(group)} for group, cls in used.items()}
-    resolved |= {group: _written(group, one) for group, one in objects.items() if group in used}
+    resolved |= {group: _written(group, instance) for group, instance in objects.items() if group in used}
     stages = objects.get(STAGES) or [cls(**of(f"{STAGES}.{command_name(cls)}")) for cls in stages]
     resolved[STAGES] = {"name": ",".join(_stage_name(type(stage)) for stage in stages) or None}
     resolved[STAGES] |= {command_name(type(stage)): _fields(stage) for stage in stages if _fields(stage)}
@@ -306,7 +306,7 @@ def same_on_all_ranks(config):
         return {"--help, --list or --print_config": "given"}
     parts = {"": config.run, "algorithm.": config.algorithm, "task.": config.task, "oracle.": config.oracle}
     parts["aggregation."] = config.sending.aggregation
-    own = {f"{prefix}{name}" for prefix, one in parts.items() for name in per_rank(type(one))}
+    own = {f"{prefix}{name}" for prefix, part in parts.items() for name in per_rank(type(part))}
     flat = flatten({**config.resolved, "resume": config.run.resume, "paper": None})
     texts = {key: as_text(value) for key, value in flat.items() if key not in own}
     return {key: "a path with {client}" if PER_CLIENT.search(text) else text for key, text in texts.items()}
@@ -324,17 +324,17 @@ def _maker(model):
     return make
 
 
-def _written(group, one):
+def _written(group, instance):
     """An object as settings.yaml shows it: its class, and its fields where YAML can hold them."""
-    if not isinstance(one, CHOICES[group].base):
-        return {"name": getattr(one, "__qualname__", type(one).__name__)}
-    return {"name": _written_name(group, type(one)), **_fields(one)}
+    if not isinstance(instance, CHOICES[group].base):
+        return {"name": getattr(instance, "__qualname__", type(instance).__name__)}
+    return {"name": _written_name(group, type(instance)), **_fields(instance)}
 
 
-def _fields(one):
+def _fields(instance):
     """An object's fields as YAML can hold them."""
-    fields = dataclasses.fields(one) if dataclasses.is_dataclass(one) else ()
-    values = {field.name: getattr(one, field.name) for field in fields}
+    fields = dataclasses.fields(instance) if dataclasses.is_dataclass(instance) else ()
+    values = {field.name: getattr(instance, field.name) for field in fields}
     simple = (str, int, float, bool, type(None))
     return {name: value if isinstance(value, simple) else type(value).__name__ for name, value in values.items()}
 

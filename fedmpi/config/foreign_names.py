@@ -81,25 +81,25 @@ _ADVICE["centralized"] = _ADVICE["centralised"]
 def our_names(name, known, algorithm=""):
     """Our names of a foreign one, like "eta": those among the `known` keys of settings, or if there are none, all."""
     ours = OURS.get(name, [])
-    found = [one for one in ours if one in known]
+    found = [our_key for our_key in ours if our_key in known]
     on_server = algorithm in _ON_SERVER or "algorithm.step_size" not in known  # the clients of `average` are torch's
     if name in ("lr", "learning_rate") and algorithm not in (*_ADAPTIVE, "fedavgm"):  # the clients', in all systems
         return ours[:1]
     if name == "eta" and algorithm in _ADAPTIVE:
         return ["algorithm.server_step_size"]
     if found and name in _OF_SERVER.split() and not on_server:
-        return [one for one in found if algorithm == "diloco" and one == "algorithm.momentum"]
+        return [our_key for our_key in found if algorithm == "diloco" and our_key == "algorithm.momentum"]
     if name.startswith("adam_") and (on_server or not found):  # of clients whose steps are Adam's
         return []
     if "algorithm.first_moment_decay" in found:  # the inner optimizer's; momentum is the outer one's
         return found[:1]
-    return found or [one for one in ours if not one.startswith("oracle.")]
+    return found or [our_key for our_key in ours if not our_key.startswith("oracle.")]
 
 
 def similar(name, known):
     """`nearest`, but for slips of the keys only: a foreign name without a counterpart here gets no guess."""
     words = set(name.split("_"))
-    near = [one for one in known if not set(one.split("_")) < words]  # min_local_steps is not local_steps
+    near = [key for key in known if not set(key.split("_")) < words]  # min_local_steps is not local_steps
     return "" if name in _NO_COUNTERPART.split() or name in OURS else nearest(name, near, 0.8)
 
 
@@ -108,10 +108,10 @@ def our_name(key, known, algorithm=""):
     group, _, name = key.rpartition(".")
     if not group and name in _ADVICE:
         return f": {_ADVICE[name]}"
-    ours = [one for one in our_names(name, known, algorithm) if one.startswith(group) and one != key]
+    ours = [our_key for our_key in our_names(name, known, algorithm) if our_key.startswith(group) and our_key != key]
     if not ours:
         return ""
-    text = f": its name in fedmpi is {' or '.join(f'--{one}' for one in ours)}"
+    text = f": its name in fedmpi is {' or '.join(f'--{our_key}' for our_key in ours)}"
     if len(ours) == 2:
         text += _MEANINGS.get(ours[0], "")
     if ours[0] == "partition.concentration":

@@ -37,7 +37,7 @@ def spelling(key):
 
 def find_key(key, known):
     """The known key that `key` means: itself, or the one that differs in upper and lower case only, or None."""
-    return key if key in known else next((one for one in known if one.lower() == key.lower()), None)
+    return key if key in known else next((candidate for candidate in known if candidate.lower() == key.lower()), None)
 
 
 def as_text(value):
@@ -103,10 +103,10 @@ def flatten(settings, where="settings"):
     written = []
     for key, value in settings.items():
         inner = value if isinstance(value, dict) and value else {"name": value}
-        for name, one in inner.items():
-            settings_of_stage = one if key == "stages" and isinstance(one, dict) else {}
+        for name, inner_value in inner.items():
+            settings_of_stage = inner_value if key == "stages" and isinstance(inner_value, dict) else {}
             written += [(f"{key}.{name}.{setting}", value) for setting, value in settings_of_stage.items()]
-            written += [] if settings_of_stage else [(key if name == "name" else f"{key}.{name}", one)]
+            written += [] if settings_of_stage else [(key if name == "name" else f"{key}.{name}", inner_value)]
     check_repeated([key for key, _ in written], lambda key: SHORT.get(spelling(key), spelling(key)), where)
     return {spelling(key): value for key, value in written}
 
@@ -158,7 +158,7 @@ def merge(layers, methods):
     for layer in layers:
         assignments = [(SHORT.get(key, key), text) for key, text in layer]
         for group in GROUPS:
-            old, new = (last_text(some, group) for some in (merged, assignments))
+            old, new = (last_text(pairs, group) for pairs in (merged, assignments))
             if None not in (old, new) and plain(old) != plain(new):
                 merged = [(key, text) for key, text in merged if key.partition(".")[0] != group]
                 settings = methods.get(plain(new), {}) if group == "algorithm" else {}
@@ -196,22 +196,22 @@ def _converted(value, kind):
     if kind in (typing.Any, object) or (origin is typing.Literal and value in inner):
         return value
     if origin in (typing.Union, types.UnionType):
-        for one in kinds(kind):
+        for member in kinds(kind):
             with contextlib.suppress(ValueError):
-                return _converted(value, one)
+                return _converted(value, member)
     if kind is float and type(value) is int:
         return float(value)
     if origin is tuple and isinstance(value, list):
         each = [inner[0]] * len(value) if inner[1:] == (...,) else inner or [typing.Any] * len(value)
-        return tuple(_converted(one, its) for one, its in zip(value, each, strict=True))
+        return tuple(_converted(entry, entry_kind) for entry, entry_kind in zip(value, each, strict=True))
     # A list is also the value of a Sequence or an Iterable, a dict that of a Mapping.
     is_container = isinstance(value, list | dict) and isinstance(origin, type) and isinstance(value, origin)
     if type(value) is not origin and not is_container:
         raise ValueError
     if isinstance(value, list) and inner:
-        return [_converted(one, inner[0]) for one in value]
+        return [_converted(entry, inner[0]) for entry in value]
     if isinstance(value, dict) and len(inner) == 2:
-        return {_converted(key, inner[0]): _converted(one, inner[1]) for key, one in value.items()}
+        return {_converted(key, inner[0]): _converted(entry, inner[1]) for key, entry in value.items()}
     return value
 
 

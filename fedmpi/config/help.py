@@ -38,10 +38,10 @@ class Declared:
 
 def declared_settings(classes):
     """Key -> `Declared` of the run and of the chosen classes: group -> class, or None if none is chosen."""
-    settings = [Declared(*one) for one in _settings_of(RunSettings)]
+    settings = [Declared(*fields) for fields in _settings_of(RunSettings)]
     for group, cls in classes.items():
         settings += [Declared(f"{group}.{name}", *rest) for name, *rest in (_settings_of(cls) if cls else ())]
-    return {one.key: one for one in settings}
+    return {setting.key: setting for setting in settings}
 
 
 def help_text(classes, settings):
@@ -55,28 +55,28 @@ def help_text(classes, settings):
             titles[group] = f"{group} (--stages NAME,NAME chooses stages; --list stages)"
     for group, title in titles.items():
         section = parser.add_argument_group(title)
-        for one in settings.values():
-            if one.key.rpartition(".")[0] == group:
-                kind = type_name(one.type).replace("None", "null")
-                default = "null" if one.default is None else one.default
-                text = f"{one.help or 'argument of the class'} (type: {kind}, default: {default})"
-                section.add_argument(f"--{one.key}", help=text.replace("%", "%%"), metavar="VALUE")
+        for setting in settings.values():
+            if setting.key.rpartition(".")[0] == group:
+                kind = type_name(setting.type).replace("None", "null")
+                default = "null" if setting.default is None else setting.default
+                text = f"{setting.help or 'argument of the class'} (type: {kind}, default: {default})"
+                section.add_argument(f"--{setting.key}", help=text.replace("%", "%%"), metavar="VALUE")
     section = parser.add_argument_group("other options")
     for flag, text in FLAG_HELP.items():
         section.add_argument(f"--{flag}", action="store_true", help=text)
     return parser.format_help()
 
 
-def list_text(what, choices):
+def list_text(wanted, choices):
     """What ``--list WHAT`` ("algorithms", "preset", ...) prints; `choices`: group -> `fedmpi.config.build.Choice`.
 
     Raises:
         UserError: if there is nothing of that name.
     """
     groups = {f"{group}s": group for group in (*choices, "preset", "stage")}
-    group = groups.get(what if what.endswith("s") else f"{what}s")
+    group = groups.get(wanted if wanted.endswith("s") else f"{wanted}s")
     if group is None:
-        raise UserError(f"--list {what}: expected one of {', '.join(groups)}{nearest(what, groups)}")
+        raise UserError(f"--list {wanted}: expected one of {', '.join(groups)}{nearest(wanted, groups)}")
     if group == "algorithm":
         return costs.table()
     if group == "preset":

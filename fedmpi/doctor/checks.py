@@ -92,7 +92,7 @@ def _sharing_pair(node, num_online):
         for b in node[position + 1 :]:
             common = set(a.cores) & set(b.cores)
             bound_apart = a.cores != b.cores
-            too_few = len(common) < sum(1 for one in node if one.cores == a.cores) and len(a.cores) < num_online
+            too_few = len(common) < sum(1 for facts in node if facts.cores == a.cores) and len(a.cores) < num_online
             if common and (bound_apart or too_few):
                 return a, b
     return None
@@ -177,5 +177,5 @@ def check_memory(ranks, needed, left):
         if total > free:  # false for nan
             found = f"{len(node)} ranks of {node[0].node} need {format_bytes(total)}, and {format_bytes(free)} are left"
             return Check("memory", FAILED, found, "use more nodes, fewer ranks on each, or ask for more (--mem)")
-    known = [one for one in left if one == one]
+    known = [nbytes for nbytes in left if nbytes == nbytes]
     return Check("memory", OK, f"{text}; at least {format_bytes(min(known))} left on a node" if known else text)

@@ -78,8 +78,8 @@ def _try_model(config, context, task):
     try:
         with torch.device("meta"):
             module = task.build_model(model_class(config, task), config.model_settings)
-        parameters = sum(one.numel() for one in module.parameters() if one.requires_grad)
-        return (parameters, sum(one.numel() for one in module.buffers() if one.is_floating_point())), ""
+        parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        return (parameters, sum(buffer.numel() for buffer in module.buffers() if buffer.is_floating_point())), ""
     except UserError as error:
         return None, str(error)
     except Exception:  # noqa: BLE001  a user's class, or a task's, may need numbers

@@ -24,7 +24,7 @@ def measure(link, ranks):
     for name, pairs in (("inside nodes", inside), ("between nodes", between)):
         speeds = [_measure_pair(link, *pair) for pair in pairs]
         if speeds:
-            found[name] = {"latency": max(one[0] for one in speeds), "bandwidth": min(one[1] for one in speeds)}
+            found[name] = {"latency": max(speed[0] for speed in speeds), "bandwidth": min(speed[1] for speed in speeds)}
     return found
 
 

@@ -90,8 +90,8 @@ class SentBuffers:
 
         `values` [num_buffers] lie in the same memory as long as they exist, like `tails`.
         """
-        for mine, tail in self._views(self._all_runs, values, tails):
-            tail.copy_(mine)
+        for buffer, tail in self._views(self._all_runs, values, tails):
+            tail.copy_(buffer)
         if not self.others:
             return
         size = self._dtype.itemsize
@@ -103,8 +103,8 @@ class SentBuffers:
 
     def unpack(self, tails, values):
         """Copy the averages of the buffers that are sent to where the model has them."""
-        for mine, tail in self._views(self._sent_runs, values, tails):
-            mine.copy_(tail)
+        for buffer, tail in self._views(self._sent_runs, values, tails):
+            buffer.copy_(tail)
 
     def checked(self, values):
         """Position -> values of the buffers that have to be finite: those that are or will be sent."""

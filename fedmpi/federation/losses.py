@@ -126,11 +126,11 @@ class RoundReport:
         """
         for rank, client, row, total in self.bad:
             when = "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
-            what = f"the loss of client {client} on rank {rank} is {total}"
+            problem = f"the loss of client {client} on rank {rank} is {total}"
             if row >= 0:
                 sent = f"row {names[row]}" if row < len(names) else f"buffer '{buffers[row - len(names)].name}'"
-                what = f"{sent} of client {client} on rank {rank} has values that are not finite"
-            raise Diverged(f"{when}: {what}; {_INITIAL_HINT if round_index < 0 else _HINT}")
+                problem = f"{sent} of client {client} on rank {rank} has values that are not finite"
+            raise Diverged(f"{when}: {problem}; {_INITIAL_HINT if round_index < 0 else _HINT}")
 
 
 class Reports:
@@ -157,8 +157,8 @@ class Reports:
         """
         link, most, flags = self._link, self._most, self._sent.flags()
         of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
-        mine = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
-        everywhere = link.allgather([*mine, *flags, *of_clients]).tolist()
+        own_numbers = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
+        everywhere = link.allgather([*own_numbers, *flags, *of_clients]).tolist()
         _check_same_call(link, everywhere, rounds_done)
         totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere)
         of_clients = rest[len(flags) :]
@@ -174,14 +174,14 @@ class Reports:
             mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
         return RoundReport(mean, int(sum(gradients)), bits, found, joined)
 
-    def announce(self, what, rounds_done, error=None):
+    def announce(self, call, rounds_done, error=None):
         """Say to the other ranks that this one has ENDED, PAUSED or FAILED (by `error`); instead of `exchange`.
 
         Raises:
             AgreedUserError: with the text of the error on the lowest rank that has one; all ranks end then.
             UserError: on every rank, if another one does not say the same.
         """
-        numbers = [0.0, 0, what, 0, 0, -1, *self._sent.flags(), *[0.0] * self._most]
+        numbers = [0.0, 0, call, 0, 0, -1, *self._sent.flags(), *[0.0] * self._most]
         _check_same_call(self._link, self._link.allgather(numbers).tolist(), rounds_done, error)
 
 
@@ -194,7 +194,7 @@ def _check_same_call(link, everywhere, rounds_done, error=None):
         return
     does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}
     ranks_of = {call: [rank for rank, its_call in enumerate(calls) if its_call == call] for call in does}
-    found = [f"ranks {ranks_of[call]} {what}" for call, what in does.items() if ranks_of[call]]
+    found = [f"ranks {ranks_of[call]} {action}" for call, action in does.items() if ranks_of[call]]
     raise UserError(
         f"after {rounds_done} rounds {', '.join(found)}: all ranks must make the same number of local steps, and the "
         "same calls (for loaders of different lengths: for batch in fed.batches(loader))"

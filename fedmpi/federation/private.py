@@ -150,7 +150,7 @@ def matching(module, text, setting):
         patterns = [pattern, f"{pattern}.*"]
         if pattern == BATCH_NORM and norms:
             patterns = [f"{prefix}.*" for prefix in norms]
-        meant = {name for name in names if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
+        meant = {name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in patterns)}
         if not meant:
             known = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
             raise UserError(

@@ -123,7 +123,9 @@ class Federation:
         """
         self.enter_round(lambda lost: self.plan.round(self.round_index, lost))
         self.requests, self._request = 0, request
-        return [one for one in self.algorithm.exchanges() if one.due is None or one.due(self.server)]
+        return [
+            exchange for exchange in self.algorithm.exchanges() if exchange.due is None or exchange.due(self.server)
+        ]
 
     def end_round(self, losses):
         """End a round with [(`Exchange`, its loss)], and return the round's loss: see `run_round`."""

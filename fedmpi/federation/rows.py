@@ -201,8 +201,8 @@ class RowStore:
         """Bytes of all its rows and sums; also if they are on the device "meta", without memory."""
         values = [*vars(self).values(), *vars(self.aggregation).values()]
         values += [self.sent.agreed]
-        held = [one for value in values for one in (value if isinstance(value, list) else [value])]
-        return sum({id(one): one.nbytes for one in held if isinstance(one, torch.Tensor)}.values())
+        held = [part for value in values for part in (value if isinstance(value, list) else [value])]
+        return sum({id(tensor): tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor)}.values())
 
     def _find_region(self, rows):
         """The slice of the block that holds consecutive `rows`, with the buffers if it ends with the last row."""

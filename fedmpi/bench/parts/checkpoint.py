@@ -47,11 +47,11 @@ def _measure_rounds(bench, workload, rounds, checkpoints):
     """Some rounds, the same with a checkpoint written while they go on, and with one written at once."""
     alone = bench.time_cases([Case("round", rounds.run)], bench.seconds / 4)["round"]
 
-    def one():
+    def round_with_request():
         rounds.federation.run_round(checkpoints.request)
 
     def at_once():
-        one()
+        round_with_request()
         checkpoints.write_now(dict)
 
     written = bench.time_cases([Case("written", at_once)], bench.seconds / 4)["written"].median - alone.median
@@ -60,7 +60,7 @@ def _measure_rounds(bench, workload, rounds, checkpoints):
     def beside():
         checkpoints.begin(dict)
         for _ in range(number):
-            one()
+            round_with_request()
             checkpoints.after_round(dict)
         checkpoints.finish()
 
@@ -74,12 +74,12 @@ def _measure_rounds(bench, workload, rounds, checkpoints):
 
     times = bench.time_cases([Case("none", without), Case(BESIDE, beside), Case(AT_ONCE, first_at_once)])
     rows = []
-    for name, one in times.items():
-        more = [(took - plain) / alone.median for took, plain in zip(one.seconds, times["none"].seconds)]
+    for name, case_times in times.items():
+        more = [(took - plain) / alone.median for took, plain in zip(case_times.seconds, times["none"].seconds)]
         cost = sorted(more)[len(more) // 2]
-        bench.results.record(f"checkpoint/{workload}/{name}", one)
+        bench.results.record(f"checkpoint/{workload}/{name}", case_times)
         bench.results.record(f"checkpoint/{workload}/{name}/rounds", cost, "rounds")
-        rows.append([name, format_ms(one), f"{cost:.2f}" if name != "none" else ""])
+        rows.append([name, format_ms(case_times), f"{cost:.2f}" if name != "none" else ""])
     bench.results.print(
         "",
         f"checkpoints of {workload}: {WORKLOADS[workload].description}; {' '.join(bench.overrides)}".rstrip("; "),
@@ -107,11 +107,16 @@ def _measure_speed(bench, workload, rounds, folder):
     ratio = times["plain file"] / times["state file"]
     bench.results.record(f"checkpoint/{workload}/share of the disk's speed", ratio, "")
     rows = []
-    for name, one in times.items():
-        bench.results.record(f"checkpoint/{workload}/{name}", one)
+    for name, case_times in times.items():
+        bench.results.record(f"checkpoint/{workload}/{name}", case_times)
         is_state = name == "state file"
         rows.append(
-            [name, format_ms(one), format_rate(nbytes, one.median), *([format_ratio(ratio), f"{TARGET}"] * is_state)]
+            [
+                name,
+                format_ms(case_times),
+                format_rate(nbytes, case_times.median),
+                *([format_ratio(ratio), f"{TARGET}"] * is_state),
+            ]
         )
     rows[0] += ["", ""]
     bench.results.print(

@@ -39,15 +39,15 @@ def measure(bench):
         ]
     )
     rows = []
-    for name, one in times.items():
-        bench.results.record(f"directions/{workload}/{name}", one)
+    for name, case_times in times.items():
+        bench.results.record(f"directions/{workload}/{name}", case_times)
         if name == BATCHED:
-            rows.append([name, format_ms(one), "", ""])
+            rows.append([name, format_ms(case_times), "", ""])
             continue
-        share = times[BATCHED] / one
+        share = times[BATCHED] / case_times
         bench.results.record(f"directions/{workload}/{BATCHED} to {name}", share, "")
         target = f"{TARGET}" if name in (SEPARATE, SEPARATE_PLAIN) else ""
-        rows.append([name, format_ms(one), format_ratio(share), target])
+        rows.append([name, format_ms(case_times), format_ratio(share), target])
     bench.results.print(
         "",
         f"directions: a two-point gradient of {workload}, b2 = {NUM_DIRECTIONS}, batch {BATCH_SIZE}",

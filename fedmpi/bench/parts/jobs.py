@@ -56,11 +56,11 @@ def measure(bench):
 def _print(bench, times, sizes):
     num_train, num_test, rounds = sizes
     rows = []
-    for name, one in times.items():
-        ratio = one / times["loop"]
-        bench.results.record(f"jobs/{name}", one)
+    for name, job_times in times.items():
+        ratio = job_times / times["loop"]
+        bench.results.record(f"jobs/{name}", job_times)
         bench.results.record(f"jobs/{name} to loop", ratio, "")
-        rows.append([name, f"{one.median:.2f}", format_ratio(ratio)])
+        rows.append([name, f"{job_times.median:.2f}", format_ratio(ratio)])
     bench.results.print(
         "",
         f"whole jobs: FedAvg, a client per rank, {num_train:,} + {num_test:,} images, {rounds} rounds",
@@ -100,9 +100,9 @@ def hand_written(comm, path, rounds):
     with h5py.File(path) as file:
         for split in ("train", "test"):
             number = len(file[f"{split}/labels"])
-            mine = slice(number * rank // size, number * (rank + 1) // size)
-            images = torch.from_numpy(file[f"{split}/images"][mine]).float().div(255).sub(0.2).div(0.3)
-            parts[split] = images.unsqueeze(1), torch.from_numpy(file[f"{split}/labels"][mine])
+            own_slice = slice(number * rank // size, number * (rank + 1) // size)
+            images = torch.from_numpy(file[f"{split}/images"][own_slice]).float().div(255).sub(0.2).div(0.3)
+            parts[split] = images.unsqueeze(1), torch.from_numpy(file[f"{split}/labels"][own_slice])
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(1, 5, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(5, 10, 3), nn.Tanh(), nn.MaxPool2d(2),

@@ -47,14 +47,14 @@ def _measure_sizes(bench):
         times = time_sizes(bench.link, nbytes, seconds, one_call)
         # With more ranks than cores, spinning ranks take seconds for milliseconds of work: skip larger sizes.
         one_call = one_call and times["one call"].median < seconds
-        for name, one in times.items():
-            bench.results.record(f"link/{nbytes}/{name}", one)
+        for name, case_times in times.items():
+            bench.results.record(f"link/{nbytes}/{name}", case_times)
         fastest = min(times["shared"].median, times["allreduce"].median)
         columns = (times.get(name) for name in ("shared", "reproducible", "allreduce", "one call", "copy"))
         rows.append(
             [
                 format_bytes(nbytes),
-                *(format_ms(one) if one else "-" for one in columns),
+                *(format_ms(column) if column else "-" for column in columns),
                 format_rate(nbytes, fastest),
                 format_rate(nbytes, times["copy"].median),
                 format_ratio(times["allreduce"] / times["shared"]),
@@ -72,8 +72,8 @@ def _measure_models(bench):
     rows = []
     for model, sizes in MODELS.items():
         times = time_model(bench.link, sizes, bench.seconds / 5)
-        for name, one in times.items():
-            bench.results.record(f"link/{model}/{name}", one)
+        for name, case_times in times.items():
+            bench.results.record(f"link/{model}/{name}", case_times)
         ratios = [times["per tensor"] / times[flat] for flat in ("flat", "flat, plain")]
         rows.append([model, format_bytes(4 * sum(sizes)), *map(format_ms, times.values()), *map(format_ratio, ratios)])
     titles = ["model", "bytes", "flat ms", "flat, plain ms", "per tensor ms", "per tensor/flat", "../flat, plain"]
@@ -113,7 +113,7 @@ def time_model(link, sizes, seconds):
     Returns name -> `Times`: "flat" (by the transport "auto"), "flat, plain" (by "allreduce"), "per tensor".
     """
     auto, allreduce = MPILink(link.comm), MPILink(link.comm, transport="allreduce")
-    block, plain = (one.allocate(sum(sizes), torch.float32) for one in (auto, allreduce))
+    block, plain = (mpi_link.allocate(sum(sizes), torch.float32) for mpi_link in (auto, allreduce))
     tensors = [torch.zeros(size) for size in sizes]
 
     def per_tensor():

@@ -23,8 +23,8 @@ def measure(bench):
         times = bench.time_cases(cases)
         close()
         rounds.close()
-        for name, one in times.items():
-            bench.results.record(f"own_loop/{workload}/{name}", one)
+        for name, case_times in times.items():
+            bench.results.record(f"own_loop/{workload}/{name}", case_times)
         ratios = [times[name] / times["by hand"] for name in ("average", "join")]
         for name, ratio in zip(("average", "join"), ratios):
             bench.results.record(f"own_loop/{workload}/{name} to by hand", ratio, "")

@@ -123,12 +123,12 @@ def measure(bench):
     rows, points, first = [], {}, 0
     for line in chosen:
         part = slice(first, first := first + len(line.sizes))
-        found = [slope(line.sizes, one[part]) for one in (of_all, of_half)]
+        found = [slope(line.sizes, squares[part]) for squares in (of_all, of_half)]
         points[line] = np.sqrt(of_half[part].mean(1))
         says = verdict(line.proved, *found)
         rows.append([line.method, line.grows, line.source, f"{line.proved:.2f}", *map(str, found), says])
-        for name, one in zip(("all", "half"), found):
-            bench.results.record(f"rates/{line.key}/{name}", one.value, "exponent")
+        for name, exponent in zip(("all", "half"), found):
+            bench.results.record(f"rates/{line.key}/{name}", exponent.value, "exponent")
     heads = ["method", "grows", "from", "proved", "all rounds", "last half", ""]
     bench.results.print("", "rates: exponents of the mean square gradient norm, with intervals over seeds")
     bench.results.print(*format_table(heads, rows))
@@ -145,7 +145,7 @@ def _run(link, trials):
     """[trials, 2 seeds]: means over all rounds, and over the last half; every rank runs a part of the trials."""
     found = np.zeros((len(trials), 2 * len(trials[0].seeds)))
     for number in range(link.rank, len(trials), link.size):
-        found[number] = np.concatenate([one[0] for one in means(trials[number].run()).values()])
+        found[number] = np.concatenate([squares[0] for squares in means(trials[number].run()).values()])
     return link.allgather(found.ravel()).sum(0).reshape(found.shape)
 
 
@@ -201,19 +201,19 @@ def ablations():
         found.append(
             ("stem: heterogeneity", unlike, dataclasses.replace(stem, problem=Slow(heterogeneity=unlike).problem(4)))
         )
-    for what, trial in (("stem: α / its own", stem), ("fedavg_m: β / its own", momentous)):
+    for label, trial in (("stem: α / its own", stem), ("fedavg_m: β / its own", momentous)):
         for factor in (0.1, 0.3, 1.0, 3.0, 10.0):
             weight = min(1.0, factor * trial.algorithm.fresh_weight)
             changed = dataclasses.replace(trial.algorithm, fresh_weight=weight)
-            found.append((what, factor, dataclasses.replace(trial, algorithm=changed)))
+            found.append((label, factor, dataclasses.replace(trial, algorithm=changed)))
     return found
 
 
 def _ablations(bench, seeds):
-    what, values, trials = zip(*ablations())
+    labels, values, trials = zip(*ablations())
     found = np.sqrt(_run(bench.link, [dataclasses.replace(trial, seeds=seeds) for trial in trials]))
-    of_all, of_half = (one.mean(1) for one in np.split(found, 2, axis=1))
-    rows = [[*map(str, row[:2]), *(f"{one:.4f}" for one in row[2:])] for row in zip(what, values, of_all, of_half)]
+    of_all, of_half = (roots.mean(1) for roots in np.split(found, 2, axis=1))
+    rows = [[*map(str, row[:2]), *(f"{mean:.4f}" for mean in row[2:])] for row in zip(labels, values, of_all, of_half)]
     bench.results.print("", "rates: root mean square of ‖∇f‖ where one thing changes")
     bench.results.print(*format_table(["what", "value", "all rounds", "last half"], rows))
 
@@ -244,38 +244,40 @@ def grid(method, budget, scales, seeds, epsilons, alphas=(None,)):
     together = [(alpha,) for alpha in alphas] if method == "fafed" else [alphas]  # FAFED needs a number, no vector
     runs, wanted = {}, [(epsilon, by_rounds) for epsilon in epsilons for by_rounds in (True, False)]
 
-    def run(q, some, alphas):
-        known = [one.rounds and one.count(one.rounds, by_rounds) for one, (_, by_rounds) in zip(best(), wanted)]
+    def run(q, tried_scales, alphas):
+        known = [
+            winner.rounds and winner.count(winner.rounds, by_rounds) for winner, (_, by_rounds) in zip(best(), wanted)
+        ]
 
         def enough(squares):  # no later hit can be a best one
-            here = [best_hit({(q, alphas[0]): squares}, some * len(alphas), *one).rounds for one in wanted]
+            here = [best_hit({(q, alphas[0]): squares}, tried_scales * len(alphas), *goal).rounds for goal in wanted]
             so_far = [Hit(None, q, alphas[0]).count(len(squares), by_rounds) for _, by_rounds in wanted]
-            return all(mine or (least and least <= now) for mine, least, now in zip(here, known, so_far))
+            return all(reached or (least and least <= now) for reached, least, now in zip(here, known, so_far))
 
-        squares = hit(method, q, alphas, budget // q, some, seeds).run(enough)
-        return {(q, alpha): one for alpha, one in zip(alphas, np.split(squares, len(alphas), axis=1))}
+        squares = hit(method, q, alphas, budget // q, tried_scales, seeds).run(enough)
+        return {(q, alpha): of_alpha for alpha, of_alpha in zip(alphas, np.split(squares, len(alphas), axis=1))}
 
-    def added(some):
+    def added(new_scales):
         points = [(q, weights) for q in sorted({q for q, _ in runs}) for weights in together]
-        return {point: one for q, weights in points for point, one in run(q, some, weights).items()}
+        return {point: squares for q, weights in points for point, squares in run(q, new_scales, weights).items()}
 
     def best():
-        return [best_hit(runs, scales, *one) for one in wanted]
+        return [best_hit(runs, scales, *goal) for goal in wanted]
 
     q, further = 1, True
     while further:
-        while 2 * FEWEST * q <= budget and (q < 4 or any(one.q in (0, q // 2) for one in best())):
+        while 2 * FEWEST * q <= budget and (q < 4 or any(winner.q in (0, q // 2) for winner in best())):
             for weights in together:
                 runs |= run(q, scales, weights)
             q *= 2
-        ends, further = {one.scale for one in best()}, ()
+        ends, further = {winner.scale for winner in best()}, ()
         if scales[0] in ends:
             further = (scales[0] / 4, scales[0] / 2)
-            runs = {point: np.concatenate([one, runs[point]], 1) for point, one in added(further).items()}
+            runs = {point: np.concatenate([squares, runs[point]], 1) for point, squares in added(further).items()}
             scales = further + scales
         elif scales[-1] in ends:
             further = (scales[-1] * 2, scales[-1] * 4)
-            runs = {point: np.concatenate([runs[point], one], 1) for point, one in added(further).items()}
+            runs = {point: np.concatenate([runs[point], squares], 1) for point, squares in added(further).items()}
             scales += further
     return runs, scales
 
@@ -296,30 +298,30 @@ def _first_hits(bench):
 def _all_hit(epsilon, squares):
     """Whether ε is reached over all seeds, and over all but each one."""
     left_out = [np.delete(squares[:, 0], seed, 1) for seed in range(squares.shape[2])]
-    return all(first_hit(some, epsilon) for some in (squares[:, 0], *left_out))
+    return all(first_hit(of_seeds, epsilon) for of_seeds in (squares[:, 0], *left_out))
 
 
 def _hits(method, by_rounds, found, order, seeds=tuple(range(100, 110))):
     """Rows of the table: what `found`, a `Hit` for each ε, needs on other seeds, and the exponent."""
     rows, clean, counts = [], {}, "rounds" if by_rounds else "samples"
 
-    def needed(epsilon, some):
-        one, squares = clean[epsilon]
-        rounds = first_hit(squares[:, some], epsilon)
-        return np.nan if rounds is None else one.count(rounds, by_rounds)
+    def needed(epsilon, columns):
+        best, squares = clean[epsilon]
+        rounds = first_hit(squares[:, columns], epsilon)
+        return np.nan if rounds is None else best.count(rounds, by_rounds)
 
-    for epsilon, one in zip(HITS[method][3], found):
+    for epsilon, best in zip(HITS[method][3], found):
         number = again = None
-        if one.rounds is not None:
-            number = one.count(one.rounds, by_rounds)
-        if not one.flag:
-            trial = hit(method, one.q, (one.alpha,), 3 * one.rounds, (one.scale,), seeds)
-            clean[epsilon] = one, trial.run(functools.partial(_all_hit, epsilon))[:, 0]
+        if best.rounds is not None:
+            number = best.count(best.rounds, by_rounds)
+        if not best.flag:
+            trial = hit(method, best.q, (best.alpha,), 3 * best.rounds, (best.scale,), seeds)
+            clean[epsilon] = best, trial.run(functools.partial(_all_hit, epsilon))[:, 0]
             again = f"{needed(epsilon, list(range(len(seeds)))):g}"
-        rows.append([method, counts, f"{epsilon:g}", number, again, one.q, one.alpha, f"{one.scale:g}", one.flag])
+        rows.append([method, counts, f"{epsilon:g}", number, again, best.q, best.alpha, f"{best.scale:g}", best.flag])
     fitted = "not readable"
     if len(clean) >= 4:
-        fitted = slope_of(list(clean), lambda some: [needed(epsilon, some) for epsilon in clean], len(seeds))
+        fitted = slope_of(list(clean), lambda columns: [needed(epsilon, columns) for epsilon in clean], len(seeds))
     note = f"at least -{order} is proved; it needs 4 ε without a flag"
     return rows + [[method, counts, "exponent", None, fitted, None, None, None, note]]
 

@@ -18,10 +18,12 @@ def measure(bench):
         for name, rounds in opened.items():
             cases += [Case(f"{name} round", rounds.run), Case(f"{name} floor", rounds.floor)]
         times = bench.time_cases(cases)
-        some = next(iter(opened.values()))
+        first_opened = next(iter(opened.values()))
         title = f"rounds of {workload}: {WORKLOADS[workload].description}; {' '.join(bench.overrides)}"
         bench.results.print("", title.rstrip("; "))
-        bench.results.print(f"  {some.num_clients} clients on {bench.link.size} ranks, {some.dim:,} parameters")
+        bench.results.print(
+            f"  {first_opened.num_clients} clients on {bench.link.size} ranks, {first_opened.dim:,} parameters"
+        )
         _report_rounds(bench, workload, opened, times)
         _report_breakdown(bench, workload, opened)
         if {"fedavg", "fafed"} <= set(opened):

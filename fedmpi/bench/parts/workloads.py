@@ -21,11 +21,11 @@ def measure(bench):
         cases = [Case("fedmpi", rounds.run), Case("floor", rounds.floor), *_loops(rounds, has_gloo)]
         times = bench.time_cases(cases)
         rounds.close()
-        for name, one in times.items():
-            bench.results.record(f"workload/{workload}/{name}", one)
+        for name, case_times in times.items():
+            bench.results.record(f"workload/{workload}/{name}", case_times)
         ratios = {name: times["fedmpi"] / times[name] for name in LOOPS if name in times}
-        for name, one in ratios.items():
-            bench.results.record(f"workload/{workload}/fedmpi to {name}", one, "")
+        for name, ratio in ratios.items():
+            bench.results.record(f"workload/{workload}/fedmpi to {name}", ratio, "")
         shown = [format_ratio(ratios[name]) if name in ratios else "-" for name in LOOPS]
         floor = format_ratio(times["fedmpi"] / times["floor"])
         rows.append([workload, format_ms(times["fedmpi"]), floor, *shown, f"{target}"])

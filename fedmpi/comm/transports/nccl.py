@@ -130,10 +130,10 @@ def _connect(store, world, device):
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)  # of this thread
     group = _make_group(store, world, device)
-    one = torch.ones(1, device=device)
-    group.allreduce([one]).wait()
-    if one.item() != world.size:
-        raise RuntimeError(f"a sum of ones over {world.size} ranks is {one.item():g}")
+    first_sum = torch.ones(1, device=device)
+    group.allreduce([first_sum]).wait()
+    if first_sum.item() != world.size:
+        raise RuntimeError(f"a sum of ones over {world.size} ranks is {first_sum.item():g}")
     return group
 
 

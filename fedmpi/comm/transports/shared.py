@@ -66,18 +66,18 @@ class SharedMemory(Transport):
         window, offset = self._find(block)
         topology = self.topology
         parts = window.slices(offset, offset + block.numel(), topology.smallest_node)
-        mine = parts[topology.node.rank] if topology.node.rank < len(parts) else None
+        own_slice = parts[topology.node.rank] if topology.node.rank < len(parts) else None
         window.synchronise()  # all blocks are complete
 
         def finish(vectors):
             divide_and_spread(vectors, divisor)
 
-        if mine is not None and topology.num_nodes == 1:
-            window.reduce(mine, finish)
-        elif mine is not None:
-            window.reduce(mine)
-            self._slice_owners.allreduce(window.vectors[0][mine])
-            finish([vector[mine] for vector in window.vectors])
+        if own_slice is not None and topology.num_nodes == 1:
+            window.reduce(own_slice, finish)
+        elif own_slice is not None:
+            window.reduce(own_slice)
+            self._slice_owners.allreduce(window.vectors[0][own_slice])
+            finish([vector[own_slice] for vector in window.vectors])
         window.synchronise()  # all slices are complete
         divide(block, 1, out)
 
@@ -94,7 +94,7 @@ class SharedMemory(Transport):
             partials.steps, {n: topology.node_ranks[rank][0] for n, (rank, _) in partials.holders.items()}
         )
         parts = slices(0, out.numel(), topology.smallest_node, out.element_size())
-        mine = parts[me] if me < len(parts) else None
+        own_slice = parts[me] if me < len(parts) else None
 
         def spread(part, total, divisor):
             """Divide a part of the total and copy it to the first vector of every rank of this node."""
@@ -102,20 +102,20 @@ class SharedMemory(Transport):
             divide_and_spread([total, *firsts], divisor)
 
         window.synchronise()  # all partial sums are complete
-        if mine is not None and topology.num_nodes == 1:
+        if own_slice is not None and topology.num_nodes == 1:
             root, begin = held[partials.root]
             total = window.vectors[root][begin : begin + out.numel()]
-            window.take_steps(mine, held, inner.get(node, ()), lambda part: spread(part, total[part], divisor))
-        elif mine is not None:
-            window.take_steps(mine, held, inner.get(node, ()))
-            total = window.vectors[me][begins[0] + mine.start : begins[0] + mine.stop]
+            window.take_steps(own_slice, held, inner.get(node, ()), lambda part: spread(part, total[part], divisor))
+        elif own_slice is not None:
+            window.take_steps(own_slice, held, inner.get(node, ()))
+            total = window.vectors[me][begins[0] + own_slice.start : begins[0] + own_slice.stop]
             left = self._left_after(inner, outer, partials)
             terms = [
-                window.vectors[rank][begin + mine.start : begin + mine.stop]
+                window.vectors[rank][begin + own_slice.start : begin + own_slice.stop]
                 for rank, begin in (held[name] for name in left.holders if name in held)
             ]
             combine(self._slice_owners, terms, left, divisor, total)
-            spread(mine, total, 1)
+            spread(own_slice, total, 1)
         window.synchronise()  # all slices are complete
         divide(vectors[0], 1, out)
 
@@ -126,13 +126,13 @@ class SharedMemory(Transport):
         """
         window, offset = self._find(out)
         everyone = self.neighbours(out)
-        mine = window.slices(offset, offset + out.numel(), len(everyone))[self.topology.node.rank]
-        mine = slice(mine.start - offset, mine.stop - offset)
+        own_slice = window.slices(offset, offset + out.numel(), len(everyone))[self.topology.node.rank]
+        own_slice = slice(own_slice.start - offset, own_slice.stop - offset)
         window.synchronise()  # all vectors are complete
-        if mine.stop > mine.start:
-            result = reduce([vector[mine] for vector, has in zip(everyone, has_vector) if has])
+        if own_slice.stop > own_slice.start:
+            result = reduce([vector[own_slice] for vector, has in zip(everyone, has_vector) if has])
             for vector in everyone:
-                vector[mine] = result
+                vector[own_slice] = result
         window.synchronise()  # all slices are complete
 
     def neighbours(self, block):

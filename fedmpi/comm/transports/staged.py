@@ -164,9 +164,9 @@ class WindowSums:
         """Sum a buffer over the ranks, in place: each rank sums one slice of it for all."""
         window = self._window
         start = window.offset(block)
-        mine = window.slices(start, start + block.numel(), self._node.size)[self._node.rank]
+        own_slice = window.slices(start, start + block.numel(), self._node.size)[self._node.rank]
         window.synchronise()  # all buffers are complete
-        window.reduce(mine, lambda vectors: divide_and_spread(vectors, 1))
+        window.reduce(own_slice, lambda vectors: divide_and_spread(vectors, 1))
         window.synchronise()  # all slices are complete
 
 
