@@ -131,16 +131,18 @@ def check_folder(path, kind):
         return True
     try:
         if path.is_symlink():
-            what = "is a symbolic link"
+            problem = "is a symbolic link"
         elif not path.is_dir():
-            what = "is a file"
+            problem = "is a file"
         elif not _is_empty_folder(path):
-            what = "is not empty, and fedmpi did not make it"
+            problem = "is not empty, and fedmpi did not make it"
         else:
             return False
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    raise UserError(f"{path}: {what}: expected {KINDS[kind]}, an empty folder, or a name that is free; nothing changed")
+    raise UserError(
+        f"{path}: {problem}: expected {KINDS[kind]}, an empty folder, or a name that is free; nothing changed"
+    )
 
 
 def set_aside(path):
@@ -231,12 +233,12 @@ def check_replaceable(path, signature):
         mode = os.lstat(path).st_mode
         if stat.S_ISREG(mode) and (not path.stat().st_size or _is_written(path, signature)):
             return
-        what = "is a folder" if stat.S_ISDIR(mode) else "exists, and fedmpi did not write it"
+        problem = "is a folder" if stat.S_ISDIR(mode) else "exists, and fedmpi did not write it"
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    raise UserError(f"{path}: {what}: choose another name, or move it; nothing changed")
+    raise UserError(f"{path}: {problem}: choose another name, or move it; nothing changed")
 
 
 def is_stream(path):

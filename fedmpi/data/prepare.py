@@ -91,8 +91,8 @@ def _command(name, origin, options, assumed):
         if key == "reading" or value in (defaults[key], [], ()):
             continue
         value = ",".join(value) if key == "classes" else value
-        for one in value if isinstance(value, list | tuple) else [value]:
-            words += ["--date" if key == "dates" else f"--{key.replace('_', '-')}", one]
+        for argument in value if isinstance(value, list | tuple) else [value]:
+            words += ["--date" if key == "dates" else f"--{key.replace('_', '-')}", argument]
     return shlex.join(map(str, words))
 
 

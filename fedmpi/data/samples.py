@@ -67,8 +67,8 @@ class Transform:
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
             raise UserError(f"task.transform = {path}: {type(error).__name__}: {short(error)}") from error
         if not callable(self._function):
-            what = f"expected a function, and this is a {type(self._function).__name__}"
-            raise UserError(f"task.transform = {path}: {what}")
+            expected = f"expected a function, and this is a {type(self._function).__name__}"
+            raise UserError(f"task.transform = {path}: {expected}")
 
     def __call__(self, inputs):
         """[b, ...] the inputs after the transform, each of the same shape as before.
@@ -77,12 +77,12 @@ class Transform:
             UserError: if the function fails, or returns something else.
         """
         try:
-            changed = [self._function(one) for one in inputs]
+            changed = [self._function(row) for row in inputs]
         except Exception as error:  # noqa: BLE001
             raise UserError(f"task.transform = {self._path}: {type(error).__name__}: {short(error)}") from error
-        for one in changed:
-            if not isinstance(one, torch.Tensor) or one.shape != inputs.shape[1:] or not one.is_floating_point():
-                found = f"{one.dtype} {list(one.shape)}" if isinstance(one, torch.Tensor) else f"a {type(one).__name__}"
+        for row in changed:
+            if not isinstance(row, torch.Tensor) or row.shape != inputs.shape[1:] or not row.is_floating_point():
+                found = f"{row.dtype} {list(row.shape)}" if isinstance(row, torch.Tensor) else f"a {type(row).__name__}"
                 raise UserError(
                     f"task.transform = {self._path}: returned {found} for an input {list(inputs.shape[1:])}: expected "
                     "floats of the same shape"

@@ -130,12 +130,12 @@ def check_labels(link, name, sources, num_classes):
     Raises:
         AgreedUserError: on every rank, about the first file that has labels above a gap.
     """
-    mine = [[np.unique(source.labels[split]) for split in SPLITS] for source in sources]
-    trained, tested = (np.unique(link.allgatherv(np.concatenate(labels))).astype(int) for labels in zip(*mine))
+    own_labels = [[np.unique(source.labels[split]) for split in SPLITS] for source in sources]
+    trained, tested = (np.unique(link.allgatherv(np.concatenate(labels))).astype(int) for labels in zip(*own_labels))
     missing, count = _missing(np.union1d(trained, tested), num_classes)
 
     def check():
-        for source, labels in zip(sources, map(np.concatenate, mine)):
+        for source, labels in zip(sources, map(np.concatenate, own_labels)):
             if len(missing) and not source.classes_declared and labels.max() > missing[0]:
                 raise UserError(
                     f"{source.path}: contains the labels {_some(np.unique(labels))}, but no client has the label "
@@ -153,8 +153,8 @@ def pool_normalisation(link, name, sources):
 
     `sources`: the `Source` of each of this rank's clients, with as many channels on all ranks; `name`: of the data.
     """
-    mine = [[len(source.labels["train"]), *source.mean, *source.std] for source in sources]
-    facts, (first, *_) = link.allgatherv(np.ravel(mine)).reshape(-1, len(mine[0])), sources
+    own_facts = [[len(source.labels["train"]), *source.mean, *source.std] for source in sources]
+    facts, (first, *_) = link.allgatherv(np.ravel(own_facts)).reshape(-1, len(own_facts[0])), sources
     if (facts[:, 1:] == facts[0, 1:]).all():
         return first.mean, first.std
     shares, means, stds = facts[:, 0] / facts[:, 0].sum(), *np.split(facts[:, 1:], [len(first.mean)], axis=1)
@@ -274,8 +274,8 @@ class HDF5Source(Source):
         for split, labels in self.labels.items():
             outside = labels[(labels < 0) | (labels >= self.num_classes)]
             if len(outside):
-                what = f"expected 0..{self.num_classes - 1}"
-                raise UserError(f"{self.path}: {split}/labels contains {outside[0]}: {what}")
+                hint = f"expected 0..{self.num_classes - 1}"
+                raise UserError(f"{self.path}: {split}/labels contains {outside[0]}: {hint}")
 
     def _check_split(self, file, split, least):
         for key in (f"{split}/images", f"{split}/labels"):
@@ -359,8 +359,8 @@ class HDF5Source(Source):
                 begin = end
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
             bad = indices[~np.isfinite(rows.reshape(len(rows), -1)).all(1)][0]
-            what = "expected finite numbers"
-            raise UserError(f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: {what}")
+            hint = "expected finite numbers"
+            raise UserError(f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: {hint}")
         return rows
 
 

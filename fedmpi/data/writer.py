@@ -122,11 +122,11 @@ def _check_labelled(path, splits):
             continue
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or labels.min(initial=0) < 0 or not len(labels):
             smallest = f", the smallest {labels.min()}" if labels.size and labels.dtype.kind in "iu" else ""
-            what = "expected integers [n] from 0, at least one"
-            raise UserError(f"{path.stem}: {split} labels are {labels.dtype}{list(labels.shape)}{smallest}: {what}")
+            expected = "expected integers [n] from 0, at least one"
+            raise UserError(f"{path.stem}: {split} labels are {labels.dtype}{list(labels.shape)}{smallest}: {expected}")
         if images.dtype not in TYPES or len(images.shape) < 2 or 0 in images.shape[1:]:
-            what = "expected numbers [n, ...], n samples of at least one value"
-            raise UserError(f"{path.stem}: {split} images are {images.dtype}{list(images.shape)}: {what}")
+            expected = "expected numbers [n, ...], n samples of at least one value"
+            raise UserError(f"{path.stem}: {split} images are {images.dtype}{list(images.shape)}: {expected}")
         splits[f"{split}/labels"] = labels.astype(np.min_scalar_type(int(labels.max())))
     return splits
 

@@ -111,27 +111,27 @@ def _end_together():
     """At exit with links open: end with all ranks, if they come here within some seconds; if not, end the job."""
     others = _waited_for()
     code = -1 if _exit_code is None else _exit_code
-    if not all(one.roll_call.say_leaving([*one.progress, code]) for one in others):
+    if not all(link.roll_call.say_leaving([*link.progress, code]) for link in others):
         return  # MPI is finalized
     if not others and os.getpid() == _process:
         say_gone(code)
     until = time.monotonic() + GRACE
-    heard = [(one, *one.roll_call.hear_leaving(until)) for one in others]
-    alone = [(one, leaving) for one, leaving, are_all in heard if not are_all]
+    heard = [(link, *link.roll_call.hear_leaving(until)) for link in others]
+    alone = [(link, leaving) for link, leaving, are_all in heard if not are_all]
     if alone:
         _end_alone(*max(alone, key=lambda pair: pair[0].progress[0]))
-    most = max((int(facts[1]) for one, leaving, _ in heard if one.rank == 0 for facts in leaving.values()), default=0)
-    if any(one.rank == 0 and one.progress[0] for one in others):
-        what = f"the last {most} steps were not averaged" if most else "all steps were averaged"
-        _print(f"the program ended without fed.finish(): {what}")
+    most = max((int(facts[1]) for link, leaving, _ in heard if link.rank == 0 for facts in leaving.values()), default=0)
+    if any(link.rank == 0 and link.progress[0] for link in others):
+        outcome = f"the last {most} steps were not averaged" if most else "all steps were averaged"
+        _print(f"the program ended without fed.finish(): {outcome}")
 
 
-def _end_alone(one, leaving):
+def _end_alone(link, leaving):
     """End the job: ranks go on that have not heard of these. The lowest of these prints the line."""
     ends = []
     for rank, (*progress, code) in sorted(leaving.items()):
         ends.append(f"rank {rank} ended{_after(*progress)}" + (f" with exit code {code:.0f}" if code >= 0 else ""))
-    if one.rank > min(leaving):
+    if link.rank > min(leaving):
         time.sleep(2 * OUTPUT_SECONDS)  # that one ends this one meanwhile
     line = f"error: {', '.join(ends)}, while other ranks continue: call fed.finish() on all ranks before they end"
     _end(line, _exit_code or 1)
@@ -139,7 +139,7 @@ def _end_alone(one, leaving):
 
 def _waited_for():
     """The open links on which other ranks may wait for this one."""
-    return [one for one in _opened if one.roll_call is not None and os.getpid() == _process]
+    return [link for link in _opened if link.roll_call is not None and os.getpid() == _process]
 
 
 def _after(steps, since_average):

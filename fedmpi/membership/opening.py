@@ -83,8 +83,8 @@ def _warn_if_bound_to_taken_cores(link):
     with contextlib.suppress(OSError):  # the parent is in another container
         if len(usable_cores(os.getppid())) > len(cores):
             which = f"core{'s' * (len(cores) > 1)} {', '.join(map(str, cores))}"
-            what = f"the launcher has bound the ranks on {platform.node()} to {which}, where other processes run"
-            log.warning(f"{what}: start with mpirun --bind-to none")
+            problem = f"the launcher has bound the ranks on {platform.node()} to {which}, where other processes run"
+            log.warning(f"{problem}: start with mpirun --bind-to none")
 
 
 def _check_timeout(given, is_number):
@@ -110,13 +110,13 @@ def check_alone():
 
 def _end_opening(comm, timeout, rank, code):
     """End the job: a rank has ended with a code, or (None) some ranks have not come in time."""
-    what = f"not all ranks have begun a federation within {timeout:g} s"
+    problem = f"not all ranks have begun a federation within {timeout:g} s"
     hint = "some have ended, are stuck, or do not call fedmpi as often as the others"
     if rank is not None:
-        what = f"rank {rank} ended{f' with exit code {code}' * (code >= 0)}, while other ranks begin a federation"
+        problem = f"rank {rank} ended{f' with exit code {code}' * (code >= 0)}, while other ranks begin a federation"
         hint, code = "all ranks must begin equally many", max(code, 1)
     time.sleep(min(2 * OUTPUT_SECONDS * started_by()[2], GRACE))  # a lower rank ends this one meanwhile, if it is here
-    print(f"fedmpi: error: {what}: {hint}", file=sys.stderr, flush=True)
+    print(f"fedmpi: error: {problem}: {hint}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS / 5)  # after os._exit(0) on a rank, MPICH's launcher soon ends all with exit code 0
     abort(comm, code or TIMED_OUT)
     time.sleep(GRACE)  # MPICH's returns before it takes effect

@@ -37,13 +37,13 @@ def check_result(federation):
     found = _first_difference(federation)
     if not found:
         return
-    name, what, row = found
+    name, difference, row = found
     link, of_rank_0 = federation.link, row.detach().cpu().clone()
     link.broadcast(of_rank_0.view(torch.uint8).numpy())
-    of_rank_0, mine = of_rank_0.double(), row.detach().cpu().double()
-    apart = (mine - of_rank_0).abs().max() / of_rank_0.abs().max().clamp(min=1e-30)
+    of_rank_0, own_row = of_rank_0.double(), row.detach().cpu().double()
+    apart = (own_row - of_rank_0).abs().max() / of_rank_0.abs().max().clamp(min=1e-30)
     largest = link.allgather([float(apart)]).max()
-    line = f"after the last round {name} {what}: the largest relative difference is {largest:.3g}"
+    line = f"after the last round {name} {difference}: the largest relative difference is {largest:.3g}"
     if not largest <= ROUNDING:
         hint = "the ranks have different models; that of rank 0 is the one that was saved"
         raise AgreedUserError(f"{line}: {hint}", link.rank == 0)

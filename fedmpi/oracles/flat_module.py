@@ -294,8 +294,8 @@ class FlatModule:
                 raise self._changed(f"{verb} '{name}' after the vector of its parameters is made")
         self._structure = _structure(self.module)
 
-    def _changed(self, what):
-        return UserError(f"model {type(self.module).__name__}: {self.changed_by} {what}: {self.remedy}")
+    def _changed(self, change):
+        return UserError(f"model {type(self.module).__name__}: {self.changed_by} {change}: {self.remedy}")
 
     @property
     def counters(self):

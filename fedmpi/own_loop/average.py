@@ -111,7 +111,7 @@ def average(
 
     choices = Choices(buffers, private, participation, seed, sending, recording is not None)
     averaged = Averaged(module, algorithm, make_oracle, link, flat, every, weight, choices)
-    objects = {f"optimizer {number}": one for number, one in enumerate(optimizers)}
+    objects = {f"optimizer {number}": torch_optimizer for number, torch_optimizer in enumerate(optimizers)}
     averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments})
     return averaged
 
@@ -122,7 +122,7 @@ def _listed(optimizer: Any) -> list[Any]:
         return [] if optimizer is None else [optimizer]
     if isinstance(optimizer, Iterable):
         optimizers = list(optimizer)
-        if all(hasattr(one, "param_groups") for one in optimizers):
+        if all(hasattr(candidate, "param_groups") for candidate in optimizers):
             return optimizers
     raise UserError(f"optimizer is a {type(optimizer).__name__}: expected a torch.optim.Optimizer, or several")
 
@@ -202,11 +202,11 @@ class OptimizerState(Oracle):
 
     def watch(self) -> None:
         """From now on, notice which optimizers step on the parameters, so that one made anew takes a former's place."""
-        mine = {id(parameter) for parameter in self._flat.parameters}
+        own_ids = {id(parameter) for parameter in self._flat.parameters}
         stepped = self._stepped = weakref.WeakSet[Any]()
 
         def note(optimizer: Any, *_: Any) -> None:
-            if optimizer not in stepped and any(id(p) in mine for g in optimizer.param_groups for p in g["params"]):
+            if optimizer not in stepped and any(id(p) in own_ids for g in optimizer.param_groups for p in g["params"]):
                 stepped.add(optimizer)
 
         self._watch = register_optimizer_step_post_hook(note) if self._names else None
@@ -275,9 +275,9 @@ class OptimizerState(Oracle):
     def _check(self, name: str, value: Any, parameter: torch.Tensor) -> None:
         is_like = isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dtype == parameter.dtype
         if not is_like:
-            what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            found = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise UserError(
-                f"exchange: state {name!r} is {what} for a parameter of {parameter.dtype} {list(parameter.shape)}: "
+                f"exchange: state {name!r} is {found} for a parameter of {parameter.dtype} {list(parameter.shape)}: "
                 "expected a tensor of the parameter's shape and type"
             )
 

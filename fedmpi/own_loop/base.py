@@ -272,9 +272,9 @@ class OwnLoop:
             UserError: if it is the state of another rank, model or algorithm.
         """
         self._check_open()
-        for name, mine in self._owner().items():
-            if name != "step" and (theirs := state.get(f"loop/{name}", mine)) != mine:
-                raise UserError(f"the state was taken with {name} {theirs}: expected {name} {mine}, as here")
+        for name, own_value in self._owner().items():
+            if name != "step" and (theirs := state.get(f"loop/{name}", own_value)) != own_value:
+                raise UserError(f"the state was taken with {name} {theirs}: expected {name} {own_value}, as here")
         try:
             self.federation.restore(state)
             for name in self.federation.algorithm.scratch:
@@ -355,8 +355,8 @@ class OwnLoop:
         for name, value in state.items():
             shape = getattr(value, "shape", None)
             if not isinstance(value, torch.Tensor) or name not in values or values[name].shape != shape:
-                what = "tensor" if shape is None else f"tensor of shape {list(shape)}"
-                raise UserError(f"set_model: '{name}' is a {type(value).__name__}: the model has no such {what}")
+                kind = "tensor" if shape is None else f"tensor of shape {list(shape)}"
+                raise UserError(f"set_model: '{name}' is a {type(value).__name__}: the model has no such {kind}")
 
     def _adopt(self, ends: bool = False) -> None:
         """Take what the loop has assigned to the model's tensors since the last step, see `FlatModule.adopt`."""
@@ -442,8 +442,8 @@ class OwnLoop:
         """See `Federation.begin_round`."""
         return self._step_size_bits() << REQUEST_BITS | (self._recorded.request() if self._recorded else 0)
 
-    def _announce(self, what: int, error: UserError | None = None) -> None:
-        self.federation.reports.announce(what, self.federation.round_index, error)
+    def _announce(self, event: int, error: UserError | None = None) -> None:
+        self.federation.reports.announce(event, self.federation.round_index, error)
 
     def _current(self) -> torch.Tensor:
         """[dim] the model that this rank has now."""
@@ -467,8 +467,8 @@ def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str
     if buffers == "average" and flat.num_buffers:
         total = link.allgather([weight]).sum()
         for part in flat.buffer_parts:
-            mine, first = part.of(own[1]).double(), part.of(flat.buffers).double()
-            moves = torch.where(mine == first, 0.0, mine - first).mul_(weight)  # so that equal ones stay as they are
+            own_part, first = part.of(own[1]).double(), part.of(flat.buffers).double()
+            moves = torch.where(own_part == first, 0.0, own_part - first).mul_(weight)  # equal ones stay as they are
             link.allreduce(moves)
             part.of(flat.buffers).copy_(first + moves / total)
     return places, own
@@ -484,8 +484,8 @@ def _take_share_of_cores(link: Any, by_load: bool) -> int | None:
         return None
     torch.set_num_threads(threads)
     if link.rank == 0:
-        what = f"torch uses {threads} of its {before} threads on this rank ({chosen_by or 'its share of the cores'})"
-        log.warning(f"{what}: torch.set_num_threads or OMP_NUM_THREADS choose otherwise")
+        change = f"torch uses {threads} of its {before} threads on this rank ({chosen_by or 'its share of the cores'})"
+        log.warning(f"{change}: torch.set_num_threads or OMP_NUM_THREADS choose otherwise")
     return before
 
 

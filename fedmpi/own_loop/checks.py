@@ -99,9 +99,9 @@ def known_settings(owner: str, cls: Any, names: Collection[str], settings: dict[
     settings = {former.get(name, name): value for name, value in settings.items()}
     for name in settings:
         if name not in names:
-            known = {f"algorithm.{one}" for one in names}
-            ours = [one for one in our_names(name, known, owner.rpartition(" ")[2]) if one in known]
-            said = " or ".join(one.removeprefix("algorithm.") for one in ours)
+            known = {f"algorithm.{setting}" for setting in names}
+            ours = [key for key in our_names(name, known, owner.rpartition(" ")[2]) if key in known]
+            said = " or ".join(key.removeprefix("algorithm.") for key in ours)
             hint = f"; its name in fedmpi is {said}" if said else similar(name, names)
             raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
     return {name: current_value(cls, name, value) for name, value in settings.items()}

@@ -90,7 +90,7 @@ class Recorded:
         """The loop's state and that of the objects; names of what only this rank has begin with "clients/RANK/"."""
         state: dict[str, Any] = self._loop.state_dict()
         tensors: list[torch.Tensor] = []
-        objects = {name: _encoded(_state_of(one), tensors, name) for name, one in self._objects.items()}
+        objects = {name: _encoded(_state_of(stateful), tensors, name) for name, stateful in self._objects.items()}
         own = {name: state.pop(name) for name in [*state] if name.startswith("loop/")}
         own = {name: value for name, value in own.items() if not isinstance(value, str)}
         own |= {f"objects/{number}": tensor.detach().clone() for number, tensor in enumerate(tensors)}
@@ -99,17 +99,17 @@ class Recorded:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what `state` gave."""
-        mine, number = self._mine, len(self._mine)
-        own = {name[number:]: value for name, value in state.items() if name.startswith(mine)}
+        prefix, number = self._mine, len(self._mine)
+        own = {name[number:]: value for name, value in state.items() if name.startswith(prefix)}
         loop = {name: value for name, value in own.items() if name.startswith("loop/")}
-        self._loop.load_state_dict({name: v for name, v in state.items() if not name.startswith(mine)} | loop)
+        self._loop.load_state_dict({name: v for name, v in state.items() if not name.startswith(prefix)} | loop)
         objects = json.loads(bytes(own["objects"].tolist()))
-        for name, one in self._objects.items():
+        for name, stateful in self._objects.items():
             found = _decoded(objects[name], own)
-            if isinstance(one, torch.Generator):
-                one.set_state(found)
+            if isinstance(stateful, torch.Generator):
+                stateful.set_state(found)
             else:
-                one.load_state_dict(found)
+                stateful.load_state_dict(found)
 
     def after_round(self, loss: float) -> None:
         """Evaluate if that is due, write the record, make a checkpoint if it is due, and end if a signal has come."""
@@ -143,11 +143,11 @@ class Recorded:
         """Write a checkpoint and end this rank, as all ranks do."""
         is_written = self._checkpoints.write_now(lambda: clocks)
         self.close()
-        what = "start the program again to continue" if self._recording.resume else "Recording(resume=True) continues"
-        what = what if is_written else "the checkpoint could not be written"
+        result = "start the program again to continue" if self._recording.resume else "Recording(resume=True) continues"
+        result = result if is_written else "the checkpoint could not be written"
         if self._recorder:
             where = f"{self._recording.folder}: stopped after round {self.round_index} by {signal}"
-            print(f"fedmpi: {where}; {what}", file=sys.stderr, flush=True)
+            print(f"fedmpi: {where}; {result}", file=sys.stderr, flush=True)
         end_in_order(self._loop._link, "", None, STOPPED if is_written else 2)
 
     def finish(self) -> None:
@@ -198,8 +198,8 @@ class _Generators:
         random.setstate((version, tuple(numbers), gauss))
 
 
-def _state_of(one: Any) -> Any:
-    return one.get_state() if isinstance(one, torch.Generator) else one.state_dict()
+def _state_of(stateful: Any) -> Any:
+    return stateful.get_state() if isinstance(stateful, torch.Generator) else stateful.state_dict()
 
 
 def _encoded(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
@@ -212,9 +212,9 @@ def _encoded(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         tensors.append(torch.as_tensor(value))
         return {"tensor": len(tensors) - 1}
     if isinstance(value, Mapping):
-        return {"items": [[_encoded(one, tensors, where) for one in pair] for pair in value.items()]}
+        return {"items": [[_encoded(part, tensors, where) for part in pair] for pair in value.items()]}
     if isinstance(value, list | tuple):
-        return [_encoded(one, tensors, where) for one in value]
+        return [_encoded(part, tensors, where) for part in value]
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, str | bool | int | float):
@@ -225,9 +225,9 @@ def _encoded(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
 def _decoded(value: Any, own: Mapping[str, Any]) -> Any:
     """What `_encoded` was given, with lists for tuples; `own` has its tensors under "objects/NUMBER"."""
     if isinstance(value, list):
-        return [_decoded(one, own) for one in value]
+        return [_decoded(part, own) for part in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
         return own[f"objects/{value['tensor']}"].clone()
-    return {_decoded(key, own): _decoded(one, own) for key, one in value["items"]}
+    return {_decoded(key, own): _decoded(part, own) for key, part in value["items"]}

@@ -52,9 +52,9 @@ class Recording:
 
     def __post_init__(self) -> None:
         check(self)
-        for name, one in self.objects.items():
-            if not isinstance(one, torch.Generator) and not hasattr(one, "load_state_dict"):
-                raise UserError(f"objects: '{name}' is a {type(one).__name__}: expected one with load_state_dict")
+        for name, candidate in self.objects.items():
+            if not isinstance(candidate, torch.Generator) and not hasattr(candidate, "load_state_dict"):
+                raise UserError(f"objects: '{name}' is a {type(candidate).__name__}: expected one with load_state_dict")
 
 
 def chosen_recording(record: Any) -> Recording | None:

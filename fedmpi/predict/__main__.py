@@ -71,7 +71,10 @@ def _run(arguments):
         if model.fedmpi.get("outputs") == "pixels":
             path = pathlib.Path(options.out).with_suffix(".npz")
             facts = {"class_name": model.fedmpi.get("class_names", ()), **ids}
-            arrays = {MASKS: outputs(model, samples), **{f"{name}s": np.array(one, str) for name, one in facts.items()}}
+            arrays = {
+                MASKS: outputs(model, samples),
+                **{f"{name}s": np.array(words, str) for name, words in facts.items()},
+            }
             with attempt("write", f"--out {path}", OSError, ValueError), replacing(path, MASKS.encode()) as part:
                 np.savez(part, **arrays)
             print(f"{len(samples)} predictions in {path}")
@@ -87,8 +90,8 @@ def _run(arguments):
         raise UserError(f"{options.file} with the model of {folder}: {error}") from None
     (predicted, probability), num_classes = (probabilities.argmax(1), probabilities.max(1)), probabilities.shape[1]
     if labels is not None and len(outside := labels[(labels < 0) | (labels >= num_classes)]):
-        what = f"expected 0 to {num_classes - 1}, the classes of the model, or a file without labels"
-        raise UserError(f"{options.file}: label {outside[0]}: {what}")
+        expected = f"expected 0 to {num_classes - 1}, the classes of the model, or a file without labels"
+        raise UserError(f"{options.file}: label {outside[0]}: {expected}")
     accuracy = "" if labels is None else f"; accuracy {(labels == predicted).mean():.4f}"
     further = probabilities if options.probabilities else None
     _write(options.out, model.fedmpi.get("class_names"), (predicted, probability, labels), ids, further)
@@ -154,22 +157,22 @@ def _scores(model, inputs):
     try:
         scores = model(inputs)
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
-        what = f"{type(error).__name__}: {short(error)}"
-        raise UserError(f"the model does not work on inputs {list(inputs.shape)}: {what}") from None
+        reason = f"{type(error).__name__}: {short(error)}"
+        raise UserError(f"the model does not work on inputs {list(inputs.shape)}: {reason}") from None
     is_float = isinstance(scores, torch.Tensor) and scores.is_floating_point()
     scores = scores[:, None] if is_float and scores.dim() == 1 else scores
     is_pixels = is_float and model.fedmpi.get("outputs") == "pixels" and scores.shape[2:] == inputs.shape[2:]
     if not is_float or not (scores.dim() == 2 or is_pixels) or len(scores) != len(inputs) or not scores.numel():
-        what = list(scores.shape) if is_float else type(scores).__name__
-        raise UserError(f"the model computes {what} from inputs {list(inputs.shape)}: expected scores of classes")
+        found = list(scores.shape) if is_float else type(scores).__name__
+        raise UserError(f"the model computes {found} from inputs {list(inputs.shape)}: expected scores of classes")
     return scores
 
 
-def _check_finite(begin, values, what):
+def _check_finite(begin, values, problem):
     """Check the values of some samples, the first of which is number `begin`."""
     is_finite = values.float().isfinite().flatten(1).all(1)
     if not is_finite.all():
-        raise UserError(f"sample {begin + int(is_finite.int().argmin())} (from 0) has {what}")
+        raise UserError(f"sample {begin + int(is_finite.int().argmin())} (from 0) has {problem}")
 
 
 def _write(path, names, columns, ids, further=None):

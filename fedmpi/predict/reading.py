@@ -83,9 +83,12 @@ def _read_images(path, split, description):
     mode = MODES.get(channels) if facts["divide_by"] == 255 else None
     images = ImageFiles(files, mode, sides[0] if sides[0] == sides[1] else None)
     samples = images[:]
-    for number, what in ((len(images.resized), f"resized to {sides}"), (len(images.converted), f"converted to {mode}")):
+    for number, change in (
+        (len(images.resized), f"resized to {sides}"),
+        (len(images.converted), f"converted to {mode}"),
+    ):
         if number:
-            log.warning(f"{path}: {number} of {len(files)} images are {what}, as the model takes them")
+            log.warning(f"{path}: {number} of {len(files)} images are {change}, as the model takes them")
     folders = [file.relative_to(root).parts[0] for file in files]
     is_labelled = {*folders} <= {*description.get("class_names", ())}
     return (
@@ -101,8 +104,8 @@ def _check(path, name, samples):
         raise UserError(f"{path}: lacks the data set {name}")
     is_array = hasattr(samples, "ndim")
     if not is_array or samples.dtype.kind not in "iuf" or samples.ndim < 2 or 0 in samples.shape:
-        what = f"{samples.dtype} {samples.shape}" if is_array else type(samples).__name__
-        raise UserError(f"{path}: {name} is {what}: expected numbers [n, ...], at least one sample, and values in it")
+        found = f"{samples.dtype} {samples.shape}" if is_array else type(samples).__name__
+        raise UserError(f"{path}: {name} is {found}: expected numbers [n, ...], at least one sample, and values in it")
 
 
 def _read_table(path, label, description):

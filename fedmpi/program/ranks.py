@@ -122,18 +122,18 @@ def end_at_once(link, error, wants_traceback):
     where = f"rank {link.rank}" + ("" if client is None else f", client {client}")
     code, hint = 1, " (--traceback prints the traceback)"
     if isinstance(error, UserError):
-        what, code, hint = str(error), 2, ""
+        message, code, hint = str(error), 2, ""
     elif is_loss(error):
-        what, code, hint = f"another rank was lost in {link.phase}", STOPPED, ""
+        message, code, hint = f"another rank was lost in {link.phase}", STOPPED, ""
     elif isinstance(error, SystemExit):
-        what = f"sys.exit({error.code!r}) was called"
+        message = f"sys.exit({error.code!r}) was called"
         code = error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1
     else:
-        what = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
+        message = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
     if wants_traceback:
         traceback.print_exception(error)
         hint = ""
-    print(f"fedmpi: error on {where}: {short(what, LONGEST_MESSAGE)}{hint}", file=sys.stderr, flush=True)
+    print(f"fedmpi: error on {where}: {short(message, LONGEST_MESSAGE)}{hint}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS)
     if is_loss(error):  # the others notice it, too; Open MPI's mpirun makes 0 of the code of the last rank that aborts
         os._exit(code)

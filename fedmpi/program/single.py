@@ -40,8 +40,8 @@ def run_single(program, arguments):
         discard_output()
         sys.exit(1)
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
-        print(f"fedmpi: error: {short(what, LONGEST_MESSAGE)}", file=sys.stderr)
+        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
+        print(f"fedmpi: error: {short(message, LONGEST_MESSAGE)}", file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:  # Python would try again, say so, and end with 120

@@ -30,14 +30,13 @@ def figure(runs, metric, axis="round", *, target=None, path=None, **style):
     from fedmpi.runs.record import AXES, less_is_better
 
     listed, look = runs if isinstance(runs, list | tuple) else [runs], Style(**style)
-    found, complaints = find_runs([pathlib.Path(one) for one in listed])
+    found, complaints = find_runs([pathlib.Path(folder) for folder in listed])
     if not found:
         raise UserError("; ".join(complaints))
     comparison = problems(found)
     if len(comparison) > 1:
-        raise UserError(
-            f"the runs solve different problems: {'; '.join(one.label for one in comparison)}: expected runs of one"
-        )
+        labels = "; ".join(problem.label for problem in comparison)
+        raise UserError(f"the runs solve different problems: {labels}: expected runs of one")
     if axis not in AXES:
         raise UserError(f"axis = {axis}: expected one of {', '.join(AXES)}")
     goal = None if target is None else Target(metric, target, less_is_better(metric))

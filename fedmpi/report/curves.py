@@ -78,16 +78,16 @@ def clearly_best(methods, metric):
     if best is None or number < 2:
         return None
     spreads = [final(method, metric) for method in methods]
-    others = [n for n, one in enumerate(spreads) if n != best and one and math.isfinite(one.mean)]
+    others = [n for n, spread in enumerate(spreads) if n != best and spread and math.isfinite(spread.mean)]
     leads = [lead(methods[best], methods[n], metric) for n in others]
     return best if all(map(is_clear, leads)) else None
 
 
 def lead(method, other, metric):
     """By how much a method is better than another one, seed by seed: a list of numbers."""
-    mine, theirs = (_by_seed(one, metric) for one in (method, other))
+    own_values, theirs = (_by_seed(compared, metric) for compared in (method, other))
     sign = -1 if less_is_better(metric) else 1
-    return [sign * (mine[seed] - theirs[seed]) for seed in mine if seed in theirs]
+    return [sign * (own_values[seed] - theirs[seed]) for seed in own_values if seed in theirs]
 
 
 def is_clear(leads):

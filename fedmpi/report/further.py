@@ -21,7 +21,7 @@ def further_parts(problem, style):
     if tables:
         clients = {number: clients_at_end(method) for number, method in enumerate(methods)}
         values = {number: of_method.get(metric, []) for number, of_method in clients.items()}
-        values = {number: some for number, some in values.items() if any(value == value for value in some)}
+        values = {number: results for number, results in values.items() if any(value == value for value in results)}
         yield "Clients", tables, draw_silos(methods, metric, values, style)
     points = {number: curve for number, method in enumerate(methods) if (curve := roc_curve(method))}
     if points:
@@ -92,5 +92,5 @@ def _by_value(methods, key, metric):
         is_number = type(value) in (int, float) and math.isfinite(value)
         if is_number and spread is not None and math.isfinite(spread.mean):
             of_value = lines.setdefault(str(method.settings.get("algorithm")), {})
-            of_value[value] = choose(of_value.get(value, spread), spread, key=lambda one: one.mean)
+            of_value[value] = choose(of_value.get(value, spread), spread, key=lambda candidate: candidate.mean)
     return {name: sorted(of_value.items()) for name, of_value in lines.items() if len(of_value) >= 3}

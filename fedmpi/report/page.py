@@ -69,7 +69,7 @@ def _common_words(problem):
         value = settings[0].get(key)
         if (
             value is not None
-            and all(one.get(key) == value for one in settings)
+            and all(of_method.get(key) == value for of_method in settings)
             and (key, value) != ("participation", 1)
         ):
             words.append(f"{key.replace('_', ' ')} {value}")
@@ -91,8 +91,8 @@ def _findings(problem, colors):
         doubt = "" if clearly_best(problem.methods, metric) == best else " (no clear lead)"
         mean, _, deviation = str(final(problem.methods[best], metric)).partition(" ")
         method = problem.methods[best].label
-        what = f"{word} {title(metric)}{doubt}"
-        findings.append({"what": what, "mean": mean, "deviation": deviation, "method": method, "color": colors[best]})
+        phrase = f"{word} {title(metric)}{doubt}"
+        findings.append({"what": phrase, "mean": mean, "deviation": deviation, "method": method, "color": colors[best]})
     return findings
 
 
@@ -128,10 +128,12 @@ def _conclusion(problem):
 def _settings(problem):
     """A `Table` of all settings: a row per key, or a row per key and method if they differ."""
     settings = [method.settings for method in problem.methods]
-    keys = [key for key in dict.fromkeys(key for one in settings for key in one) if distinguishes_methods(key)]
+    keys = [
+        key for key in dict.fromkeys(key for of_method in settings for key in of_method) if distinguishes_methods(key)
+    ]
     rows = []
     for key in keys:
-        values = [one.get(key) for one in settings]
+        values = [of_method.get(key) for of_method in settings]
         if role(key) == "problem" or all(value == values[0] for value in values):
             rows.append((key, str(values[0])))
         else:

@@ -41,7 +41,7 @@ def differing_settings(problem):
         for key, value in method.settings.items():
             if key.startswith("algorithm.") and not key.startswith("algorithm.schedule_"):
                 values.setdefault(key, []).append(value)
-    differing = [key for key, some in values.items() if any(value != some[0] for value in some)]
+    differing = [key for key, of_key in values.items() if any(value != of_key[0] for value in of_key)]
     return [
         ", ".join(
             words
@@ -80,9 +80,12 @@ def client_table(problem):
         return None
     names = next((run.client_names for method in problem.methods for run in method.runs if run.client_names), [])
     names = [*names, *[""] * number][:number]
-    padded = [[*some, *[math.nan] * number] for some in values]
+    padded = [[*column, *[math.nan] * number] for column in values]
     rows = [
-        [f"{client} {name}".strip(), *("–" if math.isnan(some[client]) else f"{some[client]:.4f}" for some in padded)]
+        [
+            f"{client} {name}".strip(),
+            *("–" if math.isnan(column[client]) else f"{column[client]:.4f}" for column in padded),
+        ]
         for client, name in enumerate(names)
     ]
     header = [f"{title(metric)} of client", *(method.label for method in problem.methods)]
@@ -105,8 +108,8 @@ def target_table(problem, target):
         known = {number: costs[axis] for number, costs in means.items() if axis in costs}
         first = min(known, key=known.get, default=None)
         others = [ranges[number][axis] for number in known if number != first]
-        mine = ranges[first][axis].values if others else ()
-        if len(mine) > 1 and max(mine) < min(min(spread.values) for spread in others):
+        of_first = ranges[first][axis].values if others else ()
+        if len(of_first) > 1 and max(of_first) < min(min(spread.values) for spread in others):
             best.add((first, column))
     return Table(["method", "reached by", "evaluated every", *map(label, AXES)], rows, frozenset(best))
 

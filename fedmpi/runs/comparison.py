@@ -55,7 +55,7 @@ class Method:
         runs = {}
         for run in self.runs:
             seed = run.settings.get("seed", 0)
-            runs[seed] = max(runs.get(seed, run), run, key=lambda one: (one.is_complete, len(one.records)))
+            runs[seed] = max(runs.get(seed, run), run, key=lambda of_seed: (of_seed.is_complete, len(of_seed.records)))
         return runs
 
 
@@ -77,7 +77,7 @@ def problems(runs):
     newest = max((run.format for run in runs), default="")
     found = [(group[0].format == newest, problem) for group in by_name for problem in _problems_of_a_name(group)]
     old = ", records of an earlier version"
-    return [one if is_new else dataclasses.replace(one, label=one.label + old) for is_new, one in found]
+    return [problem if is_new else dataclasses.replace(problem, label=problem.label + old) for is_new, problem in found]
 
 
 def distinguishes_methods(key):

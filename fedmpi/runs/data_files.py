@@ -47,7 +47,7 @@ def read_data_files(folder):
         found = json.loads((folder / DATA_FILES).read_text(encoding="utf-8"))
         if isinstance(found, list):  # of an earlier version, which wrote {"path", "bytes", "sha256"} of each file
             salt = secrets.token_hex(16)
-            return salt, [salted(one["sha256"], salt) for one in found]
+            return salt, [salted(file["sha256"], salt) for file in found]
         return str(found["salt"]), [str(digest) for digest in found["files"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return secrets.token_hex(16), []

@@ -142,7 +142,7 @@ def _plain(value):
     """A setting's value as it can be shown: a number, a truth value, None, or a short text of one line."""
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < LARGEST):
         return value
-    if isinstance(value, list) and all(isinstance(one, bool | int | float) for one in value) and len(value) < 100:
+    if isinstance(value, list) and all(isinstance(number, bool | int | float) for number in value) and len(value) < 100:
         return value
     return short(value, LONGEST_VALUE)
 
@@ -196,7 +196,7 @@ def _number(value):
 def _of_clients(values):
     """Those entries of what a record has of its clients that are lists of numbers; {} if it has nothing."""
     entries = values.items() if isinstance(values, dict) else ()
-    return {name: some for name, some in entries if isinstance(some, list) and {*map(type, some)} <= {int, float}}
+    return {name: row for name, row in entries if isinstance(row, list) and {*map(type, row)} <= {int, float}}
 
 
 def _tables(entries):
@@ -205,7 +205,7 @@ def _tables(entries):
     for name, table in entries.items() if isinstance(entries, dict) else ():
         try:
             rows = np.atleast_2d(np.asarray(table["values"], dtype=float))
-            names = [short(one, LONGEST_NAME) for one in table["classes"]]
+            names = [short(class_name, LONGEST_NAME) for class_name in table["classes"]]
         except (KeyError, TypeError, ValueError):
             continue
         if NAME.fullmatch(name) and rows.ndim == 2 and len(names) == rows.shape[1] and rows.size:

@@ -52,12 +52,12 @@ def read_initial(path, flat, left_out=None):
     except FileNotFoundError:
         raise UserError(f"init = {path}: no such file; {WANTED}") from None
     except Exception as error:  # noqa: BLE001  each library has its own errors for files of another kind
-        what = " ".join(str(error).split())[:200]
-        raise UserError(f"init = {path}: cannot be read: {what}; {WANTED}") from None
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"init = {path}: cannot be read: {reason}; {WANTED}") from None
     names = matching(flat.module, left_out, "init_except") if left_out else set()
     if names:  # of the model; other names that the file has there are those of its own layers
         parts = [part.strip() for part in left_out.split(",")]
-        names |= {name for name in values for part in parts if any(fnmatch(name, one) for one in (part, f"{part}.*"))}
+        names |= {name for name in values for part in parts if any(fnmatch(name, glob) for glob in (part, f"{part}.*"))}
     values = {name: value for name, value in values.items() if name not in names}
     _check(path, values, flat, names)
     return values

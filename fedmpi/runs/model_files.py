@@ -273,8 +273,8 @@ def prepare_inputs(description, samples):
         inputs = ((values / per_value - mean) / std).float()
         return (inputs.movedim(-1, 1) if inputs.dim() >= 4 else inputs).reshape(-1, *shape)
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        what = "expected the shape, divide_by, mean and std that a run writes"
-        raise UserError(f"{MODEL_DESCRIPTION}: input: {what}: {type(error).__name__}: {short(error)}") from None
+        expected = "expected the shape, divide_by, mean and std that a run writes"
+        raise UserError(f"{MODEL_DESCRIPTION}: input: {expected}: {type(error).__name__}: {short(error)}") from None
 
 
 def _class_named(folder, path, trusted):
@@ -296,8 +296,8 @@ def _class_named(folder, path, trusted):
     if module is None:
         ways = f"import {module_name[:200]} first if you trust it, or {ways}"
         raise UserError(f"{folder}: its model is {path[:200]}, which is not imported: {ways}")
-    what = "a function, and it is not called unasked" if inspect.isfunction(cls) else "no class of modules"
-    raise UserError(f"{folder}: its model is {path[:200]}, which is {what}: {ways}")
+    kind = "a function, and it is not called unasked" if inspect.isfunction(cls) else "no class of modules"
+    raise UserError(f"{folder}: its model is {path[:200]}, which is {kind}: {ways}")
 
 
 def _build_limited(folder, constructor, state, trusted):

@@ -299,8 +299,8 @@ def check_run_folder(run):
 
 
 def _taken(folder):
-    what = "is a file" if folder.is_file() else "exists already"
-    return f"run folder {folder}: {what}; choose another --name or --out, or continue that run with --resume"
+    problem = "is a file" if folder.is_file() else "exists already"
+    return f"run folder {folder}: {problem}; choose another --name or --out, or continue that run with --resume"
 
 
 def make_run_folder(out, name, prefix, begins_anew=False):

@@ -155,7 +155,9 @@ def _search(options, common):
     known = search.recall()
     check_run_folders(plan)
     if not options.table:
-        lowest = {key: str(one.low if hasattr(one, "low") else one.choices[0]) for key, one in space.items()}
+        lowest = {
+            key: str(domain.low if hasattr(domain, "low") else domain.choices[0]) for key, domain in space.items()
+        }
         _check_runs(plan, [Planned("first", lowest)], added)
         _claim_folder(plan)
         todo = max(0, options.trials - known)

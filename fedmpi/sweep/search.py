@@ -152,9 +152,9 @@ class Search:
                 while len(running) < at_a_time and (self._unfinished or len(self._plan.runs) < number):
                     trial, run = self._next()
                     running.append((trial, start_job(self._plan, run, ranks, launcher), {}))
-                for one in list(running):
-                    if self._look_after(*one, ended):
-                        running.remove(one)
+                for started in list(running):
+                    if self._look_after(*started, ended):
+                        running.remove(started)
                 time.sleep(0.05)
         finally:
             for _, job, _ in running:
@@ -226,7 +226,7 @@ class Search:
 
     def _write(self, line):
         self._lines.append(line)
-        text = "".join(f"{json.dumps(one)}\n" for one in self._lines)
+        text = "".join(f"{json.dumps(entry)}\n" for entry in self._lines)
         with attempt("write", self._file), replacing(self._file, BEGIN) as part:
             part.write_text(text, encoding="utf-8")
 

@@ -121,9 +121,9 @@ def averages(name, values, numbers, weighting):
         return {}
     over_clients = math.fsum(values) / len(values)
     over_samples = math.fsum(values * numbers) / math.fsum(numbers)
-    mine, other = (over_clients, over_samples) if weighting == "uniform" else (over_samples, over_clients)
+    chosen, other = (over_clients, over_samples) if weighting == "uniform" else (over_samples, over_clients)
     beside = {f"{name}_{'samples' if weighting == 'uniform' else 'clients'}": other}
-    return {name: mine} | (beside if numbers.max() > UNEQUAL * numbers.min() else {})
+    return {name: chosen} | (beside if numbers.max() > UNEQUAL * numbers.min() else {})
 
 
 def of_clients(link, values, numbers, weighting):

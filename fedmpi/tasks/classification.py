@@ -110,10 +110,10 @@ def _open_shared(task, context, partition):
     rows = ClientRows(source, parts, context.clients, context.rank, context.num_ranks)
     num_test, tests = len(source.labels["test"]), []
     # The test set is cut into one part per rank, or into one per client if each client has a model of its own.
-    num_parts, mine = context.num_ranks, [context.rank]
+    num_parts, own_parts = context.num_ranks, [context.rank]
     if context.is_personal:
-        num_parts, mine = context.num_clients, context.clients
-    for part in mine:
+        num_parts, own_parts = context.num_clients, context.clients
+    for part in own_parts:
         tests.append((source, np.arange(num_test * part // num_parts, num_test * (part + 1) // num_parts)))
     names = partition.names(source, parts)
     return dict.fromkeys(context.clients, source), parts, rows, tests, names
@@ -170,8 +170,8 @@ class LoadedClassification(LoadedTask):
         self._labels = {client: labels[client][training] for client, (training, _) in self._own.items()}
         self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}
         self._file_rows = source.file_rows
-        mine = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
-        self._files = [file for one in mine if one.path is not None for file in files_of(one.path)]
+        own_sources = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
+        self._files = [file for opened in own_sources if opened.path is not None for file in files_of(opened.path)]
         self.has_own_tests = names_silos(settings.data)
         self._sources = sources.values()
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
@@ -333,13 +333,13 @@ class LoadedClassification(LoadedTask):
         part._train = {k: _drawn(samples, each, context.seed, "train", k) for k, samples in self._train.items()}
         if not tests:
             return self if all(part._train[k] is samples for k, samples in self._train.items()) else part
-        part._held = [_drawn(one, each, context.seed, "held out", k) for k, one in zip(self._train, self._held)]
+        part._held = [_drawn(samples, each, context.seed, "held out", k) for k, samples in zip(self._train, self._held)]
         part._tests = []
         for samples, (owner, divisor, number, at) in zip(self._tests, self._test_parts):
             chosen = draw(number, -(-num_samples // divisor), context.seed, "test", owner)
             part._tests.append(samples if chosen is None else samples.take(np.flatnonzero(np.isin(at, chosen))))
-        drawn, whole = ([*one._train.values(), *one._held, *one._tests] for one in (part, self))
-        return self if all(some is every for some, every in zip(drawn, whole)) else part
+        drawn, whole = ([*loaded._train.values(), *loaded._held, *loaded._tests] for loaded in (part, self))
+        return self if all(taken is every for taken, every in zip(drawn, whole)) else part
 
     def describe_inputs(self):
         mean, std = map(list, self._normalisation)

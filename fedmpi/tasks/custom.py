@@ -320,7 +320,7 @@ class LoadedOwnTask(LoadedTask):
         for client, dataset in parts:
             self.visit(client)
             pairs += [self._task.predict(module, batch) for batch in self._batches(dataset)]
-        outputs, targets = ([one for pair in pairs for one in _tensors(pair[which])] for which in (0, 1))
+        outputs, targets = ([tensor for pair in pairs for tensor in _tensors(pair[which])] for which in (0, 1))
         return _of_all_ranks(outputs, link, PADDING), _of_all_ranks(targets, link, math.nan)
 
     def _move(self, batch):
@@ -423,7 +423,7 @@ def _checked(dataset, client):
 def _tensors(values):
     """What `predict` returned, as tensors [n, ...]: one, or of a list of tensors one per sample."""
     is_list = isinstance(values, list | tuple) and isinstance(next(iter(values), 0), torch.Tensor)
-    return [one[None] for one in values] if is_list else [torch.as_tensor(values)]
+    return [sample[None] for sample in values] if is_list else [torch.as_tensor(values)]
 
 
 def _of_all_ranks(tensors, link, padding):
@@ -440,8 +440,8 @@ def _of_all_ranks(tensors, link, padding):
     num_axes, is_integer, *longest = facts.max(0).astype(int).tolist()
     longest = longest[: num_axes - 1]
     padding = PADDING if is_integer else padding
-    mine = [_padded(tensor.double(), longest, padding).reshape(-1) for tensor in tensors]
-    values = torch.from_numpy(link.allgatherv(torch.cat([torch.empty(0, dtype=torch.float64), *mine]).numpy()))
+    own_values = [_padded(tensor.double(), longest, padding).reshape(-1) for tensor in tensors]
+    values = torch.from_numpy(link.allgatherv(torch.cat([torch.empty(0, dtype=torch.float64), *own_values]).numpy()))
     return (values.long() if is_integer else values.float()).reshape(-1, *longest)
 
 

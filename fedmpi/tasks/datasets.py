@@ -57,10 +57,10 @@ class _DatasetClassification(BaseTask):
             )
         train = {client: self._items(get(client), f"data of client {client}") for client in context.clients}
         num_tests = 0 if self.test is None else _length(self.test, "test_data")
-        num_parts, mine = context.num_ranks, [context.rank]
+        num_parts, own_parts = context.num_ranks, [context.rank]
         if context.is_personal:  # a part per client, which its own model is tested on
-            num_parts, mine = context.num_clients, context.clients
-        tests = [np.arange(num_tests * part // num_parts, num_tests * (part + 1) // num_parts) for part in mine]
+            num_parts, own_parts = context.num_clients, context.clients
+        tests = [np.arange(num_tests * part // num_parts, num_tests * (part + 1) // num_parts) for part in own_parts]
         everything = np.concatenate(tests)
         test = self._items(self.test, "test_data", everything) if len(everything) else None
         return LoadedDatasets(context, train, test, num_tests, tests)
@@ -112,8 +112,8 @@ class LoadedDatasets(LoadedClassification):
     def __init__(self, context, train, test, num_tests, test_rows):
         self._context, self._augmentation, self._transform = context, None, None
         self._files = []
-        self._bytes, declared = zip(*(one[2:] for one in [*train.values(), *([test] if test else [])]))
-        train, test = {client: one[:2] for client, one in train.items()}, test and test[:2]
+        self._bytes, declared = zip(*(dataset[2:] for dataset in [*train.values(), *([test] if test else [])]))
+        train, test = {client: dataset[:2] for client, dataset in train.items()}, test and test[:2]
         first = next(iter(train.values()))[0]
         self.shape = tuple(first.shape[1:])
         tests = [test] if test else []
@@ -161,12 +161,12 @@ class LoadedDatasets(LoadedClassification):
 
 def _samples(context, inputs, labels, chosen=slice(None)):
     """The `Samples` at `chosen` of inputs [n, ...] and `labels` [n], on the context's device unless they are read."""
-    one = torch.ones((), dtype=context.dtype, device=context.device)
+    scale = torch.ones((), dtype=context.dtype, device=context.device)
     inputs, labels = inputs[chosen], labels[chosen]
     if isinstance(inputs, _Items):
-        return _ReadSamples(inputs, labels, one, torch.zeros_like(one))
+        return _ReadSamples(inputs, labels, scale, torch.zeros_like(scale))
     device = context.device_of_data(inputs.numel() * context.dtype.itemsize + labels.nbytes)
-    return _TensorSamples(inputs.to(device, context.dtype), labels.to(device), one, torch.zeros_like(one))
+    return _TensorSamples(inputs.to(device, context.dtype), labels.to(device), scale, torch.zeros_like(scale))
 
 
 class _TensorSamples(Samples):

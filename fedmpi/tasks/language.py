@@ -58,8 +58,8 @@ class Language(BaseTask):
         else:
             texts = [Text(find_file(self.data, context.data_dir))]
             shares = ([texts[0].words(split, context.rank, context.num_ranks)] for split in SPLITS)
-        mine = texts if names_silos(self.data) or context.rank == 0 else []
-        return LoadedLanguage(self, context, *shares, [file for text in mine for file in files_of(text.path)])
+        own_texts = texts if names_silos(self.data) or context.rank == 0 else []
+        return LoadedLanguage(self, context, *shares, [file for text in own_texts for file in files_of(text.path)])
 
 
 @dataclasses.dataclass
@@ -119,8 +119,8 @@ class LoadedLanguage(LoadedTask):
             starts = link.allgather([context.clients.start, context.clients.stop]).astype(int)
             parts = self._deal(link, train[0], context.num_clients, [range(*edges) for edges in starts])
             edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
-            mine = [range(*edges) for edges in (starts if context.is_personal else zip(edges, edges[1:]))]
-            self._test = self._deal(link, test[0], self._num_tests, mine)
+            test_ranges = [range(*edges) for edges in (starts if context.is_personal else zip(edges, edges[1:]))]
+            self._test = self._deal(link, test[0], self._num_tests, test_ranges)
         ends = {part: len(stream) - math.floor(context.holdout * len(stream)) for part, stream in parts.items()}
         self._train = {part: stream[: ends[part]] for part, stream in parts.items()}
         self._held = {part: stream[ends[part] :] for part, stream in parts.items()}

@@ -227,6 +227,6 @@ def _read(value):
     if array.size == 1:
         return float(array.reshape(()))
     if array.ndim not in (1, 2) or not 0 < array.size <= LARGEST_TABLE:
-        what = f"a {type(value).__name__} of shape {list(getattr(value, 'shape', ()))}"
-        raise TypeError(f"returned {what}: expected a number, or a vector or matrix of at most {LARGEST_TABLE}")
+        found = f"a {type(value).__name__} of shape {list(getattr(value, 'shape', ()))}"
+        raise TypeError(f"returned {found}: expected a number, or a vector or matrix of at most {LARGEST_TABLE}")
     return array.tolist()

@@ -134,7 +134,7 @@ class SaddleProblem(SlowProblem):
     @property
     def zeta(self):
         """Of the larger block."""
-        a, c, e = (one[:, None] - one for one in (self.weight, self.linear, self.shift))
+        a, c, e = (of_clients[:, None] - of_clients for of_clients in (self.weight, self.linear, self.shift))
         primal = np.abs(a) + np.abs(c + self.L_12 * e)
         return np.sqrt(max((primal**2).sum(2).max(), self.mu**2 * (e**2).sum(2).max()))
 

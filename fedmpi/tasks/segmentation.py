@@ -25,9 +25,9 @@ def _accuracy(outputs, targets):
 def _dice(outputs, targets):
     found = []
     for number in range(1, 1 + int(max(outputs.max(), targets.max()))):
-        one, other = outputs == number, targets == number
-        if total := int(one.sum() + other.sum()):
-            found.append(2 * int((one & other).sum()) / total)
+        predicted, truth = outputs == number, targets == number
+        if total := int(predicted.sum() + truth.sum()):
+            found.append(2 * int((predicted & truth).sum()) / total)
     return sum(found) / len(found) if found else 1.0
 
 
@@ -92,8 +92,8 @@ class LoadedSegmentation(LoadedOwnTask):
         if is_shared:
             order = generator(context.seed, "partition").permutation(len(self._sources[0].labels["train"]))
             self._rows_of = [np.sort(order[client :: context.num_clients]) for client in range(context.num_clients)]
-        mine = opened.values() if not is_shared or context.rank == 0 else ()
-        self._files = [file for source in mine for file in files_of(source.path)]
+        own_sources = opened.values() if not is_shared or context.rank == 0 else ()
+        self._files = [file for source in own_sources for file in files_of(source.path)]
 
         def pixels(client, num_clients, split):
             source = self._sources[context.clients.index(client)]

@@ -34,9 +34,13 @@ class _Targets(Task):
                 f"data: {len(self.train_sets)} Datasets for {context.num_clients} clients: expected one for each"
             )
         clients = [(f"data of client {client}", self.train(client, context.num_clients)) for client in context.clients]
-        targets = [self._first_target(*one) for one in [*clients, ("test_data", self.test_set)] if one[1] is not None]
+        targets = [
+            self._first_target(*pair) for pair in [*clients, ("test_data", self.test_set)] if pair[1] is not None
+        ]
         if len({target.shape for target in targets}) > 1:
-            raise UserError(f"data: targets of the shapes {[list(one.shape) for one in targets]}: expected one shape")
+            raise UserError(
+                f"data: targets of the shapes {[list(target.shape) for target in targets]}: expected one shape"
+            )
         object.__setattr__(self, "num_classes", targets[0].numel())  # the outputs of models that are chosen by name
         return super().load(context, partition)
 

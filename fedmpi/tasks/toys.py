@@ -165,7 +165,7 @@ class SlowProblem:
 
     @property
     def zeta(self):
-        a, c = (np.abs(one[:, None] - one) for one in (self.weight, self.linear))  # of all pairs
+        a, c = (np.abs(of_clients[:, None] - of_clients) for of_clients in (self.weight, self.linear))  # of all pairs
         return np.sqrt(((a + c) ** 2).sum(2).max())
 
     def draw(self, normal, uniform, size):
@@ -181,7 +181,7 @@ class SlowProblem:
 
     def loss(self, client, x, delta=0.0, z=0.0):
         """f_i(x) on the noise (δ, z): a 0-d tensor."""
-        power, weight, linear = (x.new_tensor(one) for one in (self.power, self.weight[client], self.linear[client]))
+        power, weight, linear = (x.new_tensor(part) for part in (self.power, self.weight[client], self.linear[client]))
         h = ((1 + x * x) ** power - (power > 0).to(x)) / (2 * power)
         return (weight * (1 + delta) * h - linear * x + z * x).sum()
 
@@ -231,8 +231,8 @@ class LoadedPoint(LoadedTask):
 
     def evaluate(self, module, link):
         point = module()
-        mine = sum(self._exact_loss(client, point).item() for client in self._context.clients)
-        loss = link.allgather([mine]).sum() / link.num_present(self._context.num_clients)
+        own_loss = sum(self._exact_loss(client, point).item() for client in self._context.clients)
+        loss = link.allgather([own_loss]).sum() / link.num_present(self._context.num_clients)
         return {"train_loss": loss, **self._metrics(point.double().cpu().numpy())}
 
 

@@ -214,7 +214,7 @@ def _read(settings, functions):
         if settings.pop("partition", None) is not None:
             raise UserError("data = [one Dataset per client]: these need no partition: leave partition out")
     for name, value in settings.items():
-        if name == STAGES and isinstance(value, list | tuple) and not all(isinstance(one, str) for one in value):
+        if name == STAGES and isinstance(value, list | tuple) and not all(isinstance(stage, str) for stage in value):
             objects[name] = list(chosen("mean", value).stages)
         elif name in CHOICES and value is not None and not isinstance(value, str | dict):
             objects[name] = _object(name, value)

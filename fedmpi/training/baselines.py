@@ -49,8 +49,8 @@ def _compare(outcome):
                 settings = _settings(method, job, best and best["federated"]["folder"])
                 _make(outcome, content, size, _key(method, size), settings)
         made = [content["runs"][_key(method, size)] for size in sizes]
-        best[method] = min(made, key=lambda one: math.inf if math.isnan(one["held_out"]) else one["held_out"])
-    rows = [{"method": method, **one} for method, one in best.items()]
+        best[method] = min(made, key=lambda trial: math.inf if math.isnan(trial["held_out"]) else trial["held_out"])
+    rows = [{"method": method, **trial} for method, trial in best.items()]
     for row in rows:
         row["bytes"] = 0 if row["method"] in ("local", "tuned") else row.get("bytes")  # nothing leaves a silo
         for cost in ("samples", "bytes", "seconds") if row["method"] == "tuned" and "clients" in row else ():
@@ -80,12 +80,12 @@ def _metric(outcome):
 def _tests(task, metric):
     """(what a silo's model is measured on, what that means)."""
     if metric.startswith(HELD_OUT):
-        name, what = "held-out data", "what each silo held out of its training data"
+        name, meaning = "held-out data", "what each silo held out of its training data"
     elif task.has_own_tests:
-        name, what = "own tests", "each silo's own test data"
+        name, meaning = "own tests", "each silo's own test data"
     else:
-        name, what = "part of the common tests", "an equal part for each silo of a test set that all have in common"
-    return name, f"{what}; the mean counts each silo once"
+        name, meaning = "part of the common tests", "an equal part for each silo of a test set that all have in common"
+    return name, f"{meaning}; the mean counts each silo once"
 
 
 def _notes(job, content, sizes):

@@ -152,8 +152,8 @@ def _take_threads(run, link):
         threads = recorded = int(everyone[:, 0].min())
     share = max(1, link.usable_cores // link.local_size)
     if threads > share and link.rank == 0:
-        what = f"{link.local_size} rank{'s' * (link.local_size > 1)} with {threads} threads each"
-        log.warning(f"{what} share {link.usable_cores} cores: --threads {share} is faster")
+        load = f"{link.local_size} rank{'s' * (link.local_size > 1)} with {threads} threads each"
+        log.warning(f"{load} share {link.usable_cores} cores: --threads {share} is faster")
     torch.set_num_threads(threads)
     return reason, recorded
 

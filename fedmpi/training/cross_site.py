@@ -33,4 +33,4 @@ def measure(job, own_results):
 def tables(job, found):
     """What `measure` found, in the layout of a record's tables."""
     names = job.task.client_names or [f"silo {number}" for number in range(job.context.num_clients)]
-    return {f"cross_site_{name}": {"classes": names, "values": one["matrix"]} for name, one in found.items()}
+    return {f"cross_site_{name}": {"classes": names, "values": result["matrix"]} for name, result in found.items()}

@@ -14,12 +14,14 @@ def account_for_data(job, recorder):
     folders = () if recorder is None else filter(None, dict.fromkeys([recorder.folder, job.config.origin]))
     earlier = {folder: read_data_files(folder) for folder in folders}
     salts = share(job.link, lambda: [salt for salt, _ in earlier.values()])
-    mine = agree(job.link, lambda: [file_digest(path) for path in job.task.data_files()])
-    lines = allgather_lines(job.link, [json.dumps({salt: salted(digest, salt) for salt in salts}) for digest in mine])
+    own_digests = agree(job.link, lambda: [file_digest(path) for path in job.task.data_files()])
+    lines = allgather_lines(
+        job.link, [json.dumps({salt: salted(digest, salt) for salt in salts}) for digest in own_digests]
+    )
     files = list(map(json.loads, lines))
     for folder, (salt, before) in earlier.items():
         digests = [of_file[salt] for of_file in files]
-        if what := difference(before, digests):
-            log.warning(f"the data differ from those of {folder}: {what}")
+        if changes := difference(before, digests):
+            log.warning(f"the data differ from those of {folder}: {changes}")
         if folder == recorder.folder:
             recorder.write(lambda folder, salt=salt, digests=digests: write_data_files(folder, salt, digests))

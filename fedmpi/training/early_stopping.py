@@ -108,7 +108,9 @@ class EarlyStopping:
 
     def state(self):
         """Name -> number, for a checkpoint; the names are those of earlier versions."""
-        return {f"ending/{key}{name}": value for name, one in self._watches.items() for key, value in vars(one).items()}
+        return {
+            f"ending/{key}{name}": value for name, watch in self._watches.items() for key, value in vars(watch).items()
+        }
 
     def restore(self, state):
         """Take what `state` gave; earlier versions' checkpoints lack it."""

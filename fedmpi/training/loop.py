@@ -256,9 +256,9 @@ def _warn_of_choice(job):
         log.warning(cross_site.SENT)
     chooses = run.result == "best" or run.patience is not None
     if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
-        what = "the best model is chosen" if run.result == "best" else "the run ends early"
+        choice = "the best model is chosen" if run.result == "best" else "the run ends early"
         hint = "so the test results will be too optimistic; --holdout 0.1 uses held-out training data instead"
-        log.warning(f"{what} by {job.task.goal[0]} on the test set, {hint}")
+        log.warning(f"{choice} by {job.task.goal[0]} on the test set, {hint}")
 
 
 def _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals):

@@ -73,8 +73,8 @@ def _entries(module):
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _wrong(module, what):
-    return UserError(f"model {type(module).__name__}: {what}")
+def _wrong(module, problem):
+    return UserError(f"model {type(module).__name__}: {problem}")
 
 
 def _check_tensors(module):

@@ -237,7 +237,7 @@ def metric_lines(job, metrics):
 def facts_of_sums(federation):
     """What the aggregation and the stages say about themselves: "aggregation_epsilon" or "STAGE_epsilon" -> number."""
     parts = {"aggregation": federation.aggregation, **federation.stages}
-    return {f"{part}_{name}": float(number) for part, one in parts.items() for name, number in one.facts().items()}
+    return {f"{part}_{name}": float(number) for part, stage in parts.items() for name, number in stage.facts().items()}
 
 
 def _client_lines(job, metrics):
@@ -252,8 +252,8 @@ def _client_lines(job, metrics):
 def _averages(job, metrics):
     """The row about how metrics are averaged, if that is not the same for all."""
     of_samples = job.config.run.weighting == "samples"
-    mine, other = ("samples", "clients") if of_samples else ("clients", "samples")
-    parts = [f"over {mine}, as in training; _{other}: over {other}"] if any(map(is_beside, metrics)) else []
+    chosen, other = ("samples", "clients") if of_samples else ("clients", "samples")
+    parts = [f"over {chosen}, as in training; _{other}: over {other}"] if any(map(is_beside, metrics)) else []
     text = "; ".join([*parts, *filter(None, [job.task.measured])])
     return [("averages", text)] if text else []
 

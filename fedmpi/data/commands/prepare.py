@@ -90,7 +90,7 @@ def run(options):
     given = vars(options)
     reading = {name.replace("-", "_"): given[name.replace("-", "_")] for name in READING}
     reading["dates"] = reading.pop("date")
-    reading = {key: tuple(one) if isinstance(one, list) else one for key, one in reading.items() if one}
+    reading = {key: tuple(value) if isinstance(value, list) else value for key, value in reading.items() if value}
     names = {field.name for field in dataclasses.fields(ReaderOptions)} - {"reading"}
     reader = ReaderOptions(**{name: given[name] for name in names}, reading=Reading(**reading))
     folder, origin = pathlib.Path(options.data_dir), options.origin and pathlib.Path(options.origin)

@@ -48,7 +48,7 @@ def show_account(path, as_json=False):
 def _lines(account, most):
     """What was decided; of each list the first `most` entries."""
 
-    def some(words):
+    def shortened(words):
         words = [str(word) for word in words]
         return ", ".join(words[:most]) + (f" and {len(words) - most} more (data show)" if len(words) > most else "")
 
@@ -56,12 +56,12 @@ def _lines(account, most):
     of = f" of {account['label']}" if "label" in account else ""
     lines = [
         f"  rows: {rows['train']} to train, {rows['test']} to test ({account['test_rows']})",
-        f"  {len(classes)} classes{of}: " + some(f"{name} ({count})" for name, count in classes.items()),
+        f"  {len(classes)} classes{of}: " + shortened(f"{name} ({count})" for name, count in classes.items()),
     ]
     if "features" in account:
         features = [f"{name} ({kind})" for name, kind in account["features"].items()]
-        lines.append(f"  features, {len(features)} columns: {some(features)}")
-    lines += [f"  stored, not learned from: {some(account['stored'])}"] if account.get("stored") else []
+        lines.append(f"  features, {len(features)} columns: {shortened(features)}")
+    lines += [f"  stored, not learned from: {shortened(account['stored'])}"] if account.get("stored") else []
     left_out = [f"  not used: {name}: {why}" for name, why in account.get("not_used", {}).items()]
     lines += left_out[:most] + ([f"  not used: {len(left_out) - most} more (data show)"] if left_out[most:] else [])
     lines += [f"  assumed: {'; '.join(account['assumed'])}"] if account.get("assumed") else []

@@ -67,10 +67,10 @@ def choose_test_set(labels, options, groups=None):
     names = np.unique(labels, return_inverse=True)[1] if groups is None else np.zeros(groups.max(initial=-1) + 1)
     num_test = round(options.test_share * len(names)) if is_share else 0
     if not 0 < num_test < len(names):
-        what = "samples" if groups is None else f"groups ({options.group})"
+        units = "samples" if groups is None else f"groups ({options.group})"
         raise UserError(
-            f"--test-share {options.test_share}: makes {num_test} of {len(names)} {what} the test set: "
-            f"expected a share that leaves {what} for both sets"
+            f"--test-share {options.test_share}: makes {num_test} of {len(names)} {units} the test set: "
+            f"expected a share that leaves {units} for both sets"
         )
     order = generator(options.seed, "test share").permutation(len(names))
     order = order[np.argsort(names[order], kind="stable")]  # class by class: evenly spaced ones are a share of each

@@ -90,18 +90,19 @@ class Columns:
         """
         try:
             keys = ("median", "mean", "std")
-            columns = {name: {key: float(one[key]) for key in keys} if isinstance(one, dict) else [*map(str, one)]
-                       for name, one in content["columns"].items()}  # fmt: skip
-            numbers = [one for one in columns.values() if isinstance(one, dict)]
-            if not all(np.isfinite([*one.values()]).all() and one["std"] > 0 for one in numbers):
+            columns = {name: {key: float(column[key]) for key in keys} if isinstance(column, dict)
+                       else [*map(str, column)]
+                       for name, column in content["columns"].items()}  # fmt: skip
+            numbers = [column for column in columns.values() if isinstance(column, dict)]
+            if not all(np.isfinite([*facts.values()]).all() and facts["std"] > 0 for facts in numbers):
                 raise ValueError("a median, mean or std is not finite, or a std is not above 0")
-            lists = [content["classes"], *(one for one in columns.values() if isinstance(one, list))]
-            if any(len({*one}) < len(one) for one in lists):
+            lists = [content["classes"], *(column for column in columns.values() if isinstance(column, list))]
+            if any(len({*words}) < len(words) for words in lists):
                 raise ValueError("a class or a category is there twice")
             if content["missing"] not in MISSING:
                 raise ValueError(f"missing is not one of {', '.join(MISSING)}")
-            aliases = {str(name): {str(word): str(other) for word, other in one.items()}
-                       for name, one in content.get("aliases", {}).items()}  # fmt: skip
+            aliases = {str(name): {str(word): str(other) for word, other in meanings.items()}
+                       for name, meanings in content.get("aliases", {}).items()}  # fmt: skip
             reading = {key: tuple(v) if isinstance(v, list) else v for key, v in content.get("reading", {}).items()}
             roles = tuple(map(str, content.get("id", ()))), content.get("group")
             classes = [str(name) for name in content["classes"]]
@@ -128,7 +129,7 @@ class Columns:
         Raises:
             UserError: if they do.
         """
-        one_hot = [name for name, one in self.columns.items() if isinstance(one, list)]
+        one_hot = [name for name, column in self.columns.items() if isinstance(column, list)]
         agreed = f"--missing {self.missing}" + "".join(f" --one-hot {name}" for name in one_hot)
         given = f"--columns {options.columns}: was made with"
         if options.missing not in (None, self.missing) or {*options.one_hot} - {*one_hot}:
@@ -157,7 +158,7 @@ class Columns:
             features |= self._one_hot(table, name, how, unknown) if is_list else self._numbers(table, name, how)
         return features
 
-    def numbered(self, table, name, known, what, counts=None):
+    def numbered(self, table, name, known, kind, counts=None):
         """[n] number in the list `known` of each field of a column of words, after its aliases; -1 of an empty one.
 
         Those that are not in the list are counted in the dict `counts`, if it is given.
@@ -177,7 +178,7 @@ class Columns:
             same = {word: meant[plain(word)] for word in unknown if plain(word) in meant}
             hint = f'; if it means the same, add "aliases": {json.dumps({name: same})}' if same else ""
             raise UserError(
-                f"{table.path}: column {name} contains {short(', '.join(unknown), 300)}, which is not among {what}"
+                f"{table.path}: column {name} contains {short(', '.join(unknown), 300)}, which is not among {kind}"
                 f"{', '.join(known)}: add it to --classes or the file of --columns, and prepare all silos so{hint}"
             )
         return words.map(meant).fillna(-1).to_numpy(np.int64)
@@ -203,8 +204,8 @@ class Columns:
         self._refuse_empty(table, name, is_blank, "a number")
         if not np.isfinite(values[~is_blank]).all() or np.abs(values[~is_blank]).max(initial=0) > LARGEST:
             row = int(np.flatnonzero(~is_blank & ~(np.abs(values) <= LARGEST))[0])
-            what = "expected a finite number"
-            raise UserError(f"{table.path}: {table.place(row)} has {values[row]:.4g} in column {name}: {what}")
+            expected = "expected a finite number"
+            raise UserError(f"{table.path}: {table.place(row)} has {values[row]:.4g} in column {name}: {expected}")
         indicator = {f"{name} is {WITHOUT}": is_blank} if self.missing == "category" else {}
         if is_blank.any():  # otherwise without a copy, which would double the memory
             values = np.where(is_blank, values.dtype.type(how["median"]), values)

@@ -58,10 +58,10 @@ def read(path, options):
     else:
         rows = choose_test_set(splits["train"][1], options)
         splits = {split: [values[rows[split]] for values in splits["train"]] for split in rows}
-    labels, attributes = number_words(path, {split: one[1] for split, one in splits.items()}, options.classes)
-    arrays = {f"{split}/images": one[0] for split, one in splits.items()}
+    labels, attributes = number_words(path, {split: of_split[1] for split, of_split in splits.items()}, options.classes)
+    arrays = {f"{split}/images": of_split[0] for split, of_split in splits.items()}
     arrays |= {f"{split}/labels": labels[split] for split in splits}
-    arrays |= {f"{split}/{USER}": one[2] for split, one in splits.items()}
+    arrays |= {f"{split}/{USER}": of_split[2] for split, of_split in splits.items()}
     return arrays, {**attributes, ACCOUNT: account}
 
 

@@ -73,7 +73,7 @@ def table_ending(path):
     name = path.stem if last in OPENERS else path.name
     if last == ".zip" and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            inside = [pathlib.PurePath(one) for one in archive.namelist()]
+            inside = [pathlib.PurePath(member) for member in archive.namelist()]
         name = inside[0] if len(inside) == 1 else ""
         name = name and (name if name.suffix else f"{name}.csv")  # pandas gives a file in t.zip the name t
     ending = pathlib.PurePath(name).suffix.lower()
@@ -287,8 +287,8 @@ def _read_text(path, reading, wanted):
         with attempt("read as CSV with a header", path, ValueError, csv.Error):
             for line, row in numbered():
                 if len(row) < len(names) or any(field.strip() for field in row[len(names) :]):
-                    what = f"expected {len(names)}, as in the header (line {header[0]}; --skip-lines leaves out titles)"
-                    raise UserError(f"{path}: line {line} has {len(row)} fields: {what}")
+                    hint = f"expected {len(names)}, as in the header (line {header[0]}; --skip-lines leaves out titles)"
+                    raise UserError(f"{path}: line {line} has {len(row)} fields: {hint}")
 
     try:  # all columns are read, so that lines are checked
         columns, mixed = _in_chunks(path, {**options, "dtype": dtype}, [*chosen, BEYOND], most)
@@ -296,8 +296,8 @@ def _read_text(path, reading, wanted):
             columns |= _in_chunks(path, {**options, "dtype": {**dtype, **dict.fromkeys(mixed, str)}}, mixed, most)[0]
     except UserError as error:
         if isinstance(error.__context__, UnicodeError):
-            what = "expected --encoding with another one, like latin-1"
-            raise UserError(f"{path}: cannot be read as CSV with a header: it is not {encoding}: {what}") from None
+            hint = "expected --encoding with another one, like latin-1"
+            raise UserError(f"{path}: cannot be read as CSV with a header: it is not {encoding}: {hint}") from None
         check_lengths()  # pandas says neither the line nor what to do
         raise
     is_wrong = columns.pop(BEYOND).notna().any()
@@ -343,7 +343,7 @@ def _in_chunks(path, options, names, most):
                         numbers[name] = np.empty(most)
                         numbers[name][:start] = column[:start]
                     numbers[name][start:length] = values
-    mixed = [name for name, pieces in others.items() if len({*(one.dtype for one in pieces)}) + (name in numbers) > 1]
+    mixed = [name for name, pieces in others.items() if len({*(part.dtype for part in pieces)}) + (name in numbers) > 1]
     words = {name: pandas.concat(pieces, ignore_index=True) for name, pieces in others.items() if pieces}
     columns = {name: numbers[name][:length] if name in numbers else words.get(name, np.empty(0)) for name in names}
     return columns, mixed
@@ -420,8 +420,8 @@ def _recognise(table, name, reading, is_word, odd):
             if not (odd_ones := words.notna() & dates.isna()).any():
                 return _days(dates), "dates"
         row = int(np.flatnonzero(odd_ones)[0])
-        what = f"{table.place(row)} has {short(words[row], 60)}: expected dates like 2026-01-31 or 31.01.2026"
-        raise UserError(f"{table.path}: --date {name}: {what} in the whole column")
+        problem = f"{table.place(row)} has {short(words[row], 60)}: expected dates like 2026-01-31 or 31.01.2026"
+        raise UserError(f"{table.path}: --date {name}: {problem} in the whole column")
     distinct = words.value_counts()
     if is_word or not len(distinct):
         return words, "words" if len(distinct) else "empty"

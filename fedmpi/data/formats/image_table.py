@@ -39,12 +39,15 @@ def image_column(path):
             fields = [field for field in read_schema(path) if pyarrow.types.is_struct(field.type)]
         except (ImportError, OSError, ValueError):  # whoever reads the table says so
             return None
-        return next((one.name for one in fields if "bytes" in {part.name for part in one.type}), None)
+        return next((field.name for field in fields if "bytes" in {part.name for part in field.type}), None)
     if table_ending(path) != ".arrow":
         return None
     with attempt("read", path, OSError, ValueError, KeyError):
         features = json.loads((_parts(path)["train"] / ARROW).read_text(encoding="utf-8"))["features"]
-    return next((name for name, one in features.items() if isinstance(one, dict) and one.get("_type") == "Image"), None)
+    return next(
+        (name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == "Image"),
+        None,
+    )
 
 
 def read(path, options):
@@ -77,7 +80,7 @@ def read(path, options):
         account["test_rows"] = f"those of {parts['test']}"
     images, assumed = image_splits(path, cells, options)
     account["assumed"] = [assumed]
-    return images | {f"{split}/labels": one for split, one in numbers.items()}, attributes | {ACCOUNT: account}
+    return images | {f"{split}/labels": labels for split, labels in numbers.items()}, attributes | {ACCOUNT: account}
 
 
 def _parts(path):

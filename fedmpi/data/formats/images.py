@@ -50,8 +50,8 @@ class ImageFiles:
             pixels = self._pixels(file)
             if pixels.shape != image.shape:
                 hint = "" if self._is_medical else "; --size N resizes all images"
-                what = f"expected {_format_size(image.shape)}, the size of {self._files[0]}{hint}"
-                raise UserError(f"{file}: is {_format_size(pixels.shape)} pixels: {what}")
+                expected = f"expected {_format_size(image.shape)}, the size of {self._files[0]}{hint}"
+                raise UserError(f"{file}: is {_format_size(pixels.shape)} pixels: {expected}")
             image[:] = pixels
         return images
 
@@ -79,8 +79,8 @@ class ImageFiles:
     def _medical(self, file):
         pixels, mode = medical.read(file) if medical.is_medical(file) else (None, "that of a picture")
         if mode != self.mode or self._size:
-            what = "no --size" if self._size else f"{self.mode}, the mode of {self._files[0]}, and no --mode"
-            raise UserError(f"{file}: has the mode {mode}: expected {what}")
+            expected = "no --size" if self._size else f"{self.mode}, the mode of {self._files[0]}, and no --mode"
+            raise UserError(f"{file}: has the mode {mode}: expected {expected}")
         return pixels
 
 
@@ -154,8 +154,8 @@ def read(root, options):
     if train is not None and not beside:
         account["test_rows"] = "those of the folder"
     elif not beside and (deep := [file for file in used if len(file.relative_to(root).parts) > DEPTH]):
-        what = "are to train and to test: if it is a patient's, use labels.csv with --group"
-        account["notes"] = [f"images of one folder, like {min(deep).parent.relative_to(root)}, {what}"]
+        remark = "are to train and to test: if it is a patient's, use labels.csv with --group"
+        account["notes"] = [f"images of one folder, like {min(deep).parent.relative_to(root)}, {remark}"]
     roles = {GROUP: options.group} if stored else {}
     return splits, {"num_classes": len(class_names), "class_names": class_names, ACCOUNT: account, **roles}
 
@@ -193,10 +193,10 @@ def image_splits(path, files, options):
     Raises:
         UserError: if the two have different modes.
     """
-    images = {f"{split}/images": ImageFiles(its, options.mode, options.size) for split, its in files.items()}
-    if len(modes := {one.mode: one.dtype for one in images.values()}) > 1:
-        what = "expected one, or --mode"
-        raise UserError(f"{path}: images to train and to test have the modes {' and '.join(modes)}: {what}")
+    images = {f"{split}/images": ImageFiles(of_split, options.mode, options.size) for split, of_split in files.items()}
+    if len(modes := {image_files.mode: image_files.dtype for image_files in images.values()}) > 1:
+        expected = "expected one, or --mode"
+        raise UserError(f"{path}: images to train and to test have the modes {' and '.join(modes)}: {expected}")
     return images, "images have the mode {}, and are {}".format(*modes.popitem())
 
 
@@ -231,8 +231,8 @@ def _read_labels(root, beside, options):
     files = [root / word for word in words]
     for row, (file, answer) in enumerate(zip(files, answers)):
         if not answer or not is_image(file, root) or not file.is_file():
-            what = "an empty field" if not answer else f"{file}, which is no image"
-            raise UserError(f"{beside}: {table.place(row)} has {what}: expected an image in {root} and its class")
+            found = "an empty field" if not answer else f"{file}, which is no image"
+            raise UserError(f"{beside}: {table.place(row)} has {found}: expected an image in {root} and its class")
     numbers, attributes = number_words(beside, {"all": answers.to_numpy(str)}, options.classes)
     if words.duplicated().any():
         raise UserError(f"{beside}: contains {words[words.duplicated()].iloc[0]} twice: expected each image once")

@@ -58,8 +58,8 @@ def read(root, options):
              for file in sorted(options.masks.rglob("*")) if is_image(file, options.masks)}  # fmt: skip
     without = [file for file in files if file.relative_to(root).with_suffix("") not in names]
     if not files or without:
-        what = f"{len(without)} images have no mask, like {without[0]}" if files else "contains no image"
-        raise UserError(f"{options.masks if files else root}: {what}: expected one of the same name for each image")
+        problem = f"{len(without)} images have no mask, like {without[0]}" if files else "contains no image"
+        raise UserError(f"{options.masks if files else root}: {problem}: expected one of the same name for each image")
     masks = [names.pop(file.relative_to(root).with_suffix("")) for file in files]
     counts = [np.unique(_pixels(file), return_counts=True) for file in masks]
     values = sorted({*np.concatenate([found for found, _ in counts]).astype(int).tolist()})  # black and white: 0, 1
@@ -89,6 +89,6 @@ def read(root, options):
 def _pixels(file):
     pixels = np.asarray(open_raw(file))
     if pixels.ndim != 2 or pixels.dtype.kind not in "bui":
-        what = "expected one whole number per pixel, its class"
-        raise UserError(f"{file}: is {pixels.dtype}{list(pixels.shape)}: {what}")
+        expected = "expected one whole number per pixel, its class"
+        raise UserError(f"{file}: is {pixels.dtype}{list(pixels.shape)}: {expected}")
     return pixels

@@ -25,7 +25,7 @@ def read(path, options):
     """
     with attempt("read as npz", path, Exception), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    arrays = {name: one.astype(one.dtype.newbyteorder("="), copy=False) for name, one in arrays.items()}
+    arrays = {name: values.astype(values.dtype.newbyteorder("="), copy=False) for name, values in arrays.items()}
     used = {(split, kind): find_array(arrays, split, words) for split in ("train", "test", "")
             for kind, words in (("x", SAMPLES), ("y", LABELS))}  # fmt: skip
     assumed, account = [], {}
@@ -89,8 +89,8 @@ def guess_layout(path, shape):
     sides = shape[1:]
     for axis, channels, slices in () if first or last else ((-1, "nhwc", "nhwd"), (0, "nchw", "ndhw")):
         if FLAT * sides[axis] <= min(np.delete(sides, axis)):
-            what = f"expected --layout {channels} if they have {sides[axis]} channels, {slices} if so many slices"
-            raise UserError(f"{path}: samples are {list(shape)}: {what}")
+            expected = f"expected --layout {channels} if they have {sides[axis]} channels, {slices} if so many slices"
+            raise UserError(f"{path}: samples are {list(shape)}: {expected}")
     return "nhwc" if last else "nchw" if first else "ndhw"
 
 
@@ -100,8 +100,8 @@ def channels_last(path, values, layout):
     if sorted(layout) != sorted(right) or "n" not in layout or len(layout) != values.ndim:
         if values.ndim > 5:
             return values
-        what = f"expected {values.ndim} of the letters n, c, d, h and w, each once, and n"
-        raise UserError(f"{path}: --layout {layout}: samples are {list(values.shape)}: {what}")
+        expected = f"expected {values.ndim} of the letters n, c, d, h and w, each once, and n"
+        raise UserError(f"{path}: --layout {layout}: samples are {list(values.shape)}: {expected}")
     values = values.transpose([layout.index(letter) for letter in right])
     return values[..., None] if "d" in right and "c" not in right else values
 
@@ -130,8 +130,8 @@ def number_words(path, labels, classes):
         numbers, names = every, classes
     elif classes:
         if odd := {*names} - {*classes}:
-            what = f"expected those of --classes {','.join(classes)}"
-            raise UserError(f"{path}: has labels {', '.join(sorted(odd))}: {what}")
+            expected = f"expected those of --classes {','.join(classes)}"
+            raise UserError(f"{path}: has labels {', '.join(sorted(odd))}: {expected}")
         numbers, names = np.array([classes.index(name) for name in names])[numbers], classes
     numbers = np.split(numbers, np.cumsum([len(values) for values in labels.values()])[:-1])
     return dict(zip(labels, numbers)), {"num_classes": len(names), "class_names": [*map(str, names)]}

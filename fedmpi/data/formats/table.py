@@ -30,7 +30,8 @@ class Rows:
 
     def __init__(self, columns, rows):
         self._columns, self._rows = columns, rows
-        self.shape, self.dtype = (len(rows), len(columns)), np.result_type(np.float32, *{one.dtype for one in columns})
+        self.shape = (len(rows), len(columns))
+        self.dtype = np.result_type(np.float32, *{column.dtype for column in columns})
 
     def __len__(self):
         return len(self._rows)
@@ -61,7 +62,7 @@ def read(path, options):
             raise UserError(f"{path}: contains no folder train: give one of its folders, and maybe --test-from")
         has_test = (path / "test").is_dir() and not options.test_from
         options = dataclasses.replace(options, test_from=path / "test") if has_test else options
-        rest = {one.name for one in path.iterdir() if one.is_dir()} - {"train", *(["test"] if has_test else [])}
+        rest = {entry.name for entry in path.iterdir() if entry.is_dir()} - {"train", *(["test"] if has_test else [])}
         path = path / "train"
     agreed = Columns.read(options.columns)
     if agreed is not None:
@@ -77,7 +78,7 @@ def read(path, options):
                               ("keep", options.keep), ("features", options.features), ("one-hot", options.one_hot),
                               ("date", options.reading.dates)):  # fmt: skip
             for name in filter(None, given):
-                rest = ", ".join(one for one in names if one != options.label)
+                rest = ", ".join(other for other in names if other != options.label)
                 if name not in names or name == options.label:
                     raise UserError(f"--{option} {name}: {path} has no such column besides the label; it has {rest}")
         present = [name for name in names if name not in options.drop]
@@ -86,8 +87,8 @@ def read(path, options):
         for name in (*kept, *options.one_hot, *options.reading.dates, *options.features, label):
             excluded = [*options.drop, *(kept if name in (*options.one_hot, *options.features, label) else ())]
             if name in excluded:
-                what = "expected one of both"
-                raise UserError(f"{name}: is in --drop, --id, --group or --keep, and used otherwise: {what}")
+                expected = "expected one of both"
+                raise UserError(f"{name}: is in --drop, --id, --group or --keep, and used otherwise: {expected}")
         if label in (*options.one_hot, *options.reading.dates):
             raise UserError(f"{label}: is the label: expected --label with another column, or no --one-hot and --date")
         if label not in names:
@@ -118,15 +119,15 @@ def read(path, options):
         )
     for name in (label, *kept, *options.one_hot):
         if (odd := table.columns[name].str.contains("\0", regex=False, na=False).to_numpy(bool)).any():
-            what = f"{table.place(int(np.flatnonzero(odd)[0]))} has a character NUL in column {name}"
-            raise UserError(f"{path}: {what}: expected text: is the encoding right (--encoding)?")
+            found = f"{table.place(int(np.flatnonzero(odd)[0]))} has a character NUL in column {name}"
+            raise UserError(f"{path}: {found}: expected text: is the encoding right (--encoding)?")
     if reserved := {"images", "labels", "."} & {*kept}:
         raise UserError(f"{path}: a column that is stored is called {reserved.pop()}: expected another name for it")
     groups = None if options.group is None else np.unique(_words(table, options.group), return_inverse=True)[1]
     if both := groups is not None and options.test_from and {*groups[:num_training]} & {*groups[num_training:]}:
         value = _words(table, options.group)[np.flatnonzero(groups == min(both))[0]]
-        what = f"has {options.group} {value}, which {path} has, too: expected test rows of other groups, or no --group"
-        raise UserError(f"--test-from {options.test_from}: {what}")
+        found = f"has {options.group} {value}, which {path} has, too: expected test rows of other groups, or no --group"
+        raise UserError(f"--test-from {options.test_from}: {found}")
     if options.test_from:
         chosen = {"train": np.arange(num_training), "test": np.arange(num_training, len(table))}
     else:
@@ -140,8 +141,8 @@ def read(path, options):
         odd = next((name for name in usable if name not in columns.columns), None)
         if odd is not None:
             known = ", ".join(columns.columns)
-            what = f"column {odd} is not among those of the file of --columns: {known}; --drop {odd} leaves it out"
-            raise UserError(f"{path}: {what}")
+            found = f"column {odd} is not among those of the file of --columns: {known}; --drop {odd} leaves it out"
+            raise UserError(f"{path}: {found}")
     labels = columns.numbered(table, label, columns.classes, "the classes ")
     features = columns.features(table)
     if not features:
@@ -179,8 +180,8 @@ def _append(table, other):
         raise UserError(f"--test-from {other.path}: has no column {lost[0]}: expected the columns of {table.path}")
     for name, values in table.columns.items():
         if table.kinds[name] != other.kinds[name]:
-            what = f"{table.kinds[name]} in {table.path} and {other.kinds[name]} in {other.path}"
-            raise UserError(f"--test-from: column {name} contains {what}: expected the same")
+            kinds = f"{table.kinds[name]} in {table.path} and {other.kinds[name]} in {other.path}"
+            raise UserError(f"--test-from: column {name} contains {kinds}: expected the same")
         both = [values, other.columns[name]]
         is_array = isinstance(values, np.ndarray)
         table.columns[name] = np.concatenate(both) if is_array else pandas.concat(both, ignore_index=True)

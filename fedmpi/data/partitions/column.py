@@ -47,8 +47,8 @@ class Column(Partition):
             return np.array_split(np.argsort(labels, kind="stable"), num_clients)
         groups, group_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
         if len(groups) < num_clients:
-            what = f"expected at most the number of groups in train/{self.by}, {len(groups)}"
-            raise UserError(f"clients = {num_clients}: {what}")
+            expected = f"expected at most the number of groups in train/{self.by}, {len(groups)}"
+            raise UserError(f"clients = {num_clients}: {expected}")
         client_of, num_samples = np.zeros(len(groups), dtype=int), np.zeros(num_clients, dtype=int)
         for group in np.argsort(-sizes, kind="stable"):
             client_of[group] = num_samples.argmin()
