@@ -4,11 +4,14 @@ import dataclasses
 import inspect
 import json
 import math
-from typing import ClassVar
+import pathlib
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
+from fedmpi.comm.link import Link
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.errors import UserError, one_line
 from fedmpi.machine.devices import fits, memory_of
@@ -45,7 +48,7 @@ class RankContext:
     num_local: int = 1
     weighting: str = "uniform"
 
-    def device_of_data(self, nbytes):
+    def device_of_data(self, nbytes: int) -> torch.device:
         """The device on which a data set of so many bytes is to lie: the host, if it would fill a GPU's memory."""
         has_room = self.device.type == "cpu" or fits(nbytes, memory_of(self.device), self.num_local)
         return self.device if has_room else torch.device("cpu")
@@ -70,10 +73,10 @@ class BaseTask:
     can_hold_out = False
     can_redeal = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check(self, "task.")
 
-    def load(self, context, partition):
+    def load(self, context: RankContext, partition: Any) -> Any:
         """Read what this rank's clients train on.
 
         Args:
@@ -88,7 +91,7 @@ class BaseTask:
         raise NotImplementedError
 
 
-class Metrics(dict):
+class Metrics(dict[str, float]):
     """What an evaluation measured: name -> float, and of each client.
 
     Attributes:
@@ -96,7 +99,7 @@ class Metrics(dict):
         tables: name -> {"classes": their names, "values": a vector or matrix as nested lists}.
     """
 
-    def __init__(self, values, clients=(), tables=()):
+    def __init__(self, values: Any, clients: Any = (), tables: Any = ()) -> None:
         super().__init__(values)
         self.clients, self.tables = dict(clients), dict(tables)
 
@@ -104,7 +107,7 @@ class Metrics(dict):
 UNEQUAL = 1.01  # largest number of samples / smallest: above it, means over clients and over samples both count
 
 
-def averages(name, values, numbers, weighting):
+def averages(name: str, values: Any, numbers: Any, weighting: str) -> dict[str, float]:
     """A mean over clients under its name and, where the clients' numbers of samples differ, the other mean beside it.
 
     Args:
@@ -126,13 +129,15 @@ def averages(name, values, numbers, weighting):
     return {name: chosen} | (beside if numbers.max() > UNEQUAL * numbers.min() else {})
 
 
-def of_clients(link, values, numbers, weighting):
+def of_clients(
+    link: Link, values: dict[str, Any], numbers: Any, weighting: str
+) -> tuple[dict[str, float], dict[str, Any]]:
     """(the `averages`, name -> [N] values of all clients) of what a rank measured of its own. Collective on the link.
 
     `values`: name -> one per client of this rank; `numbers`: of their samples; `weighting`: see `averages`.
     """
     # A rank without any test data has measured nothing.
-    columns = [of_metric if len(of_metric) else [math.nan] * len(numbers) for of_metric in values.values()]
+    columns: list[Any] = [of_metric if len(of_metric) else [math.nan] * len(numbers) for of_metric in values.values()]
     table = np.column_stack([numbers, *columns])
     numbers, *columns = link.allgatherv(table.ravel()).reshape(-1, table.shape[1]).T
     clients = dict(zip(values, columns)) if numbers.any() else {}
@@ -164,14 +169,16 @@ class LoadedTask:
             third argument, the client's own dict for it: names -> numbers and (nested tuples of) tensors.
     """
 
+    shape: tuple[int, ...] | None
+    num_classes: int | None
     is_personal = False
-    client_names = None
-    default_model = None
+    client_names: list[str] | None = None
+    default_model: str | None = None
     goal = ("train_loss", -1)
     ascent_scale = 1.0
     reading = ""
     measured = ""
-    dealer = None
+    dealer: Any = None
     has_own_tests = False
     carries = False
     random_batches = True
@@ -180,7 +187,7 @@ class LoadedTask:
     draws_outside_torch = False
     is_on_host = False
 
-    def build_model(self, model_class, model_settings):
+    def build_model(self, model_class: Any, model_settings: dict[str, Any]) -> nn.Module:
         """The module to train, on the CPU in float32; called under the run's model seed.
 
         Raises:
@@ -195,32 +202,32 @@ class LoadedTask:
             raise UserError(f"model {model_class.__name__}: made a {type(module).__name__}: expected a torch.nn.Module")
         return module
 
-    def model_arguments(self, model_class, model_settings):
+    def model_arguments(self, model_class: Any, model_settings: dict[str, Any]) -> dict[str, Any]:
         """Name -> value of the arguments that a model is built with: those that the data give, and its settings."""
         offered = {"shape": self.shape, "num_classes": self.num_classes}
-        taken = dict(inspect.signature(model_class).parameters)
+        taken: dict[str, Any] = dict(inspect.signature(model_class).parameters)
         if not inspect.isclass(model_class) and any(p.kind is p.VAR_KEYWORD for p in taken.values()):
             taken["num_classes"] = None  # torchvision's functions hand it on to their class
         return {**{k: v for k, v in offered.items() if k in taken and v is not None}, **model_settings}
 
-    def constructor(self, model_class, model_settings):
+    def constructor(self, model_class: Any, model_settings: dict[str, Any]) -> dict[str, Any] | None:
         """How to build the module again: {"class": a dotted path, "arguments": name -> value}, which JSON can hold.
 
         An argument may be such a dict itself. None if it cannot be said.
         """
         return constructor_of(model_class, **self.model_arguments(model_class, model_settings))
 
-    def describe_inputs(self):
+    def describe_inputs(self) -> dict[str, Any]:
         """What a program must know to use the trained module, as name -> value which JSON can hold."""
         return {}
 
-    def begin_round(self, round_index):
+    def begin_round(self, round_index: int) -> None:
         """Before every round, from 0; the training loop calls it."""
 
-    def visit(self, client):
+    def visit(self, client: int) -> None:
         """Before an evaluation on data of one of this rank's clients; the training loop replaces it if it needs to."""
 
-    def try_out(self, module, client):
+    def try_out(self, module: nn.Module, client: int) -> None:
         """Check that the module accepts the task's data, by one loss on one sample.
 
         Raises:
@@ -234,51 +241,51 @@ class LoadedTask:
         except UserError:
             raise
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
-            inputs = f"inputs of shape {list(self.shape)} with {self.num_classes} classes"
+            inputs = f"inputs of shape {list(self.shape or ())} with {self.num_classes} classes"
             raise UserError(f"model {type(module).__name__} does not work on {inputs}: {one_line(error)}") from error
 
-    def ascent(self, flat):
+    def ascent(self, flat: Any) -> slice | None:
         """The slice of the flat vector in which a min-max problem ascends; None: a minimisation."""
         return None
 
-    def synchronise(self, link):
+    def synchronise(self, link: Link) -> None:
         """Exchange what the ranks need to know before a model can be built. Collective on the link.
 
         Raises:
             UserError: on every rank or on none.
         """
 
-    def data_files(self):
+    def data_files(self) -> list[pathlib.Path]:
         """Paths of the data files that this rank accounts for, each file on one rank only."""
         return []
 
-    def write_split(self, folder):
+    def write_split(self, folder: pathlib.Path) -> None:
         """Write into the run folder which client has which samples; on rank 0 only."""
 
-    def sampler(self, client, batch_size, first_batch_size, seed, device):
+    def sampler(self, client: int, batch_size: int, first_batch_size: int, seed: int, device: torch.device) -> Any:
         """Which samples are in the draws of one of this rank's clients; see `EpochSampler`."""
         return EpochSampler(self.num_samples(client), batch_size, first_batch_size, seed, client, device)
 
-    def num_samples(self, client):
+    def num_samples(self, client: int) -> int:
         """Number of training samples of one of this rank's clients."""
         raise NotImplementedError
 
-    def batch(self, client, indices):
+    def batch(self, client: int, indices: torch.Tensor) -> Any:
         """The minibatch of a client's samples at int64 `indices`, on the device, ready for `loss`."""
         raise NotImplementedError
 
-    def loss(self, module, batch):
+    def loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
         """Mean loss of `module` over the samples of a batch: a 0-d tensor."""
         raise NotImplementedError
 
-    def try_metrics(self, module, link):
+    def try_metrics(self, module: nn.Module, link: Link) -> None:
         """Check before the first round that the task's metrics are numbers, on a few samples. Collective on the link.
 
         Raises:
             AgreedUserError: on every rank, with the name of the metric that fails.
         """
 
-    def evaluate(self, module, link):
+    def evaluate(self, module: nn.Module, link: Link) -> Metrics:
         """`Metrics` of `module` over all ranks' data: name -> float. Collective on the link.
 
         "train_loss" is the objective that is trained: the mean of f_i over the clients, weighted as they are in
@@ -287,7 +294,7 @@ class LoadedTask:
         """
         raise NotImplementedError
 
-    def subset(self, num_samples, tests=True):
+    def subset(self, num_samples: int, tests: bool = True) -> Any:
         """The task as it is evaluated during a run: on a fixed random part of its data, drawn by the run's seed.
 
         Args:
@@ -299,11 +306,11 @@ class LoadedTask:
         """
         return self
 
-    def write_result(self, module, folder):
+    def write_result(self, module: nn.Module, folder: pathlib.Path) -> None:
         """Write into the run folder what the task itself shows of the resulting module; on rank 0 only."""
 
 
-def constructor_of(cls, **arguments):
+def constructor_of(cls: Any, **arguments: Any) -> dict[str, Any] | None:
     """See `LoadedTask.constructor`; None for a function without a path, and if an argument is not for JSON."""
     name = getattr(cls, "__qualname__", "<")
     try:
