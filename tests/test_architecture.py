@@ -229,6 +229,17 @@ def test_no_function_has_many_parameters():
     assert not many - public, f"more than {MAX_PARAMETERS} parameters"
 
 
+VAGUE = {"its", "one", "some", "what", "mine"}
+
+
+def test_variables_say_what_they_hold():
+    ours = [module for module in SOURCES if module.partition(".")[0] == "fedmpi"]
+    nodes = [(module, node) for module in ours for node in ast.walk(tree(module))]
+    found = [f"{module}:{node.lineno}" for module, node in nodes if isinstance(node, ast.Name) and node.id in VAGUE]
+    found += [f"{module}:{node.lineno}" for module, node in nodes if isinstance(node, ast.arg) and node.arg in VAGUE]
+    assert not found, f"called one of {sorted(VAGUE)}: {found}"
+
+
 def unclear_words():
     """ "file:line: word: text" of every line with a word of `UNCLEAR`."""
     places = [ROOT / name for name in ("fedmpi", "reproduction", "tests", "launch", "slurm", "docs", "examples")]
