@@ -12,6 +12,7 @@ import argparse
 import ast
 import collections
 import concurrent.futures
+import importlib.util
 import itertools
 import json
 import os
@@ -27,8 +28,8 @@ import tempfile
 import time
 
 import pytest
+from helpers import ROOT, WARM
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIMIT = 900  # seconds for the tests of one change: one that hangs is noticed
 SECONDS = 300  # so long do the tests of one change take, as measured in the first run
 COMPARISONS = {"==": "!=", "!=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">", "is": "is not", "is not": "is"}
@@ -40,7 +41,6 @@ TOKENS = {
 PYTEST = [sys.executable, "-m", "pytest", "-q"]
 MPI = "tests/mpi/"  # the tests that run under mpirun
 MARK = "FEDMPI_TEST_OF_CHANGE"  # a variable, by which the processes of one command are found
-WARM = "FEDMPI_TEST_WARM"  # see tests/helpers.py: if it is empty, every rank is a new process
 
 
 def changes(path):
@@ -144,7 +144,7 @@ def apply(tree, change):
 def record_lines(folder, words):
     """Run the tests (or those that pytest's words name) once, and record in a folder which lines each of them runs.
 
-    Ranks are new processes here and no forks, so that each of them records its lines from its start on.
+    Ranks are no forks here (`WARM` is empty), so that each of them records its lines from its start on.
     """
     settings = folder / "coverage.ini"
     settings.write_text(
@@ -282,6 +282,8 @@ def main():
     parser.add_argument("--record", type=pathlib.Path, default=ROOT / "mutations.jsonl")
     parser.add_argument("--again", type=pathlib.Path, help="a record of earlier: try the same changes")
     asked = parser.parse_args()
+    if not importlib.util.find_spec("coverage"):
+        sys.exit("coverage.py is missing: pip install coverage")
     known = [json.loads(line) for line in asked.record.read_text().splitlines()] if asked.record.exists() else []
     tried = {_key(change) for change in known}
     former = [json.loads(line) for line in asked.again.read_text().splitlines()] if asked.again else []
@@ -298,8 +300,8 @@ def main():
     code, output = _run([*PYTEST, "--collect-only", "tests"], tree)
     if code:  # every change would look as if it were noticed
         sys.exit(f"the tests of an unchanged copy cannot be collected:\n{output[-2000:]}")
-    if not asked.lines.is_dir():
-        asked.lines.mkdir()
+    if not (asked.lines / "lines").is_file():  # also if an earlier first run did not end
+        asked.lines.mkdir(exist_ok=True)
         record_lines(asked.lines, asked.tests)
     lines = Lines(asked.lines)
 

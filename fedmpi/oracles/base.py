@@ -302,7 +302,7 @@ def negate_ascent(gradient: torch.Tensor, ascent: slice | None, scale: float = 1
         gradient[ascent].mul_(-scale)
 
 
-def seed_noise(seed: Any, device: torch.device) -> None:
+def seed_noise(seed: int, device: torch.device) -> None:
     """Seed the generator that modules on `device` draw dropout masks from."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
@@ -310,7 +310,7 @@ def seed_noise(seed: Any, device: torch.device) -> None:
         torch.get_device_module(device).default_generators[device.index or 0].manual_seed(seed)
 
 
-def seed_all(seed: Any, device: torch.device) -> None:
+def seed_all(seed: int, device: torch.device) -> None:
     """Seed all generators that a user's code draws from: torch's on `device` and on the CPU, numpy's and Python's."""
     seed_noise(seed, device)
     if device.type != "cpu":
