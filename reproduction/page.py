@@ -11,7 +11,7 @@ from reproduction import equal_cost, grids
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
 from reproduction.length import section
-from reproduction.results import paths, read_results
+from reproduction.results import in_any_order, paths, read_results
 from reproduction.running import ON_GPU
 from reproduction.strength import graded
 
@@ -259,10 +259,11 @@ def _grids(experiment, scale):
 
 def _settings(results, runs_file):
     """Lines with the settings of every method; [] of results without them."""
-    names = {}  # (method, settings) -> panels
+    names, texts = {}, {}  # (method, settings) -> panels; (method, settings in any order) -> the first row's text
     for row in results.runs:
         if row.get("settings"):
-            names.setdefault((row["method"], row["settings"]), {})[row["panel"]] = None
+            settings = texts.setdefault((row["method"], in_any_order(row["settings"])), row["settings"])
+            names.setdefault((row["method"], settings), {})[row["panel"]] = None
     if not names:
         return []
     panels = len(results.panels)
@@ -283,8 +284,8 @@ def _made(experiment, scale, results):
     command += " --data-dir data" if experiment.data else ""
     parallel = {name: its for name in ("ranks", "threads") if (its := _distinct(results, name)) not in ([], ["1"])}
     command += "".join(f" --{name} {its[0]}" for name, its in parallel.items() if len(its) == 1)
-    compiled = {found[0] for row in results.runs if (found := re.findall(r" --compile[= ](\S+)", row["command"]))}
-    command += "".join(f" --compile {mode}" for mode in compiled)
+    compiled = {" ".join(re.findall(r" --compile[= ](\S+)", row["command"])) for row in results.runs}
+    command += "".join(f" --compile {mode}" for mode in compiled if mode and len(compiled) == 1)
     spent = f"{format_seconds(sum(cpu))} of CPU time, {format_seconds(sum(cpu) / len(cpu))} a run" if cpu else "–"
     if 0 < len(cpu) < len(results.runs):
         missing = len(results.runs) - len(cpu)

@@ -35,7 +35,12 @@ ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 STATES = ("complete", "diverged")
 DERIVED = {"training_perplexity": "train_loss"}  # metrics that are computed from another one, and are in no file
-FORMER = ", first_step plain, sync_order paper, prev_grad_scale 1.0"  # ends the settings of FAFED in earlier files
+FORMER = {  # a setting in earlier files -> the same in today's words; None: there is no other choice any more
+    "first_step plain": None,
+    "sync_order paper": None,
+    "prev_grad_scale 1.0": None,
+    "bias_correction False": "correction none",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +217,8 @@ def _is_made_with(row, command):
     """Whether a row of the runs' file was made with the settings of a command, but for the seed."""
     wanted = _settings_of_command(command)
     # The algorithm's are compared with those that the run recorded: a preset's values may have changed since then.
-    if row["settings"] != _settings_text({key: json.loads(text) for key, text in wanted.items()}):
+    todays = _settings_text({key: json.loads(text) for key, text in wanted.items()})
+    if in_any_order(row["settings"]) != in_any_order(todays):
         return False
     try:
         made = _settings_of_command(row["command"])
@@ -221,10 +227,14 @@ def _is_made_with(row, command):
     return _without_algorithm(made) == _without_algorithm(wanted)
 
 
+@functools.cache
 def _settings_of_command(command):
-    """The settings of a run's command that decide what it measures, without its seed: name -> value as JSON text."""
+    """The settings of a run's command that decide what it measures, without its seed: name -> value as JSON text.
+
+    How the model is compiled changes rounding only, as another processor does.
+    """
     its = decisive_settings(shlex.split(command)[3:])  # without python -m fedmpi.train
-    return {key: text for key, text in its.items() if key != "seed"}
+    return {key: text for key, text in its.items() if key not in ("seed", "oracle.compile")}
 
 
 def _without_algorithm(settings):
@@ -295,6 +305,17 @@ def _settings_text(settings):
     return ", ".join(f"{name} {value}" for name, value in its.items() if value is not None)
 
 
+def _in_todays_words(settings):
+    """The text of `_settings_text` of an earlier version, as today's has it but for the order."""
+    parts = settings.split(", ")
+    return ", ".join(filter(None, (FORMER.get(part, part) for part in parts)))
+
+
+def in_any_order(settings):
+    """A row's settings as a set, to compare them: an algorithm may have listed its settings in another order."""
+    return frozenset(settings.split(", "))
+
+
 def _text(value):
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
@@ -348,7 +369,7 @@ def _read_files(files, scale, is_known, states):
             raise damaged(runs_path, number, f"seed {row['seed']} of {row['method']} on {row['panel']} is there twice")
         if row["state"] not in STATES:
             raise damaged(runs_path, number, f"state: expected one of {', '.join(STATES)}, not {row['state']}")
-        row["settings"] = row["settings"].removesuffix(FORMER)
+        row["settings"] = _in_todays_words(row["settings"])
         settings = {"algorithm": row["method"], "seed": whole_number(runs_path, number, row, "seed")}
         _check_seconds(runs_path, number, row)
         is_complete = row["state"] == "complete"

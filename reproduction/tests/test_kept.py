@@ -14,10 +14,14 @@ from tiny import TINY, reproduce, rows
 
 from fedmpi.sweep.local import is_running
 from fedmpi.sweep.plan import Plan, Planned
+from reproduction.experiment import SCALES, experiment_names, find_experiments
+from reproduction.results import left_to_make, paths
+from reproduction.running import How, plan_runs
 
 pytestmark = pytest.mark.rarely("reproduction", "fedmpi/sweep", "fedmpi/runs", "fedmpi/presets")
 
 FIRST = {"task": "quadratic", "clients": 2, "rounds": 2, "local_steps": 1, "eval_every": 2}
+RESULTS = ROOT / "reproduction" / "results"
 AFTER_FIRST = TINY | {
     "methods": {"FedAvg": {"algorithm": "fedavg", "algorithm.step_size": 0.1, "init": "{first}"}},
     "first": FIRST,
@@ -58,6 +62,21 @@ def test_a_changed_first_run_is_noticed_after_its_folder_was_deleted(tmp_path):
     first.rename(tmp_path / "elsewhere")
     write(tmp_path, AFTER_FIRST | {"first": FIRST | {"rounds": 3}})
     assert reproduce(file, *words).stdout.count(" 1 of them still to do") == 2
+
+
+@pytest.mark.rarely("reproduction", "fedmpi/algorithms", "fedmpi/config", "fedmpi/presets", "fedmpi/settings.py")
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_seed_can_be_added_to_all_committed_results(scale):
+    """Settings may be renamed after the runs, or compiled for a GPU; what was run is still what would be run."""
+    runs = pathlib.Path("runs")
+    how = How(ranks=1, at_a_time=1, threads=1, launch=None, compile=None, data_dir=None, out=runs, command="")
+    num_added = 0
+    for experiment in find_experiments(experiment_names()):
+        if paths(RESULTS, experiment, scale)[1].is_file():
+            planning = plan_runs(experiment.first_run(scale), experiment.points(scale), [99], runs, how)
+            assert left_to_make(RESULTS, experiment, scale, planning) == planning, experiment.name
+            num_added += len(planning.plan.runs)
+    assert num_added >= 30  # all scales have results
 
 
 def test_results_of_other_seeds_are_kept_in_old_files(tmp_path):
