@@ -2,7 +2,8 @@
 
 An experiment that trains nothing (a table of proved rates, of layers) has `title`, `paper`, `place` and `not_run`, the
 reason. One with `orders`, a list of methods, is a table of proved rates, which is measured (see
-`reproduction.orders`), with `unmeasured`, which of the table's rows are not. Every other one has
+`reproduction.orders`), with `unmeasured`, which of the table's rows are not, and `beside`, the methods that the paper's
+claim is not about. Every other one has
 
     title, paper, place, question:  what it shows, and where the paper shows it.
     data:      names of the data files that it needs.
@@ -117,6 +118,7 @@ SHAPE = {
     "not_run": TEXT,
     "orders": [TEXT, ...],
     "unmeasured": TEXT,
+    "beside": [TEXT],
     "data": [TEXT],
     "settings": SETTINGS,
     "panels": {ANY: SETTINGS},
@@ -155,6 +157,7 @@ class Experiment:
     not_run: str = ""
     orders: list = dataclasses.field(default_factory=list)
     unmeasured: str = ""
+    beside: list = dataclasses.field(default_factory=list)
     data: list = dataclasses.field(default_factory=list)
     settings: dict = dataclasses.field(default_factory=dict)
     panels: dict = dataclasses.field(default_factory=dict)

@@ -44,9 +44,15 @@ def rows_of(experiment, scale):
 
 
 def reach(experiment, scale):
-    """ "on the paper's grid" or "on a wider grid": where the compared settings were chosen; "" if nothing was tuned."""
+    """ "on the paper's grid" or "on a wider grid": where the compared settings were chosen; "" if nothing was tuned.
+
+    Where at most half of the methods have values beside the paper's, they are named.
+    """
     rows = rows_of(experiment, scale)
-    return ("on a wider grid" if any(row[-1] != "–" for row in rows) else "on the paper's grid") if rows else ""
+    wider = [row[0].strip("`") for row in rows if row[-1] != "–"]
+    if not wider:
+        return "on the paper's grid" if rows else ""
+    return "on a wider grid" + f" for {', '.join(wider)} only" * (2 * len(wider) <= len(rows))
 
 
 def _is_in(value, values):

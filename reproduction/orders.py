@@ -134,10 +134,10 @@ def read(folder, experiment):
 
 
 def outcomes(folder, experiment):
-    """An `Outcome` for each slope of a table, under its claim `orders`, and that nothing was measured: []."""
+    """An `Outcome` for each slope of the methods that the claim `orders` is about; [] if nothing was measured."""
     measured, rows = read(folder, experiment)
     seeds = len({row["seed"] for row in rows})
-    for one in measured:
+    for one in (one for one in measured if one.line.method not in experiment.beside):
         words = f"{one.line.method}: exponent against {one.line.grows} {one.of_half} (last half), {one.of_all} (all "
         words += f"rounds), proved {one.line.proved:.2f}: {one.says}"
         yield Outcome("orders", f"{one.line.method} against {one.line.grows}", STATES[one.says], words, seeds)

@@ -83,10 +83,12 @@ better, ↓ that smaller ones are.
 `full` has the paper's size.
 """
 VERDICTS = """\
-The verdict on each claim. Every comparison in a table or figure counts once, at the largest scale (`full`, then `mlp`,
-then `small`) at which it was made with several seeds; those at `small` count only if no other was made. *In part* means
-that some hold and others do not, and a verdict is as strong as the weakest of those that hold; *not tested*, that none
-was made with several seeds. Beside the verdict is how many are confirmed, and then how many at each scale:
+The verdict on each claim. Every comparison of an experiment counts once (a figure that shows the same runs as
+another, and a wider grid, are further ones), at the largest scale (`full`, then `mlp`, then `small`) at which it was
+made with several seeds; those at `small` count only if no other was made. *In part* means that some hold and others
+do not (*indicative: in part*: at `small`), and a verdict is as strong as the weakest of those that hold; *not
+tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how many at
+each scale:
 """
 FITTED = """\
 FAFED's paper prints accuracies and not the length of its runs. These are the lengths at which the values of our runs at

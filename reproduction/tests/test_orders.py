@@ -32,6 +32,9 @@ def written(folder, exponents, seeds=4):
 
 def test_the_rule_decides(tmp_path):
     one = written(tmp_path, {"fedavg": (-0.4, -0.5), "stem": (-0.1, -0.2), "fafed": (-0.9, -1.0)})
+    of_paper = [its.panel for its in orders.outcomes(tmp_path, one)]
+    assert of_paper == ["stem against R", "fafed against R"]  # the paper's claim is not about FedAvg
+    one = dataclasses.replace(one, beside=[])
     found = {its.panel: its for its in orders.outcomes(tmp_path, one)}
     states = {panel: its.state for panel, its in found.items()}
     assert states == {

@@ -24,7 +24,7 @@ from reproduction.__main__ import listing
 from reproduction.claims import ordering
 from reproduction.csv_files import write_tables
 from reproduction.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
-from reproduction.front import _anchor, verdict_of
+from reproduction.front import _anchor, _compared, verdict_of
 from reproduction.page import page, prose
 from reproduction.results import (
     CURVE_AMOUNTS,
@@ -497,6 +497,11 @@ def row(state, seeds=3, decides=True, scale="full"):
         ([row("confirmed"), row("indicative: does not hold", scale="small")], "confirmed", "1 of 2"),
         ([row("indicative: holds", scale="small")] * 2, "indicative: holds", "0 of 2, 2 indicative"),
         ([row("indicative: holds", scale="small"), row("ahead")], "ahead", "0 of 2, 1 ahead, 1 indicative"),
+        (
+            [row("indicative: holds", scale="small"), row("indicative: does not hold", scale="small")],
+            "indicative: in part",
+            "0 of 2, 1 indicative",
+        ),
         ([row("indicative: does not hold", scale="small")], "indicative: does not hold", "0 of 1"),
         ([row("one seed: ahead", 1), row("one seed: reached", 1)], "not tested", "one seed: ahead in 2 of 2"),
         ([], "not tested", "–"),
@@ -504,6 +509,13 @@ def row(state, seeds=3, decides=True, scale="full"):
 )
 def test_the_verdict_on_a_claim_takes_the_outcomes_that_decide(rows, verdict, count):
     assert (verdict_of(rows), _count([one for one in rows if one.seeds])) == (verdict, count)
+
+
+def test_the_front_page_says_how_many_comparisons_are_contradicted():
+    long = [row("confirmed"), row("ahead"), row("not confirmed"), row("not confirmed"), row("not confirmed: undecided")]
+    short = [row("indicative: holds", scale="small"), row("indicative: does not hold", scale="small")]
+    assert _compared(long + short) == "1 of 5, 1 more ahead, 2 contradicted; indicative: 1 of 2"
+    assert _compared(short) == "indicative: 1 of 2" and _compared([row("confirmed")]) == "1 of 1"
 
 
 def test_a_comparison_counts_at_the_largest_scale_with_several_seeds(tmp_path):
