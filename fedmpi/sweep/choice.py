@@ -12,7 +12,7 @@ from fedmpi.own_files import replacing
 from fedmpi.run_files import SETTINGS
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
-from fedmpi.runs.record import HELD_OUT, less_is_better, title
+from fedmpi.runs.record import HELD_OUT, is_beside, less_is_better, title
 from fedmpi.sweep.plan import OWN
 from fedmpi.text import Table
 
@@ -72,7 +72,7 @@ def usual_metric(runs):
     Raises:
         UserError: if no run has one.
     """
-    names = [name for run in runs for name in run.metrics if name.startswith(HELD_OUT)]
+    names = [name for run in runs for name in run.metrics if name.startswith(HELD_OUT) and not is_beside(name)]
     if not names:
         raise UserError("no run measured held-out data: sweep with --holdout 0.1, or choose with --metric train_loss")
     return next((name for name in names if name != "holdout_loss"), names[0])

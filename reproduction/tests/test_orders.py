@@ -97,5 +97,6 @@ def test_the_papers_grids_are_counted():
     assert rows("mom_figures7_8")["`fedavg_m`"] == ["20 of 20", "–"]
     assert rows("mom_figure2")["`scaffold_m`"] == ["3 of 20", "2"]
     assert rows("fafed_table2_low")["`fafed`"] == ["4 of 20", "–"]
-    assert rows("fafed_figures2_4_cifar10")["`fedadam`"] == ["2 of 30", "2"]
+    assert rows("fafed_figures2_4_cifar10")["`fedadam`"] == ["3 of 30", "–"]
+    assert rows("fafed_figures2_4_cifar10_wider")["`fedadam`"] == ["2 of 30", "2"]
     assert not rows("fafed_figure1") and not rows("zo_figure3") and not rows("lamb_figure5")

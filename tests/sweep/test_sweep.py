@@ -129,6 +129,16 @@ def test_the_best_is_that_of_the_held_out_data(swept):
     assert yaml.safe_load((out / "step_size=0.1,seed=0" / "settings.yaml").read_text())["holdout"] == 0.1
 
 
+def test_the_accuracy_decides_also_where_clients_have_unlike_numbers_of_samples(tmp_path):
+    """Every metric has two averages there, over clients and over samples."""
+    words = ("--rounds", 2, "--clients", 4, "--algorithm", "fedavg", "--threads", 1)  # one of the four has one more
+    ended = sweep("--grid", "algorithm.step_size=0.1", *words, "--out", tmp_path / "it")
+    assert ended.returncode == 0, ended.stderr
+    measured = last(tmp_path / "it" / "step_size=0.1")
+    assert measured["holdout_accuracy"] != measured["holdout_accuracy_samples"]
+    assert f"holdout_accuracy {measured['holdout_accuracy']:.4f}" in ended.stdout, ended.stdout
+
+
 def test_the_best_settings_train_on_all_data(swept, tmp_path):
     best = yaml.safe_load((swept[0] / "best.yaml").read_text())
     assert best["algorithm"]["step_size"] == 0.1 and best["holdout"] == 0
