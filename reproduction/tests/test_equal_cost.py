@@ -21,13 +21,13 @@ def of_table(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "at_gradients", "at_bytes"),
-    [  # computed apart from the CSV files, at round 150 and at round 100 of FAFED
-        ("fafed_table2_low", {"FAFED": 0.8817, "FedAdam": 0.8881}, {"FAFED": 0.8756, "FedAdam": 0.8881}),
-        ("fafed_table2_high", {"FAFED": 0.8525, "FedAMS": 0.8689}, {"FAFED": 0.8502, "FedAMS": 0.8689}),
+    ("name", "at_gradients", "at_bytes", "nth"),
+    [  # computed apart from the CSV files with numpy.interp, at about round 150 and round 100 of FAFED
+        ("fafed_table2_low", {"FAFED": 0.8817, "FedAdam": 0.8881}, {"FAFED": 0.8756, "FedAdam": 0.8881}, [3, 3]),
+        ("fafed_table2_high", {"FAFED": 0.8560, "FedAMS": 0.8703}, {"FAFED": 0.8426, "FedAMS": 0.8703}, [3, 4]),
     ],
 )
-def test_fafed_is_behind_the_adaptive_servers_at_equal_cost(name, at_gradients, at_bytes):
+def test_fafed_is_behind_the_adaptive_servers_at_equal_cost(name, at_gradients, at_bytes, nth):
     _, results = of_table(name)
     (methods,) = results.panels.values()
     for cost, known in (("gradients", at_gradients), ("bytes", at_bytes)):
@@ -35,7 +35,7 @@ def test_fafed_is_behind_the_adaptive_servers_at_equal_cost(name, at_gradients, 
         assert amount == {"gradients": 60000, "bytes": 31944000}[cost]
         # FAFED's start sends rows, too, so that its round 100 is a little later by bytes.
         assert {name: values[name].mean for name in known} == pytest.approx(known, abs=3e-4)
-    assert [place for _, place, _ in places(methods, "accuracy", "FAFED")] == [3, 3]
+    assert [place for _, place, _ in places(methods, "accuracy", "FAFED")] == nth
 
 
 def curve(label, seeds, cost, values):
