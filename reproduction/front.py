@@ -33,8 +33,9 @@ CLAIMS = """\
 """
 OUTCOMES = (
     "Comparisons are *confirmed* at full length (of attacks also on an MLP instead of a CNN), with three seeds and "
-    "p < 0.05 (Holm); *ahead*: by more than the spread; *contradicted*: by more than that the other way; "
-    "*indicative*: of a few rounds; *in part*: others do not hold; *undecided*: within the spread."
+    "p < 0.05 (Holm; problems without chance and rates have rules of their own); *ahead*: by more than the spread; "
+    "*contradicted*: by more than that the other way; *indicative*: of a few rounds; "
+    "*in part*: others do not hold; *undecided*: within the spread."
 )
 OURS = "Questions of ours, on which the papers claim nothing: "
 

@@ -54,7 +54,8 @@ frequencies.
 A claim that two methods are level is confirmed if neither is clearly ahead and none diverged. A claim that a method
 leads by more in one place than in another is confirmed if it leads and the difference is larger than its own standard
 deviation, and not confirmed if the difference is as large in the other direction, or the method clearly behind. A claim
-that a method reaches a value is confirmed if every seed reaches it.
+that a method reaches a value is confirmed if every seed reaches it. Two problems have no chance in them (Theorem 1 of
+FAFED and Figure 1 of FMGDA): all seeds give the same numbers, so that any lead counts and p says nothing there.
 
 A claim that a method is *faster*, or saves a share of the rounds, compares the rounds until the mean over the seeds
 is at a level that both reach: the best mean of the slower method, less 1 % of what it gained since its first
