@@ -306,7 +306,7 @@ def state_of(path):
 
 
 def read_papers():
-    """Key -> {title, claims: key -> sentence, ours: keys of those that are questions of ours} of every paper."""
+    """Key -> {title, in_short, claims: key -> sentence, ours: keys of our own questions} of every paper."""
     return _read_papers(PAPERS, state_of(PAPERS))
 
 

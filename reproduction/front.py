@@ -17,20 +17,18 @@ IN_PART = "in part"
 FEW_IN_PART = "indicative: in part"
 ORDER = (CONFIRMED, AHEAD, HOLDS, IN_PART, FEW_IN_PART, UNDECIDED, NOT_CONFIRMED, FAILS, NOT_TESTED)
 FEW = 2  # experiments that a command names; of more it names the paper
-HEAD = """\
-# What the papers' experiments gave
-
-Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all comparisons, the rules
-and the findings. Each command makes the runs at the small scale again, in the minutes beside it on two cores.
-"""
-TABLE = """\
-## Table 2, printed and here
-
-Mean accuracy over the seeds after so many rounds. The paper gives no length; the nearest was found afterwards.
-"""
-CLAIMS = """\
-## The claims
-"""
+# Headings and the list stand without empty lines, so that the page has at most 60.
+HEAD = (
+    "# What the papers' experiments gave\n\n"
+    "Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all comparisons, the "
+    "rules and the findings. In short:"
+)
+TABLE = "## Table 2, printed and here"
+LENGTHS = (
+    "Mean accuracy over the seeds after so many rounds. The paper gives no length; the nearest was found afterwards."
+)
+CLAIMS = "## The claims"
+AGAIN = "Each command makes the runs at the small scale again, in the minutes beside it on two cores."
 OUTCOMES = (
     "Comparisons are *confirmed* at full length (of attacks also on an MLP instead of a CNN), with three seeds and "
     "p < 0.05 (Holm; problems without chance and rates have rules of their own); *ahead*: by more than the spread; "
@@ -46,7 +44,26 @@ def front(folder, experiments, found):
     Args:
         folder: of the results. found: name of an experiment -> its `Row`s (`reproduction.summary`).
     """
-    return "\n".join([HEAD, *_printed(folder, experiments), *_claims(folder, experiments, found)]).rstrip() + "\n"
+    lines = [HEAD, _in_short(experiments, found), "", *_printed(folder, experiments)]
+    return "\n".join([*lines, *_claims(folder, experiments, found)]).rstrip() + "\n"
+
+
+def _in_short(experiments, found):
+    """A list with the sentences `in_short` of all papers; a claim in braces there becomes its verdict, a link."""
+    lines = []
+    for key, paper in read_papers().items():
+        verdicts = {
+            claim: f"[{verdict_of(_of_claim(experiments, found, key, claim)[1])}](claims.md#{_anchor(sentence)})"
+            for claim, sentence in paper["claims"].items()
+        }
+        lines.append(f"- {paper['in_short'].format(**verdicts)}")
+    return "\n".join(lines)
+
+
+def _of_claim(experiments, found, paper, claim):
+    """(the experiments that test a claim of a paper, all their `Row`s of it)."""
+    rows = {one.name: [row for row in found[one.name] if row.key == claim] for one in experiments if one.paper == paper}
+    return [one for one in experiments if rows.get(one.name)], [row for of_one in rows.values() for row in of_one]
 
 
 def _printed(folder, experiments):
@@ -81,7 +98,7 @@ def _printed(folder, experiments):
                 f"{cheap and f', on {cheap}'}. The printed order is ours at {order or 'none'}."
             )
             words += [f"**{sentence}**" for other in wider for sentence in other.findings.get("full", [])[:1]]
-    return [TABLE, plain_table(["", "", *methods], rows), " ".join(words), ""] if rows else []
+    return [TABLE, plain_table(["", "", *methods], rows), " ".join([LENGTHS, *words]), ""] if rows else []
 
 
 def _on_wider_grid(folder, other, one, panel):
@@ -101,8 +118,7 @@ def _claims(folder, experiments, found):
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
         for claim, sentence in paper["claims"].items():
-            made = [one for one in of_paper if any(row.key == claim for row in found[one.name])]
-            its = [row for one in made for row in found[one.name] if row.key == claim]
+            made, its = _of_claim(experiments, found, key, claim)
             verdict = verdict_of(its)
             link = f"[{as_markdown(sentence)}](claims.md#{_anchor(sentence)})"
             if claim in paper.get("ours", ()):
@@ -119,7 +135,7 @@ def _claims(folder, experiments, found):
         "its small version: `python -m reproduction`",
         "minutes",
     ]
-    words = [f"{OUTCOMES} {OURS}{'; '.join(ours)}." if ours else OUTCOMES]
+    words = [f"{OUTCOMES} {AGAIN}" + (f" {OURS}{'; '.join(ours)}." if ours else "")]
     rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
     return [CLAIMS, *words, "", plain_table(header, rows)]
 

@@ -612,6 +612,17 @@ def test_the_summary_is_made_from_the_committed_numbers():
     assert {*re.findall(r"claims\.md#([^)]*)[)]", front)} == anchors
 
 
+@pytest.mark.skipif(not MADE, reason="nothing was run yet")
+def test_the_sentences_in_short_have_the_verdicts_of_the_table():
+    front, _ = texts(RESULTS)
+    in_short = [line for line in front.splitlines() if line.startswith("- ")]
+    named = [re.findall(r"\[([^]]*)\]\(claims\.md#([^)]*)\)", line) for line in in_short]
+    assert len(in_short) == 5 and all(named)
+    for verdict, anchor in sum(named, []):
+        table = rf"\(claims\.md#{re.escape(anchor)}\) (\| \**{verdict}\** \||\({verdict}:)"
+        assert re.search(table, front), (verdict, anchor)
+
+
 def test_committed_runs_of_fafed_are_made_with_the_settings_that_it_has_now(tmp_path):
     """Their file also has three settings that FAFED had then, with the paper's values."""
     one = next(one for one in EXPERIMENTS if one.name == "fafed_theorem1")
