@@ -31,9 +31,10 @@ CLAIMS = "## The claims"
 AGAIN = "Each command makes the runs at the small scale again, in the minutes beside it on two cores."
 OUTCOMES = (
     "Comparisons are *confirmed* at full length (of attacks also on an MLP instead of a CNN), with three seeds and "
-    "p < 0.05 (Holm; problems without chance and rates have rules of their own); *ahead*: by more than the spread; "
-    "*contradicted*: by more than that the other way; *indicative*: of a few rounds; "
-    "*in part*: others do not hold; *undecided*: within the spread."
+    "p < 0.05 (Holm; problems without chance and rates have rules of their own); *ahead*: by more than the spread, "
+    "which chance alone gives in one of nine; *contradicted*: by more than that the other way; *indicative*: of a few "
+    "rounds; *undecided*: within the spread. Counts are of confirmed comparisons. A claim holds *in part* if some "
+    "of its comparisons hold and others do not, and is *not confirmed* if none holds."
 )
 OURS = "Questions of ours, on which the papers claim nothing: "
 
@@ -49,13 +50,13 @@ def front(folder, experiments, found):
 
 
 def _in_short(experiments, found):
-    """A list with the sentences `in_short` of all papers; a claim in braces there becomes its verdict, a link."""
+    """A list with the sentences `in_short` of all papers; a claim in braces becomes its verdict and its counts."""
     lines = []
     for key, paper in read_papers().items():
-        verdicts = {
-            claim: f"[{verdict_of(_of_claim(experiments, found, key, claim)[1])}](claims.md#{_anchor(sentence)})"
-            for claim, sentence in paper["claims"].items()
-        }
+        verdicts = {}
+        for claim, sentence in paper["claims"].items():
+            rows = _of_claim(experiments, found, key, claim)[1]
+            verdicts[claim] = f"[{verdict_of(rows)}](claims.md#{_anchor(sentence)}) ({_compared(rows)})"
         lines.append(f"- {paper['in_short'].format(**verdicts)}")
     return "\n".join(lines)
 
@@ -95,7 +96,8 @@ def _printed(folder, experiments):
             cheap = " and ".join(f"place {nth} of {num} at equal {cost}" for cost, nth, num in at_cost)
             words.append(
                 f"{place}: {its[0].leader} is first at {_wins(its)} evaluated lengths{wins}"
-                f"{cheap and f', on {cheap}'}. The printed order is ours at {order or 'none'}."
+                f"{cheap and f', on {cheap} ({last} rounds of the cheapest method)'}. "
+                f"The printed order is ours at {order or 'none'}."
             )
             words += [f"**{sentence}**" for other in wider for sentence in other.findings.get("full", [])[:1]]
     return [TABLE, plain_table(["", "", *methods], rows), " ".join([LENGTHS, *words]), ""] if rows else []
