@@ -32,9 +32,10 @@ AGAIN = "Each command makes the runs at the small scale again, in the minutes be
 OUTCOMES = (
     "Comparisons are *confirmed* at full length (of attacks also on an MLP instead of a CNN), with three seeds and "
     "p < 0.05 (Holm; problems without chance and rates have rules of their own); *ahead*: by more than the spread, "
-    "which chance alone gives in one of nine; *contradicted*: by more than that the other way; *indicative*: of a few "
-    "rounds; *undecided*: within the spread. Counts are of confirmed comparisons. A claim holds *in part* if some "
-    "of its comparisons hold and others do not, and is *not confirmed* if none holds."
+    "which chance gives in one of nine comparisons of equal methods with three seeds; *contradicted*: by more than "
+    "that the other way; *indicative*: of a few rounds; *undecided*: within the spread. Counts are of confirmed "
+    "comparisons. A claim holds *in part* if some of its comparisons hold and others do not, and is *not confirmed* if "
+    "none holds."
 )
 OURS = "Questions of ours, on which the papers claim nothing: "
 
@@ -53,18 +54,18 @@ def _in_short(experiments, found):
     """A list with the sentences `in_short` of all papers; a claim in braces becomes its verdict and its counts."""
     lines = []
     for key, paper in read_papers().items():
+        of_paper = [one for one in experiments if one.paper == key]
         verdicts = {}
         for claim, sentence in paper["claims"].items():
-            rows = _of_claim(experiments, found, key, claim)[1]
+            rows = _rows(of_paper, found, claim)
             verdicts[claim] = f"[{verdict_of(rows)}](claims.md#{_anchor(sentence)}) ({_compared(rows)})"
         lines.append(f"- {paper['in_short'].format(**verdicts)}")
     return "\n".join(lines)
 
 
-def _of_claim(experiments, found, paper, claim):
-    """(the experiments that test a claim of a paper, all their `Row`s of it)."""
-    rows = {one.name: [row for row in found[one.name] if row.key == claim] for one in experiments if one.paper == paper}
-    return [one for one in experiments if rows.get(one.name)], [row for of_one in rows.values() for row in of_one]
+def _rows(experiments, found, claim):
+    """All `Row`s of a claim; experiments: those of its paper."""
+    return [row for one in experiments for row in found[one.name] if row.key == claim]
 
 
 def _printed(folder, experiments):
@@ -120,7 +121,8 @@ def _claims(folder, experiments, found):
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
         for claim, sentence in paper["claims"].items():
-            made, its = _of_claim(experiments, found, key, claim)
+            made = [one for one in of_paper if _rows([one], found, claim)]
+            its = _rows(made, found, claim)
             verdict = verdict_of(its)
             link = f"[{as_markdown(sentence)}](claims.md#{_anchor(sentence)})"
             if claim in paper.get("ours", ()):

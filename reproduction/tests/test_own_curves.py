@@ -160,6 +160,14 @@ def test_table_2_a_is_met_at_20_epochs_and_not_at_the_end():
     assert "no test of a claim" in text and "up to round 300" in text
 
 
+def test_the_front_page_has_the_distances_to_table_2():
+    said = read_papers()["fafed"]["in_short"]
+    nearest_a, nearest_c = (nearest(of_table_2(f"fafed_table2_{level}")[2]) for level in ("low", "high"))
+    assert f"{nearest_a.error:.4f} from the printed ones on average, FAFED first ({nearest_a.round} rounds)" in said
+    assert f"{nearest_c.error:.4f}, with FedAMS first ({nearest_c.round} rounds)" in said
+    assert [max(its.means, key=its.means.get) for its in (nearest_a, nearest_c)] == ["FAFED", "FedAMS"]
+
+
 def test_table_2_c_is_in_the_printed_order_at_no_length():
     one, results, found = of_table_2("fafed_table2_high")
     assert not any(its.has_order for its in found) and nearest(found).error > 0.015
