@@ -71,8 +71,8 @@ def test_the_outcomes_on_the_papers_own_curves(paper, key, states, verdict):
 
 def test_momentum_helps_more_with_fewer_clients_only_where_it_leads_at_all():
     its = [EXPERIMENTS[f"mom_figures5_6_{number}_of_100"] for number in (5, 10)]
-    found = [row for one in its for row in _outcomes(RESULTS, one) if row.key == "fewer_clients" and row.scale == "full"]
-    ahead = [one.words for one in found if one.state == AHEAD]
+    found = [row for one in its for row in _outcomes(RESULTS, one) if (row.key, row.scale) == ("fewer_clients", "full")]
+    ahead = [row.words for row in found if row.state == AHEAD]
     assert len(ahead) == 2 and all("FedAvg-M over FedAvg" in one and "on 100 of 100" in one for one in ahead)
 
 
