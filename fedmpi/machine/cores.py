@@ -110,8 +110,8 @@ def seconds_without_core():
     found = []
     for path in pathlib.Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
-            found.append(int(path.read_text(encoding="ascii").split()[1]) / 1e9)
-    return sum(found) if found else None
+            found.append(int(path.read_text(encoding="ascii").split()[1]))  # ns; whole numbers add up without rounding
+    return sum(found) / 1e9 if found else None
 
 
 def choose_threads(link, given=None, by_load=True):
