@@ -172,6 +172,16 @@ def test_the_front_page_has_the_distances_to_table_2():
     assert first == ["FAFED", "FedAMS", "FAFED"]
 
 
+def test_the_front_page_has_the_outcomes_of_the_columns_of_table_2():
+    rows = [row for one in EXPERIMENTS.values() for row in _outcomes(RESULTS, one) if row.key == "best" and row.decides]
+    columns = [_outcomes(RESULTS, EXPERIMENTS[f"fafed_table2_{level}"]) for level in ("low", "medium", "high")]
+    states = [row.state for its in columns for row in its if row.key == "best" and row.decides]
+    assert states == [AHEAD, AHEAD, UNDECIDED]
+    assert len([row for row in rows if row.panel in ("low", "medium", "high")]) == 6
+    said = "of these six the three columns of the table are *ahead* (a, b) and *undecided* (c)"
+    assert said in (RESULTS / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_front_page_has_a_second_reading_of_table_2_beside_the_first():
     lines = (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "fafed_table2_high" in line]
