@@ -307,7 +307,7 @@ def state_of(path):
 
 
 def read_papers():
-    """Key -> {title, in_short, claims: key -> sentence, ours: keys of our own questions} of every paper."""
+    """Key -> {name, title, claims: key -> sentence, ours: keys of our own questions, ...} of every paper."""
     return _read_papers(PAPERS, state_of(PAPERS))
 
 

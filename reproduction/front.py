@@ -17,18 +17,29 @@ IN_PART = "in part"
 FEW_IN_PART = "indicative: in part"
 ORDER = (CONFIRMED, AHEAD, HOLDS, IN_PART, FEW_IN_PART, UNDECIDED, NOT_CONFIRMED, FAILS, NOT_TESTED)
 FEW = 2  # experiments that a command names; of more it names the paper
-# Headings and the list stand without empty lines around them, so that the page has at most 60.
-HEAD = (
-    "# What the papers' experiments gave\n\n"
-    "Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all comparisons, the "
-    "rules and the findings. In short:"
-)
+# The columns of the table of all papers: heading -> state -> what stands beside a claim in this state.
+COLUMNS = {
+    "holds (*ahead*: less surely)": {CONFIRMED: "", AHEAD: "ahead", HOLDS: "short runs"},
+    "holds in part (confirmed comparisons)": {IN_PART: "", FEW_IN_PART: "short runs"},
+    "not confirmed (*undecided*: level)": {
+        NOT_CONFIRMED: "",
+        UNDECIDED: "undecided",
+        FAILS: "short runs",
+        NOT_TESTED: "not tested",
+    },
+}
+# Headings stand without empty lines around them, so that the page has at most 60.
+HEAD = "# What the papers' experiments gave"
 TABLE = "## Table 2, printed and here"
 LENGTHS = (
     "Mean accuracy over the seeds after so many rounds; verdicts take the mean over the last tenth of the rounds. The "
     "paper gives no length; the nearest was found afterwards."
 )
 CLAIMS = "## The claims"
+SOURCES = (
+    "Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all comparisons, the "
+    "rules and the findings."
+)
 AGAIN = (
     "Each command makes the runs at the small scale again, where there are any, in the minutes beside it on two cores."
 )
@@ -50,21 +61,28 @@ def front(folder, experiments, found):
     Args:
         folder: of the results. found: name of an experiment -> its `Row`s (`reproduction.summary`).
     """
-    lines = [HEAD, _in_short(experiments, found), *_printed(folder, experiments)]
+    lines = [HEAD, _in_short(experiments, found).rstrip(), *_printed(folder, experiments)]
     return "\n".join([*lines, *_claims(folder, experiments, found)]).rstrip() + "\n"
 
 
 def _in_short(experiments, found):
-    """A list with the sentences `in_short` of all papers; a claim in braces becomes its verdict and its counts."""
-    lines = []
+    """A table with a row for each paper: its claims in a few words by outcome, and what to know beside them."""
+    table = []
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
-        verdicts = {}
+        cells, ours = {heading: [] for heading in COLUMNS}, {}
         for claim, sentence in paper["claims"].items():
-            rows = _rows(of_paper, found, claim)
-            verdicts[claim] = f"[{verdict_of(rows)}](claims.md#{_anchor(sentence)}) ({_compared(rows)})"
-        lines.append(f"- {paper['in_short'].format(**verdicts)}")
-    return "\n".join(lines)
+            rows, address = _rows(of_paper, found, claim), f"claims.md#{_anchor(sentence)}"
+            verdict = verdict_of(rows)
+            if claim in paper.get("ours", ()):
+                ours[claim] = f"[{verdict}]({address}) ({_compared(rows)})"
+                continue
+            heading = next(heading for heading, states in COLUMNS.items() if verdict in states)
+            mark = _counts(rows) if verdict == IN_PART else COLUMNS[heading][verdict]
+            cells[heading].append(f"• [{paper['in_short'][claim]}]({address}){mark and f' ({mark})'}")
+        beside = paper["beside"].format(**ours)
+        table.append([f"{paper['name']} (`{key}`)", *("<br>".join(some) or "–" for some in cells.values()), beside])
+    return plain_table(["paper", *COLUMNS, "beside that"], table)
 
 
 def _rows(experiments, found, claim):
@@ -105,7 +123,7 @@ def _printed(folder, experiments):
                 f"The printed order is ours at {order or 'none'}."
             )
             words += [f"**{sentence}**" for other in wider for sentence in other.findings.get("full", [])[:1]]
-    return [TABLE, plain_table(["", "", *methods], rows), " ".join([LENGTHS, *words]), ""] if rows else []
+    return [TABLE, plain_table(["", "", *methods], rows), " ".join([LENGTHS, *words])] if rows else []
 
 
 def _on_wider_grid(folder, other, one, panel):
@@ -143,7 +161,9 @@ def _claims(folder, experiments, found):
         "its small version: `python -m reproduction`",
         "minutes",
     ]
-    words = [f"{OUTCOMES} {AGAIN} {agreement(found)}".rstrip() + (f" {OURS}{'; '.join(ours)}." if ours else "")]
+    words = [
+        f"{SOURCES} {OUTCOMES} {AGAIN} {agreement(found)}".rstrip() + (f" {OURS}{'; '.join(ours)}." if ours else "")
+    ]
     rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
     return [CLAIMS, *words, "", plain_table(header, rows)]
 
@@ -165,15 +185,18 @@ def verdict_of(rows):
 
 def _compared(rows):
     """ "5 of 9, 2 more ahead, 1 contradicted; indicative: 5 of 6"."""
-    decisive = [row for row in rows if row.decides]
-    long, short = ([row for row in decisive if (row.scale == "small") == is_small] for is_small in (False, True))
+    short = [row for row in rows if row.decides and row.scale == "small"]
+    words = [_counts(rows), f"indicative: {sum(row.state == HOLDS for row in short)} of {len(short)}" if short else ""]
+    return "; ".join(filter(None, words)) or "–"
+
+
+def _counts(rows):
+    """ "5 of 9, 2 more ahead, 1 contradicted", of the comparisons beyond the small scale; "" if there is none."""
+    long = [row for row in rows if row.decides and row.scale != "small"]
     count = collections.Counter(row.state for row in long)
-    words = [f"{count[CONFIRMED]} of {len(long)}"]
-    words[0] += f", {count[AHEAD]} more ahead" * (count[AHEAD] > 0)
-    words[0] += f", {count[NOT_CONFIRMED]} contradicted" * (count[NOT_CONFIRMED] > 0)
-    words = words if long else []
-    words += [f"indicative: {sum(row.state == HOLDS for row in short)} of {len(short)}"] if short else []
-    return "; ".join(words) or "–"
+    words = f"{count[CONFIRMED]} of {len(long)}" if long else ""
+    words += f", {count[AHEAD]} more ahead" * (count[AHEAD] > 0)
+    return words + f", {count[NOT_CONFIRMED]} contradicted" * (count[NOT_CONFIRMED] > 0)
 
 
 def _again(folder, experiments, of_paper, paper):
