@@ -51,10 +51,10 @@ def value(run, metric, at=None):
     return lines[-1][metric] if lines else None
 
 
-def late(run, metric):
-    """The mean of a run's values of a metric in the last tenth of its rounds; None if there is none."""
-    lines = [line for line in run.records if metric in line]
-    values = [line[metric] for line in lines if line["round"] > 0.9 * run.records[-1]["round"]]
+def late(run, metric, end=math.inf):
+    """The mean of a run's values of a metric in the last tenth of its rounds until `end`; None if there is none."""
+    lines = [line for line in run.records if metric in line and line["round"] <= end]
+    values = [line[metric] for line in lines if line["round"] > 0.9 * min(end, run.records[-1]["round"])]
     return statistics.fmean(values or [lines[-1][metric]]) if lines else None
 
 
@@ -125,13 +125,14 @@ def arrow(metric):
     return "↓" if less_is_better(metric) else "↑"
 
 
-def _by_seed(method, metric, at=None):
-    """Seed -> a method's last value until round `at`, or the mean of the last tenth of its rounds.
+def _by_seed(method, metric, at=None, end=math.inf):
+    """Seed -> a method's last value until round `at`, or the mean of the last tenth of its rounds until `end`.
 
     None if it diverged, or the value is not finite.
     """
     found = {
-        run.settings["seed"]: (run, late(run, metric) if at is None else value(run, metric, at)) for run in method.runs
+        run.settings["seed"]: (run, late(run, metric, end) if at is None else value(run, metric, at))
+        for run in method.runs
     }
     return {
         seed: its if run.is_complete and math.isfinite(its) else None
@@ -212,7 +213,7 @@ def _calmer(claim, ours, others, metric):
 def _larger_lead(claim, pair, results, metric):
     """(state, words, number of seeds) of a claim that a method's lead over another is larger than on another panel.
 
-    Both leads are those at the last round that both panels have; where a method is behind, it has no lead.
+    Both leads are those in the last tenth of the rounds that both panels have; where a method is behind, it has none.
 
     Args:
         pair: the two `Method`s on the claim's panel.
@@ -220,8 +221,8 @@ def _larger_lead(claim, pair, results, metric):
     elsewhere = [_method_elsewhere(claim, claim["than"], one.label, results) for one in pair]
     if None in elsewhere:
         return NOT_TESTED, f"{claim['than']} was not run", 0
-    at = min(filter(None, map(_last_round, (pair, elsewhere))), default=None)
-    values = [_by_seed(one, metric, at) for one in (*pair, *elsewhere)]
+    end = min(filter(None, map(_last_round, (pair, elsewhere))), default=math.inf)
+    values = [_by_seed(one, metric, end=end) for one in (*pair, *elsewhere)]
     seeds = _common(values)
     if not seeds:
         return NOT_TESTED, "no seed in common", 0
@@ -232,7 +233,8 @@ def _larger_lead(claim, pair, results, metric):
     here, there = (_leads(*some, seeds, metric) for some in (values[:2], values[2:]))
     more = [one - other for one, other in zip(here, there)]
     lead, other_lead = Spread(tuple(here)), Spread(tuple(there))
-    words = f"lead of {pair[0].label} over {pair[1].label} at round {at}: {lead}; on {claim['than']}: {other_lead}"
+    words = f"lead of {pair[0].label} over {pair[1].label} at the end of {end} rounds: {lead}; "
+    words += f"on {claim['than']}: {other_lead}"
     is_behind = lead.mean < 0 and _is_decided(here)
     if is_behind:
         words += "; it is clearly behind, so that there is no lead to compare"

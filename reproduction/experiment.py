@@ -17,7 +17,8 @@ claim is not about. Every other one has
     metric:    by which methods are compared.
     printed:   metric, place, and values: panel -> method -> the number in the paper; all three are needed. With
                fit_length: true the page at full says after how many rounds our values are nearest to these: for a
-               paper that does not give the length of its runs.
+               paper that does not give the length of its runs. variant: what differs, of a second experiment for a
+               place.
     figure:    place, axis and metrics of the paper's figure.
     guessing:  metric -> its value without learning, of metrics for which `reproduction.strength` has none.
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at_share: of all
@@ -126,7 +127,7 @@ SHAPE = {
     "first": SETTINGS,
     "scales": dict.fromkeys(SCALES, SCALE),
     "metric": TEXT,
-    "printed": {"metric": TEXT, "place": TEXT, "values": {ANY: {ANY: NUMBER}}, "fit_length": TRUTH},
+    "printed": {"metric": TEXT, "place": TEXT, "values": {ANY: {ANY: NUMBER}}, "fit_length": TRUTH, "variant": TEXT},
     "figure": {
         "place": TEXT,
         "axis": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),

@@ -8,16 +8,16 @@ from reproduction import orders
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, UNDECIDED
 from reproduction.equal_cost import places
 from reproduction.experiment import read_papers
-from reproduction.length import lengths, nearest
+from reproduction.length import full_place, lengths, nearest
 from reproduction.page import bold, plain_table
 from reproduction.results import read_results
-from reproduction.strength import AHEAD, FAILS, HOLDS
+from reproduction.strength import AHEAD, FAILS, HOLDS, agreement
 
 IN_PART = "in part"
 FEW_IN_PART = "indicative: in part"
 ORDER = (CONFIRMED, AHEAD, HOLDS, IN_PART, FEW_IN_PART, UNDECIDED, NOT_CONFIRMED, FAILS, NOT_TESTED)
 FEW = 2  # experiments that a command names; of more it names the paper
-# Headings and the list stand without empty lines, so that the page has at most 60.
+# Headings and the list stand without empty lines around them, so that the page has at most 60.
 HEAD = (
     "# What the papers' experiments gave\n\n"
     "Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all comparisons, the "
@@ -25,17 +25,21 @@ HEAD = (
 )
 TABLE = "## Table 2, printed and here"
 LENGTHS = (
-    "Mean accuracy over the seeds after so many rounds. The paper gives no length; the nearest was found afterwards."
+    "Mean accuracy over the seeds after so many rounds; verdicts take the mean over the last tenth of the rounds. The "
+    "paper gives no length; the nearest was found afterwards."
 )
 CLAIMS = "## The claims"
-AGAIN = "Each command makes the runs at the small scale again, in the minutes beside it on two cores."
+AGAIN = (
+    "Each command makes the runs at the small scale again, where there are any, in the minutes beside it on two cores."
+)
 OUTCOMES = (
-    "Comparisons are *confirmed* at full length (of attacks also on an MLP instead of a CNN), with three seeds and "
-    "p < 0.05 (Holm; problems without chance and rates have rules of their own); *ahead*: by more than the spread, "
-    "which chance gives in one of nine comparisons of equal methods with three seeds; *contradicted*: by more than "
-    "that the other way; *indicative*: of a few rounds; *undecided*: within the spread. Counts are of confirmed "
-    "comparisons. A claim holds *in part* if some of its comparisons hold and others do not, and is *not confirmed* if "
-    "none holds."
+    "A comparison is one method with all others of a figure. It is *confirmed* at full length (of attacks also on an "
+    "MLP instead of a CNN), with three seeds and p < 0.05 (Holm; problems without chance and rates have rules of their "
+    "own); *ahead*: of each other by more than the spread, which chance gives in one of nine comparisons of equal "
+    "methods with three seeds; *contradicted*: behind one of them by more than that (where a lead should be larger "
+    "than elsewhere, also if there is none); *indicative*: of a few rounds; *undecided*: within the spread. Counts are "
+    "of confirmed comparisons. A claim is as strong as the weakest comparison that holds; it holds *in part* if others "
+    "do not, and is *not confirmed* if none holds."
 )
 OURS = "Questions of ours, on which the papers claim nothing: "
 
@@ -46,7 +50,7 @@ def front(folder, experiments, found):
     Args:
         folder: of the results. found: name of an experiment -> its `Row`s (`reproduction.summary`).
     """
-    lines = [HEAD, _in_short(experiments, found), "", *_printed(folder, experiments)]
+    lines = [HEAD, _in_short(experiments, found), *_printed(folder, experiments)]
     return "\n".join([*lines, *_claims(folder, experiments, found)]).rstrip() + "\n"
 
 
@@ -71,32 +75,32 @@ def _rows(experiments, found, claim):
 def _printed(folder, experiments):
     """Lines with the printed values beside ours, of every table whose length was fitted; or []."""
     rows, words, methods = [], [], {}
-    for one in sorted(experiments, key=lambda one: one.printed.get("place", "")):
+    for one in sorted(experiments, key=lambda one: (one.printed.get("place", ""), "variant" in one.printed)):
         results = read_results(folder, one, "full") if one.printed.get("fit_length") else None
         for panel, some in results.panels.items() if results else ():
             its = lengths(one, panel, some)
             if not its:
                 continue
-            printed, place = one.printed["values"][panel], one.printed["place"]
+            printed, variant = one.printed["values"][panel], one.printed.get("variant")
             methods |= dict.fromkeys(printed)
-            rows.append([place, "printed", *(f"{value:.4f}" for value in printed.values())])
+            if not variant:
+                rows.append([one.printed["place"], "printed", *(f"{value:.4f}" for value in printed.values())])
             wider = [other for other in experiments if other.widens == one.name]
             on_wider = [(other, found) for other in wider if (found := _on_wider_grid(folder, other, one, panel))]
             best, last = nearest(its).round, its[-1].round
-            ends = {found[-1].round for _, found in on_wider}
-            for length in (length for length in its if length.round in {best, last} | ends):
-                what = f"[here](full/{one.name}.md), {length.round} rounds{' (the nearest)' * (length.round == best)}"
+            rounds = {best} if variant else {best, last, *(found[-1].round for _, found in on_wider)}
+            shown = [(variant or "here", one, length) for length in its if length.round in rounds]
+            shown += [("on a wider grid", other, found[-1]) for other, found in on_wider]
+            for what, source, length in shown:
+                near = " (the nearest)" * (source is one and length.round == best)
+                what = f"[{what}](full/{source.name}.md), {length.round} rounds{near}, {len(length.leads)} seeds"
                 rows.append(["", what, *(f"{length.means[name]:.4f}" for name in printed)])
-            for other, found in on_wider:
-                what = f"[on a wider grid](full/{other.name}.md), {found[-1].round} rounds"
-                rows.append(["", what, *(f"{found[-1].means[name]:.4f}" for name in printed)])
             wins = "".join(f" (on a wider grid at {_wins(found)})" for _, found in on_wider)
             order = sum(length.has_order for length in its)
-            shown = [method for method in some if method.label in printed]
-            at_cost = places(shown, one.metric, its[0].leader)
+            at_cost = places([method for method in some if method.label in printed], one.metric, its[0].leader)
             cheap = " and ".join(f"place {nth} of {num} at equal {cost}" for cost, nth, num in at_cost)
             words.append(
-                f"{place}: {its[0].leader} is first at {_wins(its)} evaluated lengths{wins}"
+                f"{full_place(one)}: {its[0].leader} is first at {_wins(its)} evaluated lengths{wins}"
                 f"{cheap and f', on {cheap} ({last} rounds of the cheapest method)'}. "
                 f"The printed order is ours at {order or 'none'}."
             )
@@ -139,7 +143,7 @@ def _claims(folder, experiments, found):
         "its small version: `python -m reproduction`",
         "minutes",
     ]
-    words = [f"{OUTCOMES} {AGAIN}" + (f" {OURS}{'; '.join(ours)}." if ours else "")]
+    words = [f"{OUTCOMES} {AGAIN} {agreement(found)}".rstrip() + (f" {OURS}{'; '.join(ours)}." if ours else "")]
     rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
     return [CLAIMS, *words, "", plain_table(header, rows)]
 

@@ -79,6 +79,11 @@ def lengths(experiment, panel, methods, seeds=None):
     return found
 
 
+def full_place(experiment):
+    """The paper's place of the printed values, with what differs in this experiment: "Table 2 (c), b = 100, q = 5"."""
+    return ", ".join(experiment.printed[key] for key in ("place", "variant") if key in experiment.printed)
+
+
 def nearest(found):
     """The `Length` with the smallest error."""
     return min(found, key=lambda one: one.error)
@@ -113,7 +118,7 @@ def summary_rows(experiment, results):
                 p = p_value(one.leads)
                 rows.append(
                     [
-                        f"[{experiment.printed['place']}](full/{experiment.name}.md)",
+                        f"[{full_place(experiment)}](full/{experiment.name}.md)",
                         _words(one) + (", fitted" if one is nearest(found) else ", our end"),
                         f"{one.error:.4f}",
                         "as printed" if one.has_order else "another",

@@ -106,12 +106,18 @@ def _guesses(experiment, results, panel):
     return ""
 
 
-def agreement(pairs):
-    """A sentence on how often the small scale says the same as a larger one; "" of no pairs.
+def agreement(found):
+    """A sentence on how often the small scale says the same as the largest one, where several seeds made both; or "".
 
     Args:
-        pairs: (state at small, state at a larger scale) of each comparison that was made at both.
+        found: name of an experiment -> its `Row`s (`reproduction.summary`).
     """
+    states = {}
+    for name, rows in found.items():
+        for row in rows:
+            if row.seeds > 1 and row.state != NOT_TESTED:
+                states.setdefault((name, row.number), {})[row.scale] = row.state
+    pairs = [(its["small"], list(its.values())[-1]) for its in states.values() if "small" in its and len(its) > 1]
     same = sum(_sign(one) == _sign(other) for one, other in pairs)
     return f"The small scale says the same as a larger one in {same} of {len(pairs)} comparisons." if pairs else ""
 

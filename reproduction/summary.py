@@ -238,17 +238,7 @@ def _counts(experiments, found):
             untested = str(sum(row.state == NOT_TESTED for row in its))
             rows.append([key, as_markdown(sentence), bold(verdict_of(its)), decisive, *counts, untested])
     header = ["paper", "claim", "verdict", "confirmed", *(f"at {scale}" for scale in SCALES), "not tested"]
-    return [VERDICTS, plain_table(header, rows), agreement(_pairs(found)), ""]
-
-
-def _pairs(found):
-    """[(state at small, state at the largest other scale)] of the comparisons that several seeds made at both."""
-    states = {}
-    for name, rows in found.items():
-        for row in rows:
-            if row.seeds > 1 and row.state != NOT_TESTED:
-                states.setdefault((name, row.number), {})[row.scale] = row.state
-    return [(its["small"], list(its.values())[-1]) for its in states.values() if "small" in its and len(its) > 1]
+    return [VERDICTS, plain_table(header, rows), agreement(found), ""]
 
 
 def _fitted(folder, experiments):

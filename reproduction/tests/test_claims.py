@@ -147,19 +147,20 @@ def losses(curve, seed=0):
         ([[3.0], [None]], [[3.0], [3.5]], "one seed: not ahead", "FedAvg-M diverged"),
     ],
 )
-def test_a_claim_of_a_larger_lead_compares_two_panels_at_a_round_that_both_have(here, there, state, words):
+def test_a_claim_of_a_larger_lead_takes_the_last_tenth_of_the_rounds_that_both_panels_have(here, there, state, words):
     one = dataclasses.replace(EXPERIMENTS["mom_figure2"], metric="train_loss")
     claim = next(claim for claim in one.claims if claim["claim"] == "more_heterogeneous")
 
-    def curve(value, end):  # after round 10, the last one that both panels have, the order is another
-        return {at: {"train_loss": value if at <= 10 else -value} for at in (5, 10, end)}
+    def curve(value, end):  # the last tenth until round 20, and another order before and after it
+        curve = {9: -value, 18: -value, 19: 0.5 * value, 20: 1.5 * value, 30: -value}
+        return {at: {"train_loss": number} for at, number in curve.items() if at <= end}
 
     panels = {
         panel: [
             Method(name, [run(s, curve(its or 1.0, end), its is not None) for s, its in enumerate(numbers)])
             for name, numbers in zip(("FedAvg", "FedAvg-M"), values)
         ]
-        for panel, values, end in ((claim["panel"], here, 30), (claim["than"], there, 10))
+        for panel, values, end in ((claim["panel"], here, 30), (claim["than"], there, 20))
     }
 
     def found():
@@ -168,12 +169,12 @@ def test_a_claim_of_a_larger_lead_compares_two_panels_at_a_round_that_both_have(
 
     first, second = found()
     assert (first.state, first.seeds) == (state, len(here[0])), first
-    assert "diverged" in words or "FedAvg-M over FedAvg at round 10: " in first.words, first
+    assert "diverged" in words or "FedAvg-M over FedAvg at the end of 20 rounds: " in first.words, first
     assert words in first.words and ("behind" in words) == ("behind" in first.words), first
     assert second.state == "not tested"  # SCAFFOLD has no runs here
     panels[claim["than"]][0].runs.reverse()  # FedAvg's
     assert found()[0] == first  # seed by seed, in whatever order the runs were read
-    panels[claim["than"]][0].runs[:] = [run(7, curve(1.0, 10))]
+    panels[claim["than"]][0].runs[:] = [run(7, curve(1.0, 20))]
     assert found()[0].state == "not tested"
     for its in panels[claim["than"]]:  # all of them diverged before the first evaluation
         its.runs[:] = [run(seed, {}, is_complete=False) for seed in range(2)]

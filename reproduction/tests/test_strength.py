@@ -8,6 +8,7 @@ from reproduction.claims import Outcome, outcomes
 from reproduction.experiment import Experiment
 from reproduction.results import Results
 from reproduction.strength import agreement, graded, holm, interval, p_value
+from reproduction.summary import Row
 
 
 def test_values_of_tables():
@@ -88,6 +89,9 @@ def test_values_are_means_over_the_last_tenth_of_the_rounds():
 
 
 def test_the_agreement_of_scales():
-    pairs = [("indicative: holds", "confirmed"), ("indicative: holds", "not confirmed"), ("indicative: holds", "ahead")]
-    assert "in 2 of 3 comparisons" in agreement(pairs) and agreement([]) == ""
+    at_full = ("confirmed", "not confirmed", "ahead", "not tested")
+    rows = [Row("a", "p", "small", 3, "indicative: holds", "", number=number) for number in range(len(at_full))]
+    rows += [Row("a", "p", "full", 3, state, "", number=number) for number, state in enumerate(at_full)]
+    other = [Row("a", "p", "small", 3, "indicative: holds", ""), Row("a", "p", "full", 1, "one seed: ahead", "")]
+    assert "in 2 of 3 comparisons" in agreement({"one": rows, "other": other}) and agreement({"other": other}) == ""
     assert Outcome("a", "p", "ahead", "").numbers == ""
