@@ -19,9 +19,13 @@ ORDER = (CONFIRMED, AHEAD, HOLDS, IN_PART, FEW_IN_PART, UNDECIDED, NOT_CONFIRMED
 FEW = 2  # experiments that a command names; of more it names the paper
 # The columns of the table of all papers: heading -> state -> what stands beside a claim in this state.
 COLUMNS = {
-    "holds (*ahead*: less surely)": {CONFIRMED: "", AHEAD: "ahead", HOLDS: "short runs"},
-    "holds in part (confirmed comparisons)": {IN_PART: "", FEW_IN_PART: "short runs"},
-    "not confirmed (*undecided*: level)": {
+    "holds (confirmed comparisons; *ahead*: clear, but not significant)": {
+        CONFIRMED: "",
+        AHEAD: "",
+        HOLDS: "short runs",
+    },
+    "in part (confirmed comparisons)": {IN_PART: "", FEW_IN_PART: "short runs"},
+    "not confirmed (*undecided*: too close to call)": {
         NOT_CONFIRMED: "",
         UNDECIDED: "undecided",
         FAILS: "short runs",
@@ -30,10 +34,11 @@ COLUMNS = {
 }
 # Headings stand without empty lines around them, so that the page has at most 60.
 HEAD = "# What the papers' experiments gave"
-TABLE = "## Table 2, printed and here"
+TABLE = "## FAFED's Table 2 (Fashion-MNIST; a: low, c: high heterogeneity), printed and here"
 LENGTHS = (
     "Mean accuracy over the seeds after so many rounds; verdicts take the mean over the last tenth of the rounds. The "
-    "paper gives no length; the nearest was found afterwards."
+    "paper gives no length; *the nearest* is the one with the smallest mean distance from the printed values, found "
+    "afterwards."
 )
 CLAIMS = "## The claims"
 SOURCES = (
@@ -44,13 +49,14 @@ AGAIN = (
     "Each command makes the runs at the small scale again, where there are any, in the minutes beside it on two cores."
 )
 OUTCOMES = (
-    "A comparison is one method with all others of a figure. It is *confirmed* at full length (of attacks also on an "
+    "A comparison is one method with its rivals in one panel. It is *confirmed* at full length (of attacks also on an "
     "MLP instead of a CNN), with three seeds and p < 0.05 (Holm; problems without chance and rates have rules of their "
-    "own); *ahead*: of each other by more than the spread, which chance gives in one of nine comparisons of equal "
-    "methods with three seeds; *contradicted*: behind one of them by more than that (where a lead should be larger "
-    "than elsewhere, also if there is none); *indicative*: of a few rounds; *undecided*: within the spread. Counts are "
-    "of confirmed comparisons. A claim is as strong as the weakest comparison that holds; it holds *in part* if others "
-    "do not, and is *not confirmed* if none holds."
+    "own); *ahead*: better than each rival by more than the spread, the standard deviation of the lead over the "
+    "seeds, which chance gives in one of nine comparisons of equal methods with three seeds; *contradicted*: behind "
+    "one of them by more than that (where a lead should be larger than elsewhere, also if there is none); "
+    "*indicative* (above: *short runs*): of a few rounds; *undecided*: within the spread. Counts are of confirmed "
+    "comparisons; the rest is undecided. A claim is as strong as the weakest comparison that holds; it holds *in part* "
+    "if others do not, and is *not confirmed* if none holds."
 )
 OURS = "Questions of ours, on which the papers claim nothing: "
 
@@ -78,11 +84,11 @@ def _in_short(experiments, found):
                 ours[claim] = f"[{verdict}]({address}) ({_compared(rows)})"
                 continue
             heading = next(heading for heading, states in COLUMNS.items() if verdict in states)
-            mark = _counts(rows) if verdict == IN_PART else COLUMNS[heading][verdict]
+            mark = COLUMNS[heading][verdict] or _counts(rows)
             cells[heading].append(f"• [{paper['in_short'][claim]}]({address}){mark and f' ({mark})'}")
         beside = paper["beside"].format(**ours)
         table.append([f"{paper['name']} (`{key}`)", *("<br>".join(some) or "–" for some in cells.values()), beside])
-    return plain_table(["paper", *COLUMNS, "beside that"], table)
+    return plain_table(["paper", *COLUMNS, "what to know"], table)
 
 
 def _rows(experiments, found, claim):
@@ -113,14 +119,14 @@ def _printed(folder, experiments):
                 near = " (the nearest)" * (source is one and length.round == best)
                 what = f"[{what}](full/{source.name}.md), {length.round} rounds{near}, {len(length.leads)} seeds"
                 rows.append(["", what, *(f"{length.means[name]:.4f}" for name in printed)])
-            wins = "".join(f" (on a wider grid at {_wins(found)})" for _, found in on_wider)
+            wins = "".join(f" (on a wider grid: {_wins(found)})" for _, found in on_wider)
             order = sum(length.has_order for length in its)
             at_cost = places([method for method in some if method.label in printed], one.metric, its[0].leader)
-            cheap = " and ".join(f"place {nth} of {num} at equal {cost}" for cost, nth, num in at_cost)
+            cheap = " and ".join(f"number {nth} of {num} by {cost}" for cost, nth, num in at_cost)
             words.append(
-                f"{full_place(one)}: {its[0].leader} is first at {_wins(its)} evaluated lengths{wins}"
-                f"{cheap and f', on {cheap} ({last} rounds of the cheapest method)'}. "
-                f"The printed order is ours at {order or 'none'}."
+                f"{full_place(one)}: by its mean {its[0].leader} is first at {_wins(its)} lengths{wins}"
+                f"{cheap and f'; at the cost of {last} rounds of the cheapest method it is {cheap}'}. "
+                f"All {len(printed)} are in the printed order at {order or 'no'} length{'s' * (order > 1)}."
             )
             words += [f"**{sentence}**" for other in wider for sentence in other.findings.get("full", [])[:1]]
     return [TABLE, plain_table(["", "", *methods], rows), " ".join([LENGTHS, *words])] if rows else []
