@@ -24,7 +24,7 @@ from reproduction.tuning import read_grid
 
 # The pages of all results, with how those begin that earlier versions wrote.
 PAGES = {
-    "README.md": b"# What the papers' experiments gave\n\nMade by `python -m ",
+    "README.md": b"Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all",
     "claims.md": b"# All claims and comparisons\n\nMade by `python -m ",
 }
 HEAD = """\
