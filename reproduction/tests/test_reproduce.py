@@ -523,7 +523,7 @@ def test_a_comparison_counts_at_the_largest_scale_with_several_seeds(tmp_path):
     local_steps = [(one.scale, one.decides) for one in of_attacks if one.key == "steps"]
     assert local_steps == [("small", False), ("mlp", True)] * 2 + [("small", True)] * 2  # E = 60 was run at small only
 
-    name = "fafed_figures2_4_mnist"  # with only the first seed at full length, the small scale counts
+    name = "fafed_figures2_4_mnist_wider"  # with only the first seed at full length, the small scale counts
     for scale, seeds in (("small", "012"), ("full", "0")):
         for file in (f"{scale}/{name}.csv", f"{scale}/{name}-runs.csv"):
             of_seeds = [row for row in rows(RESULTS / file) if row["seed"] in seeds]
