@@ -307,7 +307,7 @@ def state_of(path):
 
 
 def read_papers():
-    """Key -> {name, title, claims: key -> sentence, ours: keys of our own questions, ...} of every paper."""
+    """Key -> {name, title, in_short, beside, claims: key -> sentence, ours, grids} of every paper, see `PAPERS`."""
     return _read_papers(PAPERS, state_of(PAPERS))
 
 

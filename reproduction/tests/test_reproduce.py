@@ -14,7 +14,9 @@ from helpers import ROOT, execute
 from tiny import TINY, reproduce, rows
 
 from fedmpi.config.build import read_command_line
+from fedmpi.errors import UserError
 from fedmpi.federation.participation import draw_participants
+from fedmpi.own_files import check_replaceable
 from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.runs.folder import is_run, read_run
@@ -37,7 +39,7 @@ from reproduction.results import (
     read_results,
 )
 from reproduction.running import How, plan_runs, was_continued
-from reproduction.summary import Row, _count, _outcomes, _with_ends, texts
+from reproduction.summary import PAGES, Row, _count, _outcomes, _with_ends, texts
 
 pytestmark = pytest.mark.rarely("reproduction", "fedmpi/sweep", "fedmpi/runs", "fedmpi/presets")
 
@@ -640,6 +642,16 @@ def test_the_table_of_the_papers_has_each_claim_where_its_outcome_puts_it():
         "| FAFedZO ",
         "| FMGDA ",
     ]
+
+
+@pytest.mark.skipif(not MADE, reason="nothing was run yet")
+def test_the_pages_of_all_results_may_be_written_again_and_those_of_others_not(tmp_path):
+    for name, signature in PAGES.items():
+        check_replaceable(RESULTS / name, signature)
+        path = tmp_path / name
+        path.write_text("# What the papers' experiments gave\n\nNotes of ours.\n", encoding="utf-8")
+        with pytest.raises(UserError, match="fedmpi did not write it"):
+            check_replaceable(path, signature)
 
 
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
