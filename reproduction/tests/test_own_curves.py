@@ -186,6 +186,23 @@ def test_the_front_page_has_the_outcomes_of_the_columns_of_table_2():
     assert said in (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_readme_shows_table_2_as_printed_and_as_measured():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    start = next(
+        k for k, row in enumerate(rows) if row[1:] == ["FedAvg", "SCAFFOLD", "STEM", "FedAdam", "FedAMS", "FAFED"]
+    )
+    printed, ours, wider = rows[start + 2 : start + 5]
+    one, _, found = of_table_2("fafed_table2_low")
+    assert printed[1:] == [f"{value:.4f}" for value in one.printed["values"]["low"].values()]
+    on_wider = read_results(RESULTS, EXPERIMENTS["fafed_table2_low_wider"], "full").panels["low"]
+    (at_its_end,) = [its for its in lengths(one, "low", on_wider) if its.round == nearest(found).round]
+    expected = {"fafed_table2_low": nearest(found).means, "fafed_table2_low_wider": at_its_end.means}
+    for row, (name, means) in zip((ours, wider), expected.items(), strict=True):
+        assert f"full/{name}.md" in row[0] and "120 rounds" in row[0] and nearest(found).round == 120
+        assert row[1:] == [f"{means[method]:.4f}" for method in rows[start][1:]]
+
+
 def test_the_front_page_has_a_second_reading_of_table_2_beside_the_first():
     lines = (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "fafed_table2_high" in line]
