@@ -10,17 +10,18 @@ import itertools
 import math
 import statistics
 
-from fedmpi.report.curves import is_clear
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import less_is_better, title
 from fedmpi.text import format_metric
-from reproduction.reach import saving, wavering
+from reproduction.leads import common_seeds, direction, is_decided, leads_of
+from reproduction.reach import curves, saving, wavering
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested"
 UNDECIDED = "not confirmed: undecided"  # clearly ahead of some rivals at most, and clearly behind none
 # One seed has no spread, and decides nothing.
 ONCE_AHEAD, ONCE_NOT_AHEAD, ONCE_OPEN = "one seed: ahead", "one seed: not ahead", "one seed: undecided"
 ONCE_REACHED, ONCE_NOT_REACHED = "one seed: reached", "one seed: not reached"
+BEGINNING = 1 / 3  # of the rounds: the share is ours, fixed after we had seen the curves
 T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % quantiles, 1 to 9 degrees of freedom
 
 
@@ -56,6 +57,12 @@ def late(run, metric, end=math.inf):
     lines = [line for line in run.records if metric in line and line["round"] <= end]
     values = [line[metric] for line in lines if line["round"] > 0.9 * min(end, run.records[-1]["round"])]
     return statistics.fmean(values or [lines[-1][metric]]) if lines else None
+
+
+def best(run, metric, end=math.inf):
+    """The best of a run's values of a metric until round `end`; None if there is none."""
+    values = [line[metric] for line in run.records if metric in line and line["round"] <= end]
+    return (min if less_is_better(metric) else max)(values, default=None)
 
 
 def spread(method, metric, at=None):
@@ -108,7 +115,7 @@ def _outcome(experiment, claim, panel, results):
     elif "worse_than" in claim:
         state, words, seeds, *leads = _worse(claim, ours, panel, results, metric)
     elif "saves" in claim:
-        state, words, seeds = _sooner(claim, ours, others, metric)
+        state, words, seeds, *leads = _sooner(claim, ours, others, metric)
     elif claim.get("calmer"):
         state, words, seeds, *leads = _calmer(claim, ours, others, metric)
     else:
@@ -116,7 +123,8 @@ def _outcome(experiment, claim, panel, results):
     if state == NOT_TESTED:
         words = claim["ahead"] + (f" against {', '.join(rivals)}" if rivals else "") + f": {words}"
     else:
-        words = f"{title(metric)} {arrow(metric)}: {words}"
+        best_of = f"best {title(metric)} so far" if claim.get("best_so_far") else title(metric)
+        words = f"{best_of} {arrow(metric)}: {words}"
     return Outcome(claim["claim"], panel, state, words, seeds, tuple(leads))
 
 
@@ -125,25 +133,23 @@ def arrow(metric):
     return "↓" if less_is_better(metric) else "↑"
 
 
-def _by_seed(method, metric, at=None, end=math.inf):
+def _by_seed(method, metric, at=None, end=math.inf, is_best=False):
     """Seed -> a method's last value until round `at`, or the mean of the last tenth of its rounds until `end`.
 
-    None if it diverged, or the value is not finite.
+    With `is_best` the best value until `end`. None if it diverged, or the value is not finite.
     """
-    found = {
-        run.settings["seed"]: (run, late(run, metric, end) if at is None else value(run, metric, at))
-        for run in method.runs
-    }
+
+    def measured(run):
+        if is_best:
+            return best(run, metric, end)
+        return late(run, metric, end) if at is None else value(run, metric, at)
+
+    found = {run.settings["seed"]: (run, measured(run)) for run in method.runs}
     return {
         seed: its if run.is_complete and math.isfinite(its) else None
         for seed, (run, its) in found.items()
         if its is not None or not run.is_complete
     }
-
-
-def _common(values):
-    """The seeds that all of some dicts by seed have."""
-    return [seed for seed in values[0] if all(seed in its for its in values)]
 
 
 def _reaching(ours, metric, goal):
@@ -159,55 +165,53 @@ def _reaching(ours, metric, goal):
 
 
 def _sooner(claim, ours, others, metric):
-    """(state, words, number of seeds) of a claim that a method saves a share of the rounds that others need to a value.
+    """(state, words, number of seeds, leads) of a claim that a method saves a share of the rounds to others' values.
 
-    A rival that diverged with all seeds never reaches it; with some, the others are compared. If only one is left, our
-    method is clearly faster if it is with that one.
+    The lead with a seed is the share of the rounds that is saved, less the claimed one.
     """
-    signs, words, counts = [], [], []
-    for other in others:
-        made, ended = (
-            set.intersection(*({run.settings["seed"] for run in one.runs if test(run)} for one in (ours, other)))
-            for test in (lambda run: True, lambda run: run.is_complete)
-        )
-        counts.append(len(made))
-        lost = num_diverged(other)
-        found = saving(ours, other, metric, sorted(ended)) if ended else None
-        if found is None and lost < len(other.runs):
-            return NOT_TESTED, f"{title(metric)} was not evaluated at two rounds with a common seed", 0
-        if found is None:
-            signs.append((1, len(made) > 1))
-            words.append(f"{other.label} diverged")
-            continue
-        more, by = found.share - claim["saves"], found.deviation
-        is_decided = abs(more) > 2 * by if by is not None else lost > 0 and more > 0 and len(made) > 1
-        signs.append(((more > 0) - (more < 0), is_decided))
-        text = f"to {found.level:.4f} {ours.label} needs {found.ours:.1f} rounds and {other.label} {found.theirs:.1f}"
-        text += f" ({lost} of {len(other.runs)} diverged)" if lost else ""
-        words.append(f"{text}: {100 * found.share:.0f} %{'' if by is None else f' ± {200 * by:.0f} %'} saved")
-    if not all(counts):
-        return NOT_TESTED, "no seed in common", 0
-    words += [f"not run: {name}" for name in claim["of"] if name not in [one.label for one in others]]
+    mine, *theirs = [curves(one, metric) for one in (ours, *others)]
+    seeds = common_seeds([mine, *theirs])
+    if not seeds:
+        return NOT_TESTED, f"{title(metric)} was not evaluated at two rounds with a common seed", 0
+    words, found = [], []
+    for other, its in zip(others, theirs):
+        made = {seed: saving(mine[seed], its[seed], metric) for seed in seeds if mine[seed] and its[seed]}
+        shares = {seed: made[seed].share if seed in made else mine[seed] and 1.0 for seed in seeds}
+        claimed = {seed: its[seed] and claim["saves"] for seed in seeds}
+        found.append((other.label, leads_of(shares, claimed, seeds, is_less_better=False)))
+        words.append(_rounds_saved(ours, other, [*made.values()], [its[seed] for seed in seeds]))
     words += [f"expected at least {100 * claim['saves']:g} %"] if claim["saves"] else []
-    is_open = len(others) < len(claim["of"])
-    return _state(signs, min(counts), num_diverged(ours) > 0, is_open), "; ".join(words), min(counts)
+    return _over_all(claim, found, [*dict.fromkeys(words)], seeds, any(mine[seed] is None for seed in seeds))
+
+
+def _rounds_saved(ours, other, made, theirs):
+    """What some `Saving`s of a method over another are on average, as text; theirs: curves, None where it diverged."""
+    lost = theirs.count(None)
+    if not made:
+        return f"{(other if lost == len(theirs) else ours).label} diverged"
+    level, mine, needed = (statistics.fmean(getattr(one, key) for one in made) for key in ("level", "ours", "theirs"))
+    share = Spread(tuple(100 * one.share for one in made))
+    words = f"to {level:.4f} {ours.label} needs {mine:.1f} rounds and {other.label} {needed:.1f}"
+    words += f" ({lost} of {len(theirs)} diverged)" if lost else ""
+    return f"{words}: {share.mean:.0f} %{'' if share.deviation is None else f' ± {share.deviation:.0f} %'} saved"
 
 
 def _calmer(claim, ours, others, metric):
-    """(state, words, number of seeds) of a claim that a method's curve takes smaller steps in the wrong direction."""
-    sums = [
-        wavering(one, metric, [run.settings["seed"] for run in one.runs if run.is_complete]) for one in (ours, *others)
-    ]
-    seeds = _common(sums)
+    """(state, words, number of seeds, leads) of a claim that a curve takes smaller steps the wrong way at first."""
+    end = math.floor(BEGINNING * _last_round([ours, *others]) + 1e-9)
+    found = [curves(one, metric, end) for one in (ours, *others)]
+    seeds = common_seeds(found)
     if not seeds:
-        return NOT_TESTED, "two evaluations of no common seed", 0
-    mine, *theirs = [[its[seed] for seed in seeds] for its in sums]
-    leads = [[other - one for one, other in zip(mine, its)] for its in theirs]
-    words = [f"{one.label} {statistics.fmean(its):.3f}" for one, its in zip((ours, *others), (mine, *theirs))]
-    is_open = len(others) < len(claim["of"])
-    state = _state([(_direction(one), _is_decided(one)) for one in leads], len(seeds), num_diverged(ours) > 0, is_open)
-    words = f"sum of the steps in the wrong direction: {', '.join(words)}"
-    return state, words, len(seeds), *zip([one.label for one in others], leads)
+        return NOT_TESTED, f"two evaluations until round {end} of no common seed", 0
+    sums = [{seed: its[seed] and wavering(its[seed][1], metric) for seed in seeds} for its in found]
+    found = [(one.label, leads_of(sums[0], its, seeds, is_less_better=True)) for one, its in zip(others, sums[1:])]
+    if all(value == 0 for its in sums for value in its.values()):
+        # It was a comparison all the same: its p counts in Holm's correction of the others.
+        words = f"no method has an evaluation until round {end} that is worse than the one before"
+        return NOT_TESTED, words, len(seeds), *found
+    words = ", ".join(_with_mean(one, list(its.values())) for one, its in zip((ours, *others), sums))
+    words = f"sum of the steps in the wrong direction until round {end}: {words}"
+    return _over_all(claim, found, [words], seeds, None in sums[0].values())
 
 
 def _larger_lead(claim, pair, results, metric):
@@ -222,28 +226,28 @@ def _larger_lead(claim, pair, results, metric):
     if None in elsewhere:
         return NOT_TESTED, f"{claim['than']} was not run", 0
     end = min(filter(None, map(_last_round, (pair, elsewhere))), default=math.inf)
-    values = [_by_seed(one, metric, end=end) for one in (*pair, *elsewhere)]
-    seeds = _common(values)
+    values = [_by_seed(one, metric, end=end, is_best=claim.get("best_so_far")) for one in (*pair, *elsewhere)]
+    seeds = common_seeds(values)
     if not seeds:
         return NOT_TESTED, "no seed in common", 0
     for number, one in enumerate(pair):
         if any(its[seed] is None for its in values[number::2] for seed in seeds):
             fails = UNDECIDED if number else NOT_CONFIRMED  # without the rival's value there is no lead to compare
             return ONCE_NOT_AHEAD if len(seeds) == 1 else fails, f"{one.label} diverged", len(seeds)
-    here, there = (_leads(*some, seeds, metric) for some in (values[:2], values[2:]))
+    here, there = (leads_of(*some, seeds, less_is_better(metric)) for some in (values[:2], values[2:]))
     more = [one - other for one, other in zip(here, there)]
     lead, other_lead = Spread(tuple(here)), Spread(tuple(there))
     words = f"lead of {pair[0].label} over {pair[1].label} at the end of {end} rounds: {lead}; "
     words += f"on {claim['than']}: {other_lead}"
-    is_behind = lead.mean < 0 and _is_decided(here)
+    is_behind = lead.mean < 0 and is_decided(here)
     if is_behind:
         words += "; it is clearly behind, so that there is no lead to compare"
     elif lead.mean < 0 and other_lead.mean < 0:
         words += "; no lead on either"
-    elif len(seeds) > 1 and not _is_decided(more):
+    elif len(seeds) > 1 and not is_decided(more):
         words += "; the difference is less than its spread"
-    sign = _direction(more) if lead.mean > 0 else min(_direction(more), 0)  # a method that is behind has no lead
-    state = _state([(sign, _is_decided(more))], len(seeds), has_failed=is_behind)
+    sign = direction(more) if lead.mean > 0 else min(direction(more), 0)  # a method that is behind has no lead
+    state = _state([(sign, is_decided(more))], len(seeds), has_failed=is_behind)
     return state, words, len(seeds), (f"that on {claim['than']}", more)
 
 
@@ -259,25 +263,28 @@ def _worse(claim, ours, panel, results, metric):
     if other is None:
         return NOT_TESTED, f"{claim['worse_than']} was not run", 0
     here, there = (_by_seed(one, metric) for one in (ours, other))
-    seeds = _common([here, there])
+    seeds = common_seeds([here, there])
     if not seeds:
         return NOT_TESTED, "no seed in common", 0
-    losses = _leads(there, here, seeds, metric)
-    direction = _direction(losses)
-    how = {1: "worse than", -1: "better than", 0: "level with"}[direction]
+    losses = leads_of(there, here, seeds, less_is_better(metric))
+    sign = direction(losses)
+    how = {1: "worse than", -1: "better than", 0: "level with"}[sign]
     words = f"{panel}: {_with_mean(ours, [here[seed] for seed in seeds])}; {how} {claim['worse_than']}: "
     words += _with_mean(other, [there[seed] for seed in seeds])
-    if len(seeds) > 1 and direction and not _is_decided(losses):
+    if len(seeds) > 1 and sign and not is_decided(losses):
         words += " by less than the spread"
-    state = _state([(direction, _is_decided(losses))], len(seeds), has_failed=False)
+    state = _state([(sign, is_decided(losses))], len(seeds), has_failed=False)
     return state, words, len(seeds), (claim["worse_than"], losses)
 
 
 def _ahead(claim, ours, others, metric):
     """(state, words, number of seeds) of a claim that a method is ahead of others, or level with them."""
     at, end = _rounds(ours, claim)
-    mine, *theirs = _by_seed(ours, metric, at), *(_by_seed(one, metric, end) for one in others)
-    seeds = _common([mine, *theirs])
+    is_best = claim.get("best_so_far", False)
+    mine, *theirs = [
+        _by_seed(one, metric, where, is_best=is_best) for one, where in [(ours, at), *((one, end) for one in others)]
+    ]
+    seeds = common_seeds([mine, *theirs])
     if not seeds and "all_at_share" in claim:
         return NOT_TESTED, f"no evaluation up to round {claim['all_at_share'] * _last_round([ours, *others]):g}", 0
     if not seeds:
@@ -285,44 +292,25 @@ def _ahead(claim, ours, others, metric):
         of = f" of {', '.join(lacking)}" if len(lacking) <= len(others) else ""
         return NOT_TESTED, f"{title(metric)}{of} was not measured" if lacking else "no seed in common", 0
     words = [_with_mean(ours, [mine[seed] for seed in seeds], at)]
-    signs, found = [], []
-    for other, its in zip(others, theirs):
-        leads = _leads(mine, its, seeds, metric)
-        found.append((other.label, leads))
-        signs.append((_direction(leads), _is_decided(leads)))
+    found = [(one.label, leads_of(mine, its, seeds, less_is_better(metric))) for one, its in zip(others, theirs)]
+    for other, its, (_, leads) in zip(others, theirs, found):
         words.append(_against(other, leads, [its[seed] for seed in seeds], end))
-    not_run = [name for name in claim["of"] if name not in [one.label for one in others]]
-    words += [f"not run: {', '.join(not_run)}"] if not_run else []
-    has_failed, *others_failed = [any(its[seed] is None for seed in seeds) for its in (mine, *theirs)]
+    return _over_all(claim, found, words, seeds, any(mine[seed] is None for seed in seeds))
+
+
+def _over_all(claim, found, words, seeds, has_failed):
+    """(state, words, number of seeds, leads) of a claim that a method is ahead of others, or level with them.
+
+    Args:
+        found: (rival, its leads by seed). has_failed: whether the method diverged with a seed.
+    """
+    missing = [name for name in claim["of"] if name not in dict(found)]
+    words = "; ".join([*words, f"not run: {', '.join(missing)}"] if missing else words)
+    signs = [(direction(leads), is_decided(leads)) for _, leads in found]
     if claim.get("level"):
-        state, found = _level(signs, len(seeds), has_failed or any(others_failed), is_open=bool(not_run)), []
-    else:
-        state = _state(signs, len(seeds), has_failed, is_open=bool(not_run))
-    return state, "; ".join(words), len(seeds), *found
-
-
-def _leads(mine, theirs, seeds, metric):
-    """By how much a method is better than another, seed by seed; infinite where one of them diverged."""
-    sign, lost = (-1, math.inf) if less_is_better(metric) else (1, -math.inf)
-    pairs = [(mine[seed], theirs[seed]) for seed in seeds]
-    pairs = [tuple(lost if one is None else one for one in pair) for pair in pairs]
-    return [0.0 if one == other else sign * (one - other) for one, other in pairs]
-
-
-def _direction(leads):
-    """1 if some leads say that a method is ahead, -1 if behind, 0 if level."""
-    if all(map(math.isfinite, leads)):
-        total = statistics.fmean(leads)
-    else:
-        total = sum((lead > 0) - (lead < 0) for lead in leads)
-    return (total > 0) - (total < 0)
-
-
-def _is_decided(leads):
-    """Whether a method is clearly ahead, or clearly behind."""
-    if all(map(math.isfinite, leads)):
-        return is_clear(leads) or is_clear([-lead for lead in leads])
-    return len(leads) > 1 and (min(leads) > 0 or max(leads) < 0)
+        has_diverged = has_failed or not all(math.isfinite(lead) for _, leads in found for lead in leads)
+        return _level(signs, len(seeds), has_diverged, is_open=bool(missing)), words, len(seeds)
+    return _state(signs, len(seeds), has_failed, is_open=bool(missing)), words, len(seeds), *found
 
 
 def _level(signs, seeds, has_diverged, is_open):
@@ -366,10 +354,10 @@ def _rounds(method, claim):
 
 def _against(other, leads, values, at):
     """How a method compares with another one, as text; see `_with_mean`."""
-    direction = _direction(leads)
-    how = {1: "ahead of", -1: "behind", 0: "level with" if not any(leads) else "neither ahead of nor behind"}[direction]
+    sign = direction(leads)
+    how = {1: "ahead of", -1: "behind", 0: "level with" if not any(leads) else "neither ahead of nor behind"}[sign]
     words = f"{how} {_with_mean(other, values, at)}"
-    if len(leads) == 1 or not direction or _is_decided(leads):
+    if len(leads) == 1 or not sign or is_decided(leads):
         return words
     return words + (" by less than the spread" if all(map(math.isfinite, leads)) else ", but not with every seed")
 

@@ -28,8 +28,9 @@ claim is not about. Every other one has
                experiment: the other experiment that has the panel of `than` or `worse_than`. all_at_share: of all
                rounds, after which all methods are measured. saves: share of the rounds that `ahead` at least saves
                until the best value of the slower method (0: it needs fewer). calmer: true if its curve takes smaller
-               steps in the wrong direction. A claim has at most one of reaches, than, worse_than, all_at_share, saves,
-               calmer, and level or at_share.
+               steps in the wrong direction, in the first third of the rounds. A claim has at most one of reaches, than,
+               worse_than, all_at_share, saves, calmer, and level or at_share. best_so_far: true if the paper's figure
+               shows the best value so far; it is compared instead of the last tenth's mean (alone, with than or level).
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
                full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best.
@@ -109,6 +110,7 @@ CLAIM = {
     "experiment": TEXT,
     "saves": (lambda value: _is_number(value) and 0 <= value < 1, "a share of the rounds, at least 0 and below 1"),
     "calmer": TRUTH,
+    "best_so_far": TRUTH,
     "all_at_share": (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1"),
 }
 SHAPE = {
@@ -416,6 +418,8 @@ def _problems_of_claim(claim, known):
     kinds = [key for key in kinds if claim.get(key, False) is not False]
     if len(kinds) > 1 and kinds != ["level", "at_share"]:
         yield f"{' and '.join(kinds)}: expected only one of them"
+    if claim.get("best_so_far") and (other := [key for key in kinds if key not in ("than", "level")]):
+        yield f"best_so_far and {other[0]}: expected only one of them"
     if "than" in claim and len(claim.get("of", [])) > 1:
         yield f"than: expected a single method in of, not {', '.join(claim['of'])}"
     other = [key for key in ("than", "worse_than") if key in claim]

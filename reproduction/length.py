@@ -11,7 +11,8 @@ from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.runs.record import less_is_better
 from fedmpi.text import Table, as_markdown
-from reproduction.claims import _by_seed, _is_decided, _leads, ordering
+from reproduction.claims import _by_seed, ordering
+from reproduction.leads import is_decided, leads_of
 from reproduction.strength import p_value
 
 NEIGHBOURS = 2  # evaluations that the table shows before and after the best one
@@ -61,7 +62,11 @@ def lengths(experiment, panel, methods, seeds=None):
         values = {one.label: _by_seed(one, metric, at) for one in chosen}
         its = seeds or sorted(set.intersection(*map(set, values.values())))
         means = {name: statistics.fmean(some[seed] for seed in its) for name, some in values.items()}
-        leads = {name: _leads(values[leader], values[name], its, metric) for name in values if name != leader}
+        leads = {
+            name: leads_of(values[leader], values[name], its, less_is_better(metric))
+            for name in values
+            if name != leader
+        }
         rival = min(leads, key=lambda name: statistics.fmean(leads[name]))
         found.append(
             Length(
@@ -73,7 +78,7 @@ def lengths(experiment, panel, methods, seeds=None):
                 leader,
                 rival,
                 leads[rival],
-                all(_is_decided(some) and statistics.fmean(some) > 0 for some in leads.values()),
+                all(is_decided(some) and statistics.fmean(some) > 0 for some in leads.values()),
             )
         )
     return found

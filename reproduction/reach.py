@@ -1,11 +1,11 @@
 """Measures of whole curves: rounds until a value is reached, the share of them that is saved, and how a curve wavers.
 
-The mean over the seeds is interpolated between evaluations. Intervals are two deviations by leaving out seeds.
+All are of one seed; between evaluations a curve is interpolated.
 """
 
 import dataclasses
+import itertools
 import math
-import statistics
 
 from fedmpi.runs.record import less_is_better
 
@@ -14,30 +14,33 @@ MARGIN = 0.01  # how far below the best of the slower method the level is, as a 
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """How many rounds a method needs to a level, beside another one.
+    """How many rounds a method needs to a level with one seed, beside another one.
 
     Attributes:
-        level: that both reach: the best mean of the slower method, less `MARGIN` of what it gained.
+        level: that both reach: the best value of the slower method, less `MARGIN` of what it gained.
         ours, theirs: rounds. share: of their rounds that is saved; negative if more are needed.
-        deviation: of the share, by leaving out seeds; None with one seed.
     """
 
     level: float
     ours: float
     theirs: float
     share: float
-    deviation: float | None
 
 
-def curves(method, metric, seeds):
-    """(rounds, seed -> values) of a method at the rounds that all these seeds have evaluated."""
-    found = {
-        run.settings["seed"]: {line["round"]: line[metric] for line in run.records if metric in line}
-        for run in method.runs
-        if run.settings["seed"] in seeds
-    }
-    rounds = sorted(set.intersection(*(set(its) for its in found.values()))) if found else []
-    return rounds, {seed: [its[r] for r in rounds] for seed, its in found.items()}
+def curves(method, metric, end=math.inf):
+    """Seed -> (rounds, values) of each run of a method with two evaluations or more until round `end`.
+
+    None if it diverged, or a value is not finite.
+    """
+    found = {}
+    for run in method.runs:
+        lines = [line for line in run.records if metric in line and line["round"] <= end]
+        rounds, values = [line["round"] for line in lines], [line[metric] for line in lines]
+        if not run.is_complete or not all(map(math.isfinite, values)):
+            found[run.settings["seed"]] = None
+        elif len(lines) > 1:
+            found[run.settings["seed"]] = rounds, values
+    return found
 
 
 def rounds_to_reach(rounds, values, level):
@@ -54,37 +57,21 @@ def rounds_to_reach(rounds, values, level):
     return None
 
 
-def saving(ours, theirs, metric, seeds):
-    """The `Saving` of one method against another, or None where too little was evaluated, or a value is not finite.
+def saving(ours, theirs, metric):
+    """The `Saving` of one curve against another.
 
     Args:
-        ours, theirs: `Method`s. seeds: those that both have.
+        ours, theirs: (rounds, values) with the same seed, of two evaluations or more; see `curves`.
     """
     sign = -1 if less_is_better(metric) else 1
-    both = [curves(one, metric, seeds) for one in (ours, theirs)]
-    flat = [value for _, its in both for one in its.values() for value in one]
-    if any(len(rounds) < 2 for rounds, _ in both) or not all(map(math.isfinite, flat)):
-        return None
-
-    def of(some):
-        means = [[sign * statistics.fmean(one) for one in zip(*(its[seed] for seed in some))] for _, its in both]
-        slower = min(means, key=max)
-        level = max(slower) - MARGIN * (max(slower) - slower[0])
-        needed = [rounds_to_reach(rounds, mean, level) for (rounds, _), mean in zip(both, means)]
-        return Saving(sign * level, *needed, 1 - needed[0] / needed[1], None)
-
-    if len(seeds) < 2:
-        return of(seeds)
-    shares = [of([seed for seed in seeds if seed != left]).share for left in seeds]
-    spread = math.sqrt((len(seeds) - 1) * statistics.pvariance(shares))
-    return dataclasses.replace(of(seeds), deviation=spread)
+    both = [(rounds, [sign * value for value in values]) for rounds, values in (ours, theirs)]
+    _, slower = min(both, key=lambda one: max(one[1]))
+    level = max(slower) - MARGIN * (max(slower) - slower[0])
+    needed = [rounds_to_reach(*one, level) for one in both]
+    return Saving(sign * level, *needed, 1 - needed[0] / needed[1])
 
 
-def wavering(method, metric, seeds):
-    """Seed -> the sum of all steps of a curve in the wrong direction: the rises of a loss, the falls of an accuracy.
-
-    Seeds with fewer than two evaluations are left out.
-    """
+def wavering(values, metric):
+    """The sum of all steps of a curve in the wrong direction: the rises of a loss, the falls of an accuracy."""
     sign = 1 if less_is_better(metric) else -1
-    _, its = curves(method, metric, seeds)
-    return {seed: sum(max(0.0, sign * (b - a)) for a, b in zip(one, one[1:])) for seed, one in its.items() if one[1:]}
+    return sum(max(0.0, sign * (after - before)) for before, after in itertools.pairwise(values))

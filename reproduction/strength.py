@@ -67,7 +67,7 @@ def graded(experiment, found, scale, results):
     Args:
         found: all of the experiment, so that p is corrected for their number. results: its `Results`.
     """
-    ps = [p_of(one) if one.state != NOT_TESTED else None for one in found]
+    ps = [p_of(one) for one in found]
     corrected = iter(holm([p for p in ps if p is not None]))
     return [
         _graded(experiment, one, scale, results, p if p is None else (p, next(corrected))) for one, p in zip(found, ps)
@@ -80,7 +80,7 @@ def _graded(experiment, one, scale, results, p):
         state, words = NOT_TESTED, f"{words}; {reason}"
     elif scale == "small":
         state = {CONFIRMED: HOLDS, NOT_CONFIRMED: FAILS}.get(state, state)
-    elif state == CONFIRMED and (one.seeds < FEWEST_SEEDS or (p and p[1] >= LEVEL)):
+    elif state == CONFIRMED and (one.seeds < FEWEST_SEEDS or (one.leads and (p is None or p[1] >= LEVEL))):
         state = AHEAD
     numbers = "; ".join(_lead(name, leads) for name, leads in one.leads if len(leads) > 1)
     numbers += f"; p {p[0]:.2g}, corrected {p[1]:.2g}" if p and numbers else ""

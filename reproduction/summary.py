@@ -57,12 +57,14 @@ deviation, and not confirmed if the difference is as large in the other directio
 that a method reaches a value is confirmed if every seed reaches it. Two problems have no chance in them (Theorem 1 of
 FAFED and Figure 1 of FMGDA): all seeds give the same numbers, so that any lead counts and p says nothing there.
 
-A claim that a method is *faster*, or saves a share of the rounds, compares the rounds until the mean over the seeds
-is at a level that both reach: the best mean of the slower method, less 1 % of what it gained since its first
-evaluation. Between evaluations the mean is interpolated. The interval of the share that is saved is two deviations by
-leaving out seeds; the claim is confirmed if the share is above the claimed one by more than the interval, and not
-confirmed if it is below it by more. "About half" is read as at least 40 %. A claim that a curve fluctuates less
-compares the sums of all its steps in the wrong direction.
+A claim that a method is *faster*, or saves a share of the rounds, compares with each seed the rounds until a value
+that both reach: the best one of the slower method, less 1 % of what it gained since its first evaluation. Between
+evaluations the curves are interpolated. The lead is the share of the rounds that is saved, less the claimed one, and is
+judged as any other lead. "About half" is read as at least 40 %.
+
+A claim that a curve fluctuates less at the beginning compares the sums of all its steps in the wrong direction in the
+first third of the rounds, a share that we set after we had seen the curves. It is not tested where no method has an
+evaluation there that is worse than the one before; such a comparison counts in Holm's correction all the same.
 
 Orders of proved rates are confirmed, undecided (*not readable*) or not confirmed (*contradicted*) by the rule on the
 pages in [orders](orders).
@@ -71,6 +73,7 @@ A claim that a method ends worse in one place than in another is confirmed if it
 
 Claims are judged by what the paper's figure or table shows: those of Cheng et al. by the test loss (Figures 1, 3,
 5 and 7) and the test accuracy (2, 4, 6 and 8). Until commit bf9c264c most of them were judged by the training loss.
+One panel of Figure 2 shows the best accuracy so far, and its claims are judged by it.
 FAFedZO's whole objective, which has a verdict here, is no curve of its paper.
 
 One seed has no deviation and decides nothing; the outcome then says whether the method is ahead. *Seeds* are those that

@@ -146,6 +146,8 @@ def test_what_is_right_is_accepted(tmp_path):
             1.5,
             "claims (entry 4).all_at_share: expected a number above 0 and at most 1, not 1.5",
         ),
+        ("claims 0 best_so_far", "yes", "claims (entry 1).best_so_far: expected true or false"),
+        ("claims 3 best_so_far", True, "claims (entry 4): best_so_far and at_share: expected only one of them"),
         ("printed fit_length", "yes", "printed.fit_length: expected true or false"),
         ("claims 3 level", "yes", "claims (entry 4).level: expected true or false"),
         ("tune", {"grids": {"FAFED": GRID}}, "tune: the key panel is missing"),

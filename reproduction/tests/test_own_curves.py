@@ -22,7 +22,7 @@ EXPERIMENTS = {one.name: one for one in find_experiments(["all"])}
 SHOWN = {  # the metrics of the paper's figure
     "mom_figure1_full": {"test_loss"},
     "mom_figure1_one": {"test_loss"},
-    "mom_figure2": {"accuracy"},
+    "mom_figure2": {"accuracy", "test_loss"},
     "mom_figure3": {"test_loss"},
     "mom_figure4": {"accuracy"},
     "mom_figures5_6_100_of_100": {"test_loss", "accuracy"},
@@ -55,8 +55,8 @@ def test_no_file_says_that_the_momentum_paper_leaves_the_curve_open():
 @pytest.mark.parametrize(
     ("paper", "key", "states", "verdict"),
     [
-        ("mom", "fedavg", {CONFIRMED: 6, AHEAD: 1, NOT_CONFIRMED: 1, HOLDS: 4, UNDECIDED: 1}, "in part"),
-        ("mom", "scaffold", {AHEAD: 1, NOT_CONFIRMED: 5, FAILS: 4, UNDECIDED: 3}, "in part"),
+        ("mom", "fedavg", {CONFIRMED: 6, AHEAD: 1, NOT_CONFIRMED: 1, HOLDS: 4, UNDECIDED: 2}, "in part"),
+        ("mom", "scaffold", {AHEAD: 1, NOT_CONFIRMED: 5, FAILS: 5, UNDECIDED: 3}, "in part"),
         ("mom", "reduced", {NOT_CONFIRMED: 2, UNDECIDED: 2}, NOT_CONFIRMED),
         ("mom", "fewer_clients", {CONFIRMED: 1, AHEAD: 2, NOT_CONFIRMED: 2, UNDECIDED: 7}, "in part"),
         ("lamb", "early", {AHEAD: 3, NOT_CONFIRMED: 3}, "in part"),
@@ -64,6 +64,8 @@ def test_no_file_says_that_the_momentum_paper_leaves_the_curve_open():
         ("fafed", "lowest", {CONFIRMED: 2, AHEAD: 1, NOT_CONFIRMED: 7, UNDECIDED: 1, FAILS: 2}, "in part"),
         ("zo", "noniid", {UNDECIDED: 4}, UNDECIDED),
         ("zo", "objective", {CONFIRMED: 10, AHEAD: 2, NOT_CONFIRMED: 5, HOLDS: 3, FAILS: 2}, "in part"),
+        ("fafed", "faster", {CONFIRMED: 3, NOT_CONFIRMED: 8}, "in part"),
+        ("fafed", "calmer", {NOT_CONFIRMED: 1}, NOT_CONFIRMED),  # at low and medium heterogeneity no curve rises early
         ("fafed", "text", {}, "not tested"),  # no method is as good as the frequencies of the words
     ],
 )
