@@ -9,10 +9,11 @@ import numpy as np
 
 from fedmpi.bench.rates import means
 from fedmpi.errors import UserError
+from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import title
 from fedmpi.text import table
 from reproduction import orders
-from reproduction.claims import T, num_diverged, outcomes, spread
+from reproduction.claims import T, late, num_diverged, outcomes
 from reproduction.experiment import SCALES, find_experiments
 from reproduction.results import read_results
 from reproduction.strength import graded
@@ -20,11 +21,16 @@ from reproduction.strength import graded
 CHECKED = ("fafed_theorem1", "auc_figure1")  # run in seconds, without data files
 ORDERS = "mom_tables1_2"
 SHORT = 256  # rounds of the orders that are measured again
+NOT_MEASURED = "not measured"
+LONG = 100  # rows: of a longer table only those that differ are printed
 EXACT = 1e-4  # how far values of the same seeds may be apart, as a share: rounding on another processor
 
 
 def compare(experiments, committed, other, is_again=False):
     """Rows of a table: where, what, the committed value, the other one, whether they agree.
+
+    Values are means over the last tenth of the rounds, as in the verdicts, of each metric that the experiment's table,
+    figure or claims show.
 
     Args:
         committed, other: folders of results. is_again: the same seeds, so that values agree up to rounding; else each
@@ -48,17 +54,32 @@ def compare(experiments, committed, other, is_again=False):
 
 
 def _values(experiment, committed, other, is_again):
+    shown = experiment.figure.get("metrics", [])
+    metrics = [experiment.metric, experiment.printed.get("metric"), *shown]
+    metrics += [claim.get("metric") for claim in experiment.claims]
+    metrics = list(filter(None, dict.fromkeys(metrics)))
     for panel, methods in committed.panels.items():
         for method in methods:
             its = other.method(panel, method.label)
             if its is None:
                 continue
-            what, here, there = f"{panel}, {method.label}", *(spread(some, experiment.metric) for some in (method, its))
-            if here is None or there is None:
-                both = [f"{num_diverged(some)} of {len(some.runs)} diverged" for some in (method, its)]
-                yield what, *both, (here is None) == (there is None)
+            what, both = f"{panel}, {method.label}", (method, its)
+            all_diverged = [num_diverged(some) == len(some.runs) for some in both]
+            if any(all_diverged):
+                yield what, *(f"{num_diverged(some)} of {len(some.runs)} diverged" for some in both), all(all_diverged)
                 continue
-            yield f"{what}: {title(experiment.metric)}", str(here), str(there), _is_near(here, there, is_again)
+            for metric in metrics:
+                here, there = (_late(some, metric) for some in both)
+                if here or there:
+                    agrees = bool(here and there) and _is_near(here, there, is_again)
+                    yield f"{what}: {title(metric)}", str(here or NOT_MEASURED), str(there or NOT_MEASURED), agrees
+
+
+def _late(method, metric):
+    """`Spread` over the complete runs of the means that verdicts compare, or None if there are none."""
+    values = [late(run, metric) for run in method.runs if run.is_complete]
+    values = tuple(one for one in values if one is not None and math.isfinite(one))
+    return Spread(values) if values else None
 
 
 def _is_near(here, there, is_again):
@@ -116,8 +137,12 @@ def check(results, reproduce):
 
 
 def report(rows):
-    """The rows as text, disagreements marked, and a last line with PASS or FAIL; and whether all agree."""
+    """The rows as text, disagreements marked, and a last line with PASS or FAIL; and whether all agree.
+
+    Of more than `LONG` rows only those that differ are shown.
+    """
     bad = sum(not agrees for *_, agrees in rows)
-    shown = [[*map(str, row[:4]), "" if row[4] else "DIFFERS"] for row in rows]
+    shown = [[*map(str, row[:4]), "" if row[4] else "DIFFERS"] for row in rows if len(rows) <= LONG or not row[4]]
     last = f"PASS: {len(rows)} values and outcomes agree" if not bad else f"FAIL: {bad} of {len(rows)} do not agree"
-    return f"{table([['where', 'what', 'committed', 'here', ''], *shown], indent='')}\n{last}", not bad
+    text = table([["where", "what", "committed", "here", ""], *shown], indent="") + "\n" if shown else ""
+    return f"{text}{last}", not bad

@@ -40,7 +40,9 @@ claim is not about. Every other one has
     findings:  scale -> list of sentences: what was found out about claims that failed.
     widens:    name of the experiment whose comparison this one repeats with step sizes beyond the paper's grid;
                the front page shows its values, and its first finding at full scale.
-    fixed:     claims, lengths, grids: the day of their last change; lengths with all that a scale reduces.
+    fixed:     claims, lengths, grids, and rule (of orders): when they were last changed, at any scale: the day, or the
+               time in UTC, in quotes. It is the time of the commit; claims with the metric that decides them, lengths
+               with all that a scale reduces, and grids with the last run of --tune that the chosen values rest on.
 
 `SHAPE` has the type of each.
 """
@@ -84,6 +86,10 @@ TEXT = (_is_text, "text, in quotes if it is a number")
 SENTENCE = (_is_text, "a sentence, in quotes if it contains a colon")  # YAML reads "one: two" as a mapping
 NUMBER = (_is_number, "a number, like 0.5 or 1.0e-5")
 SEED = (lambda value: type(value) is int and 0 <= value < LARGEST, "a whole number, 0 or larger")
+WHEN = (
+    lambda value: isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d)?)?", value),
+    'a day or a time in UTC, in quotes, like "2026-11-28" or "2026-11-28 08:15"',
+)
 TRUTH = (lambda value: isinstance(value, bool), "true or false")
 SETTINGS = {ANY: ANYTHING}
 GRIDS = {ANY: {ANY: [ANYTHING, ...]}}
@@ -143,7 +149,7 @@ SHAPE = {
     "differs": [SENTENCE],
     "findings": dict.fromkeys(SCALES, [SENTENCE]),
     "widens": TEXT,
-    "fixed": dict.fromkeys(("claims", "lengths", "grids"), TEXT),
+    "fixed": dict.fromkeys(("claims", "lengths", "grids", "rule"), WHEN),
 }
 
 

@@ -21,7 +21,7 @@ from fedmpi.tasks.toys import Slow
 from fedmpi.text import as_markdown, format_seconds
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, Outcome
 from reproduction.csv_files import damaged, read_rows, write_tables
-from reproduction.page import plain_table, prose
+from reproduction.page import last_changed, plain_table, prose
 from reproduction.running import code_version
 
 SEEDS = tuple(range(6))
@@ -180,6 +180,7 @@ def page(folder, experiment):
     made = f"`python -m reproduction {experiment.name}`, {spent} of CPU time, commit {rows[0]['commit']}, "
     made += f"{rows[0]['date']}. Every number is from [{name}]({name})."
     made += " A commit with + had changes that were not committed." if any("+" in row["commit"] for row in rows) else ""
+    changed = last_changed(experiment, [row["date"] for row in rows])
     figure = f"![Gradient norms against rounds, with the proved orders as lines]({name.removesuffix('csv')}svg)"
     lacking = [f"Not measured here: {prose(experiment.unmeasured)}", ""] if experiment.unmeasured else []
     return (
@@ -197,6 +198,7 @@ def page(folder, experiment):
                 "## How it was made",
                 "",
                 made,
+                *(["", f"Last changed (UTC): {changed}."] if changed else []),
             ]
         )
         + "\n"

@@ -1,5 +1,7 @@
 """The page of an experiment in Markdown, and its figures: what we measured beside what the paper prints."""
 
+import contextlib
+import datetime
 import decimal
 import pathlib
 import re
@@ -32,6 +34,8 @@ ONE_NETWORK = (
 OBJECTIVE = (
     "The *training loss* is the objective of the attack: the attack loss plus the weighted distortion of the images."
 )
+MODEL = "(family"  # in the name of a processor whose model is known
+DAY = len("2026-11-28")
 CHANGED = 'Where a commit ends in "+", files of fedmpi had been changed since that commit.'
 
 
@@ -290,6 +294,7 @@ def _made(experiment, scale, results):
     if 0 < len(cpu) < len(results.runs):
         missing = len(results.runs) - len(cpu)
         spent += f"; the cost of {missing} run{'s' * (missing > 1)} is not known"
+    changed = last_changed(experiment, dates)
     rows = [
         ["command", f"`{command}`"],
         ["runs", str(len(results.runs))],
@@ -300,31 +305,63 @@ def _made(experiment, scale, results):
         ["PyTorch", ", ".join(versions) or "–"],
         ["commit", ", ".join(commits) or "–"],
         ["date", " to ".join(sorted({date[:10] for date in dates})) or "–"],
-        *_fixed(experiment, dates),
+        *([["last changed, at any scale (UTC)", changed]] if changed else []),
     ]
     files = " and ".join(f"[{path.name}]({path.name})" for path in paths(pathlib.Path(), experiment, scale)[:2])
-    which = "this commit" if len(commits) == 1 else "the commit of each run"
-    again = (
-        f"With {which}, this version of PyTorch, the same number of ranks and the same model of processor (there are "
-        "several of one name), the command repeats these numbers to the last digit; otherwise they differ by rounding, "
-        "which grows during training."
-    )
-    if any(machine.startswith(ON_GPU) for machine in machines):
-        again = "The runs on a GPU differ by rounding each time, which grows during training."
     return [
         "## How it was made",
         "",
         plain_table(["", ""], rows),
-        f"Every number in the tables is from {files}. {again}"
+        f"Every number in the tables is from {files}. {_repeated(results, commits)}"
         + (f" {CHANGED}" if any(commit.endswith("+") for commit in commits) else ""),
     ]
 
 
-def _fixed(experiment, dates):
-    """A row with the days at which claims, lengths and grids were last changed, and which days are after a run."""
-    first = min(dates, default="")[:10]
-    days = [f"{what} {day}{' (after the first run)' * (day > first)}" for what, day in experiment.fixed.items()]
-    return [["last changed", ", ".join(days)]] if days else []
+def _repeated(results, commits):
+    """Whether the command repeats the numbers to the last digit, as text."""
+    which = "this commit" if len(commits) == 1 else "the commit of each run"
+    if any(row["processor"].startswith(ON_GPU) for row in results.runs):
+        return "The runs on a GPU differ by rounding each time, which grows during training."
+    if unknown := sum(MODEL not in row["processor"] for row in results.runs):
+        return (
+            f"For {unknown} of the {len(results.runs)} runs the model of the processor is not known, only a name that "
+            f"several models have. So it cannot be said whether, with {which}, your numbers repeat those of these runs "
+            "to the last digit or differ by rounding, which grows during training."
+        )
+    return (
+        f"With {which}, this version of PyTorch, the same number of ranks and the same model of processor (there are "
+        "several of one name), the command repeats these numbers to the last digit; otherwise they differ by rounding, "
+        "which grows during training."
+    )
+
+
+def last_changed(experiment, dates):
+    """When claims, lengths and the others of `fixed` were last changed, each compared with the first run; "" if none.
+
+    Args:
+        dates: when the runs ended, as text: days, or times in the format of ISO 8601.
+    """
+    first = min(map(_in_utc, dates), default="")
+    return ", ".join(f"{what} {at}{_after(at, first)}" for what, at in experiment.fixed.items())
+
+
+def _in_utc(date):
+    """A time like "2026-11-28T09:15:00+01:00" as "2026-11-28 08:15:00"; a day stays as it is."""
+    if len(date) != DAY:
+        with contextlib.suppress(ValueError):  # of a file that was changed by hand
+            date = datetime.datetime.fromisoformat(date).astimezone(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return date
+
+
+def _after(at, first):
+    """What a change at a day or time was in relation to the first run, as text; "" if it was before.
+
+    Both are compared in the unit of the coarser one. In the same minute counts as after: nothing says that it was not.
+    """
+    unit = min(len(at), len(first))
+    if not first or at[:unit] < first[:unit]:
+        return ""
+    return " (on the day of the first run)" if unit == DAY and at[:unit] == first[:unit] else " (after the first run)"
 
 
 def _first(row):

@@ -17,18 +17,18 @@ NAME = "fafed_theorem1"
 (ONE,) = find_experiments([NAME])
 
 
-def changed(tmp_path, method, change):
-    """The committed results with other final distances of a method."""
+def changed(tmp_path, method, change, one=ONE, metric="distance", scale="small", rounds=lambda number: True):
+    """The committed results with other values of a metric of a method, at some rounds."""
     for ending in (".csv", "-runs.csv"):
-        path = tmp_path / "small" / f"{NAME}{ending}"
+        path = tmp_path / scale / f"{one.name}{ending}"
         path.parent.mkdir(exist_ok=True)
-        shutil.copy(RESULTS / "small" / path.name, path)
-    path = tmp_path / "small" / f"{NAME}.csv"
+        shutil.copy(RESULTS / scale / path.name, path)
+    path = tmp_path / scale / f"{one.name}.csv"
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
-        if row["method"] == method:
-            row["distance"] = change(float(row["distance"]))
+        if row["method"] == method and rounds(int(row["round"])):
+            row[metric] = change(float(row[metric]))
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -48,6 +48,46 @@ def test_a_rerun_agrees_up_to_rounding(tmp_path, change, differs):
     assert all_agree == (not differs)
     assert text.splitlines()[-1].startswith("FAIL: " if differs else f"PASS: {len(rows)} values and outcomes agree")
     assert ("DIFFERS" in text) == bool(differs)
+
+
+def test_every_metric_of_the_table_and_the_claims_is_compared(tmp_path):
+    (one,) = find_experiments(["fafed_table2_low"])
+    its = changed(tmp_path, "FedAvg", lambda value: value + 1, one, "train_loss")
+    rows = compare([one], RESULTS, its)
+    assert [what for _, what, *_, agrees in rows if not agrees and "claim" not in what] == [
+        "low, FedAvg: training loss"
+    ]
+    assert {what.partition(": ")[2] for _, what, *_ in rows} > {"test accuracy", "training loss"}
+
+
+def test_values_are_means_over_the_last_tenth_of_the_rounds(tmp_path):
+    (one,) = find_experiments(["fafed_table2_low"])
+    where = {
+        "last": lambda number: number > 290,
+        "tenth": lambda number: 270 < number < 290,
+        "before": range(265).__contains__,
+    }
+    found = {}
+    for name, rounds in where.items():
+        its = changed(tmp_path, "FedAvg", lambda value: value + 0.3, one, "accuracy", "full", rounds)
+        rows = compare([one], RESULTS, its)
+        (found[name],) = [here != there for _, what, here, there, _ in rows if what == "low, FedAvg: test accuracy"]
+    assert found == {"last": True, "tenth": True, "before": False}
+
+
+def test_what_was_not_measured_or_diverged_differs(tmp_path):
+    (one,) = find_experiments(["fafed_table2_low"])
+    its = changed(tmp_path, "FedAvg", lambda value: "", one, "train_loss")
+    (row,) = [row for row in compare([one], RESULTS, its) if row[1] == "low, FedAvg: training loss"]
+    assert row[3] == "not measured" and not row[4]
+
+
+def test_of_a_long_table_only_what_differs_is_shown():
+    rows = [("x", f"value {number}", 1, 1, number != 7) for number in range(101)]
+    text, _ = report(rows)
+    assert "value 7 " in text and "value 8 " not in text and text.endswith("FAIL: 1 of 101 do not agree")
+    assert "value 8 " in report(rows[:100])[0]
+    assert report([row[:4] + (True,) for row in rows])[0] == "PASS: 101 values and outcomes agree"
 
 
 def test_other_seeds_agree_within_the_spread():
