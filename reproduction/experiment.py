@@ -39,7 +39,8 @@ claim is not about. Every other one has
     differs:   list of sentences: what differs from the paper, and why.
     findings:  scale -> list of sentences: what was found out about claims that failed.
     widens:    name of the experiment whose comparison this one repeats with step sizes beyond the paper's grid;
-               the front page shows its values, and its first finding at full scale.
+               the front page shows its values, and the first finding at full scale of the first such experiment.
+    grid_of:   name of the experiment whose chosen step sizes this one has.
     fixed:     claims, lengths, grids, and rule (of orders): when they were last changed, at any scale: the day, or the
                time in UTC, in quotes. It is the time of the commit; claims with the metric that decides them, lengths
                with all that a scale reduces, and grids with the last run of --tune that the chosen values rest on.
@@ -149,6 +150,7 @@ SHAPE = {
     "differs": [SENTENCE],
     "findings": dict.fromkeys(SCALES, [SENTENCE]),
     "widens": TEXT,
+    "grid_of": TEXT,
     "fixed": dict.fromkeys(("claims", "lengths", "grids", "rule"), WHEN),
 }
 
@@ -184,6 +186,7 @@ class Experiment:
     differs: list = dataclasses.field(default_factory=list)
     findings: dict = dataclasses.field(default_factory=dict)
     widens: str = ""
+    grid_of: str = ""
     fixed: dict = dataclasses.field(default_factory=dict)
 
     def points(self, scale):
@@ -385,8 +388,9 @@ def _problems(one):
         return
     if (one.not_run or one.orders) and not one.scales:
         return
-    if one.widens and one.widens not in experiment_names():
-        yield f"widens: expected one of {', '.join(experiment_names())}, not {one.widens}"
+    for key in ("widens", "grid_of"):
+        if (name := getattr(one, key)) and name not in experiment_names():
+            yield f"{key}: expected one of {', '.join(experiment_names())}, not {name}"
     for key in ("panels", "methods", "scales", "metric"):
         if not getattr(one, key):
             yield f"expected {key}, or not_run with the reason"

@@ -36,10 +36,10 @@ COLUMNS = {
 HEAD = "# What the papers' experiments gave"
 TABLE = "## FAFED's Table 2 (Fashion-MNIST; a: low, c: high heterogeneity), printed and here"
 LENGTHS = (
-    "Mean accuracy over the seeds after so many rounds; verdicts take the mean over the last tenth of the rounds. The "
-    "paper gives no length; *the nearest* is the one with the smallest mean distance from the printed values, found "
-    "afterwards."
+    "Mean accuracy after so many rounds. The paper gives no length; *the nearest* is the one with the smallest mean "
+    "distance from the printed values, found afterwards."
 )
+FIGURE = ("test accuracy after each round, and as printed", "full/fafed_table2_low-low-accuracy.svg")
 CLAIMS = "## The claims"
 SOURCES = (
     "Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all comparisons, the "
@@ -49,14 +49,11 @@ AGAIN = (
     "Each command makes the runs at the small scale again, where there are any, in the minutes beside it on two cores."
 )
 OUTCOMES = (
-    "A comparison is one method with its rivals in one panel. It is *confirmed* at full length (of attacks also on an "
-    "MLP instead of a CNN), with three seeds and p < 0.05 (Holm; problems without chance and rates have rules of their "
-    "own); *ahead*: better than each rival by more than the spread, the standard deviation of the lead over the "
-    "seeds, which chance gives in one of nine comparisons of equal methods with three seeds; *contradicted*: behind "
-    "one of them by more than that (where a lead should be larger than elsewhere, also if there is none); "
-    "*indicative* (above: *short runs*): of a few rounds; *undecided*: within the spread. Counts are of confirmed "
-    "comparisons; the rest is undecided. A claim is as strong as the weakest comparison that holds; it holds *in part* "
-    "if others do not, and is *not confirmed* if none holds."
+    "A comparison, one method with its rivals in one panel, is *confirmed* at full length (of attacks also on an MLP) "
+    "with three seeds and p < 0.05 (Holm); *ahead*: better than each rival by more than the spread over the seeds; "
+    "*contradicted*: behind one by more than that; *undecided*: within the spread; *indicative*: of a few rounds. A "
+    "claim holds *in part* if some comparisons hold and others do not. Those with step sizes beyond the paper's grid "
+    "are counted apart and do not decide."
 )
 OURS = "Questions of ours, on which the papers claim nothing: "
 
@@ -84,7 +81,7 @@ def _in_short(experiments, found):
                 ours[claim] = f"[{verdict}]({address}) ({_compared(rows)})"
                 continue
             heading = next(heading for heading, states in COLUMNS.items() if verdict in states)
-            mark = COLUMNS[heading][verdict] or _counts(rows)
+            mark = COLUMNS[heading][verdict] or _counts([row for row in rows if not row.is_wider])
             cells[heading].append(f"• [{paper['in_short'][claim]}]({address}){mark and f' ({mark})'}")
         beside = paper["beside"].format(**ours)
         table.append([f"{paper['name']} (`{key}`)", *("<br>".join(some) or "–" for some in cells.values()), beside])
@@ -98,7 +95,7 @@ def _rows(experiments, found, claim):
 
 def _printed(folder, experiments):
     """Lines with the printed values beside ours, of every table whose length was fitted; or []."""
-    rows, words, methods = [], [], {}
+    rows, words, on_all, methods = [], [], [], {}
     for one in sorted(experiments, key=lambda one: (one.printed.get("place", ""), "variant" in one.printed)):
         results = read_results(folder, one, "full") if one.printed.get("fit_length") else None
         for panel, some in results.panels.items() if results else ():
@@ -119,17 +116,18 @@ def _printed(folder, experiments):
                 near = " (the nearest)" * (source is one and length.round == best)
                 what = f"[{what}](full/{source.name}.md), {length.round} rounds{near}, {len(length.leads)} seeds"
                 rows.append(["", what, *(f"{length.means[name]:.4f}" for name in printed)])
-            wins = "".join(f" (on a wider grid: {_wins(found)})" for _, found in on_wider)
-            order = sum(length.has_order for length in its)
-            at_cost = places([method for method in some if method.label in printed], one.metric, its[0].leader)
-            cheap = " and ".join(f"number {nth} of {num} by {cost}" for cost, nth, num in at_cost)
+            closest, leader = nearest(its), its[0].leader
+            first = max(closest.means, key=closest.means.get)
+            at_cost = places([method for method in some if method.label in printed], one.metric, leader)
+            ranks = [f"number {nth} of {num} at equal {cost}" for cost, nth, num in at_cost]
+            ranks += [f"on a wider grid first at {_wins(found)}" for _, found in on_wider]
             words.append(
-                f"{full_place(one)}: by its mean {its[0].leader} is first at {_wins(its)} lengths{wins}"
-                f"{cheap and f'; at the cost of {last} rounds of the cheapest method it is {cheap}'}. "
-                f"All {len(printed)} are in the printed order at {order or 'no'} length{'s' * (order > 1)}."
+                f"{full_place(one)}: at the nearest {closest.error:.4f} away on average, {first} first; "
+                f"{', '.join([f'{leader} is first at {_wins(its)} lengths', *ranks])}."
             )
-            words += [f"**{sentence}**" for other in wider for sentence in other.findings.get("full", [])[:1]]
-    return [TABLE, plain_table(["", "", *methods], rows), " ".join([LENGTHS, *words])] if rows else []
+            on_all += [sentence for other in wider for sentence in other.findings.get("full", [])[:1]]
+    text = " ".join([f"![{FIGURE[0]}]({FIGURE[1]})<br>{LENGTHS}", *words, *(f"**{one}**" for one in on_all[:1])])
+    return [TABLE, plain_table(["", "", *methods], rows), text] if rows else []
 
 
 def _on_wider_grid(folder, other, one, panel):
@@ -152,18 +150,18 @@ def _claims(folder, experiments, found):
             made = [one for one in of_paper if _rows([one], found, claim)]
             its = _rows(made, found, claim)
             verdict = verdict_of(its)
-            link = f"[{as_markdown(sentence)}](claims.md#{_anchor(sentence)})"
+            link = f"[{as_markdown(paper['in_short'][claim])}](claims.md#{_anchor(sentence)})"
             if claim in paper.get("ours", ()):
                 ours.append(f"{link} ({verdict}: {_compared(its)})")
                 continue
-            rows.append(
-                (ORDER.index(verdict), [key, link, bold(verdict), _compared(its), *_again(folder, made, of_paper, key)])
-            )
+            cells = [key, link, bold(verdict), _compared(its), as_markdown(paper["said"][claim])]
+            rows.append((ORDER.index(verdict), [*cells, *_again(folder, made, of_paper, key)]))
     header = [
         "paper",
         "claim",
         "outcome",
         "confirmed comparisons",
+        "what the runs say",
         "its small version: `python -m reproduction`",
         "minutes",
     ]
@@ -177,9 +175,11 @@ def _claims(folder, experiments, found):
 def verdict_of(rows):
     """One of the states, or "in part": what the `Row`s of a claim that decide say together.
 
-    Those of the small scale count only if there is no other; of the states that hold the weakest is the verdict.
+    Those on a wider grid than the paper's count only if there is no other, and those of the small scale likewise; of
+    the states that hold the weakest is the verdict.
     """
     decisive = [row for row in rows if row.decides]
+    decisive = [row for row in decisive if not row.is_wider] or decisive
     long = {row.state for row in decisive if row.scale != "small"}
     states = long or {row.state for row in decisive}
     if not states:
@@ -190,10 +190,17 @@ def verdict_of(rows):
 
 
 def _compared(rows):
-    """ "5 of 9, 2 more ahead, 1 contradicted; indicative: 5 of 6"."""
-    short = [row for row in rows if row.decides and row.scale == "small"]
-    words = [_counts(rows), f"indicative: {sum(row.state == HOLDS for row in short)} of {len(short)}" if short else ""]
-    return "; ".join(filter(None, words)) or "–"
+    """ "5 of 9, 2 more ahead, 1 contradicted; indicative: 5 of 6; wider grid: 0 of 2"."""
+    words = []
+    for name, some in (
+        ("", [row for row in rows if not row.is_wider]),
+        ("wider grid: ", [row for row in rows if row.is_wider]),
+    ):
+        short = [row for row in some if row.decides and row.scale == "small"]
+        short = f"indicative: {sum(row.state == HOLDS for row in short)} of {len(short)}" if short else ""
+        if its := "; ".join(filter(None, [_counts(some), short])):
+            words.append(name + its)
+    return "; ".join(words) or "–"
 
 
 def _counts(rows):

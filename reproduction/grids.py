@@ -3,7 +3,7 @@
 import math
 
 from fedmpi.text import as_markdown
-from reproduction.experiment import read_papers
+from reproduction.experiment import find_experiments, read_papers
 
 HEADER = ["method", "the paper's grid", "tried", "tried beside it"]
 TEXT = """\
@@ -48,7 +48,8 @@ def reach(experiment, scale):
 
     Where at most half of the methods have values beside the paper's, they are named.
     """
-    rows = rows_of(experiment, scale)
+    (tuned,) = find_experiments([experiment.grid_of]) if experiment.grid_of else (experiment,)
+    rows = rows_of(tuned, scale)
     wider = [row[0].strip("`") for row in rows if row[-1] != "–"]
     if not wider:
         return "on the paper's grid" if rows else ""

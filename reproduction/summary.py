@@ -88,11 +88,12 @@ better, ↓ that smaller ones are.
 """
 VERDICTS = """\
 The verdict on each claim. Every comparison of an experiment counts once (a figure that shows the same runs as
-another, and a wider grid, are further ones), at the largest scale (`full`, then `mlp`, then `small`) at which it was
-made with several seeds; those at `small` count only if no other was made. *In part* means that some hold and others
-do not (*indicative: in part*: at `small`), and a verdict is as strong as the weakest of those that hold; *not
-tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how many at
-each scale:
+another is a further one), at the largest scale (`full`, then `mlp`, then `small`) at which it was
+made with several seeds; those at `small` count only if no other was made. The papers' claims are decided on the
+papers' grids of step sizes; comparisons with values beyond them are counted apart (*wider grid*). *In part* means that
+some hold and others do not (*indicative: in part*: at `small`), and a verdict is as strong as the weakest of those that
+hold; *not tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how
+many at each scale, wider grids included:
 """
 FITTED = """\
 FAFED's paper prints accuracies and not the length of its runs. These are the lengths at which the values of our runs at
@@ -177,6 +178,7 @@ class Row:
     Attributes:
         decides: whether the verdict counts it: at no larger scale were there several seeds.
         numbers: the leads with their intervals. number: of the claim and panel within the experiment.
+        is_wider: whether the experiment repeats another with step sizes beyond the paper's grid.
     """
 
     key: str
@@ -188,6 +190,7 @@ class Row:
     decides: bool = False
     numbers: str = ""
     number: int = 0
+    is_wider: bool = False
 
 
 def _outcomes(folder, experiment):
@@ -206,7 +209,8 @@ def _outcomes(folder, experiment):
         largest = [scale for scale, its in tested.items() if its.seeds > 1][-1:]
         for scale, its in tested.items():
             decides = scale in largest
-            rows.append(Row(its.key, its.panel, scale, its.seeds, its.state, its.words, decides, its.numbers, number))
+            where = (decides, its.numbers, number, bool(experiment.widens))
+            rows.append(Row(its.key, its.panel, scale, its.seeds, its.state, its.words, *where))
         if not tested:
             words = [its[number].words for its in by_scale.values()]
             rows.append(Row(untested.key, untested.panel, "", 0, NOT_TESTED, [untested.words, *words][-1]))
@@ -236,7 +240,9 @@ def _counts(experiments, found):
     for key, paper in read_papers().items():
         for claim, sentence in paper["claims"].items():
             its = [row for one in experiments if one.paper == key for row in found[one.name] if row.key == claim]
-            decisive = _count([row for row in its if row.decides])
+            decisive = _count([row for row in its if row.decides and not row.is_wider])
+            if wider := [row for row in its if row.decides and row.is_wider]:
+                decisive += f"; wider grid: {_count(wider)}"
             counts = [_count([row for row in its if row.scale == scale]) for scale in SCALES]
             untested = str(sum(row.state == NOT_TESTED for row in its))
             rows.append([key, as_markdown(sentence), bold(verdict_of(its)), decisive, *counts, untested])

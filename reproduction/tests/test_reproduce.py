@@ -21,9 +21,9 @@ from fedmpi.presets import preset_path
 from fedmpi.presets.reading import read_settings_file
 from fedmpi.runs.folder import is_run, read_run
 from fedmpi.sweep.plan import make_plan
-from fedmpi.text import format_metric
+from fedmpi.text import as_markdown, format_metric
 from reproduction.__main__ import listing
-from reproduction.claims import ordering
+from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, ordering
 from reproduction.csv_files import write_tables
 from reproduction.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
 from reproduction.front import _anchor, _compared, verdict_of
@@ -39,6 +39,7 @@ from reproduction.results import (
     read_results,
 )
 from reproduction.running import How, plan_runs, was_continued
+from reproduction.strength import AHEAD
 from reproduction.summary import PAGES, Row, _count, _outcomes, _with_ends, texts
 
 pytestmark = pytest.mark.rarely("reproduction", "fedmpi/sweep", "fedmpi/runs", "fedmpi/presets")
@@ -631,7 +632,8 @@ def test_the_table_of_the_papers_has_each_claim_where_its_outcome_puts_it():
     ):
         paper, anchor, verdict, counts = row
         part = "in part" if "in part" in verdict else "not" if re.search("not |does not", verdict) else "holds"
-        words = next((one for one in ("undecided", "not tested") if one in verdict), counts.split("; ind")[0])
+        its = re.split("; (?:indicative|wider)", counts)[0]
+        words = next((one for one in ("undecided", "not tested") if one in verdict), its)
         words = "short runs" if "indicative" in verdict else words
         expected.append((paper, part, anchor, words and f" ({words})"))
     assert sorted(found) == sorted(expected) and len(found) > 25
@@ -642,6 +644,29 @@ def test_the_table_of_the_papers_has_each_claim_where_its_outcome_puts_it():
         "| FAFedZO ",
         "| FMGDA ",
     ]
+
+
+@pytest.mark.skipif(not MADE, reason="nothing was run yet")
+def test_the_front_page_is_short():
+    front, _ = texts(RESULTS)
+    seen = re.sub(r"\]\([^)]*\)", "]", front)
+    in_short, table, claims = re.split("\n## ", seen)
+    assert len(re.findall(r"\w+", in_short)) < 600 and len(re.findall(r"\w+", table)) < 500
+    assert "![" in table and front.count("\n") <= 60
+    for paper in read_papers().values():
+        assert len(paper["beside"].split()) <= 45
+        for key, sentence in paper["said"].items():
+            assert len(sentence.split()) <= 26 and f"| {as_markdown(sentence)} |" in claims, key
+        assert {*paper["said"]} == {*paper["claims"]} - {*paper.get("ours", ())}
+
+
+def test_comparisons_on_a_wider_grid_are_counted_apart_and_do_not_decide():
+    states = [(CONFIRMED, False), (AHEAD, False), (NOT_CONFIRMED, True), (UNDECIDED, True)]
+    rows = [Row("a", "p", "full", 3, state, "", True, is_wider=wider) for state, wider in states]
+    assert verdict_of(rows) == AHEAD and verdict_of(rows[2:]) == NOT_CONFIRMED
+    assert _compared(rows) == "1 of 2, 1 more ahead; wider grid: 0 of 2, 1 contradicted"
+    wider = {one.name for one in EXPERIMENTS for row in _outcomes(RESULTS, one) if row.is_wider}
+    assert wider == {one.name for one in EXPERIMENTS if one.widens} and len(wider) >= 4
 
 
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
