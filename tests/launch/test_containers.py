@@ -1,6 +1,7 @@
 """The files for containers, and a run in a container where a tool for them is."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from helpers import ROOT, execute
 
 LAUNCH = ROOT / "launch"
 RUN = ["mpirun", "-np", "2", "python", "-m", "fedmpi.train", "--rounds", "2", "--name", "it", "--out", "/work"]
+CHECK = ["python", "-m", "reproduction", "--check"]
 
 
 def copied(name):
@@ -38,7 +40,20 @@ def test_an_image_has_all_that_the_installation_needs(tmp_path, name):
     code = "import fedmpi.presets, fedmpi; print(fedmpi.__file__)"
     ended = execute([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path / "installed")}, cwd=tmp_path)
     assert ended.stdout.strip() == str(tmp_path / "installed/fedmpi/__init__.py"), ended.stderr
-    assert "launch/constraints.txt" in dict(copied(name)) and "-c launch/constraints.txt" in (LAUNCH / name).read_text()
+    (tmp_path / "work").mkdir()
+    env = {"PYTHONPATH": str(tmp_path / "fedmpi")}
+    listed = execute([sys.executable, "-m", "reproduction", "--list"], env=env, cwd=tmp_path / "work")
+    assert listed.returncode == 0 and "fafed_table2_low" in listed.stdout, listed.stderr
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "fedmpi.def"])
+def test_an_image_has_the_environment_of_the_results(name):
+    text = (LAUNCH / name).read_text()
+    lock = (ROOT / "reproduction" / "environment.txt").read_text()
+    (python,) = re.findall(r"with Python (3\.\d+)", lock.splitlines()[0])
+    (index,) = re.findall(r"--extra-index-url (\S+)", lock)
+    assert f"python:{python}-slim" in text and "/fedmpi/reproduction" in text
+    assert f"-r reproduction/environment.txt --extra-index-url {index}" in text and "--no-deps -e ." in text
 
 
 @pytest.mark.parametrize("tool", ["docker", "podman"])
@@ -52,6 +67,8 @@ def test_two_ranks_in_a_container(tmp_path, tool):
     options = ["--rm", "--shm-size=64m", "--user", user, "-v", f"{tmp_path}:/work"]
     ended = execute([tool, "run", *options, "fedmpi-test", *RUN])
     assert ended.returncode == 0 and (tmp_path / "it/model.safetensors").is_file(), ended.stderr
+    ended = execute([tool, "run", *options, "fedmpi-test", *CHECK], timeout=900)
+    assert ended.returncode == 0 and "PASS" in ended.stdout, ended.stderr
 
 
 def test_two_ranks_in_apptainer(tmp_path):
@@ -62,3 +79,5 @@ def test_two_ranks_in_apptainer(tmp_path):
         pytest.skip(f"apptainer build failed, perhaps without a network: {built.stderr[-200:]}")
     ended = execute(["apptainer", "exec", "--bind", f"{tmp_path}:/work", tmp_path / "it.sif", *RUN])
     assert ended.returncode == 0 and (tmp_path / "it/model.safetensors").is_file(), ended.stderr
+    ended = execute(["apptainer", "exec", "--pwd", "/tmp", tmp_path / "it.sif", *CHECK], timeout=900)
+    assert ended.returncode == 0 and "PASS" in ended.stdout, ended.stderr
