@@ -324,6 +324,13 @@ def _write(write, results, one, *scale):
         raise UserError(f"{error.filename or results / one.name}: cannot be written") from None
 
 
+TIMES = """\
+Times are those of one seed at full scale, on one CPU core and on one GPU. "about" is estimated: a hundredth of the CPU
+time. In the five experiments that ran on an NVIDIA H200, several runs at once, it was a hundredth or less; networks
+larger than theirs were not run on a GPU."""
+CPU_TIMES = 100  # the smallest of the measured ratios of CPU time to GPU time
+
+
 def listing(names, results, data_dir):
     """The text of --list for some names; see `find_experiments`."""
     rows = [["name", "CPU time", "GPU time", "state", "data", "what (methods)"]]
@@ -334,15 +341,15 @@ def listing(names, results, data_dir):
         found = state(results, one, ", ".join(_missing(one, data_dir)))
         what = f"{one.place}: {one.title}{methods}"
         rows.append([one.name, cost(one), gpu, found, ", ".join(one.data) or "–", what])
-    return f"Times are those of one seed at full scale.\n{table(rows, indent='')}"
+    return f"{TIMES}\n{table(rows, indent='')}"
 
 
 def _gpu_time(folder, one):
-    """How long the runs of one seed at full scale took on a GPU, or "not measured"."""
+    """How long the runs of one seed at full scale took on a GPU, or "about" how long they would."""
     results = read_results(folder, one, "full")
     runs = [row for row in results.runs if row["processor"].startswith(ON_GPU)] if results else []
     if not runs:
-        return "not measured"
+        return f"about {format_seconds(3600 * one.cpu_hours / CPU_TIMES)}" if one.cpu_hours else "–"
     at_a_time = max([1, *(int(found) for row in runs for found in re.findall(r"--at-a-time (\d+)", row["made_by"]))])
     seconds = sum(float(row["wall_seconds"]) for row in runs) / len({row["seed"] for row in runs}) / at_a_time
     return f"{format_seconds(seconds)}, {at_a_time} runs at once"

@@ -22,7 +22,7 @@ from fedmpi.presets.reading import read_settings_file
 from fedmpi.runs.folder import is_run, read_run
 from fedmpi.sweep.plan import make_plan
 from fedmpi.text import as_markdown, format_metric
-from reproduction.__main__ import listing
+from reproduction.__main__ import CPU_TIMES, listing
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, ordering
 from reproduction.csv_files import write_tables
 from reproduction.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
@@ -109,12 +109,16 @@ def test_the_claims_are_those_of_their_papers():
 
 
 def test_the_list_has_a_line_for_every_table_and_figure():
-    lines = listing(["all"], RESULTS, None).splitlines()
+    _, _, *lines = listing(["all"], RESULTS, None).splitlines()
     assert [line.split()[0] for line in lines[2:]] == names(EXPERIMENTS)
     on_gpu = {one.name for one, scale in MADE if "GPU: " in paths(RESULTS, one, scale)[1].read_text(encoding="utf-8")}
     for line in (line for line in lines[2:] if line.split()[0] in names(RUN)):
-        assert ("runs at once" in line, "not measured" in line) == ((is_gpu := line.split()[0] in on_gpu), not is_gpu)
+        is_gpu, is_estimate = "runs at once" in line, re.search(r"  about [\d.,]+ (s|min|h) ", line) is not None
+        assert (is_gpu, is_estimate) == (line.split()[0] in on_gpu, line.split()[0] not in on_gpu), line
     assert "zo_figure4" in on_gpu
+    measured = [re.findall(r"  ([\d.]+) (s|min|h)", line)[:2] for line in lines if "runs at once" in line]
+    seconds = [[float(number) * {"s": 1, "min": 60, "h": 3600}[unit] for number, unit in pair] for pair in measured]
+    assert len(seconds) == 5 and 0.99 * CPU_TIMES < min(cpu / gpu for cpu, gpu in seconds) < 1.1 * CPU_TIMES
     (one,) = (line for line in lines if line.startswith("zo_figure8 "))
     assert "54.0 min" in one and one.endswith("non-iid, M of 50 devices in a round, E = 1 (FAFedZO, FedZO)")
     for paper, places in {
