@@ -12,7 +12,7 @@ from fedmpi.text import Table, as_markdown, format_seconds
 from reproduction import equal_cost, grids
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
-from reproduction.length import section
+from reproduction.length import lengths, nearest, section
 from reproduction.results import in_any_order, paths, read_results
 from reproduction.running import ON_GPU
 from reproduction.strength import graded
@@ -62,12 +62,25 @@ def write_page(folder, experiment, scale):
                 for number, value in _printed_values(experiment, panel, metric, methods):
                     bar = {"color": color(number), "linewidth": 3, "solid_capstyle": "butt", "clip_on": False}
                     axes.plot([0.96, 1.0], [value, value], transform=axes.get_yaxis_transform(), **bar)
+                if (scale, axis, metric) == ("full", "round", experiment.printed.get("metric")):
+                    _mark_nearest(axes, experiment, panel, methods)
                 name = figure_file(experiment, panel, metric)
                 save(figure, path.with_name(name))
                 figures[panel, metric] = name
     with replacing(path, signature(scale)) as part:
         part.write_text(page(experiment, scale, results, figures), encoding="utf-8")
     return path
+
+
+def _mark_nearest(axes, experiment, panel, methods):
+    """Draw a line at the round after which our values are nearest to the printed ones, if that length was fitted."""
+    from fedmpi.report.figures import MUTED
+
+    if its := experiment.printed.get("fit_length") and lengths(experiment, panel, methods):
+        at = nearest(its).round
+        axes.axvline(at, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1.5)
+        words = {"color": MUTED, "fontsize": 7.5, "ha": "center", "va": "bottom"}
+        axes.text(at, 1.01, "nearest to the printed values", transform=axes.get_xaxis_transform(), **words)
 
 
 def _printed_values(experiment, panel, metric, methods):

@@ -26,12 +26,15 @@ except ImportError:
     raise UserError('figures need matplotlib: pip install "fedmpi[plot]" (or pip install matplotlib)') from None
 
 PROGRAM = "fedmpi.report"  # which the figures' files name
-# Okabe and Ito's colours without yellow: the colour-blind can distinguish them, and they are dark enough on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
-# As many as colours, so that in print without colour no two of the first seven lines look the same.
+# Okabe and Ito's colours without yellow, and three of Tol's: the colour-blind can distinguish them, and they are dark
+# enough on white.
+COLORS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D", "#882255", "#332288", "#999933",
+)  # fmt: skip
+# As many as colours, so that in print without colour no two of the first ten lines look the same.
 DASHES = (
     "solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (9, 2)), (0, (5, 1.2, 1, 1.2, 1, 1.2)),
-    (0, (2.5, 2.5)),
+    (0, (2.5, 2.5)), (0, (9, 1.5, 1.2, 1.5)), (0, (1.2, 3)), (0, (9, 2, 1.2, 2, 1.2, 2)),
 )  # fmt: skip
 INK, MUTED, GRID = "#1F2328", "#59636E", "#E4E8EC"
 CLOSE = 0.12  # of the values' whole range: curves that end closer together are zoomed in on

@@ -8,11 +8,13 @@ import pytest
 from helpers import ROOT
 from test_claims import run
 
+from fedmpi.report.figures import COLORS, DASHES, color
 from fedmpi.runs.comparison import Method
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, outcomes
-from reproduction.experiment import find_experiments, read_papers
+from reproduction.experiment import figure_file, find_experiments, read_papers
 from reproduction.front import verdict_of
 from reproduction.length import lengths, nearest, p_value, section
+from reproduction.page import write_page
 from reproduction.results import Results, read_results
 from reproduction.strength import AHEAD, FAILS, HOLDS
 from reproduction.summary import _outcomes
@@ -183,6 +185,24 @@ def test_the_front_page_has_the_outcomes_of_the_columns_of_table_2():
     assert len([row for row in rows if row.panel in ("low", "medium", "high")]) == 6
     said = "by accuracy Table 2 (a) and (b) are *ahead*, (c) is *undecided*"
     assert said in (RESULTS / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "scale", "marked"), [("low", "full", True), ("low", "small", False)])
+def test_a_figure_marks_the_round_that_is_nearest_to_the_printed_values(tmp_path, name, scale, marked):
+    one = EXPERIMENTS[f"fafed_table2_{name}"]
+    (tmp_path / scale).mkdir()
+    for source in (RESULTS / scale).glob(f"{one.name}*.csv"):
+        (tmp_path / scale / source.name).write_bytes(source.read_bytes())
+    folder = write_page(tmp_path, one, scale).parent
+    drawn = [(folder / figure_file(one, name, metric)).read_text(encoding="utf-8") for metric in one.figure["metrics"]]
+    marks = ["nearest to the printed values" in text for text in drawn]
+    assert marks == [marked and metric == "accuracy" for metric in one.figure["metrics"]]
+
+
+def test_the_methods_of_a_figure_have_distinct_colours_and_dashes():
+    most = max(len(one.methods) for one in EXPERIMENTS.values())
+    assert len({color(number) for number in range(most)}) == most >= 10
+    assert len({*DASHES}) == len(COLORS)
 
 
 def test_the_readme_shows_table_2_as_printed_and_as_measured():
