@@ -17,14 +17,10 @@ IN_PART = "in part"
 FEW_IN_PART = "indicative: in part"
 ORDER = (CONFIRMED, AHEAD, HOLDS, IN_PART, FEW_IN_PART, UNDECIDED, NOT_CONFIRMED, FAILS, NOT_TESTED)
 FEW = 2  # experiments that a command names; of more it names the paper
-# The columns of the table of all papers: heading -> state -> what stands beside a claim in this state.
+# The columns of the table of all papers: heading -> state -> what stands beside a claim in it; None: its counts.
 COLUMNS = {
-    "holds (confirmed comparisons; *ahead*: clear, but not significant)": {
-        CONFIRMED: "",
-        AHEAD: "",
-        HOLDS: "short runs",
-    },
-    "in part (confirmed comparisons)": {IN_PART: "", FEW_IN_PART: "short runs"},
+    "holds (*ahead*: clear, but not significant)": {CONFIRMED: "", AHEAD: "ahead", HOLDS: "short runs"},
+    "in part (confirmed comparisons)": {IN_PART: None, FEW_IN_PART: "short runs"},
     "not confirmed (*undecided*: too close to call)": {
         NOT_CONFIRMED: "",
         UNDECIDED: "undecided",
@@ -37,7 +33,7 @@ HEAD = "# What the papers' experiments gave"
 TABLE = "## FAFED's Table 2 (Fashion-MNIST; a: low, c: high heterogeneity), printed and here"
 LENGTHS = (
     "Mean accuracy after so many rounds. The paper gives no length; *the nearest* is the one with the smallest mean "
-    "distance from the printed values, found afterwards."
+    "distance from the printed values, found afterwards. Those of (b) cannot be read in our copy."
 )
 FIGURE = ("test accuracy after each round, and as printed", "full/fafed_table2_low-low-accuracy.svg")
 CLAIMS = "## The claims"
@@ -52,8 +48,8 @@ OUTCOMES = (
     "A comparison, one method with its rivals in one panel, is *confirmed* at full length (of attacks also on an MLP) "
     "with three seeds and p < 0.05 (Holm); *ahead*: better than each rival by more than the spread over the seeds; "
     "*contradicted*: behind one by more than that; *undecided*: within the spread; *indicative*: of a few rounds. A "
-    "claim holds *in part* if some comparisons hold and others do not. Those with step sizes beyond the paper's grid "
-    "are counted apart and do not decide."
+    "claim holds *in part* if some comparisons hold and others do not. Experiments that repeat another with step sizes "
+    "beyond the paper's grid are counted apart and do not decide."
 )
 OURS = "Questions of ours, on which the papers claim nothing: "
 
@@ -81,7 +77,8 @@ def _in_short(experiments, found):
                 ours[claim] = f"[{verdict}]({address}) ({_compared(rows)})"
                 continue
             heading = next(heading for heading, states in COLUMNS.items() if verdict in states)
-            mark = COLUMNS[heading][verdict] or _counts([row for row in rows if not row.is_wider])
+            mark = COLUMNS[heading][verdict]
+            mark = _counts([row for row in rows if not row.is_wider]) if mark is None else mark
             cells[heading].append(f"• [{paper['in_short'][claim]}]({address}){mark and f' ({mark})'}")
         beside = paper["beside"].format(**ours)
         table.append([f"{paper['name']} (`{key}`)", *("<br>".join(some) or "–" for some in cells.values()), beside])
