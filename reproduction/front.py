@@ -19,7 +19,7 @@ ORDER = (CONFIRMED, AHEAD, HOLDS, IN_PART, FEW_IN_PART, UNDECIDED, NOT_CONFIRMED
 FEW = 2  # experiments that a command names; of more it names the paper
 # The columns of the table of all papers: heading -> state -> what stands beside a claim in it; None: its counts.
 COLUMNS = {
-    "holds (*ahead*: clear, but not significant)": {CONFIRMED: "", AHEAD: "ahead", HOLDS: "short runs"},
+    "holds (*ahead*: clear, but not all significant)": {CONFIRMED: "", AHEAD: "ahead", HOLDS: "short runs"},
     "in part (confirmed comparisons)": {IN_PART: None, FEW_IN_PART: "short runs"},
     "not confirmed (*undecided*: too close to call)": {
         NOT_CONFIRMED: "",
@@ -33,7 +33,7 @@ HEAD = "# What the papers' experiments gave"
 TABLE = "## FAFED's Table 2 (Fashion-MNIST; a: low, c: high heterogeneity), printed and here"
 LENGTHS = (
     "Mean accuracy after so many rounds. The paper gives no length; *the nearest* is the one with the smallest mean "
-    "distance from the printed values, found afterwards. Those of (b) cannot be read in our copy."
+    "distance from the printed values, found afterwards. The printed values of (b) cannot be read in our copy."
 )
 FIGURE = ("test accuracy after each round, and as printed", "full/fafed_table2_low-low-accuracy.svg")
 CLAIMS = "## The claims"
