@@ -318,7 +318,7 @@ def state_of(path):
 
 
 def read_papers():
-    """Key -> {name, title, in_short, beside, claims: key -> sentence, ours, grids} of every paper, see `PAPERS`."""
+    """Key -> {name, title, in_short, said, beside, claims, ours, grids} of every paper, see `PAPERS`."""
     return _read_papers(PAPERS, state_of(PAPERS))
 
 
