@@ -126,4 +126,4 @@ with tempfile.TemporaryDirectory() as folder:
             print(f"{there}: {difference:.2g}", flush=True)
     COMM.Barrier()
     torch.distributed.destroy_process_group()
-    COMM.Barrier()  # torch waits for ever for its file if another rank has removed the folder
+    COMM.Barrier()  # torch waits without end for its file if another rank has removed the folder
