@@ -61,25 +61,31 @@ def places(methods, metric, name):
 
 
 def section(experiment, results):
-    """Lines of the page that compare the methods of every panel at equal cost; [] if nothing can be compared."""
-    rows, metric = [], experiment.metric
-    compared = {
-        panel: methods
-        for panel, methods in results.panels.items()
-        if sum(spread(one, metric) is not None for one in methods) > 1
-    }
-    names = dict.fromkeys(one.label for methods in compared.values() for one in methods)
-    for panel, methods in compared.items():
+    """Lines of the page: the methods of every panel at equal cost, by each metric that it shows; [] if none."""
+    lines, is_compared = [], False
+    for metric in dict.fromkeys([experiment.metric, *experiment.figure.get("metrics", [])]):
+        compared = {
+            panel: methods
+            for panel, methods in results.panels.items()
+            if sum(spread(one, metric) is not None for one in methods) > 1
+        }
+        is_compared |= bool(compared)
+        lines += _table(metric, compared)
+    if not is_compared:
+        return []
+    return ["## At equal cost", "", *([TEXT, "", *lines] if lines else [SAME, ""])]
+
+
+def _table(metric, panels):
+    """Lines of a table of one metric; [] if equal rounds are equal cost on every panel."""
+    names = dict.fromkeys(one.label for methods in panels.values() for one in methods)
+    rows = []
+    for panel, methods in panels.items():
         for cost, words in COSTS.items():
             amount, values = at_equal_cost(methods, metric, cost)
             if values:
                 cells = [str(values[name]) if values.get(name) else "–" for name in names]
                 rows.append([as_markdown(panel), words(amount), *cells])
-    if not compared:
-        return []
-    lines = ["## At equal cost", ""]
-    if not rows:
-        return [*lines, SAME, ""]
     header = ["where", f"{title(metric)} after", *map(as_markdown, names)]
-    table = ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]]
-    return [*lines, TEXT, "", *table, ""]
+    table = [header, ["---"] * len(header), *rows]
+    return [*("| " + " | ".join(row) + " |" for row in table), ""] if rows else []
