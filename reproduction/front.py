@@ -215,7 +215,7 @@ def _again(folder, experiments, of_paper, paper):
     Args:
         experiments: those of the claim. of_paper: all of its paper.
     """
-    named = [one for one in experiments if one.scales or one.orders]
+    named = [one for one in experiments if "small" in one.scales or one.orders]
     if not named:
         return ["–", "–"]
     words, made = (" ".join(one.name for one in named), named) if len(named) <= FEW else (paper, of_paper)
