@@ -664,6 +664,18 @@ def test_the_front_page_is_short():
         assert {*paper["said"]} == {*paper["claims"]} - {*paper.get("ours", ())}
 
 
+@pytest.mark.skipif(not MADE, reason="nothing was run yet")
+def test_a_command_of_the_front_page_names_experiments_that_have_a_small_scale():
+    """Of the six experiments on *half of the rounds saved* two have one, and of the three on *variance reduction*."""
+    front, _ = texts(RESULTS)
+    rows = [line for line in front.splitlines() if line.startswith("| ") and "| `" in line]
+    named = {row.split("[")[1].split("]")[0]: row.split(" | ")[-2] for row in rows if "](claims" in row}
+    assert named["half of the rounds saved"] == "`lamb_figure3_mlp lamb_figure5`"
+    assert named["variance reduction is ahead of MB-STORM and CE-LSGD"] == "`mom_figure1_full mom_figure4`"
+    names = {name for words in named.values() for name in words.strip("`").split()} - {*read_papers()}
+    assert all("small" in one.scales or one.orders for one in find_experiments(sorted(names)))
+
+
 def test_comparisons_on_a_wider_grid_are_counted_apart_and_do_not_decide():
     states = [(CONFIRMED, False), (AHEAD, False), (NOT_CONFIRMED, True), (UNDECIDED, True)]
     rows = [Row("a", "p", "full", 3, state, "", True, is_wider=wider) for state, wider in states]
