@@ -54,8 +54,7 @@ def compare(experiments, committed, other, is_again=False):
 
 
 def _values(experiment, committed, other, is_again):
-    shown = experiment.figure.get("metrics", [])
-    metrics = [experiment.metric, experiment.printed.get("metric"), *shown]
+    metrics = [*experiment.metrics, experiment.printed.get("metric")]
     metrics += [claim.get("metric") for claim in experiment.claims]
     metrics = list(filter(None, dict.fromkeys(metrics)))
     for panel, methods in committed.panels.items():

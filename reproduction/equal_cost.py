@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import less_is_better, title
-from fedmpi.text import as_markdown, format_bytes
+from fedmpi.text import Table, format_bytes
 from reproduction.claims import spread
 
 COSTS = {"gradients": lambda amount: f"{amount:,.0f} gradients", "bytes": lambda amount: f"{format_bytes(amount)} sent"}
@@ -63,7 +63,7 @@ def places(methods, metric, name):
 def section(experiment, results):
     """Lines of the page: the methods of every panel at equal cost, by each metric that it shows; [] if none."""
     lines, is_compared = [], False
-    for metric in dict.fromkeys([experiment.metric, *experiment.figure.get("metrics", [])]):
+    for metric in experiment.metrics:
         compared = {
             panel: methods
             for panel, methods in results.panels.items()
@@ -77,7 +77,7 @@ def section(experiment, results):
 
 
 def _table(metric, panels):
-    """Lines of a table of one metric; [] if equal rounds are equal cost on every panel."""
+    """[table of one metric, in Markdown]; [] if equal rounds are equal cost on every panel."""
     names = dict.fromkeys(one.label for methods in panels.values() for one in methods)
     rows = []
     for panel, methods in panels.items():
@@ -85,7 +85,5 @@ def _table(metric, panels):
             amount, values = at_equal_cost(methods, metric, cost)
             if values:
                 cells = [str(values[name]) if values.get(name) else "–" for name in names]
-                rows.append([as_markdown(panel), words(amount), *cells])
-    header = ["where", f"{title(metric)} after", *map(as_markdown, names)]
-    table = [header, ["---"] * len(header), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in table), ""] if rows else []
+                rows.append([panel, words(amount), *cells])
+    return [Table(["where", f"{title(metric)} after", *names], rows).markdown()] if rows else []

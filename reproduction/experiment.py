@@ -33,7 +33,8 @@ claim is not about. Every other one has
                shows the best value so far; it is compared instead of the last tenth's mean (alone, with than or level).
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
-               full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best.
+               full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best,
+               or where it belongs to other runs, too, `tuned` of the full scale.
     untuned:   a sentence: where the step sizes come from, if there is no `tune`.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
@@ -209,6 +210,11 @@ class Experiment:
             Point(panel, method, common[panel] | own[method] | reduced[panel])
             for panel, method in itertools.product(panels, methods)
         ]
+
+    @property
+    def metrics(self):
+        """Names of the metrics of its tables: its own and those of the paper's figure, each once."""
+        return list(dict.fromkeys([self.metric, *self.figure.get("metrics", [])]))
 
     @property
     def argument(self):

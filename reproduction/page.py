@@ -174,8 +174,7 @@ def _attacked(experiment, results):
 
 def _table(experiment, panel, methods):
     """The `Table` of one panel: a row per method, our values, and those that the paper prints."""
-    metrics = dict.fromkeys([experiment.metric, *experiment.figure.get("metrics", [])])
-    metrics = [name for name in metrics if any(name in run.metrics for one in methods for run in one.runs)]
+    metrics = [name for name in experiment.metrics if any(name in run.metrics for one in methods for run in one.runs)]
     metrics = metrics or [experiment.metric]  # nothing was measured: the table says so
     has_printed = any(experiment.printed_value(panel, one.label) is not None for one in methods)
     has_spread = any(its and its.deviation is not None for its in (spread(one, metrics[0]) for one in methods))
