@@ -16,7 +16,8 @@ class Layout:
     """What the vectors of an aggregation contain: rows one after the other, then float buffers of the model.
 
     Attributes:
-        rows: names of the exchanged rows, in order. dim: length of each of them, d.
+        rows: names of the exchanged rows, in order. dim: length of each of them, d. kinds: name of a row -> what it is,
+            see `fedmpi.algorithms.base`.
         numel: of all rows and buffers. dtype, device: of all of it.
         segments: slice of a row for each parameter of the model; names, shapes: of these parameters, () if unknown.
     """
@@ -29,6 +30,7 @@ class Layout:
     segments: tuple[slice, ...] = ()
     names: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    kinds: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Aggregation(Part):
     exposes_rows: ClassVar[bool] = True
     # Whether the bits of an average depend only on the clients' rows, and not on the ranks that hold them.
     is_reproducible: ClassVar[bool] = False
+    # Whether averages of finite rows are finite; otherwise the federation looks for values that are not.
+    keeps_finite: ClassVar[bool] = False
     # Whether `out` may be shorter than what was added: float buffers that no client has changed stand last and are left
     # out. Such a class defines `reorder_end`.
     leaves_out_constants: ClassVar[bool] = False

@@ -17,7 +17,8 @@ class Half(Aggregation):
     """The mean of rows in bfloat16 (8 bits); of x, of what it differs by from the last average.
 
     Each value is rounded once on its way to the rank that adds up its slice, and the mean once on its way back: two
-    relative errors of at most 2^-8. x itself keeps its precision; its first average is sent as it is.
+    relative errors of at most 2^-8. x itself keeps its precision; its first average is sent as it is, like
+    an exchange of numbers.
     """
 
     def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
@@ -37,7 +38,8 @@ class Half(Aggregation):
             rows.mul_(self.weights[client])
             if len(self.clients) > 1:
                 total.add_(rows)
-        if has_x and not self._knows_x:
+        of_numbers = all(self.layout.kinds.get(row) == "number" for row in self.moment.rows)
+        if of_numbers or (has_x and not self._knows_x):
             self.link.average(total, divisor, out)
         else:
             received = torch.empty(out.shape, dtype=HALF, device=out.device)

@@ -16,6 +16,7 @@ class Mean(Aggregation):
 
     formerly: ClassVar[tuple[str, ...]] = ("plain",)
     leaves_out_constants: ClassVar[bool] = True
+    keeps_finite: ClassVar[bool] = True
 
     def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         super().open(link, layout, clients)

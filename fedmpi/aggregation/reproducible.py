@@ -23,6 +23,7 @@ class Reproducible(Aggregation):
 
     is_reproducible: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True
+    keeps_finite: ClassVar[bool] = True
 
     def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         clients = list(clients)

@@ -1,5 +1,6 @@
 """The way of a client's rows to the server's: through stages, in order, into the aggregation."""
 
+import collections
 import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -38,15 +39,16 @@ class Sending:
     def opened(self, link: Link, layout: Layout, clients: Iterable[int]) -> tuple[Aggregation, dict[str, Stage]]:
         """(the aggregation, name -> stage), opened copies for one federation. Collective on the link.
 
-        A stage's name is that of its class, with a number if the class is there again.
+        A stage's name is that of its class, with a number if the name is there again.
         """
-        aggregation = copy.copy(self.aggregation)
+        aggregation = _unused(self.aggregation)
         stages: dict[str, Stage] = {}
         aggregation.open(link, layout, clients)
-        for stage in map(copy.copy, self.stages):
+        names: collections.Counter[str] = collections.Counter()
+        for stage in map(_unused, self.stages):
             name = command_name(type(stage))
-            before = sum(type(other) is type(stage) for other in stages.values())
-            stages[f"{name}-{before + 1}" if before else name] = stage
+            names[name] += 1
+            stages[f"{name}-{names[name]}" if names[name] > 1 else name] = stage
             stage.open(link, layout)
         return aggregation, stages
 
@@ -69,6 +71,13 @@ def chosen(aggregation: Any, stages: Any) -> Sending:
         )
     whole = _made("aggregation", aggregation, fedmpi.aggregation, Aggregation)
     return Sending(whole, tuple(_made("stage", stage, fedmpi.aggregation.stages, Stage) for stage in stages))
+
+
+def _unused(part: Any) -> Any:
+    """A copy of an aggregation or stage, for which `__post_init__` has made anew what it makes."""
+    part = copy.copy(part)
+    part.__post_init__()
+    return part
 
 
 def _made(kind: str, given: Any, package: Any, base: type) -> Any:

@@ -42,6 +42,7 @@ class LocalAMSGrad(Algorithm):
     )
 
     exchanged = ("v_mean", "x")
+    kinds = {"v_mean": "square"}
     server_rows = ("v_hat",)
     client_rows = ("m", "v")
     scratch = ("denominator",)

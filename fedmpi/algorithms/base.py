@@ -9,6 +9,7 @@ length `dim`, and overrides some of these methods, which are called in this orde
     download      at the beginning of a round, on every participating client
     local_step    q times a round, on every participating client; the only one without a default
     upload        after the last local step, on every participating client: complete the rows to be averaged
+    sent          when a participating client's rows are as they are sent, after the stages: take note of them
     server_step   after the average, on all ranks: every rank holds a copy of the server's state
 
 A method that does not average all its exchanged rows at once, after the local steps, also overrides `exchanges`.
@@ -22,6 +23,14 @@ Rows:
     client_rows  a client's own vectors, kept from round to round and never averaged.
     scratch      vectors that are valid within one client's turn only.
 
+`kinds` says what an exchanged row is, if it is no point; stages, and what reads their work, depend on it:
+
+    point        an iterate: what a client has moved by is its difference from the start of the round.
+    difference   what a client has moved by: its start is 0.
+    gradient     a gradient or an average of gradients.
+    square       a mean of squares: never below 0, whatever a stage does.
+    number       facts, one after the other, and 0 behind them: no stage sees or changes them.
+
 While clients work, an exchanged row belongs to the client: `server.NAME` is not readable then (with
 one client per rank it is the same memory). If clients need the old model during the round, the
 server copies it into a row of its own.
@@ -34,6 +43,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedmpi.algorithms import schedules
 from fedmpi.settings import check, setting
+
+KINDS = ("point", "difference", "gradient", "square", "number")  # of exchanged rows, see above
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +115,7 @@ class Algorithm:
     Besides the rows, a class may declare
         clock: what t of the step-size schedule counts, "iteration" (local steps) or "round_index".
         also_called: further names, in lower case; the error message for one of them gives the class's own name.
+        kinds: name of an exchanged row -> what it is, see the top of this module; "point" if it is not there.
         oracle: the kind of oracle (`fedmpi.oracles`) that is used unless the user names one.
         downlink: for the table of costs, the rows that a central server would have to send to the clients each
             round; None: the exchanged rows. Some methods need fewer, because clients can compute a row from
@@ -140,6 +152,7 @@ class Algorithm:
     clock: ClassVar[str] = "round_index"
     downlink: ClassVar[tuple[str, ...] | None] = None
     exchanged: ClassVar[tuple[str, ...]] = ("x",)
+    kinds: ClassVar[dict[str, str]] = {}
     exchanged_at_start: ClassVar[tuple[str, ...]] = ()
     server_rows: ClassVar[tuple[str, ...]] = ()
     client_rows: ClassVar[tuple[str, ...]] = ()
@@ -197,6 +210,13 @@ class Algorithm:
 
     def upload(self, client: Any, server: Any, oracle: Any) -> None:
         """End a participating client's local steps: complete its exchanged rows."""
+
+    def sent(self, client: Any, server: Any) -> None:
+        """Take note of what a client sends: its exchanged rows after the stages, in every exchange and in the start.
+
+        What must equal the sum of what was sent, like a control variate, is updated here, not in `upload`. The rows
+        themselves stay as they are.
+        """
 
     def server_step(self, server: Any) -> None:
         """Use the averages of a round."""

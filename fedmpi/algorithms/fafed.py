@@ -41,6 +41,7 @@ class FAFED(Algorithm):
 
     clock = "iteration"
     exchanged = ("x", "m", "v")
+    kinds = {"m": "gradient", "v": "square"}
     exchanged_at_start = ("m", "v")
     server_rows = ("A",)
     client_rows = ("x_prev",)

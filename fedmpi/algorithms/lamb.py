@@ -36,6 +36,7 @@ class FedLAMB(Algorithm):
     layer_decay: float = setting(0.0, "λ, weight decay inside a layer's direction", least=0)
 
     exchanged = ("x", "v")
+    kinds = {"v": "square"}
     server_rows = ("v_hat",)
     scratch = ("m", "denominator")
     downlink = ("x", "v_hat")

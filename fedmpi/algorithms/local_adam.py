@@ -31,6 +31,7 @@ class LocalAdam(Algorithm):
 
     clock = "iteration"
     exchanged = ("x", "m", "v")
+    kinds = {"m": "gradient", "v": "square"}
 
     def local_step(self, client, server, oracle):
         """m_i and v_i as Adam's, then x_i <- x_i - η m_i / √(v_i + λ²)."""

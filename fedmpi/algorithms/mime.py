@@ -43,6 +43,7 @@ class MimeAdam(Algorithm):
     lite: bool = setting(False, "MimeLite: plain minibatch gradients, without the correction by c - ∇f_i(x; ξ)")
 
     exchanged = ("c", "x")
+    kinds = {"c": "gradient"}
     server_rows = ("x_start", "m", "v")
     scratch = ("denominator",)
 

@@ -85,6 +85,7 @@ class MomentumLocalSGDA(_MinMax):
     time_step: float = setting(1.0, "κ, factor of both step sizes and both weights", above=0, most=1)
 
     exchanged = ("x", "D")
+    kinds = {"D": "gradient"}
 
     def local_step(self, client, server, oracle):
         """Move along D_i, then D_i <- (1 - βκ) D_i + βκ ∇f_i at the new point."""
@@ -132,6 +133,7 @@ class FMGDA(_MinMax):
     )
 
     exchanged = ("x", "D")
+    kinds = {"D": "gradient"}
     client_rows = ("x_prev",)
 
     def download(self, client, server):
@@ -282,6 +284,8 @@ class CODA(_Staged):
         "task auc: each further stage starts from w = mean score of negatives - that of positives, as in the paper",
     )
 
+    kinds = {"of_scores": "number"}
+
     def __post_init__(self):
         super().__post_init__()
         if self.dual_restart and self.stage_rounds is None:
@@ -371,6 +375,7 @@ class CODASCA(_Staged):
 
     server_step_size: float = setting(1.0, "η_g, how far the server moves to the average", above=0)
 
+    kinds = {"delta_c": "difference"}
     client_rows = ("c_i",)
 
     @property
@@ -394,11 +399,14 @@ class CODASCA(_Staged):
         self._add_to_mean(client)
 
     def upload(self, client, server, oracle):
-        """c_i⁺ - c_i = -c + (x - x_i) / (I η_l), with each block's own step size; then c_i <- c_i⁺."""
+        """c_i⁺ - c_i = -c + (x - x_i) / (I η_l), with each block's own step size."""
         torch.sub(server.x_start, client.x, out=client.delta_c)
         for block, eta in self._etas(client, server):
             client.delta_c[block].div_(client.num_steps * eta)
         client.delta_c.sub_(server.c)
+
+    def sent(self, client, server):
+        """c_i <- c_i + (c_i⁺ - c_i) as it was sent, so that c stays the mean of c_i."""
         client.c_i.add_(client.delta_c)
 
     def server_step(self, server):

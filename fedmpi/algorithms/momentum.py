@@ -103,6 +103,7 @@ class FedAvgMVR(_Momentum):
     name = "fedavg_m_vr"
 
     exchanged = ("g", "x")
+    kinds = {"g": "gradient"}
     exchanged_at_start = ("g",)
     server_rows = ("x_start", "x_prev")
     downlink = ("x",)  # clients recover g = (x^r - x^{r+1}) / γ and remember x^{r-1}
@@ -152,6 +153,7 @@ class SCAFFOLDM(_Momentum):
     c0: str = _c0()
 
     exchanged = ("x", "delta_c")
+    kinds = {"delta_c": "difference"}
     server_rows = ("x_start", "g", "c")
     client_rows = ("c_i",)
     downlink = ("x", "c")  # clients recover g = (x^r - x^{r+1}) / γ
@@ -191,6 +193,10 @@ class SCAFFOLDM(_Momentum):
         """c_i⁺ = mean of the local gradients."""
         _finish_control_variate(client)
 
+    def sent(self, client, server):
+        """c_i <- c_i + (c_i⁺ - c_i) as it was sent, so that c stays the mean of c_i."""
+        client.c_i.add_(client.delta_c)
+
     def server_step(self, server):
         """g and x of the next round; c <- c + |S|/N mean(c_i⁺ - c_i)."""
         self.move(server)
@@ -214,6 +220,7 @@ class SCAFFOLDMVR(_Momentum):
     c0: str = _c0()
 
     exchanged = ("x", "delta_c")
+    kinds = {"delta_c": "difference"}
     server_rows = ("x_start", "x_prev", "g", "c")
     client_rows = ("c_i",)
     downlink = ("x", "c")  # clients recover g = (x^r - x^{r+1}) / γ and remember x^{r-1}
@@ -250,6 +257,10 @@ class SCAFFOLDMVR(_Momentum):
         """c_i⁺ = mean of the local gradients (at x_i only)."""
         _finish_control_variate(client)
 
+    def sent(self, client, server):
+        """c_i <- c_i + (c_i⁺ - c_i) as it was sent, so that c stays the mean of c_i."""
+        client.c_i.add_(client.delta_c)
+
     def server_step(self, server):
         """g and x of the next round, x^{r-1}; c <- c + |S|/N mean(c_i⁺ - c_i)."""
         server.x_prev.copy_(server.x_start)
@@ -264,13 +275,11 @@ def _check_form(algorithm):
 
 
 def _start_control_variate(algorithm, client, oracle):
-    """c_i = ∇f_i(x^0; B_0), and a copy of it to be averaged; or 0."""
+    """∇f_i(x^0; B_0), which is averaged and becomes c_i; or nothing: c_i = 0."""
     if algorithm.c0 == "gradient":
-        client.c_i.copy_(oracle.gradient(client.x, oracle.draw_first()))
-        client.delta_c.copy_(client.c_i)
+        client.delta_c.copy_(oracle.gradient(client.x, oracle.draw_first()))
 
 
 def _finish_control_variate(client):
-    """delta_c, so far the sum of the local gradients, becomes c_i⁺ - c_i; then c_i <- c_i⁺."""
+    """delta_c, so far the sum of the local gradients, becomes c_i⁺ - c_i."""
     client.delta_c.div_(client.num_steps).sub_(client.c_i)
-    client.c_i.add_(client.delta_c)

@@ -33,6 +33,7 @@ class SCAFFOLD(Algorithm):
     )
 
     exchanged = ("x", "delta_c")
+    kinds = {"delta_c": "difference"}
     server_rows = ("x_start", "c")
     client_rows = ("c_i",)
     downlink = ("x", "c")
@@ -44,8 +45,7 @@ class SCAFFOLD(Algorithm):
     def start(self, client, server, oracle):
         """c_i = 0, or ∇f_i(x_0; B_0)."""
         if self.c0 == "gradient":
-            client.c_i.copy_(oracle.gradient(client.x, oracle.draw_first()))
-            client.delta_c.copy_(client.c_i)
+            client.delta_c.copy_(oracle.gradient(client.x, oracle.draw_first()))
 
     def server_start(self, server):
         """c = mean(c_i)."""
@@ -59,7 +59,7 @@ class SCAFFOLD(Algorithm):
         client.x.add_(g.sub_(client.c_i).add_(server.c), alpha=-self.eta(client))
 
     def upload(self, client, server, oracle):
-        """Δc_i = c_i⁺ - c_i, then c_i <- c_i⁺."""
+        """Δc_i = c_i⁺ - c_i."""
         if self.option == "I":
             g = oracle.gradient(server.x_start, oracle.whole())
             torch.sub(g, client.c_i, out=client.delta_c)
@@ -67,6 +67,9 @@ class SCAFFOLD(Algorithm):
             # c_i⁺ - c_i = (x - y_i) / (K η_l) - c
             torch.sub(server.x_start, client.x, out=client.delta_c)
             client.delta_c.div_(client.num_steps * self.eta(client)).sub_(server.c)
+
+    def sent(self, client, server):
+        """c_i <- c_i + Δc_i as it was sent, so that c stays the mean of c_i."""
         client.c_i.add_(client.delta_c)
 
     def server_step(self, server):

@@ -29,6 +29,7 @@ class STEM(Algorithm):
 
     clock = "iteration"
     exchanged = ("x", "d")
+    kinds = {"d": "gradient"}
     exchanged_at_start = ("d",)
     client_rows = ("x_prev",)
 

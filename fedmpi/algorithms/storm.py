@@ -27,6 +27,7 @@ class MBSTORM(Algorithm):
     fresh_weight: float = setting(0.1, "β, weight of the fresh gradient", least=0, most=1)
 
     exchanged = ("g",)
+    kinds = {"g": "gradient"}
     exchanged_at_start = ("g",)
     server_rows = ("x", "x_prev")
     downlink = ("x",)  # clients recover g = (x^r - x^{r+1}) / γ and remember x^{r-1}
@@ -76,6 +77,7 @@ class CELSGD(Algorithm):
     local: str = setting("one", "who makes the K local steps: one drawn client, or all", among=("one", "all"))
 
     exchanged = ("g", "x")
+    kinds = {"g": "gradient"}
     exchanged_at_start = ("g",)
     server_rows = ("x_prev",)
     scratch = ("u", "w_prev")

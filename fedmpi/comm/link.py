@@ -124,7 +124,7 @@ class Link(abc.ABC):
 
         Args:
             vectors: list of [n], contiguous, of one type on all ranks; a rank may have none or several.
-            reduce: function of a list of [m], all vectors' slices in the order of the ranks, at least one -> [m]. It
+            reduce: function of a list of [m], all vectors' slices in the order of the ranks, at least one -> [m], m > 0. It
                 is called any number of times, with different slices, and must not change them.
             out: [n], of the same type on every rank; it may be one of the vectors.
         """
@@ -227,7 +227,8 @@ class SoloLink(Link):
 
     def exchange_slices(self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor) -> None:
         self.traffic.add(out.nbytes)
-        out.copy_(reduce(vectors))
+        if out.numel():
+            out.copy_(reduce(vectors))
 
     def allgather_vectors(self, vector: torch.Tensor) -> list[torch.Tensor]:
         self.traffic.add(vector.nbytes)

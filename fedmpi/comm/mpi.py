@@ -158,6 +158,8 @@ class MPILink(Link):
         transport = self._sharing(out)
         is_in_place = transport is not None and [vector.data_ptr() for vector in vectors] in ([], [out.data_ptr()])
         everyone = self.allgather([len(vectors), is_in_place])
+        if out.numel() == 0:
+            return
         if self.size == 1:
             out.copy_(reduce(vectors))
         elif everyone[:, 1].all():

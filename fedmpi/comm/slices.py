@@ -29,7 +29,7 @@ def exchange_slices(ranks, vectors, reduce, out):
             vector = vectors[k][piece] if k < len(vectors) else out[:0]
             layers.append(send_slices(ranks, names, vector, counts))
         own_slices = [layers[k][rank] for rank, number in enumerate(held) for k in range(number)]
-        total = reduce(own_slices).to(out.dtype).contiguous()
+        total = reduce(own_slices).to(out.dtype).contiguous() if counts[0][ranks.rank] else out[:0]
         ranks.wait(ranks.mpi.Iallgatherv(as_bytes(total), [as_bytes(out[piece]), counts]))
 
 

@@ -14,6 +14,7 @@ from fedmpi.errors import Diverged, UserError
 # Sent instead of the number of a client: by a rank that makes no more rounds, exchanges something else now, or has an
 # error to report.
 ENDED, PAUSED, FAILED = -2, -3, -4
+AFTER = 1 << 20  # more than there are rows and buffers
 _HINT = "try a smaller step_size, or a smaller clip_norm"
 _INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
 
@@ -27,7 +28,7 @@ class Losses:
         total: their sum; totals: of each client. number: of losses. With weights: a client's mean loss times its
             weight, and the sum of the weights.
         bad_client: the first client with a value that is not finite, or -1; bad_row: the position of its row with
-            that value, -1 if it is the sum of its losses.
+            that value, -1 if it is the sum of its losses; plus `AFTER` times the number of the stage that made it.
 
     Args:
         on_gpu: whether the rows are there. weights: number of a client -> its weight; None: all losses count the same.
@@ -39,25 +40,27 @@ class Losses:
         self._rows_of = {}  # number of a client -> what is known of its rows, see `check_rows`
         self._losses_of = {}  # number of a client -> its losses, 0-d tensors
 
-    def check_rows(self, client, block, names, buffers=None):
+    def check_rows(self, client, block, names, buffers=None, stage=0):
         """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
 
         Args:
             block: the client's rows that are exchanged now, contiguous. names: of these rows.
             buffers: position -> values of float buffers; those that have been sent before are in the block, too.
+            stage: number of the stage that the rows have passed last, from 1; 0: none yet.
         """
         rows = dict(enumerate(client.rows[name] for name in names))
         rows |= {len(names) + position: values for position, values in (buffers or {}).items() if values.numel()}
         if self._on_gpu and rows:
             ends = [end.double() for row in rows.values() for end in row.aminmax()]  # nan if any value is
-            self._rows_of[client.index] = torch.stack(ends), list(rows)
+            check = torch.stack(ends), [stage * AFTER + row for row in rows]
+            self._rows_of.setdefault(client.index, []).append(check)
             return
         # One pass over the memory; finite values may have an infinite sum.
         in_block = sum(row.numel() for row in rows.values()) == block.numel()
         if not in_block or not block.sum().isfinite():
             bad = next((n for n, row in rows.items() if not row.isfinite().all()), None)
             if bad is not None:
-                self._rows_of[client.index] = bad
+                self._rows_of.setdefault(client.index, stage * AFTER + bad)
 
     def add(self, client):
         """Take the losses that a client's oracle has collected."""
@@ -88,13 +91,13 @@ class Losses:
         """Client -> the position of its first row with a value that is not finite, of those that have one."""
         if not self._on_gpu or not self._rows_of:
             return self._rows_of
-        finite = iter(torch.cat([ends for ends, _ in self._rows_of.values()]).isfinite().tolist())
-        found = {client: [(next(finite), next(finite)) for _ in rows] for client, (_, rows) in self._rows_of.items()}
-        return {
-            client: self._rows_of[client][1][pairs.index(bad)]
-            for client, pairs in found.items()
-            if (bad := next((pair for pair in pairs if not all(pair)), None))
-        }
+        checks = [check for of_client in self._rows_of.values() for check in of_client]
+        finite, bad = iter(torch.cat([ends for ends, _ in checks]).isfinite().tolist()), {}
+        for client, of_client in self._rows_of.items():
+            for row in (row for _, rows in of_client for row in rows):
+                if not all([next(finite), next(finite)]):
+                    bad.setdefault(client, row)
+        return bad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,23 +117,32 @@ class RoundReport:
     bad: list
     flags: list = ()
 
-    def check_finite(self, round_index, names, buffers=()):
+    def check_finite(self, round_index, names, buffers=(), stages=()):
         """Check that all losses, and all rows that are sent, are finite.
 
         Args:
             round_index: of the running round; -1 during the start. names: of the rows that are sent.
-            buffers: list of `BufferPart`, all float buffers.
+            buffers: list of `BufferPart`, all float buffers. stages: names of the stages.
 
         Raises:
-            Diverged: with the first rank and client whose loss or row is not finite.
+            Diverged: with the first rank and client whose loss or row is not finite, and the stage that made it so.
         """
         for rank, client, row, total in self.bad:
-            when = "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
+            when = when_in(round_index)
             problem = f"the loss of client {client} on rank {rank} is {total}"
+            stage, row = divmod(row, AFTER) if row >= 0 else (0, row)
+            if stage:
+                name, of = stages[stage - 1], f"client {client} on rank {rank}"
+                raise Diverged(f"{when}: stage {name} made values of row {names[row]} of {of} that are not finite")
             if row >= 0:
                 sent = f"row {names[row]}" if row < len(names) else f"buffer '{buffers[row - len(names)].name}'"
                 problem = f"{sent} of client {client} on rank {rank} has values that are not finite"
             raise Diverged(f"{when}: {problem}; {_INITIAL_HINT if round_index < 0 else _HINT}")
+
+
+def when_in(round_index):
+    """In which round, for a message; -1 is the start."""
+    return "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
 
 
 class Reports:

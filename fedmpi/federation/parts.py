@@ -40,7 +40,8 @@ def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=Fal
     segments = variables.segments or [slice(0, x.numel())]
     numel = len(algorithm.exchanged) * x.numel() + sent.sizes[0]
     parameters = (tuple(segments), tuple(variables.names), tuple(variables.shapes))
-    layout = Layout(algorithm.exchanged, x.numel(), numel, x.dtype, x.device, *parameters)
+    kinds = {row: algorithm.kinds.get(row, "point") for row in algorithm.exchanged}
+    layout = Layout(algorithm.exchanged, x.numel(), numel, x.dtype, x.device, *parameters, kinds)
     aggregation, stages = sending.opened(link, layout, oracles)
     store = RowStore(
         algorithm, x.numel(), sent, len(oracles), x.dtype, x.device, poison=poison, aggregation=aggregation

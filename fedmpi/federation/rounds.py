@@ -8,16 +8,18 @@ import math
 import time
 
 from fedmpi.aggregation.base import Moment
-from fedmpi.aggregation.stages.base import apply_stages
+from fedmpi.aggregation.stages.base import apply_stage
+from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import RanksLost
-from fedmpi.errors import UserError
+from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import named_in_errors
-from fedmpi.federation.losses import FAILED, Losses, Reports
+from fedmpi.federation.losses import FAILED, Losses, Reports, when_in
 from fedmpi.federation.parts import assemble
 from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate
 from fedmpi.federation.work_clock import WorkClock
+from fedmpi.registry import command_name
 
 
 class Federation:
@@ -192,7 +194,7 @@ class Federation:
         self.show_round(self.server.round.shortened(num_steps))
 
     def end_turn(self, client):
-        """Complete what a client sends, let it pass the stages, and give it to the aggregation."""
+        """Complete what a client sends, let it pass the stages, tell the algorithm, and give it to the aggregation."""
         exchange, store = self._exchange, self.store
         self._losses.add(client)
         if exchange.work is None:
@@ -204,8 +206,20 @@ class Federation:
             self._losses.add_if_none(client)  # other passes than those of the local steps
         self.private.take(client)
         self._losses.check_rows(client, store.turn(), exchange.rows, store.checked_buffers())
-        apply_stages(self.stages, client, self.aggregation.weights[client.index], self._moment, store.start_rows)
+        weight, kinds = self.aggregation.weights[client.index], self.algorithm.kinds
+        for number, (name, stage) in enumerate(self.stages.items(), 1):
+            apply_stage(name, stage, client, weight, self._moment, kinds, store.start_rows)
+            self._losses.check_rows(client, store.rows_of_turn(), exchange.rows, stage=number)
+        self._tell_sent(client)
         store.end_turn(self.clients.index(client), client.index)
+
+    def _tell_sent(self, client):
+        """Let the algorithm take note of what a client sends, with the private coordinates, which it does not send."""
+        if type(self.algorithm).sent is Algorithm.sent:
+            return
+        self.private.give_back(client)
+        self.algorithm.sent(client, self.server_seen_by_clients)
+        self.private.take(client)
 
     def end_exchange(self):
         """Average what the participants of all ranks have sent; returns the mean loss. Collective on the link.
@@ -222,11 +236,12 @@ class Federation:
         self._check_lost()
         self.num_gradients += report.num_gradients
         self.requests |= report.requests
-        report.check_finite(self.server.round_index, self._exchange.rows, self.store.sent.parts)
+        report.check_finite(self.server.round_index, self._exchange.rows, self.store.sent.parts, list(self.stages))
         self.store.send(report.flags)
         self.link.enter(f"the sum of {self.server.round}")
         self.store.average()
         self._check_lost()
+        self._check_average()
         self.seconds["communication"] += time.perf_counter() - began
         self.use_averages(self._exchange.then, self.aggregation.weights)
         return report.mean
@@ -240,6 +255,21 @@ class Federation:
     def _check_lost(self):
         if self.link.lost_clients() != self.lost:
             raise RanksLost
+
+    def _check_average(self):
+        """Check that an aggregation which may do so has made no value infinite or nan. Collective on the link.
+
+        Raises:
+            Diverged: on every rank, with the row.
+        """
+        if self.aggregation.keeps_finite or not self._exchange.rows:
+            return
+        rows = self.store.averaged_rows()
+        bad = [name for name in self._exchange.rows if not _is_finite(rows[name])]
+        if self.link.first_rank_where(bool(bad)) is not None:
+            name, row = command_name(type(self.aggregation)), bad[0] if bad else "of another rank"
+            when = when_in(self.server.round_index)
+            raise Diverged(f"{when}: aggregation {name} made values of row {row} that are not finite")
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result, with its value (larger is better)."""
@@ -268,3 +298,8 @@ class Federation:
         """Let the server and all clients be in a `Round`."""
         for holder in (self.server, self.server_seen_by_clients, *self.clients):
             holder.round = current
+
+
+def _is_finite(row):
+    """Whether all values are finite; one pass over the memory, for finite values may have an infinite sum."""
+    return bool(row.sum().isfinite()) or bool(row.isfinite().all())

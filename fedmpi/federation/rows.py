@@ -6,7 +6,7 @@ import torch
 
 from fedmpi.aggregation.base import Layout
 from fedmpi.aggregation.mean import Mean
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import KINDS, Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers
@@ -122,6 +122,10 @@ class RowStore:
         """The contiguous part of the working rows that the client whose turn it is sends, so far."""
         return self._work[self._region_sent()]
 
+    def rows_of_turn(self):
+        """The same without buffers."""
+        return self._work[self.region.start : min(self.region.stop, len(self._exchanged) * self.dim)]
+
     def checked_buffers(self):
         """Position -> values of the client's float buffers that have to be finite; it packs what is sent of them."""
         if not self.sent.parts:
@@ -189,8 +193,8 @@ class RowStore:
             self._is_start_kept = True
 
     def start_rows(self):
-        """Name -> [dim] of the exchanged rows as the current round began with them; needs `keep_start`."""
-        return self._named_block(self.block if self._start is None else self._start)
+        """Name -> [dim] of the exchanged rows as the current round began with them, a copy; needs `keep_start`."""
+        return self._named_block(self.block.clone() if self._start is None else self._start)
 
     def new_rows(self):
         """Name -> [dim] zeros for each exchanged row, in memory of their own."""
@@ -241,5 +245,8 @@ def check_rows(algorithm):
                 "server_rows, client_rows and scratch together"
             )
         seen.update(rows)
+    for row, kind in algorithm.kinds.items():
+        if kind not in KINDS:
+            raise UserError(f"{name}.kinds: row {row} is {kind!r}: expected one of {', '.join(KINDS)}")
     if "x" not in (*algorithm.exchanged, *algorithm.server_rows):
         raise UserError(f"{name} has no row 'x', the model: name it in exchanged or server_rows")

@@ -1,17 +1,22 @@
 """Stages see a client's rows before they are summed, and may change them."""
 
+import dataclasses
 import functools
 
+import numpy as np
 import pytest
 import torch
 
+import fedmpi
+from fedmpi.aggregation import Aggregation
+from fedmpi.aggregation.half import Half
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.sending import Sending, chosen
 from fedmpi.aggregation.stages import SecretStream, Sent, Stage
 from fedmpi.aggregation.stages.norm_bound import NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
+from fedmpi.errors import Diverged, UserError
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.oracles import FunctionOracle
 
@@ -111,10 +116,8 @@ def test_a_stage_that_changes_nothing_changes_no_bit():
 @pytest.mark.parametrize("num_clients", [1, 3])
 def test_without_stages_nothing_is_copied_or_allocated(num_clients):
     federation = make_federation(FAFED(), num_clients, [])
-    assert federation.store._start is None
+    assert federation.store._start is None  # no second block
     assert all(client.kept == {} for client in federation.clients)
-    start = federation.store.start_rows()
-    assert start["x"].data_ptr() == federation.store.averaged_rows()["x"].data_ptr()  # no second block
 
 
 def test_absent_clients_pass_no_stage():
@@ -147,6 +150,164 @@ def test_all_rows_of_a_client_are_one_vector_for_a_norm_bound():
     rows = {"x": torch.tensor([4.0, 1.0]), "m": torch.tensor([1.0, -3.0])}  # they move by 3 and 4, together by 5
     NormBound(bound=1.0).apply(Sent(0, 1.0, None, rows, start, {}))
     assert torch.allclose(torch.stack([rows["x"], rows["m"]]), torch.tensor([[1.6, 1.0], [1.0, 0.2]]))
+
+
+OPTIMA = np.array([[4.0, -1.0], [0.0, 2.0], [-3.0, 1.0]])
+
+
+@dataclasses.dataclass(kw_only=True)
+class Rounded(Stage):
+    """Every row in whole multiples of 2^-10, without feedback of the error."""
+
+    def apply(self, sent):
+        for row in sent.rows.values():
+            row.mul_(1024).round_().div_(1024)
+
+
+@pytest.mark.parametrize("stage", [NormBound(bound=0.5), Rounded()])
+@pytest.mark.parametrize("c0", ["zero", "gradient"])
+@pytest.mark.parametrize("name", ["SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "CODASCA"])
+def test_control_variates_take_note_of_what_is_really_sent(name, c0, stage):
+    """c is the mean of c_i after every round, and the clients come to their common optimum."""
+    settings = {} if name == "CODASCA" else {"c0": c0}
+    plain = {"prox_weight": 0.0} if name == "CODASCA" else {"fresh_weight": 1.0} if name != "SCAFFOLD" else {}
+    algorithm = getattr(fedmpi.algorithms, name)(step_size=0.05, **settings, **plain)
+    trace = fedmpi.simulate(
+        algorithm, lambda i, x, sample: x.numpy() - OPTIMA[i], x0=[5.0, 5.0], rounds=150, local_steps=5,
+        participants=lambda r: [r % 3, (r + 1) % 3], sending=Sending(stages=[stage]),
+    )  # fmt: skip
+    for rows in (record["rows"] for record in trace if record["step"] is None):
+        assert np.abs(rows["c"] - rows["c_i"].mean(0)).max() < 1e-12
+    assert np.abs(trace[-1]["rows"]["x"][0] - OPTIMA.mean(0)).max() < 0.05
+
+
+def test_control_variates_of_private_parts_are_as_without_a_stage_that_changes_nothing():
+    """The private coordinate is never sent, but its control variate moves."""
+    found = []
+    for stages in ((), (Spy(),)):
+        oracle = functools.partial(FunctionOracle, lambda client, x, sample: x - client)
+        variables = Variables(torch.full((DIM,), 4.0, dtype=torch.float64), private=(slice(1, 2),))
+        federation = Federation(
+            fedmpi.algorithms.SCAFFOLD(step_size=0.1), SoloLink(), dict.fromkeys(range(2), oracle), Plan(2, 2),
+            variables, Sending(stages=stages),
+        )  # fmt: skip
+        federation.start()
+        for _ in range(4):
+            federation.run_round()
+        found.append(torch.stack([client.state()["rows/c_i"] for client in federation.clients]))
+        assert (found[-1][:, 1] != 0).all()
+    assert torch.equal(*found)
+
+
+@dataclasses.dataclass(kw_only=True)
+class BreaksRound(Stage):
+    """Makes a value nan in the second round."""
+
+    def apply(self, sent):
+        if sent.moment.round_index == 1:
+            sent.rows["x"][0] = float("nan")
+
+
+@dataclasses.dataclass(kw_only=True)
+class BreaksAverage(Aggregation):
+    """Makes the average infinite in the second round."""
+
+    def average(self, out):
+        factor = float("inf") if self.moment.round_index == 1 else 1.0
+        self.reduce_slices(lambda slices: torch.stack(slices).mean(0) * factor, out)
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+@pytest.mark.parametrize(
+    ("sending", "part"),
+    [
+        (Sending(stages=[NormBound(), BreaksRound()]), "stage breaksround made values of row x of client 0 on rank 0"),
+        (Sending(BreaksAverage()), "aggregation breaksaverage made values of row x"),
+    ],
+)
+def test_the_part_that_makes_a_value_that_is_not_finite_is_named_in_its_round(rounds, sending, part):
+    with pytest.raises(Diverged, match=f"^in round 2: {part} that are not finite$"):
+        fedmpi.simulate(FedAvg(), lambda i, x, s: x - i, x0=[9.0, 9.0], rounds=rounds, sending=sending)
+
+
+def test_numbers_pass_no_stage_and_squares_stay_squares():
+    @dataclasses.dataclass(kw_only=True)
+    class Shift(Stage):
+        def apply(self, sent):
+            assert sent.kinds == {"x": "point", "m": "gradient", "v": "square"} or sent.moment.round_index < 0
+            for row in sent.rows.values():
+                row.sub_(100.0)
+
+    federation = make_federation(FAFED(), 2, [Shift()])
+    federation.run_round()
+    assert (federation.server.v == 0).all() and (FAFED().epsilon == federation.server.A).all()
+
+    # Each client has its own scores and shares of positives, so that `restart` depends on the numbers.
+    scores, shares = [(3.0, -1.0), (30.0, -20.0)], [0.5, 0.2]
+
+    def gradient(client, x, sample):
+        theta, a, b, w = x.tolist()
+        (positive, negative), q = scores[client], shares[client]
+        slopes = [0.001 * theta, 2 * q * (a - positive), 2 * (1 - q) * (b - negative), 1.0 - w]
+        return torch.tensor(slopes, dtype=x.dtype)
+
+    coda, found = fedmpi.algorithms.CODA(step_size=1e-4, stage_rounds=2, step_decay=1.0, dual_restart=True), []
+    for sending in (None, Sending(stages=[NormBound(bound=5.0)]), Sending(Half())):
+        trace = fedmpi.simulate(
+            coda, gradient, x0=[0.0] * 4, num_clients=2, rounds=6, local_steps=2, ascent=slice(3, None), sending=sending
+        )
+        found.append([record["rows"]["x"][0][3] for record in trace])
+    assert abs(found[0][-1] + 23.4) < 0.02  # the mean score of negatives minus that of positives
+    assert found[1] == found[0]  # no row of the model moves by 5
+    assert np.allclose(found[2], found[0], rtol=1e-2)
+
+
+def test_stages_of_one_name_are_all_passed_and_objects_can_be_used_again():
+    def doubling():
+        @dataclasses.dataclass(kw_only=True)
+        class Same(Stage):
+            def __post_init__(self):
+                super().__post_init__()
+                self.calls = []  # of one federation
+
+            def apply(self, sent):
+                self.calls.append(sent.client)
+                sent.rows["x"].add_(len(self.calls))
+
+        return Same()
+
+    stages = [doubling(), doubling()]
+    finals = []
+    for _ in range(2):
+        federation = make_federation(FedAvg(step_size=0.5), 1, stages)
+        assert list(federation.stages) == ["same", "same-2"]
+        federation.run_round()
+        finals.append(federation.server.x.tolist())
+    assert finals[0] == finals[1] == [1.0 + 2] * DIM
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+def test_a_stage_that_computes_in_the_start_changes_nothing_but_its_copy(num_clients):
+    class Careless(Stage):
+        needs_start = True
+
+        def apply(self, sent):
+            sent.start["x"].sub_(sent.rows["x"])
+
+    federations = [make_federation(FedAvg(step_size=0.5), num_clients, stages) for stages in ([], [Careless()])]
+    for federation in federations:
+        federation.run_round()
+        federation.run_round()
+    assert torch.equal(federations[0].server.x, federations[1].server.x)
+
+
+def test_a_kind_that_is_none_is_one_line():
+    @dataclasses.dataclass(frozen=True)
+    class Odd(FedAvg):
+        kinds = {"x": "vector"}
+
+    with pytest.raises(UserError, match=r"^Odd.kinds: row x is 'vector': expected one of point, difference, "):
+        make_federation(Odd(), 1, [])
 
 
 def test_secret_streams_do_not_repeat_and_are_normal():

@@ -39,8 +39,10 @@ class Sent:
 
     Attributes:
         client: its number. weight: in the average, which is applied later. moment: the `Moment`.
-        rows: name -> [dim] of the rows that this exchange averages; to be changed in place.
-        start: name -> [dim] of the same rows as the round began with them; None unless the stage `needs_start`.
+        rows: name -> [dim] of the rows that this exchange averages, but for numbers; to be changed in place.
+        start: name -> [dim] copies of the same rows as the round began with them, 0 for differences: a client's move is
+            what it sends, minus it. None unless the stage `needs_start`.
+        kinds: name -> what the row is, see `fedmpi.algorithms.base`. Squares that are below 0 afterwards become 0.
         kept: name in `kept_rows` -> {name of a row -> [dim]}: what the stage keeps for this client from round to round;
             zeros at first, and part of checkpoints.
     """
@@ -51,13 +53,14 @@ class Sent:
     rows: dict[str, torch.Tensor]
     start: dict[str, torch.Tensor] | None
     kept: dict[str, dict[str, torch.Tensor]]
+    kinds: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Stage(Part):
     """Base of the stages that a client's rows pass before the aggregation; its settings are its fields.
 
-    Rows are checked to be finite before the first stage. Rounding to whole numbers, with the error fed back:
+    Rows are checked to be finite before the first stage and after each one. Rounding to whole numbers, with the error fed back:
 
     >>> import dataclasses, fedmpi
     >>> from fedmpi.aggregation.stages import Stage
@@ -105,17 +108,33 @@ class Stage(Part):
         """
 
 
-def apply_stages(
-    stages: dict[str, Stage], client: Any, weight: float, moment: Moment, start_rows: Callable[[], dict[str, Any]]
+def apply_stage(
+    name: str,
+    stage: Stage,
+    client: Any,
+    weight: float,
+    moment: Moment,
+    kinds: dict[str, str],
+    start_rows: Callable[[], dict[str, Any]],
 ) -> None:
-    """Let the rows that a client sends pass some stages, in order.
+    """Let the rows that a client sends pass a stage; rows of numbers do not.
 
     Args:
-        stages: name -> `Stage`. client: with its `index`, its `rows`, and in `kept` those of "stage.name".
-        start_rows: function that returns the rows with which the round began.
+        name: of the stage in this federation.
+        client: with its `index`, its `rows`, and in `kept` those of "stage.name".
+        kinds: name -> kind of the exchanged rows; those that are not there are points.
+        start_rows: function that returns the rows with which the round began, which the stage may overwrite.
     """
-    for name, stage in stages.items():
-        start = start_rows() if stage.needs_start else None
-        kept = {kept: client.kept[f"{name}.{kept}"] for kept in stage.kept_rows}
-        rows = {row: client.rows[row] for row in moment.rows}
-        stage.apply(Sent(client.index, weight, moment, rows, start and {row: start[row] for row in rows}, kept))
+    of = {row: kinds.get(row, "point") for row in moment.rows}
+    rows = {row: client.rows[row] for row, kind in of.items() if kind != "number"}
+    if not rows:
+        return
+    kept = {kept: client.kept[f"{name}.{kept}"] for kept in stage.kept_rows}
+    start = None
+    if stage.needs_start:
+        began = start_rows()
+        start = {row: torch.zeros_like(began[row]) if of[row] == "difference" else began[row] for row in rows}
+    stage.apply(Sent(client.index, weight, moment, rows, start, kept, {row: of[row] for row in rows}))
+    for row in rows:
+        if of[row] == "square":
+            rows[row].clamp_(min=0)

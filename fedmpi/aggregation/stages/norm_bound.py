@@ -22,8 +22,7 @@ class NormBound(Stage):
 
     def apply(self, sent: Sent) -> None:
         start = sent.start or {}
-        moves = [row.sub_(start[name]) for name, row in sent.rows.items()]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(move) for move in moves]))
-        factor = (self.bound / norm).clamp(max=1)
-        for name, move in sent.rows.items():
-            move.mul_(factor).add_(start[name])
+        norms = [torch.linalg.vector_norm(row - start[name]) for name, row in sent.rows.items()]
+        factor = (self.bound / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1)
+        for name, row in sent.rows.items():
+            torch.lerp(start[name], row, factor, out=row)  # with a factor of 1, row as it is
