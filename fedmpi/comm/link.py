@@ -124,8 +124,8 @@ class Link(abc.ABC):
 
         Args:
             vectors: list of [n], contiguous, of one type on all ranks; a rank may have none or several.
-            reduce: function of a list of [m], all vectors' slices in the order of the ranks, at least one -> [m], m > 0. It
-                is called any number of times, with different slices, and must not change them.
+            reduce: function of a list of [m], m > 0, all vectors' slices in the order of the ranks, one or more -> [m].
+                It is called any number of times, with different slices, and must not change them.
             out: [n], of the same type on every rank; it may be one of the vectors.
         """
 

@@ -60,6 +60,7 @@ def test_each_rank_reduces_a_slice_of_all_vectors(open_link, transport, numel, d
     mine = [vector(link.rank, k) for k in range(held(link.rank))]
     if len(mine) == 1:
         mine = [out.copy_(mine[0])]
+
     def of_some(slices):
         assert slices[0].numel()  # a median fails on none
         return largest(slices)

@@ -60,7 +60,8 @@ class Sent:
 class Stage(Part):
     """Base of the stages that a client's rows pass before the aggregation; its settings are its fields.
 
-    Rows are checked to be finite before the first stage and after each one. Rounding to whole numbers, with the error fed back:
+    Rows are checked to be finite before the first stage and after each one. Rounding to whole numbers, with the error
+    fed back:
 
     >>> import dataclasses, fedmpi
     >>> from fedmpi.aggregation.stages import Stage
