@@ -26,6 +26,8 @@ from fedmpi.settings import nearest
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+# State of torch's optimizers that is a mean or a sum of squares: Adam's, RMSprop's and Adadelta's, Adagrad's.
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum")
 ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does in memory of its own
 
 
@@ -156,6 +158,10 @@ class _Local:
     @property
     def exchanged(self) -> tuple[str, ...]:
         return ("x", *self.names)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        return {name: "square" if name in SQUARES else "gradient" for name in self.names}
 
     client_rows: ClassVar[tuple[str, ...]] = ()
 
