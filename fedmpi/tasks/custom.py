@@ -19,13 +19,12 @@ from fedmpi.oracles.base import seed_all
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
-from fedmpi.tasks.metrics import OUTPUTS, PADDING, Answers, Metric, or_nan
+from fedmpi.tasks.metrics import ANSWERS, OUTPUTS, PADDING, Answers, Metric, crossing, last_layer, or_nan
 from fedmpi.text import Log, short
 
 log = Log(__name__)
 
 FEW = 20  # samples of each part on which metrics are tried
-ANSWERS = (torch.nn.Sigmoid, torch.nn.Softmax)  # layers after which outputs are probabilities
 _NUMBERS = (bool, int, float, complex)  # types of Python
 MOST_AXES = 8  # of a batch of predictions
 MOST_DRAWN = 1000  # minibatches of a round among which a sample that is not finite is sought
@@ -292,7 +291,7 @@ class LoadedOwnTask(LoadedTask):
         """
         if self._task.outputs is not None:
             return
-        last = [part for part in module.modules() if not [*part.children()]][-1]
+        last = last_layer(module)
         for name, metric in self._metrics.items():
             ends = isinstance(last, ANSWERS)
             if metric.depends_on_kind(answers) and (ends or answers.may_be_either()):
@@ -550,19 +549,6 @@ class _Part:
         """Few of the items, spread over all."""
         chosen = sorted({*np.linspace(0, len(self) - 1, FEW).astype(int).tolist()})
         return _Part(self._dataset, self.name, [self.index(position) for position in chosen])
-
-
-def crossing(what, kind, names):
-    """The line about scores and targets of samples that metrics take from the clients to all ranks.
-
-    Args:
-        what: asks for the metrics. kind: of the samples. names: of the metrics.
-    """
-    names = ", ".join(names)
-    return (
-        f"{what}: all ranks receive the labels and the model's outputs of all clients' {kind} samples, of which "
-        f"{names} {'are' if ',' in names else 'is'} computed: without further metrics, only sums leave a client"
-    )
 
 
 def _fetch_item(dataset, index, name):

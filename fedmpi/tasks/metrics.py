@@ -24,6 +24,7 @@ _NAMED |= {"top_k_accuracy_score": "probabilities", "hinge_loss": "margins"}
 
 
 OUTPUTS = ("scores", "probabilities", "values")  # what a task may say of its model's outputs
+ANSWERS = (torch.nn.Sigmoid, torch.nn.Softmax)  # layers after which outputs are probabilities
 FAR_FROM_ONE = 1e-3  # of a sum of probabilities
 
 # Name -> scikit-learn's function, and its arguments for two classes and for more; None: only for two.
@@ -71,6 +72,23 @@ def or_nan(metric, *answers, **form):
     except UserError:
         return math.nan
     return math.nan if isinstance(value, list) else value
+
+
+def crossing(what, kind, names):
+    """The line about the samples whose labels and outputs reach all ranks, for metrics that no sums of silos give.
+
+    Args:
+        what: asks for the metrics. kind: of the samples. names: of the metrics.
+    """
+    return (
+        f"{what}: every rank receives the labels and the model's outputs of all clients' {kind} samples, to compute "
+        f"{', '.join(names)}; without such metrics no label leaves a client"
+    )
+
+
+def last_layer(module):
+    """The layer that a module has as its last one; it need not be the one that it calls last."""
+    return [part for part in module.modules() if not [*part.children()]][-1]
 
 
 @dataclasses.dataclass(frozen=True)
