@@ -74,14 +74,14 @@ def or_nan(metric, *answers, **form):
     return math.nan if isinstance(value, list) else value
 
 
-def crossing(what, kind, names):
+def crossing(reason, kind, names):
     """The line about the samples whose labels and outputs reach all ranks, for metrics that no sums of silos give.
 
     Args:
-        what: asks for the metrics. kind: of the samples. names: of the metrics.
+        reason: what asks for the metrics. kind: of the samples. names: of the metrics.
     """
     return (
-        f"{what}: every rank receives the labels and the model's outputs of all clients' {kind} samples, to compute "
+        f"{reason}: every rank receives the labels and the model's outputs of all clients' {kind} samples, to compute "
         f"{', '.join(names)}; without such metrics no label leaves a client"
     )
 
