@@ -29,6 +29,7 @@ class Waves(fedmpi.Task):
 
     metrics = {"accuracy": "sklearn.metrics.accuracy_score", "f1": "sklearn.metrics.f1_score"}
     goal = ("accuracy", 1)
+    outputs = "scores"  # logits
     model = "own_task.network"
 
     def train(self, client, num_clients):

@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 import pytest
-from helpers import PROGRAMS, ROOT, WARM, fork_server, launchers
+from helpers import PROGRAMS, ROOT, WARM, forget_users_variables, fork_server, launchers
 from rarely import SLOW, changed_since_green, goes_through, has_changed, rooms
 from xdist.scheduler import LoadScopeScheduling
 
@@ -34,7 +34,11 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_configure(config):
-    """One fork server for all processes of the tests; without it (FEDMPI_TEST_WARM=) every rank is a new Python."""
+    """Forget what the user has set for other work; one fork server for all processes of the tests.
+
+    Without it (FEDMPI_TEST_WARM=) every rank is a new Python.
+    """
+    forget_users_variables()
     under_mpirun = getattr(config.option, "with_mpi", False)
     if WARM not in os.environ and not config.option.collectonly and not under_mpirun:
         server = fork_server()
@@ -121,9 +125,9 @@ def device(request):
 @pytest.fixture(scope="session")
 def data_dir():
     """The folder with fashion_mnist.h5 and the others; skips where there is none."""
-    folder = pathlib.Path(os.environ.get("FEDMPI_DATA") or ROOT.parent / "shared" / "data")
+    folder = pathlib.Path(os.environ.get("FEDMPI_TEST_DATA") or ROOT.parent / "shared" / "data")
     if not (folder / "fashion_mnist.h5").is_file():
-        pytest.skip(f"no data sets in {folder} (FEDMPI_DATA names their folder)")
+        pytest.skip(f"no data sets in {folder} (FEDMPI_TEST_DATA names their folder)")
     return folder
 
 

@@ -19,6 +19,30 @@ WARM = "FEDMPI_TEST_WARM"  # the variable that names the socket of the fork serv
 LIMIT = 600  # seconds for one program: the slowest of them needs a minute, on a busy machine eight times as long
 
 
+# Variables by which a user changes what programs do or print; those that MPI, SLURM and Python's paths need stay.
+USERS = ("FEDMPI_", "PYTHONSTARTUP", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONOPTIMIZE")
+USERS += (
+    "LANG",
+    "LC_",
+    "COLUMNS",
+    "LINES",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "CLICOLOR",
+    "TQDM_",
+    "MPLBACKEND",
+    "MPLCONFIGDIR",
+)
+USERS += ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MLFLOW_", "WANDB_", "TORCH_LOGS")
+
+
+def forget_users_variables():
+    """Remove from this process's environment, and so from its children's, what a user may have set for other work."""
+    for name in [*os.environ]:
+        if name.startswith(USERS) and not name.startswith("FEDMPI_TEST_"):
+            del os.environ[name]
+
+
 def launchers():
     """MPI's name -> (words before the program, environment), of the MPIs that are here.
 

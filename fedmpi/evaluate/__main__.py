@@ -6,6 +6,7 @@ it is. SETTINGS are those of fedmpi.train and override the run's, like other dat
     mpirun -np 4 python -m fedmpi.evaluate runs/fafed-silo-001 --data 'new_{client}.h5'
 """
 
+import itertools
 import pathlib
 import sys
 
@@ -14,10 +15,10 @@ from fedmpi.errors import UserError
 from fedmpi.program.parser import Parser
 from fedmpi.program.ranks import run_program, show
 from fedmpi.run_files import SETTINGS
-from fedmpi.text import table
+from fedmpi.text import short, table
 from fedmpi.training.build import prepare, read_config
 from fedmpi.training.evaluation import Evaluation
-from fedmpi.training.result import metric_lines
+from fedmpi.training.result import MOST_CELLS, metric_lines
 
 
 def main(arguments=None):
@@ -66,10 +67,14 @@ def _report(job, metrics):
     """All results as text: together, and client by client."""
     together = table([("together", ""), *metric_lines(job, metrics)])
     names = [*(job.task.client_names or ())]
-    header = ["client", *(name.replace("_", " ") for name in metrics.clients)]
+    cases = metrics.cases or {"classes": [], "values": []}
+    shown = len(cases["classes"]) <= MOST_CELLS and cases["values"]
+    of_classes = [f"cases of {short(name, 30)}" for name in cases["classes"]] if shown else []
+    header = ["client", *(name.replace("_", " ") for name in metrics.clients), *of_classes]
+    counts = cases["values"] if shown else itertools.repeat([])
     rows = [
-        [f"{client} {names[client] if names else ''}".strip(), *(f"{value:.4f}" for value in values)]
-        for client, values in enumerate(zip(*metrics.clients.values()))
+        [f"{client} {names[client] if names else ''}".strip(), *(f"{value:.4f}" for value in values), *of_client]
+        for client, (values, of_client) in enumerate(zip(zip(*metrics.clients.values()), counts))
     ]
     return together + ("\n\n" + table([header, *rows], right_from=1) if rows else "")
 

@@ -2,12 +2,13 @@
 
 import json
 import math
+import numbers
 import pathlib
 import random
 import sys
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from fedmpi.runs.model_files import complete, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.tasks.base import Metrics
+from fedmpi.text import short
 
 ENDLESS = sys.maxsize  # rounds of a loop whose end only the user knows
 
@@ -116,7 +118,7 @@ class Recorded:
         loop, federation, began = self._loop, self._loop.federation, time.perf_counter()
         metrics: Mapping[str, float] = {}
         if self._recording.evaluate is not None and self.round_index % self._recording.eval_every == 0:
-            metrics = self._measured(self._recording.evaluate())
+            metrics = self._measured(self._recording.evaluate)
         self._evaluating += time.perf_counter() - began
         accounts = {name: value for name, value in loop.accounts().items() if name != "collectives"}
         clocks = {"seconds": time.perf_counter() - self._began, "evaluation_seconds": self._evaluating}
@@ -126,9 +128,9 @@ class Recorded:
         if signal := stopping_signal(federation.requests & (1 << REQUEST_BITS) - 1):
             self._stop(signal, clocks)
 
-    def _measured(self, values: Mapping[str, float]) -> Metrics:
+    def _measured(self, evaluate: Callable[[], Mapping[str, float]]) -> Metrics:
         """The means of what all ranks have measured, and each rank's values; nan is left out of the mean."""
-        values = {str(name): float(value) for name, value in values.items()}
+        values = agree(self._loop._link, lambda: _as_numbers(_called(evaluate)))
         weights = self._loop.federation.plan.weights or [1.0] * self._loop.size
         check_equal(self._loop._link, {"evaluate": ", ".join(values)}, "expected the same names on all ranks")
         columns = dict(zip(values, self._loop._ask([*values.values()]).T.tolist())) if values else {}
@@ -171,6 +173,36 @@ class Recorded:
         self._signals.__exit__()
         if self._recorder:
             self._recorder.close()
+
+
+def _called(evaluate: Callable[[], Any]) -> Any:
+    """What a user's function returns; its error as a `UserError`, so that the other ranks end, too."""
+    try:
+        return evaluate()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"evaluate: {type(error).__name__}: {short(error)}") from error
+
+
+def _as_numbers(values: Any) -> dict[str, float]:
+    """What a user's `evaluate` returned, as name -> number.
+
+    Raises:
+        UserError: if it is something else: the name and what it is.
+    """
+    expected = "expected a number: one name for each, like recall_0, recall_1"
+    if not isinstance(values, Mapping):
+        raise UserError(f"evaluate returned a {type(values).__name__}: expected a dict: name -> number")
+    found = {}
+    for name, value in values.items():
+        number = value.item() if getattr(value, "size", None) == 1 or getattr(value, "shape", None) == () else value
+        number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else number
+        if not isinstance(number, numbers.Real):
+            shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
+            raise UserError(f"evaluate: {short(name, 50)} is a {type(value).__name__}{shape}: {expected}")
+        found[str(name)] = float(number)
+    return found
 
 
 def _make_recorder(recording: Recording, goes_on: bool) -> Recorder:

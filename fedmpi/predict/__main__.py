@@ -18,6 +18,7 @@ from fedmpi.runs.model_files import has_client_models, load_model, model_file, p
 from fedmpi.text import Log, as_cell, short
 
 AT_ONCE = 1000  # samples
+TOLERANCE = 1e-3  # of a sum of probabilities
 FAR, FLAT = 10, 0.05  # standard deviations of the training samples: from their mean; that all pixels have
 log = Log(__name__)
 HEADER = b"sample,predicted"  # of the table
@@ -79,9 +80,8 @@ def _run(arguments):
                 np.savez(part, **arrays)
             print(f"{len(samples)} predictions in {path}")
             return
-        if model.fedmpi.get("outputs") == "values":
-            values = outputs(model, samples)
-            header = [f"predicted {number}" for number in range(values.shape[1])]
+        if model.fedmpi.get("outputs") in ("values", "labels"):
+            values, header = _numbers(model, samples)
             _write_rows(options.out, [header, *values.tolist()], ids)
             print(f"{len(values)} predictions in {options.out}")
             return
@@ -119,9 +119,49 @@ def predict(model, samples):
         UserError: if the model takes no such samples, or a value or score of one is not finite.
     """
     scores = torch.from_numpy(outputs(model, samples))
+    if model.fedmpi.get("outputs_are") == "probabilities":
+        shares = torch.cat([1 - scores, scores], dim=1) if scores.shape[1] == 1 else scores
+        _check_probabilities(shares, shares.sum(1))
+        return shares.float().numpy()
+    _warn_of_probabilities(model)
     if scores.shape[1] == 1:  # of the class 1 of two
         scores = torch.cat([torch.zeros_like(scores), scores], dim=1)
     return scores.softmax(1).float().numpy()
+
+
+def _numbers(model, samples):
+    """([n, k] values, or the probability of each of k labels; the names of these columns)."""
+    values = torch.from_numpy(outputs(model, samples))
+    columns = range(values.shape[1])
+    if model.fedmpi["outputs"] == "values":
+        return values.numpy(), [f"predicted {number}" for number in columns]
+    if model.fedmpi.get("outputs_are") == "probabilities":
+        _check_probabilities(values, torch.ones(len(values)))
+    else:
+        _warn_of_probabilities(model)
+        values = values.sigmoid()
+    names = model.fedmpi.get("class_names", ())
+    names = names if len(names) == len(columns) else columns
+    return values.numpy(), [f"probability of {as_cell(name)}" for name in names]
+
+
+def _check_probabilities(shares, sums):
+    """Check that outputs which the task calls probabilities are from 0 to 1, and their `sums` [n] 1."""
+    is_right = ((shares >= 0) & (shares <= 1 + TOLERANCE)).all(1) & ((sums - 1).abs() <= TOLERANCE)
+    if not is_right.all():
+        number = int(is_right.int().argmin())
+        found = short([float(f"{share:.4g}") for share in shares[number].tolist()], 80)
+        raise UserError(f"sample {number} (from 0) has the outputs {found}: expected probabilities, as the task says")
+
+
+def _warn_of_probabilities(model):
+    """Say that outputs are taken for scores if the model's last layer makes probabilities and its task says nothing."""
+    last = [part for part in model.modules() if not [*part.children()]][-1]
+    if "outputs_are" not in model.fedmpi and isinstance(last, torch.nn.Sigmoid | torch.nn.Softmax):
+        log.warning(
+            f"the model ends with {type(last).__name__}, and its outputs are taken for scores (logits): if they are "
+            'probabilities, say outputs = "probabilities" in the task and train again'
+        )
 
 
 @torch.no_grad()

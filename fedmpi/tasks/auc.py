@@ -13,6 +13,10 @@ from fedmpi.run_files import ROC
 from fedmpi.settings import setting
 from fedmpi.tasks.base import Metrics, constructor_of, of_clients
 from fedmpi.tasks.classification import Classification, LoadedClassification
+from fedmpi.tasks.metrics import crossing
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 ROC_POINTS = 300  # most points of the ROC curve in a run folder
 PAPERS_SHARE = 0.8  # of the negative samples that the paper removes
@@ -130,6 +134,7 @@ class LoadedAUC(LoadedClassification):
     """See `LoadedTask`. Metrics: train_loss (the mean of F_i at the current a, b and w), auc, holdout_auc."""
 
     goal = ("auc", 1)
+    weighs_classes = ""
 
     def __init__(self, settings, context, sources, *data):
         super().__init__(settings, context, sources, *data)
@@ -148,6 +153,9 @@ class LoadedAUC(LoadedClassification):
         counts = {client: np.array([labels.sum(), len(labels)]) for client, labels in self._labels.items()}
         in_all = link.allgather(sum(counts.values())).sum(0)
         super().synchronise(link)
+        if self.has_own_tests and link.size > 1 and link.rank == 0:
+            kind = "test and held-out" if self._context.holdout else "test"
+            log.warning(crossing("task auc", kind, self._scored()))
         self.num_classes = 1  # outputs of the network
         of_client = counts if self._settings.p == "local" else dict.fromkeys(counts, in_all)
         self._p = {client: float(positives / number) for client, (positives, number) in of_client.items()}

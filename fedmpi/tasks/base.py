@@ -97,11 +97,13 @@ class Metrics(dict[str, float]):
     Attributes:
         clients: name -> [N] values, client by client; nan if a client has nothing to measure it on.
         tables: name -> {"classes": their names, "values": a vector or matrix as nested lists}.
+        cases: of clients with tests of their own {"classes": their names, "values": [N][classes] numbers of test
+            cases}; {} if there are no classes.
     """
 
-    def __init__(self, values: Any, clients: Any = (), tables: Any = ()) -> None:
+    def __init__(self, values: Any, clients: Any = (), tables: Any = (), cases: Any = ()) -> None:
         super().__init__(values)
-        self.clients, self.tables = dict(clients), dict(tables)
+        self.clients, self.tables, self.cases = dict(clients), dict(tables), dict(cases)
 
 
 UNEQUAL = 1.01  # largest number of samples / smallest: above it, means over clients and over samples both count
@@ -220,6 +222,10 @@ class LoadedTask:
     def describe_inputs(self) -> dict[str, Any]:
         """What a program must know to use the trained module, as name -> value which JSON can hold."""
         return {}
+
+    def why_not_finite(self) -> str:
+        """The sample of this rank that makes a loss infinite or not a number, as a line, or "". Not collective."""
+        return ""
 
     def begin_round(self, round_index: int) -> None:
         """Before every round, from 0; the training loop calls it."""

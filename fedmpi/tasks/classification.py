@@ -35,12 +35,13 @@ from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
+from fedmpi.tasks.metrics import ANSWERS, by_name, crossing, last_layer, or_nan
 from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
-from fedmpi.tasks.metrics import by_name, or_nan
 from fedmpi.text import Log, short
 
 log = Log(__name__)
 
+RARE = 100  # times as many samples of another class: then a network may ignore a class
 NAMES = ("class_names", "feature_names")  # attributes of a data set that are kept beside the model
 DEFAULT_MODELS = {
     "mnist": "mnist_cnn",
@@ -56,6 +57,7 @@ class Classification(BaseTask):
 
     can_hold_out = True
     can_redeal = True
+    outputs = "scores"
 
     data: str = setting(
         "digits",
@@ -155,6 +157,7 @@ class LoadedClassification(LoadedTask):
     goal = ("accuracy", 1)
     is_personal = True
     random_loss = False
+    weighs_classes = "--task.class_weights balanced weighs all classes the same in the loss"  # "": not in this task
     _metrics = None  # name -> `Metric`
     _class_weights = None  # [num_classes] on the device; None: all are 1
 
@@ -215,6 +218,9 @@ class LoadedClassification(LoadedTask):
             self._class_weights = self._balanced(link)
             weighted = "losses: means over samples of class weight * loss"
             self.measured = "; ".join(filter(None, [self.measured, weighted]))
+        self._warn_of_rare_classes(link)
+        if self._metrics and self.has_own_tests and link.size > 1 and link.rank == 0:
+            log.warning(crossing("task.metrics", "test", self._metrics))
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._tests = agree(link, lambda: [self._samples(*pair) for pair in self._test_rows])
@@ -230,10 +236,29 @@ class LoadedClassification(LoadedTask):
 
         A class without training samples does not count, as in scikit-learn, and weighs 1.
         """
-        labels = np.concatenate([*self._labels.values()])
-        counts = link.allgather(np.bincount(labels, minlength=self.num_classes).astype(float)).sum(0)
+        counts = self._num_of_classes(link)
         weights = np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1)
         return torch.from_numpy(weights).to(self._context.device, self._context.dtype)
+
+    def _num_of_classes(self, link):
+        """[num_classes] numbers of training samples of all clients together. Collective on the link."""
+        labels = np.concatenate([*self._labels.values()])
+        return link.allgather(np.bincount(labels, minlength=self.num_classes).astype(float)).sum(0)
+
+    def _warn_of_rare_classes(self, link):
+        """Say how rare classes can weigh more, if one is `RARE` times as rare as another. Collective on the link."""
+        if self._class_weights is not None or not self.weighs_classes:
+            return
+        counts = self._num_of_classes(link)
+        rare, most = int(np.where(counts > 0, counts, np.inf).argmin()), int(counts.argmax())
+        if link.rank == 0 and counts[most] >= RARE * counts[rare]:
+            names = [short(name, 50) for name in self._class_names()]
+            numbers = " and ".join(f"{int(counts[k]):,} of class {names[k]}" for k in (most, rare))
+            log.warning(f"there are {numbers} among the training samples: {self.weighs_classes}")
+
+    def _class_names(self):
+        names = as_strings(self._attributes.get("class_names", range(self.num_classes)))
+        return names if len(names) == self.num_classes else [*map(str, range(self.num_classes))]
 
     def _count(self):
         """Remember the numbers of samples of this rank's clients, which a `subset` keeps though it has fewer."""
@@ -254,6 +279,15 @@ class LoadedClassification(LoadedTask):
 
     def data_files(self):
         return self._files
+
+    def try_out(self, module, client):
+        super().try_out(module, client)
+        last = last_layer(module)
+        if isinstance(last, ANSWERS) and self._context.rank == 0:
+            log.warning(
+                f"the model ends with {type(last).__name__}: the loss applies softmax once more, because it takes its "
+                "outputs for scores (logits); without that layer, it learns better"
+            )
 
     def num_samples(self, client):
         return self._train[client].num
@@ -298,7 +332,15 @@ class LoadedClassification(LoadedTask):
             train, held = ({k: v for k, v in metrics.items() if k.startswith(kind)} for kind in ("train", "holdout"))
             metrics = train | test | held
         further = self._measure(module, link) if self._metrics and "test_loss" in metrics else Metrics({})
-        return Metrics({**metrics, **further}, {**clients, **further.clients}, further.tables)
+        return Metrics({**metrics, **further}, {**clients, **further.clients}, further.tables, self._cases(link))
+
+    def _cases(self, link):
+        """See `Metrics.cases`. Collective on the link."""
+        if not self.has_own_tests and not self._context.is_personal:
+            return {}
+        counts = [np.bincount(samples.labels.cpu().numpy(), minlength=self.num_classes) for samples in self._tests]
+        counts = link.allgatherv(np.ravel(counts)).reshape(-1, self.num_classes).astype(int)
+        return {"classes": self._class_names(), "values": counts.tolist()}
 
     def _measure(self, module, link):
         """`Metrics` of the settings' further metrics, on the test set. Collective on the link."""

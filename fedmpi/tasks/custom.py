@@ -1,5 +1,6 @@
 """Tasks that users write, `fedmpi.Task`: a Dataset per client, a loss and metrics."""
 
+import collections
 import dataclasses
 import inspect
 import math
@@ -9,23 +10,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from fedmpi.comm.agreement import agree
+from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import AgreedUserError, UserError
 from fedmpi.oracles.base import seed_all
 from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
-from fedmpi.tasks.metrics import PADDING, Answers, Metric, or_nan
+from fedmpi.tasks.metrics import ANSWERS, OUTPUTS, PADDING, Answers, Metric, crossing, last_layer, or_nan
 from fedmpi.text import Log, short
 
 log = Log(__name__)
 
 FEW = 20  # samples of each part on which metrics are tried
-SHAKES = 6  # times that noise is added to a model to find out whether its outputs are probabilities
+_NUMBERS = (bool, int, float, complex)  # types of Python
 MOST_AXES = 8  # of a batch of predictions
+MOST_DRAWN = 1000  # minibatches of a round among which a sample that is not finite is sought
 EVALUATION_BATCH = 100  # samples; fewer than in `fedmpi.data.samples`, because a user's samples may be large
 
 
@@ -51,6 +53,8 @@ class Task(BaseTask):
             on the training sets of all clients), and of each client on its own test data: a function, or the dotted
             path of one of torchmetrics' or scikit-learn's, or a pair of it and its keyword arguments. Functions of
             scikit-learn get (targets, what they compare with these: classes, scores, probabilities or values).
+        outputs: what the outputs in `predict` are: "scores" (logits: softmax, or the sigmoid of a single one, makes
+            probabilities of them), "probabilities" or "values"; None: scores, if they cannot be probabilities.
         class_names: names of the classes, for vectors and matrices; None: their numbers.
         model: the default model: a class, or its dotted path. num_classes: given to models that take it, or None.
         goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
@@ -67,6 +71,7 @@ class Task(BaseTask):
     is_base = True  # not in the list of tasks
     has_partition = False
     metrics: ClassVar[Mapping[str, Any]] = {}
+    outputs: ClassVar[str | None] = None
     model: ClassVar[object] = None
     num_classes: ClassVar[int | None] = None
     class_names: ClassVar[Sequence[str] | None] = None
@@ -112,11 +117,12 @@ class Task(BaseTask):
 
         It may pad them, targets with -100 (or nan, if they are numbers), which metrics ignore, or return lists.
         """
+        _check_types(samples)
         try:
             return default_collate(samples)
         except RuntimeError as error:
             why = f"samples have different shapes ({short(error)}): define collate(samples), which pads or lists them"
-            raise UserError(f"{type(self).__name__}: {why}") from None
+            raise UserError(why) from None
 
     @property
     def default_model(self) -> Any:
@@ -139,25 +145,44 @@ class LoadedOwnTask(LoadedTask):
     is_personal = True
 
     def __init__(self, task, context):
-        self._task, self._context = task, context
+        self._task, self._context, self._name = task, context, type(task).__name__
+        if task.outputs not in (None, *OUTPUTS):
+            given = f"task {self._name}: outputs = {short(repr(task.outputs), 100)}"
+            raise UserError(f"{given}: expected {', '.join(map(repr, OUTPUTS))}, or None")
         self.goal, self.num_classes, self.default_model = task.goal, task.num_classes, task.default_model
-        self._train = {client: _checked(task.train(client, context.num_clients), client) for client in context.clients}
-        self._test = task.test()
-        self._tests_of_clients = [task.test_of(client, context.num_clients) for client in context.clients]
+        number = context.num_clients
+        self._train = {k: _checked(task.train(k, number), f"train({k})") for k in context.clients}
+        self._test = _checked(task.test(), "test()", may_lack=True)
+        self._tests_of_clients = [_own_test(task, client, number) for client in context.clients]
         self.has_own_tests = type(task).test_of is not Task.test_of
-        self._form = {}  # of outputs, see `Answers`
+        self._form = {"kind": task.outputs or "scores"}  # of outputs, see `Answers`
+        self._kinds_of_outputs = "classes"  # for `fedmpi.predict`
         self._metrics = {name: Metric(name, metric) for name, metric in task.metrics.items()}
         self._of_metrics = f"; {', '.join(self._metrics)}: of all samples" if self._metrics else ""
         self.measured = self._of_metrics.removeprefix("; ")
-        sample = self._move(task.collate([self._train[context.clients[0]][0]]))
-        if dataclasses.is_dataclass(sample):
-            sample = [getattr(sample, field.name) for field in dataclasses.fields(sample)]
-        first = next(iter(sample.values())) if isinstance(sample, dict) else sample
-        first = first[0] if isinstance(first, tuple | list) else first
-        is_plain = isinstance(first, torch.Tensor) and not first.is_nested
-        self.shape = tuple(first.shape[1:]) if is_plain else ()
-        self._takes_numbers = is_plain and first.is_floating_point()
+        self._drawn = collections.deque(maxlen=MOST_DRAWN)  # (client, indices) of the round's minibatches
+        self._bad, self._has_warned = "", False  # a training sample that is not finite, in a line; whether of any
+        first = context.clients[0]
+        sample = self._move(_fetch(task, self._train[first], [0], f"training data of client {first}"))
+        self._first = sample
+        inputs = _inputs(sample)
+        is_plain = isinstance(inputs, torch.Tensor) and not inputs.is_nested
+        self.shape = tuple(inputs.shape[1:]) if is_plain else ()
+        self._takes_numbers = is_plain and inputs.is_floating_point()
         self._loaders = {}  # client -> _Loader
+
+    def synchronise(self, link):
+        length = -1 if self._test is None else len(self._test)
+        check_equal(
+            link, {"len(test())": f"{length}"}, "expected the same test data on all ranks, or test_of(client, ...)"
+        )
+        crosses = self._metrics and self._test is None and link.size > 1
+        if crosses and link.rank == 0:
+            kind = "test" if self.has_own_tests else "training"
+            log.warning(crossing(f"metrics of task {self._name}", kind, self._metrics))
+
+    def begin_round(self, round_index):
+        self._drawn.clear()
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
         numbered = _Numbered(super().sampler(client, batch_size, first_batch_size, seed, "cpu"))
@@ -168,25 +193,54 @@ class LoadedOwnTask(LoadedTask):
         return len(self._train[client])
 
     def describe_inputs(self):
+        task, kind = self._task, self._task.outputs
         if not self._takes_numbers:
             return {}
-        names, shape = self._task.class_names, list(self.shape)
+        names, shape = task.class_names, list(self.shape)
         kinds = {"class_names": [*map(str, names)]} if names else {}
-        outputs = "classes" if names or (self._task.num_classes or 0) > 1 else "values"
+        kinds |= {"outputs_are": kind} if kind else {}
+        are_values = kind == "values" or not (kind or names or (task.num_classes or 0) > 1)
+        outputs = "values" if are_values else self._kinds_of_outputs
         return {"input": {"shape": shape, "divide_by": 1, "mean": [0.0], "std": [1.0]}, "outputs": outputs, **kinds}
 
     def batch(self, client, indices):
+        self._drawn.append((client, indices))
         loader = self._loaders.get(client)
         if loader is not None and loader.has(indices):
             return self._move(loader.next())
-        return self._move(_fetch(self._task, self._train[client], indices))
+        return self._move(
+            _fetch(self._task, self._train[client], indices.tolist(), f"training data of client {client}")
+        )
 
     def loss(self, module, batch):
-        loss = self._task.loss(module, batch)
+        try:
+            loss = self._task.loss(module, batch)
+        except Exception as error:
+            if problem := self._odd_shape(batch):
+                raise UserError(f"{problem}: {type(error).__name__}: {short(error)}") from error
+            raise
         return loss[0] / (loss[1] if loss[1] else 1) if isinstance(loss, tuple) else loss
 
+    def _odd_shape(self, batch):
+        """That a minibatch has inputs of another shape than the first sample, of which a loss has failed; or ""."""
+        inputs = _inputs(batch)
+        is_plain = isinstance(inputs, torch.Tensor) and isinstance(_inputs(self._first), torch.Tensor)
+        if not is_plain or inputs.shape[1:] == self.shape or not self._drawn:
+            return ""
+        client, indices = self._drawn[-1]
+        which = f"training data of client {client}, item{'s' * (len(indices) > 1)} {_some_of(indices.tolist())}"
+        return f"{which}: inputs are {list(inputs.shape[1:])}, those of the first item {list(self.shape)}"
+
+    def why_not_finite(self):
+        for client, indices in self._drawn:
+            name = f"training data of client {client}"
+            for index in indices.tolist():
+                if not _is_finite(_fetch_item(self._train[client], index, name)):
+                    return f"{name}, item {index}: has a value that is not finite"
+        return self._bad
+
     def evaluate(self, module, link):
-        losses = [_mean(self._sums(module, client, self._measured(client, own))) for client, own in self._train.items()]
+        losses = [_mean(self._sums(module, client, self._measured(client))) for client in self._train]
         parts, weighting = self._parts(link), self._context.weighting
         numbers = [len(dataset) for dataset in self._train.values()]
         values, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
@@ -195,6 +249,7 @@ class LoadedOwnTask(LoadedTask):
             means, each = of_clients(link, results, weights, weighting)
             values |= {name: mean for name, mean in means.items() if name.startswith("test_loss")}
             clients |= each
+        cases = self._cases(link) if self.has_own_tests else {}
         if self._test is not None:
             sums = [pair for part in parts for pair in self._sums(module, *part)]
             sums = link.allgatherv(np.ravel(sums)).reshape(-1, 2)
@@ -204,24 +259,47 @@ class LoadedOwnTask(LoadedTask):
             values |= self._measure_all(*self._predictions(module, parts, link))
         tables = {name: values.pop(name) for name in list(values) if isinstance(values[name], list)}
         tables = {name: {"classes": self._names_of(table), "values": table} for name, table in tables.items()}
-        return Metrics(values, {name: each for name, each in clients.items() if name not in tables}, tables)
+        return Metrics(values, {name: each for name, each in clients.items() if name not in tables}, tables, cases)
 
     def try_metrics(self, module, link):
         parts = self._parts(link)
-        few = [(client, _some(part)) for client, part in parts if len(part)]
+        few = [(client, part.few()) for client, part in parts if len(part)]
         has_any = link.first_rank_where(bool(few)) is not None
         if not has_any and link.rank == 0:
             log.warning("the test sets are empty: there is no test loss and no metric")
         for chosen in (few, parts) if self._metrics and has_any else ():
             found = self._predictions(module, chosen, link)
-            self._form = {"is_share": self._are_shares(module, chosen, link, found)}
             self._form["is_last"] = found[0].dim() > 2 and Answers.are_last(*found)
+            self._form["low"] = -1 if ((found[1] < 0) & (found[1] != PADDING)).any() else 0
+            answers = Answers(*found, **self._form)
+            if answers.outputs.dim() == 2 and answers.outputs.shape == answers.targets.shape:
+                are_labels = self._task.outputs is not None or not answers.targets.is_floating_point()
+                self._kinds_of_outputs = "labels" if are_labels else "values"
+            agree(link, lambda answers=answers: self._check_outputs(module, answers))
             try:
                 agree(link, lambda found=found: self._measure_all(*found))
                 return
             except AgreedUserError:  # few samples may be too few: of one class only, for example
                 if chosen is parts:
                     raise
+
+    def _check_outputs(self, module, answers):
+        """Check that the task says what its model's outputs are, where a metric depends on it and they could be either.
+
+        Raises:
+            UserError: how to say it.
+        """
+        if self._task.outputs is not None:
+            return
+        last = last_layer(module)
+        for name, metric in self._metrics.items():
+            ends = isinstance(last, ANSWERS)
+            if metric.depends_on_kind(answers) and (ends or answers.may_be_either()):
+                found = f"the model ends with {type(last).__name__}" if ends else "the model's outputs are from 0 to 1"
+                raise UserError(
+                    f"metric {name}: {found}: say in the task {self._name} what they are: outputs = "
+                    '"probabilities", or outputs = "scores" (logits)'
+                )
 
     def _parts(self, link):
         """[(client, what is measured of its data)] of this rank: test data; without any, its clients' training data.
@@ -232,40 +310,18 @@ class LoadedOwnTask(LoadedTask):
         if self._test is not None and self._context.is_personal:
             number, most = self._context.num_clients, len(self._test)
             edges = {client: (most * client // number, most * (client + 1) // number) for client in self._train}
-            return [(client, Subset(self._test, range(*part))) for client, part in edges.items()]
+            return [(client, _Part(self._test, "test data", range(*part))) for client, part in edges.items()]
         if self._test is not None:
             num, most = -(-len(self._test) // EVALUATION_BATCH), len(self._test)
             edges = [min(most, num * rank // link.size * EVALUATION_BATCH) for rank in (link.rank, link.rank + 1)]
-            return [(None, Subset(self._test, range(*edges)))]
+            return [(None, _Part(self._test, "test data", range(*edges)))]
         if self.has_own_tests:
             return [pair for pair in zip(self._train, self._tests_of_clients) if pair[1] is not None]
-        return list(self._train.items())
+        return [(client, _Part(own, f"training data of client {client}")) for client, own in self._train.items()]
 
     def _measure_all(self, outputs, targets):
         """Name -> value of each metric."""
         return {name: metric(outputs, targets, **self._form) for name, metric in self._metrics.items()}
-
-    @torch.no_grad()
-    def _are_shares(self, module, parts, link, found):
-        """Whether single outputs are probabilities: they stay from 0 to 1 whatever the parameters are. Collective.
-
-        Logits of 0 and 1 look like probabilities, but leave that range where noise is added to the parameters.
-        """
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        before = [parameter.clone() for parameter in trained]
-        for number in range(SHAKES):
-            answers = Answers(*found)
-            if not answers.is_binary or ((answers.outputs < 0) | (answers.outputs > 1)).any():
-                break
-            seed_all(derive(self._context.seed, "shake", number), self._context.device)
-            for parameter in trained:
-                scale = 2**number * max(0.1, parameter.std(correction=0).item())
-                parameter.add_(torch.randn_like(parameter), alpha=scale)
-            found = self._predictions(module, parts, link)
-        for parameter, values in zip(trained, before):
-            parameter.copy_(values)
-        answers = Answers(*found)
-        return answers.is_binary and not ((answers.outputs < 0) | (answers.outputs > 1)).any()
 
     def _names_of(self, table):
         """Names of the classes of a vector or matrix."""
@@ -278,48 +334,78 @@ class LoadedOwnTask(LoadedTask):
         parts: [(client, its part of the common test set)]; None: clients have test sets of their own.
         """
         names, rows, weights = ["test_loss", *self._metrics], [], []
+        self._cases_here = []
         for client, own in parts or zip(self._train, self._tests_of_clients):
             sums = [] if own is None else self._sums(module, client, own)
             weights.append(math.fsum(weight for _, weight in sums))
             if not weights[-1]:  # no sample, or none that counts
                 rows.append([np.nan] * len(names))
+                self._cases_here.append([])
                 continue
             found = self._predictions(module, [(client, own)], SoloLink())
+            self._cases_here.append(Answers(*found, **self._form).cases())
             rows.append([_mean(sums), *(or_nan(metric, *found, **self._form) for metric in self._metrics.values())])
         return dict(zip(names, map(list, zip(*rows)))), weights
 
-    def _measured(self, client, dataset):
+    def _cases(self, link):
+        """{"classes": names, "values": [N][classes] test cases of each client's own}; {} if they are no classes."""
+        here = [cases or [] for cases in self._cases_here]
+        number = int(link.allgather([max(map(len, here))]).max())
+        padded = [[*cases, *[0] * (number - len(cases))] for cases in here]
+        table = link.allgatherv(np.ravel(padded)).reshape(-1, number or 1).astype(int)
+        names = self._names_of(range(number))
+        return {"classes": names, "values": table.tolist()} if number else {}
+
+    def _measured(self, client):
         """The samples of a client on which its loss is measured: the same in every evaluation."""
+        dataset, name = self._train[client], f"training data of client {client}"
         at_most = self._task.measured_samples or len(dataset)
         if at_most >= len(dataset):
-            return dataset
+            return _Part(dataset, name)
         drawn = generator(self._context.seed, "measured", client).choice(len(dataset), at_most, replace=False)
-        return Subset(dataset, np.sort(drawn).tolist())
+        return _Part(dataset, name, np.sort(drawn).tolist())
 
-    def _batches(self, dataset):
-        task = self._task
-        loader = DataLoader(dataset, EVALUATION_BATCH, collate_fn=task.collate, num_workers=task.workers)
-        yield from map(self._move, loader) if len(dataset) else ()
+    def _batches(self, part):
+        """The batches of a part, on the device."""
+        batches = _PartBatches(self._task, part)
+        options = {"num_workers": self._task.workers, "collate_fn": _as_it_is}
+        loader = DataLoader(batches, batch_size=None, sampler=range(-(-len(part) // EVALUATION_BATCH)), **options)
+        for batch in loader if len(part) else ():
+            yield self._move(_unless_failed(batch))
 
-    def _sums(self, module, client, dataset):
+    def _sums(self, module, client, part):
         """[(sum of losses, weight)] of each batch; of a mean loss, the weight is the number of samples."""
         self.visit(client)
         sums, number = [], 0
-        for batch in self._batches(dataset):
-            size = min(EVALUATION_BATCH, len(dataset) - number)
+        for batch in self._batches(part):
+            size = min(EVALUATION_BATCH, len(part) - number)
             number, loss = number + size, self._task.loss(module, batch)
             if not isinstance(loss, tuple):
                 self.measured = f"losses of batches of {EVALUATION_BATCH}, weighted by samples{self._of_metrics}"
                 loss = (size * loss.item(), size)
             sums.append(tuple(map(float, loss)))
+            if not self._has_warned and not all(map(math.isfinite, sums[-1])):
+                self._find_bad(part, number - size, number)
         return sums
+
+    def _find_bad(self, part, begin, end):
+        """Remember and say which sample of a part has a value that is not finite, after a loss that was not."""
+        for position in range(begin, end):
+            if not _is_finite(part[position]):
+                line, self._has_warned = (
+                    f"{part.name}, item {part.index(position)}: has a value that is not finite",
+                    True,
+                )
+                self._bad = line if part.name.startswith("training") else ""
+                log.warning(f"{line}, and no loss of it is")
+                return
 
     def _predictions(self, module, parts, link):
         """(outputs, targets) of all ranks, on the CPU."""
         pairs = []
         for client, dataset in parts:
             self.visit(client)
-            pairs += [self._task.predict(module, batch) for batch in self._batches(dataset)]
+            pairs += [_pair(self._task.predict(module, batch)) for batch in self._batches(dataset)]
         outputs, targets = ([tensor for pair in pairs for tensor in _tensors(pair[which])] for which in (0, 1))
         return _of_all_ranks(outputs, link, PADDING), _of_all_ranks(targets, link, math.nan)
 
@@ -383,7 +469,7 @@ class _Loader:
             options = {"num_workers": task.workers, "prefetch_factor": task.prefetch}
             self._iterator = iter(DataLoader(batches, batch_size=None, sampler=range(number, 10**18), **options))
         self._next = number + 1
-        return next(self._iterator)
+        return _unless_failed(next(self._iterator))
 
 
 class _Batches:
@@ -395,29 +481,209 @@ class _Batches:
 
     def __getitem__(self, number):
         seed_all(derive(self._seed, "augmentation", self._client, number), torch.device("cpu"))
-        return _fetch(self._task, self._dataset, self._sampler(number))
+        indices, name = self._sampler(number).tolist(), f"training data of client {self._client}"
+        return _or_failed(lambda: _fetch(self._task, self._dataset, indices, name))
 
 
-def _some(dataset):
-    """A `Subset` of few items, spread over a Dataset."""
-    return Subset(dataset, sorted({*np.linspace(0, len(dataset) - 1, FEW).astype(int)}))
+class _PartBatches:
+    """A Dataset of whole batches of a `_Part` in order."""
+
+    def __init__(self, task, part):
+        self._task, self._part = task, part
+
+    def __getitem__(self, number):
+        return _or_failed(lambda: self._part.batch(self._task, number))
 
 
-def _fetch(task, dataset, indices):
-    return task.collate([dataset[index] for index in indices.tolist()])
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    """Stands for a batch that cannot be read: an error of a worker process would arrive as its traceback."""
+
+    text: str
 
 
-def _checked(dataset, client):
-    """A client's Dataset."""
+def _or_failed(read):
+    try:
+        return read()
+    except UserError as error:
+        return _Failed(str(error))
+
+
+def _unless_failed(batch):
+    if isinstance(batch, _Failed):
+        raise UserError(batch.text)
+    return batch
+
+
+def _as_it_is(batch):
+    return batch
+
+
+class _Part:
+    """Some items of a user's Dataset, or all; an error in one names it.
+
+    Args:
+        dataset: the user's. name: for messages. indices: of the items; None: all.
+    """
+
+    def __init__(self, dataset, name, indices=None):
+        self._dataset, self.name = dataset, name
+        self._indices = range(len(dataset)) if indices is None else indices
+
+    def __len__(self):
+        return len(self._indices)
+
+    def __getitem__(self, position):
+        return _fetch_item(self._dataset, self.index(position), self.name)
+
+    def index(self, position):
+        """Number of the item in the user's Dataset."""
+        return int(self._indices[position])
+
+    def batch(self, task, number):
+        """The batch that begins after `number` others of the size `EVALUATION_BATCH`."""
+        positions = range(number * EVALUATION_BATCH, min(len(self), (number + 1) * EVALUATION_BATCH))
+        return _fetch(task, self._dataset, [self.index(position) for position in positions], self.name)
+
+    def few(self):
+        """Few of the items, spread over all."""
+        chosen = sorted({*np.linspace(0, len(self) - 1, FEW).astype(int).tolist()})
+        return _Part(self._dataset, self.name, [self.index(position) for position in chosen])
+
+
+def _fetch_item(dataset, index, name):
+    try:
+        return dataset[index]
+    except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything
+        raise _unreadable(name, index, error) from error
+
+
+def _unreadable(name, index, error):
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return UserError(f"{name}, item {index}: cannot be read: {kind}{short(error)}")
+
+
+def _fetch(task, dataset, indices, name):
+    """The batch of the items of a user's Dataset at a list of `indices`; `name` is for messages."""
+    items = []
+    try:
+        for index in indices:
+            items.append(dataset[index])  # noqa: PERF401  so that the item that fails is known
+    except Exception as error:  # noqa: BLE001
+        raise _unreadable(name, indices[len(items)], error) from error
+    try:
+        return task.collate(items)
+    except Exception as error:  # noqa: BLE001
+        raise UserError(f"{name}, {_odd_one(indices, items)}: {_of_error(error)}") from error
+
+
+def _of_error(error):
+    return short(error) if isinstance(error, UserError) else f"{type(error).__name__}: {short(error)}"
+
+
+def _odd_one(indices, items):
+    """Which of some items that make no batch is unlike most others, in words."""
+    kinds = [_in_words(item) for item in items]
+    usual = max(kinds, key=kinds.count)
+    odd = next((position for position, kind in enumerate(kinds) if kind != usual), None)
+    if odd is None:
+        return f"item{'s' * (len(indices) > 1)} {_some_of(indices)}"
+    return f"item {indices[odd]} is {kinds[odd]}, item {indices[kinds.index(usual)]} is {usual}"
+
+
+def _in_words(value):
+    """Types and shapes of an item, like "(float32 [8], int)"."""
+    if isinstance(value, tuple | list) and len(value) <= MOST_AXES:
+        return f"({', '.join(map(_in_words, value))})"
+    if isinstance(value, dict) and len(value) <= MOST_AXES:
+        return f"{{{', '.join(f'{short(key, 30)}: {_in_words(part)}' for key, part in value.items())}}}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return type(value).__name__
+
+
+def _some_of(indices, most=5):
+    return ", ".join(map(str, indices[:most])) + (", ..." if len(indices) > most else "")
+
+
+def _check_types(samples):
+    """Check that samples have one kind of numbers: bytes among floats, for example, would be other quantities.
+
+    Raises:
+        UserError: which kinds there are.
+    """
+    first = samples[0]
+    for place in range(len(first)) if isinstance(first, tuple | list) else ():
+        if isinstance(first[place], torch.Tensor):
+            dtype = first[place].dtype
+            if all(getattr(sample[place], "dtype", None) is dtype for sample in samples):
+                continue
+        kinds = {_kind(sample[place]) for sample in samples} - {None}
+        if len(kinds) > 1:
+            raise UserError(
+                f"part {place} of the samples are {' and '.join(sorted(kinds))}: expected one kind of numbers"
+            )
+
+
+def _kind(value):
+    """The kind of a tensor's, an array's or a Python number; None of what is none of them."""
+    if isinstance(value, torch.Tensor):
+        is_complex, is_float = value.is_complex(), value.is_floating_point()
+    else:
+        dtype = value.dtype if hasattr(value, "dtype") else np.dtype(type(value)) if type(value) in _NUMBERS else None
+        if getattr(dtype, "kind", "O") not in "biufc":
+            return None
+        is_complex, is_float = dtype.kind == "c", dtype.kind == "f"
+    return "complex numbers" if is_complex else "numbers with a fraction" if is_float else "whole numbers"
+
+
+def _inputs(batch):
+    """The inputs of a batch: its first part."""
+    if dataclasses.is_dataclass(batch):
+        batch = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    first = next(iter(batch.values())) if isinstance(batch, dict) else batch
+    return first[0] if isinstance(first, tuple | list) and first else first
+
+
+def _is_finite(value):
+    """Whether all numbers in an item are finite."""
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point() or bool(value.isfinite().all())
+    if isinstance(value, np.ndarray | np.floating):
+        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, tuple | list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _own_test(task, client, num_clients):
+    """The `_Part` of a client's own test data, or None."""
+    dataset = _checked(task.test_of(client, num_clients), f"test_of({client})", may_lack=True)
+    return None if dataset is None else _Part(dataset, f"test data of client {client}")
+
+
+def _checked(dataset, name, may_lack=False):
+    """A user's Dataset; `may_lack`: whether it may be None, or empty."""
+    if dataset is None and may_lack:
+        return None
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UserError(f"train({client}): is a {type(dataset).__name__}: expected a Dataset with a length")
+        raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length")
     try:
         length = len(dataset)
     except Exception as error:  # noqa: BLE001  the user's; Python says what is wrong with lengths below 0
-        raise UserError(f"train({client}): has no length: {short(error)}") from None
-    if not length:
-        raise UserError(f"train({client}): the client has no sample")
+        raise UserError(f"{name}: has no length: {short(error)}") from None
+    if not length and not may_lack:
+        raise UserError(f"{name}: the client has no sample")
     return dataset
+
+
+def _pair(predicted):
+    """What `predict` returned, if it is (outputs, targets)."""
+    if not isinstance(predicted, tuple | list) or len(predicted) != 2:
+        raise UserError(f"predict returned {_in_words(predicted)}: expected a pair (outputs, targets)")
+    return predicted
 
 
 def _tensors(values):

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.data.source import SPLITS, check_labels
-from fedmpi.errors import UserError, one_line
+from fedmpi.errors import UserError
 from fedmpi.oracles.base import seed_all
 from fedmpi.streams import derive
 from fedmpi.tasks.base import BaseTask
@@ -108,6 +108,8 @@ class LoadedDatasets(LoadedClassification):
     """
 
     default_model = "mlp"
+    weighs_classes = "the loss of a task of your own (fedmpi.Task) can weigh classes"
+    _attributes = {}
 
     def __init__(self, context, train, test, num_tests, test_rows):
         self._context, self._augmentation, self._transform = context, None, None
@@ -131,6 +133,7 @@ class LoadedDatasets(LoadedClassification):
         self.random_batches = self.user_batches = self._is_read_anew
         own = {client: hold_out(len(pair[1]), context.holdout, context.seed, client) for client, pair in train.items()}
         self._train = {client: samples(*train[client], training) for client, (training, _) in own.items()}
+        self._labels = {client: part.labels.cpu().numpy() for client, part in self._train.items()}
         self._held = [samples(*train[client], held) for client, (_, held) in own.items()]
         starts = np.cumsum([0, *map(len, test_rows)])
         places = [np.arange(start, start + len(rows)) for start, rows in zip(starts, test_rows)]
@@ -145,6 +148,8 @@ class LoadedDatasets(LoadedClassification):
             )
         self.num_classes = int(link.allgather([self.num_classes]).max())
         check_labels(link, "data", self._sources, self.num_classes)
+        self._warn_of_rare_classes(link)
+        self._labels = None
 
     def write_split(self, folder):
         """Nothing to write: the program that made the Datasets knows."""
@@ -233,7 +238,11 @@ def _read(dataset, name, indices, draw=None, keeps=True):
     for index in indices.tolist():
         if draw is not None:
             seed_all(derive(draw, index), torch.device("cpu"))
-        item = dataset[index]
+        try:
+            item = dataset[index]
+        except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything
+            kind = f"{type(error).__name__}: "
+            raise UserError(f"{name}: item {index}: cannot be read: {kind}{short(error)}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"{name}: item {index} is a {type(item).__name__}: expected (input, label)")
         try:
@@ -242,6 +251,11 @@ def _read(dataset, name, indices, draw=None, keeps=True):
                 given = given.astype(given.dtype.newbyteorder("="))
             given = torch.as_tensor(given, device="cpu").to_dense()
             kinds.add(given.dtype == torch.uint8)
+            if len(kinds) > 1:
+                raise UserError(
+                    f"{name}: some inputs are bytes (uint8), others not: item {index} is {given.dtype}, unlike those "
+                    "before: expected one type"
+                )
             inputs.append(given.float() / 255 if given.dtype == torch.uint8 else given.float())
             label = torch.as_tensor(item[1])
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -251,11 +265,12 @@ def _read(dataset, name, indices, draw=None, keeps=True):
         if not inputs[-1].isfinite().all():
             raise UserError(f"{name}: item {index} has an input that is not finite: expected finite numbers")
         labels.append(int(label))
-        if not keeps and len(inputs) > 1 and inputs[0].shape == inputs[1].shape:
+        if inputs[-1].shape != inputs[0].shape:
+            odd, first = list(inputs[-1].shape), list(inputs[0].shape)
+            raise UserError(
+                f"{name}: item {index} has an input of shape {odd}, item {int(indices[0])} one of {first}: expected "
+                "inputs of one shape"
+            )
+        if not keeps and len(inputs) > 1:
             inputs.pop()
-    if len(kinds) > 1:
-        raise UserError(f"{name}: some inputs are bytes (uint8), others not: expected one type")
-    try:
-        return torch.stack(inputs), torch.tensor(labels), True in kinds
-    except RuntimeError as error:
-        raise UserError(f"{name}: expected inputs of one shape: {one_line(error)}") from None
+    return torch.stack(inputs), torch.tensor(labels), True in kinds

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import numbers
 import warnings
 
 import numpy as np
@@ -22,10 +23,14 @@ _NAMED = {name: "probabilities" for name in ("log_loss", "brier_score_loss", "d2
 _NAMED |= {"top_k_accuracy_score": "probabilities", "hinge_loss": "margins"}
 
 
+OUTPUTS = ("scores", "probabilities", "values")  # what a task may say of its model's outputs
+ANSWERS = (torch.nn.Sigmoid, torch.nn.Softmax)  # layers after which outputs are probabilities
+FAR_FROM_ONE = 1e-3  # of a sum of probabilities
+
 # Name -> scikit-learn's function, and its arguments for two classes and for more; None: only for two.
 _BY_NAME = {
     "f1": ("f1_score", {}, {"average": "macro"}),
-    "precision": ("precision_score", {"zero_division": 0}, {"average": "macro", "zero_division": 0}),
+    "precision": ("precision_score", {}, {"average": "macro"}),
     "sensitivity": ("recall_score", {}, {"average": "macro"}),
     "specificity": ("recall_score", {"pos_label": 0}, None),
     "balanced_accuracy": ("balanced_accuracy_score", {}, {}),
@@ -51,6 +56,8 @@ def by_name(text, num_classes, setting):
             known = ", ".join(NAMES)
             raise UserError(f"{setting} = {text}: unknown metric {name}{nearest(name, NAMES)}; known: {known}")
         function, of_two, of_more = _BY_NAME[name]
+        if num_classes < 2:
+            raise UserError(f"{setting} = {text}: the data have a single class: leave it out")
         settings = of_two if num_classes == 2 else of_more
         if settings is None:
             raise UserError(f"{setting} = {text}: {name} is of two classes, and the data have {num_classes}")
@@ -67,20 +74,40 @@ def or_nan(metric, *answers, **form):
     return math.nan if isinstance(value, list) else value
 
 
+def crossing(reason, kind, names):
+    """The line about the samples whose labels and outputs reach all ranks, for metrics that no sums of silos give.
+
+    Args:
+        reason: what asks for the metrics. kind: of the samples. names: of the metrics.
+    """
+    return (
+        f"{reason}: every rank receives the labels and the model's outputs of all clients' {kind} samples, to compute "
+        f"{', '.join(names)}; without such metrics no label leaves a client"
+    )
+
+
+def last_layer(module):
+    """The layer that a module has as its last one; it need not be the one that it calls last."""
+    return [part for part in module.modules() if not [*part.children()]][-1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Answers:
     """What a model answers, and what is right.
 
     Attributes:
         outputs: [n, classes, ...], or one output per target: [n, ...] or [n, 1, ...]. targets: [n, ...].
-        is_share: whether a single output is a probability, from 0 to 1, and not a logit, which may have any sign.
+        kind: what the outputs are, one of `OUTPUTS`: scores (logits, of which softmax or, of a single one, the sigmoid
+            makes probabilities), probabilities or values.
         is_last: whether outputs are [n, ..., classes] also if the shapes allow [n, classes, ...].
+        low: the smaller of two classes that are targets of one output: 0 or -1; -1 also if there is such a target.
     """
 
     outputs: torch.Tensor
     targets: torch.Tensor
-    is_share: bool = False
+    kind: str = "scores"
     is_last: bool = False
+    low: int = 0
 
     def __post_init__(self):
         outputs, targets = self.outputs, self.targets
@@ -126,26 +153,85 @@ class Answers:
         return self.outputs.argmax(1) if self.num_classes_of(self.outputs, self.targets) else self.outputs
 
     def classes(self):
-        """The class of each answer: a logit's sign decides between two, or whether a probability is above a half."""
-        if not self.is_binary:
+        """The class of each answer; of two with one output: whether a score is above 0, or a probability above ½.
+
+        Raises:
+            ValueError: if no class can be read from the outputs.
+        """
+        if self.num_classes_of(self.outputs, self.targets) or not self.outputs.is_floating_point():
             return self.values()
-        low = -1 if (self.targets < 0).any() else 0
-        return torch.where(self.outputs > (0.5 if self.is_share else 0), 1, low)
+        if not self.is_binary or self.kind == "values":
+            said = ' (outputs = "values")' if self.kind == "values" else ""
+            raise ValueError(f"no classes can be read from these outputs{said}: let predict return classes")
+        self.check_kind()
+        low = min(self.low, -1 if (self.targets < 0).any() else 0)
+        return torch.where(self.outputs > (0.5 if self.kind == "probabilities" else 0), 1, low)
 
     def probabilities(self):
-        """[n] of the second class, [n, classes] or, if each target has one output, in that shape; float64."""
+        """[n] of the second class, [n, classes] or, if each target has one output, in that shape; float64.
+
+        Raises:
+            ValueError: if the outputs are values.
+        """
         outputs = self.outputs.double()
+        if self.kind == "values":
+            raise ValueError('needs probabilities, and the task says outputs = "values"')
+        self.check_kind()
         if not self.num_classes_of(self.outputs, self.targets):
-            return outputs if self.is_share or not self.is_binary else outputs.sigmoid()
-        sums = outputs.sum(1)
-        are_shares = bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
-        shares = outputs / sums[:, None] if are_shares else outputs.softmax(1)
+            return outputs if self.kind == "probabilities" or not self.is_binary else outputs.sigmoid()
+        shares = outputs if self.kind == "probabilities" else outputs.softmax(1)
         return shares[:, 1] if shares.shape[1] == 2 else shares
 
     def scores(self):
         """Larger for the second of two classes; of more classes their probabilities."""
         two = self.num_classes_of(self.outputs, self.targets) == 2
         return self.margins() if two or self.is_binary else self.probabilities()
+
+    def check_kind(self):
+        """Check that outputs which are to be probabilities may be some.
+
+        Raises:
+            ValueError: if they are below 0 or above 1, or those of a sample do not add up to 1.
+        """
+        if self.kind != "probabilities" or self.may_be_probabilities():
+            return
+        outputs = self.outputs
+        found = f"from {outputs.min().item():.4g} to {outputs.max().item():.4g}"
+        found += ", or do not add up to 1" if self.num_classes_of(outputs, self.targets) else ""
+        raise ValueError(f'the task says outputs = "probabilities", and they are {found}: logits are "scores"')
+
+    def may_be_probabilities(self):
+        """Whether all outputs are from 0 to 1 and, of several classes, those of each sample add up to 1."""
+        outputs = self.outputs.double()
+        if self.num_classes_of(self.outputs, self.targets):
+            outputs = torch.cat([outputs, outputs.sum(1, keepdim=True)], dim=1)
+            add_up = (outputs[:, -1] >= 1 - FAR_FROM_ONE).all()
+            return bool(((outputs >= 0) & (outputs <= 1 + FAR_FROM_ONE)).all() and add_up)
+        return bool(((outputs >= 0) & (outputs <= 1)).all())
+
+    def may_be_either(self):
+        """Whether these outputs, of which the task says nothing, may be scores as well as probabilities.
+
+        Answers that are all 0 or 1 are the same classes in both readings.
+        """
+        if not self.outputs.is_floating_point() or not len(self.outputs) or not self.may_be_probabilities():
+            return False
+        are_classes = bool(((self.outputs == 0) | (self.outputs == 1)).all())
+        return not are_classes or bool(self.num_classes_of(self.outputs, self.targets))
+
+    def cases(self):
+        """[classes] numbers of targets of each class, or None if they are no classes.
+
+        Of several labels per sample: of the samples that have each.
+        """
+        targets = self.targets
+        if self.is_binary and targets.dim() == 2:
+            return (targets > 0).sum(0).tolist()
+        if targets.dim() != 1 or not self.num_classes or (self.kind == "values" and self.is_binary):
+            return None
+        if self.is_binary:
+            return [int((targets <= 0).sum()), int((targets > 0).sum())]
+        return torch.bincount(targets, minlength=self.num_classes).tolist() if (targets >= 0).all() else None
 
     def margins(self):
         """The outputs; of two classes the second one's output minus the first one's."""
@@ -194,21 +280,43 @@ class Metric:
             shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
             raise UserError(f"metric {self.name}: {type(error).__name__}: {short(error)} ({shapes})") from error
 
+    @property
+    def reading(self):
+        """What it compares with the targets: classes, probabilities, scores, margins or values; None: just outputs."""
+        return "probabilities" if self._is_of_classes_in_torchmetrics else self._kind
+
+    def depends_on_kind(self, answers):
+        """Whether it is another number if outputs are probabilities than if they are scores; see `Answers`."""
+        number = Answers.num_classes_of(answers.outputs, answers.targets)
+        if number:
+            return self.reading == "probabilities" or (self.reading == "scores" and number > 2)
+        return answers.is_binary and self.reading in ("classes", "probabilities")
+
+    @property
+    def _is_of_classes_in_torchmetrics(self):
+        path = getattr(self._function, "__module__", None) or ""
+        return not self._is_own and path.startswith("torchmetrics.") and ".classification" in path
+
     def _of_torchmetrics(self, answers):
+        outputs = answers.outputs
+        if self._is_of_classes_in_torchmetrics and answers.is_binary and answers.kind == "scores":
+            outputs = answers.probabilities()  # torchmetrics would take logits from 0 to 1 for probabilities
         if inspect.isclass(self._function):
-            return self._function(**self._settings)(answers.outputs, answers.targets)
-        return self._function(answers.outputs, answers.targets, **self._settings)
+            return self._function(**self._settings)(outputs, answers.targets)
+        return self._function(outputs, answers.targets, **self._settings)
 
     def _of_sklearn(self, answers):
-        is_plain = answers.values() is answers.outputs  # there are no scores of classes
-        if self._kind == "classes" and is_plain and answers.outputs.is_floating_point() and not answers.is_binary:
-            raise ValueError("no classes can be read from these outputs: let predict return classes")
         if self._kind not in ("classes", "values") and not answers.outputs.is_floating_point():
             raise ValueError("needs scores, not classes: let predict return the model's outputs")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes that some samples lack
             found = getattr(answers, self._kind)().numpy()
-            return self._function(answers.targets.numpy(), found, **self._labels(answers), **self._settings)
+            settings = {**self._labels(answers), **self._settings}
+            parameters = inspect.signature(self._function).parameters
+            if "average" in parameters and not {"labels", "zero_division"} & {*self._settings}:
+                average = self._settings.get("average", parameters["average"].default)
+                return _of_present(self._function, answers.targets.numpy(), found, average, settings)
+            return self._function(answers.targets.numpy(), found, **settings)
 
     def _labels(self, answers):
         """The classes as an argument, for functions that could not know those that the data lack."""
@@ -219,14 +327,74 @@ class Metric:
         return {"labels": np.arange(answers.num_classes)} if needs and takes and is_plain else {}
 
 
+def _of_present(function, targets, found, average, settings):
+    """A metric of scikit-learn of the classes that have cases among the targets; the others are left out of its mean.
+
+    Args:
+        function: with the argument `average`. targets: [n] classes, or [n, labels] of 0 and 1.
+        found: what is compared with them. average, settings: see scikit-learn.
+
+    Returns:
+        what the function returns, with nan for a class without cases; nan if none of the measured classes has any.
+    """
+    are_scores, name = found.dtype.kind == "f", function.__name__
+    if average not in ("binary", "macro", "weighted", None):
+        return function(targets, found, **settings)
+    if targets.ndim < found.ndim and (name == "average_precision_score" or settings.get("multi_class") == "ovr"):
+        targets = (targets[:, None] == np.arange(found.shape[1])).astype(int)  # each class against the others
+        settings = {key: value for key, value in settings.items() if key not in ("labels", "multi_class")}
+    if targets.ndim < found.ndim:
+        return function(targets, found, **settings)
+    if targets.ndim == 1 and (average == "binary" or are_scores):  # one of two classes is measured
+        are_two = are_scores or len(np.union1d(targets, found)) <= 2
+        has_none = are_two and not (targets == settings.get("pos_label", 1)).any()
+        return math.nan if has_none else function(targets, found, **settings)
+    if targets.ndim == 1:
+        every = settings.get("labels", np.union1d(targets, found))
+        has_cases = np.isin(every, targets)
+    else:
+        every = np.arange(targets.shape[1])
+        has_cases = (targets > 0).any(0)
+        has_cases &= (targets <= 0).any(0) | (name != "roc_auc_score")
+    values = np.full(len(every), math.nan)  # of each class
+    if not has_cases.any():
+        return values if average is None else math.nan
+    of_present = _of_classes(function, targets, found, every[has_cases], settings)
+    if average is not None:
+        return of_present
+    values[has_cases] = of_present
+    return values
+
+
+def _of_classes(function, targets, found, classes, settings):
+    """The metric of some classes only, as if there were no others; see `_of_present`."""
+    if found.dtype.kind != "f":
+        return function(targets, found, **{**settings, "labels": classes})
+    columns = classes[0] if len(classes) == 1 else classes
+    return function(targets[:, columns], found[:, columns], **settings)
+
+
 def _read(value):
     """A number, or nested lists of numbers, of what a metric's function returned."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-    array = np.empty(0) if isinstance(value, str | dict) else np.asarray(value, dtype=float)
+        value = value.double() if value.is_floating_point() else value
+    array = np.asarray(float(value) if isinstance(value, numbers.Real) else value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"returned {_in_words(value)}: expected a number, or a vector or matrix of numbers")
     if array.size == 1:
         return float(array.reshape(()))
     if array.ndim not in (1, 2) or not 0 < array.size <= LARGEST_TABLE:
-        found = f"a {type(value).__name__} of shape {list(getattr(value, 'shape', ()))}"
-        raise TypeError(f"returned {found}: expected a number, or a vector or matrix of at most {LARGEST_TABLE}")
-    return array.tolist()
+        raise TypeError(
+            f"returned {_in_words(value)}: expected a number, or a vector or matrix of at most {LARGEST_TABLE}"
+        )
+    return array.astype(float).tolist()
+
+
+def _in_words(value):
+    """A value that is no number, for a message."""
+    if isinstance(value, str | complex | type(None)):
+        return short(repr(value), 50)
+    dtype = f"{value.dtype} " if hasattr(value, "dtype") else ""
+    shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
+    return f"a {dtype}{type(value).__name__}{shape}"

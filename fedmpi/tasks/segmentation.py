@@ -1,6 +1,7 @@
 """Segmentation: the class of each pixel of an image."""
 
 import dataclasses
+import math
 
 import h5py
 import numpy as np
@@ -24,11 +25,11 @@ def _accuracy(outputs, targets):
 
 def _dice(outputs, targets):
     found = []
-    for number in range(1, 1 + int(max(outputs.max(), targets.max()))):
+    for number in range(1, 1 + int(targets.max())):
         predicted, truth = outputs == number, targets == number
-        if total := int(predicted.sum() + truth.sum()):
-            found.append(2 * int((predicted & truth).sum()) / total)
-    return sum(found) / len(found) if found else 1.0
+        if truth.any():
+            found.append(2 * int((predicted & truth).sum()) / int(predicted.sum() + truth.sum()))
+    return sum(found) / len(found) if found else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Segmentation(Task):
     """Train a network that gives each pixel scores of classes, [n, classes, height, width], with cross entropy.
 
     The data are those of `data prepare --masks`; clients get random shares of one file, or have a file each. Metrics:
-    accuracy (share of right pixels) and dice, the mean of the Dice coefficients of all classes but the first.
+    accuracy (share of right pixels) and dice, the mean of the Dice coefficients of all classes but the first that some
+    test pixel has (nan if none has any).
     """
 
     data: str = setting(
@@ -44,6 +46,7 @@ class Segmentation(Task):
     )
 
     goal = ("dice", 1)
+    outputs = "scores"
     metrics = {"accuracy": _accuracy, "dice": _dice}
 
     def loss(self, model, batch):
@@ -120,6 +123,7 @@ class LoadedSegmentation(LoadedOwnTask):
             write_partition(folder / PARTITION, self._rows_of, self.data)
 
     def synchronise(self, link):
+        super().synchronise(link)
         mean, std = pool_normalisation(link, self.data, self._sources)
         for pixels in self._sets:
             pixels.normalisation = (mean, std)

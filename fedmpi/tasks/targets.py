@@ -90,6 +90,7 @@ class _Regression(_Targets):
         "r2": "sklearn.metrics.r2_score",
         "mean_absolute_error": "sklearn.metrics.mean_absolute_error",
     }
+    outputs: ClassVar[str] = "values"
     allowed = "a finite number, or a vector of them"
 
     criterion: str = setting("squared", "the loss: mean difference, huber with delta = 1", among=LOSSES, role="problem")
@@ -107,9 +108,10 @@ class _Multilabel(_Targets):
 
     name = "multilabel"
     metrics: ClassVar[dict[str, Any]] = {
-        "f1": ("sklearn.metrics.f1_score", {"average": "macro", "zero_division": 0}),
+        "f1": ("sklearn.metrics.f1_score", {"average": "macro"}),
         "exact_matches": "sklearn.metrics.accuracy_score",
     }
+    outputs: ClassVar[str] = "scores"
     allowed = "a vector of zeros and ones"
 
     def measure(self, outputs, targets):

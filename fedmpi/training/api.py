@@ -139,7 +139,7 @@ def run(settings: dict[str, typing.Any]) -> Run:
         raise
     except BaseException as error:
         if link.size > 1:  # the other ranks wait for this one
-            end_at_once(link, error, wants_traceback=True)
+            end_at_once(link, error, wants_traceback=not isinstance(error, UserError))
         raise
     finally:
         close_link(link)

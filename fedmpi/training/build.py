@@ -28,7 +28,7 @@ from fedmpi.membership.opening import check_alone
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import read_initial
-from fedmpi.tasks.base import LoadedTask, RankContext
+from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.text import Log
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, try_metrics, try_training
@@ -209,6 +209,8 @@ def _plan(run, link, context, task, samplers):
     batches = link.allgatherv([samplers[client].batches_per_pass for client in context.clients])
     if run.local_epochs is not None:
         steps = np.maximum(1, np.round(run.local_epochs * batches)).astype(int).tolist()
+        if link.rank == 0 and task.dealer is None and max(steps) > UNEQUAL * min(steps):
+            log.warning(_about_unequal_steps(run, steps))
     else:
         steps = [run.local_steps] * context.num_clients
     num_rounds = run.rounds
@@ -226,6 +228,16 @@ def _plan(run, link, context, task, samplers):
         dealt_steps=_dealt_steps(run, task.dealer, next(iter(samplers.values()))),
     )
     return plan, num_rounds, num_batches
+
+
+def _about_unequal_steps(run, steps):
+    """The line about clients that move the average further than others, because they make more local steps."""
+    weights = "equal weights" if run.weighting == "uniform" else "weights by samples"
+    return (
+        f"local_epochs = {run.local_epochs:g}: clients make {min(steps)} to {max(steps)} local steps a round, so that "
+        f"where the rounds end is not the minimum of the mean loss with {weights}: who makes more steps counts more; "
+        "--local-steps gives all the same number"
+    )
 
 
 def _dealt_steps(run, dealer, sampler):

@@ -78,7 +78,8 @@ class Evaluation:
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step_size")
         clients = {name: by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
-        return Metrics({name: float(value) for name, value in metrics.items()}, clients, getattr(metrics, "tables", ()))
+        further = (getattr(metrics, part, ()) for part in ("tables", "cases"))
+        return Metrics({name: float(value) for name, value in metrics.items()}, clients, *further)
 
 
 def pool_first(module):

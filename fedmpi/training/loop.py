@@ -12,7 +12,7 @@ import torch
 
 from fedmpi.checkpoints.files import Damaged, checkpoint_folder, read_manifest
 from fedmpi.checkpoints.writer import Checkpoints
-from fedmpi.comm.agreement import agree, share
+from fedmpi.comm.agreement import agree, allgather_lines, share
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.membership.replicas import check_replicas, check_result
@@ -205,11 +205,13 @@ def _run(job, recorder, records, checkpoints, callbacks, began, signals):
     try:
         _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals)
         return _finish(job, records, checkpoints, progress, rule, evaluation)
-    except Diverged as error:
+    except Diverged as met:
+        samples = allgather_lines(link, filter(None, [job.task.why_not_finite()]))
+        error = Diverged("; ".join([str(met), *samples[:1]]))
         checkpoints.finish()
         recorder = records.recorder()
         if recorder is None:
-            raise
+            raise error from None
         recorder.diverged(str(error))
         notes = [f"{save_selected(job, recorder)} is the best model so far"] if job.federation.selected else []
         notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []

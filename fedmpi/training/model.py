@@ -180,10 +180,9 @@ def try_training(config, flat, task, samplers):
     flat.check()
     loss = losses[0]
     if not loss.isfinite().all():
+        advice = task.why_not_finite() or "check the values of the data and the model's initial parameters"
         raise _wrong(
-            module,
-            f"the loss of client {client}'s first minibatch is {loss.item()} before any training: check the "
-            "values of the data and the model's initial parameters",
+            module, f"the loss of client {client}'s first minibatch is {loss.item()} before any training: {advice}"
         )
     return _about_unused(flat.unused)
 

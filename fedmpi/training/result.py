@@ -15,12 +15,13 @@ from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.runs.model_files import complete, load_values, read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import is_beside, less_is_better
 from fedmpi.streams import generator
-from fedmpi.text import Log, format_bytes, spread_in_words, table
+from fedmpi.text import Log, format_bytes, short, spread_in_words, table
 from fedmpi.training.early_stopping import selection_goal
 from fedmpi.training.model import describe_model, model_class
 
 log = Log(__name__)
 
+MOST_MISSING = 5  # classes of a client, and clients, in the line about classes without test cases
 MOST_CELLS = 12  # of a row of a matrix, in the closing table
 
 
@@ -231,7 +232,8 @@ def closing_table(job, record, metrics, result, facts):
 def metric_lines(job, metrics):
     """[(name, text)] of all `Metrics`: numbers, spreads over clients, vectors and matrices, and how means are taken."""
     numbers = [(name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()]
-    return [*numbers, *_client_lines(job, metrics), *_table_lines(metrics), *_averages(job, metrics)]
+    lines = [*numbers, *_client_lines(job, metrics), *_table_lines(metrics), *_averages(job, metrics)]
+    return [*lines, *_missing_lines(job, metrics)]
 
 
 def facts_of_sums(federation):
@@ -247,6 +249,20 @@ def _client_lines(job, metrics):
         if name != "train_loss" and len(values) > 1:
             text = spread_in_words(values, names, less_is_better(name))
             yield f"{name.replace('_', ' ')} of clients", text
+
+
+def _missing_lines(job, metrics):
+    """(name, text) of clients whose tests lack a class: their values are means over the others."""
+    cases = getattr(metrics, "cases", {})
+    names, lacking = job.task.client_names or (), []
+    for client, counts in enumerate(cases.get("values", ())):
+        missing = [short(name, 30) for name, count in zip(cases["classes"], counts) if not count]
+        if missing and any(counts):
+            who = f"client {client}" + (f", {names[client]}" if names and names[client] else "")
+            more = [f"{len(missing) - MOST_MISSING} more"] if len(missing) > MOST_MISSING else []
+            lacking.append(f"{who}: {', '.join([*missing[:MOST_MISSING], *more])}")
+    more = [f"{len(lacking) - MOST_MISSING} more clients"] if len(lacking) > MOST_MISSING else []
+    return [("no test cases", "; ".join([*lacking[:MOST_MISSING], *more]))] if lacking else []
 
 
 def _averages(job, metrics):

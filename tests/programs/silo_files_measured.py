@@ -77,7 +77,10 @@ def right(models, data, weights):
     pooled["balanced_accuracy"] = sk.balanced_accuracy_score(all_labels, chosen)
     pooled["kappa"] = sk.cohen_kappa_score(all_labels, chosen)
     pooled["auroc"] = sk.roc_auc_score(all_labels, shares, multi_class="ovr", labels=[0, 1, 2])
-    f1 = [sk.f1_score(y, found.argmax(1), average="macro") if len(y) else math.nan for found, y in answers]
+    f1 = [
+        sk.f1_score(y, found.argmax(1), average="macro", labels=np.unique(y)) if len(y) else math.nan
+        for found, y in answers
+    ]  # a class without test cases does not count
     table = sk.confusion_matrix(all_labels, chosen, labels=[0, 1, 2])
     return pooled, {"test_loss": losses, "accuracy": accuracies, "f1": f1}, table
 

@@ -1,5 +1,6 @@
 """Metrics by scikit-learn are those of its own functions on the model's scores, for all usual shapes of outputs."""
 
+import fractions
 import functools
 import json
 import re
@@ -31,7 +32,7 @@ def softmax(x):
 
 
 def measure(name, outputs, targets, **settings):
-    form = {key: settings.pop(key) for key in ("is_share", "is_last") if key in settings}
+    form = {key: settings.pop(key) for key in ("kind", "is_last", "low") if key in settings}
     return Metric(name, (f"sklearn.metrics.{name}", settings))(torch.tensor(outputs), torch.tensor(targets), **form)
 
 
@@ -45,7 +46,7 @@ def test_two_classes(shape):
     if shape == "float targets":
         targets = targets.astype(float)
     if shape == "probabilities":
-        outputs, settings = sigmoid(outputs), {"is_share": True}
+        outputs, settings = sigmoid(outputs), {"kind": "probabilities"}
     if shape == "two columns":
         outputs = np.stack([0.3 - LOGITS, np.full(60, 0.3)], axis=1)
     shares, classes = sigmoid(LOGITS), LOGITS > 0
@@ -60,21 +61,24 @@ def test_two_classes(shape):
         assert measure(name, outputs, targets, **settings) == pytest.approx(right, abs=1e-9), name
 
 
-@pytest.mark.parametrize("outputs", [SCORES, softmax(SCORES), np.log(softmax(SCORES))])
-def test_three_classes(outputs):
+@pytest.mark.parametrize(
+    ("outputs", "kind"),
+    [(SCORES, "scores"), (softmax(SCORES), "probabilities"), (np.log(softmax(SCORES)), "scores")],
+)
+def test_three_classes(outputs, kind):
     shares = softmax(SCORES)
-    assert measure("accuracy_score", outputs, THREE) == sk.accuracy_score(THREE, SCORES.argmax(1))
-    assert measure("log_loss", outputs, THREE) == pytest.approx(sk.log_loss(THREE, shares))
+    assert measure("accuracy_score", outputs, THREE, kind=kind) == sk.accuracy_score(THREE, SCORES.argmax(1))
+    assert measure("log_loss", outputs, THREE, kind=kind) == pytest.approx(sk.log_loss(THREE, shares))
     right = sk.roc_auc_score(THREE, shares, multi_class="ovr")
-    assert measure("roc_auc_score", outputs, THREE, multi_class="ovr") == pytest.approx(right)
+    assert measure("roc_auc_score", outputs, THREE, kind=kind, multi_class="ovr") == pytest.approx(right)
     right = sk.top_k_accuracy_score(THREE, shares, k=2)
-    assert measure("top_k_accuracy_score", outputs, THREE, k=2) == pytest.approx(right)
+    assert measure("top_k_accuracy_score", outputs, THREE, kind=kind, k=2) == pytest.approx(right)
     # Samples that lack a class: the others would not say which columns are which.
     first = THREE < 2
     right = sk.log_loss(THREE[first], shares[first], labels=[0, 1, 2])
-    assert measure("log_loss", outputs[first], THREE[first]) == pytest.approx(right)
-    assert np.shape(measure("confusion_matrix", outputs[first], THREE[first])) == (3, 3)
-    assert len(measure("recall_score", outputs[first], THREE[first], average=None)) == 3
+    assert measure("log_loss", outputs[first], THREE[first], kind=kind) == pytest.approx(right)
+    assert np.shape(measure("confusion_matrix", outputs[first], THREE[first], kind=kind)) == (3, 3)
+    assert len(measure("recall_score", outputs[first], THREE[first], kind=kind, average=None)) == 3
 
 
 def test_several_labels_values_and_pixels():
@@ -124,20 +128,160 @@ def task_of(make_outputs, **members):
     return fedmpi.Task.of("Binary", **members)
 
 
-@pytest.mark.parametrize("is_share", [False, True])
-def test_probabilities_are_known_from_logits(tmp_path, is_share):
-    """Also where the untrained model's outputs are the same: a head of zeros, and a sigmoid of one."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid() if is_share else torch.nn.Identity())
-    torch.nn.init.zeros_(model[0].weight), torch.nn.init.constant_(model[0].bias, 0.4)
+@pytest.mark.parametrize("kind", ["scores", "probabilities"])
+def test_what_outputs_are_is_what_the_task_says(tmp_path, kind):
+    """Also of logits that stay from 0 to 1 whatever the parameters are."""
+    last = torch.nn.Sigmoid()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), last)
     metrics = {"accuracy": "sklearn.metrics.accuracy_score", "score": "sklearn.metrics.brier_score_loss"}
-    task = task_of(lambda out: torch.logit(out.squeeze(1), 1e-6) if is_share else out.squeeze(1), metrics=metrics)
+    task = task_of(lambda out: out.squeeze(1), metrics=metrics, outputs=kind)
     run = fedmpi.train(task=task, model=model, clients=2, rounds=3, out=tmp_path, algorithm="fedavg", threads=1)
     data = task.test()
     with torch.no_grad():
         outputs = run.model(data.tensors[0]).squeeze(1)
-    shares = (outputs if is_share else outputs.sigmoid()).numpy()
+    shares = (outputs.double().sigmoid() if kind == "scores" else outputs).numpy()
     assert run.final["accuracy"] == pytest.approx(sk.accuracy_score(TWO, shares > 0.5))
     assert run.final["score"] == pytest.approx(sk.brier_score_loss(TWO, shares), abs=1e-6)
+    assert json.loads((run.folder / "model.json").read_text())["outputs_are"] == kind
+
+
+ACCURACY, LOGLOSS = ({"of": f"sklearn.metrics.{name}"} for name in ("accuracy_score", "log_loss"))
+TORCH = {"of": ("torchmetrics.classification.BinaryAccuracy", {})}
+
+
+def head(columns, *layers, bias=0.4):
+    """A model whose outputs before its last layers are `bias`."""
+    linear = torch.nn.Linear(2, columns)
+    torch.nn.init.zeros_(linear.weight), torch.nn.init.constant_(linear.bias, bias)
+    return torch.nn.Sequential(linear, *layers)
+
+
+@pytest.mark.parametrize(
+    ("given", "metrics", "model", "message"),
+    [
+        (None, ACCURACY, head(1), "outputs are from 0 to 1: say in the task Binary what they are: outputs = "),
+        (None, TORCH, head(1), "outputs are from 0 to 1: say"),
+        (None, LOGLOSS, head(2, torch.nn.Softmax(1)), "the model ends with Softmax: say"),
+        (None, ACCURACY, head(1, torch.nn.Sigmoid(), bias=1e9), "the model ends with Sigmoid: say"),
+        ("probabilities", ACCURACY, head(1, bias=-1.0), 'says outputs = "probabilities", and they are from -1 to -1'),
+        ("probabilities", LOGLOSS, head(2), "do not add up to 1"),
+        ("values", ACCURACY, head(1), 'outputs = "values".: let predict return classes'),
+        ("values", LOGLOSS, head(1), "needs probabilities"),
+        ("logits", ACCURACY, head(1), "outputs = 'logits': expected 'scores', 'probabilities', 'values', or None"),
+    ],
+)  # fmt: skip
+def test_what_outputs_are_is_not_guessed(tmp_path, given, metrics, model, message):
+    def loss(model, batch):
+        return (model(batch[0])[:, 0] - batch[1]).square().mean()
+
+    task = task_of(None, metrics=metrics, outputs=given, loss=loss)
+    with pytest.raises(UserError, match=message) as met:
+        fedmpi.train(task=task, model=model, clients=2, rounds=3, out=tmp_path, algorithm="fedavg", threads=1)
+    assert "\n" not in str(met.value) and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("metrics", "model"), [(ACCURACY, head(1, bias=0)), (ACCURACY, head(2)), (LOGLOSS, head(2))])
+def test_undeclared_scores_are_scores(tmp_path, metrics, model):
+    """A head of zeros, and two columns, are no probabilities."""
+    columns = model[0].out_features
+
+    def loss(model, batch):
+        outputs = model(batch[0])
+        outputs = outputs if columns == 2 else torch.cat([torch.zeros_like(outputs), outputs], 1)
+        return torch.nn.functional.cross_entropy(outputs, batch[1])
+
+    task = task_of(None, metrics=metrics, loss=loss)
+    run = fedmpi.train(task=task, model=model, clients=2, rounds=3, out=tmp_path, algorithm="fedavg", threads=1)
+    with torch.no_grad():
+        outputs = run.model(task.test().tensors[0]).double().numpy()
+    shares = softmax(outputs if columns == 2 else np.concatenate([0 * outputs, outputs], 1))[:, 1]
+    right = sk.accuracy_score(TWO, shares > 0.5) if metrics is ACCURACY else sk.log_loss(TWO, shares)
+    assert run.final["of"] == pytest.approx(right, abs=1e-6)
+
+
+def test_torchmetrics_get_probabilities_of_logits():
+    """It would take logits for probabilities if none of them is outside 0 to 1."""
+    logits, targets = torch.tensor([0.2, 0.4, 0.9, 0.3]), torch.tensor([0, 1, 1, 0])
+    assert Metric("own", ("torchmetrics.classification.BinaryAccuracy", {}))(logits, targets) == 0.5
+    assert Metric("own", ("torchmetrics.MeanSquaredError", {}))(logits, targets.float()) == pytest.approx(0.125)
+
+
+MACRO = [
+    ("f1_score", {"average": "macro"}),
+    ("recall_score", {"average": "macro"}),
+    ("precision_score", {"average": "macro"}),
+    ("jaccard_score", {"average": "macro"}),
+    ("balanced_accuracy_score", {}),
+]
+
+
+@pytest.mark.parametrize("number", [3, 2, 1])
+def test_classes_without_cases_are_left_out_of_every_mean(number):
+    """Though they are predicted; with cases of all classes it is scikit-learn's number."""
+    chosen = number > THREE
+    outputs, targets = SCORES[chosen], THREE[chosen]
+    shares, classes, present = softmax(outputs), outputs.argmax(1), np.arange(number)
+    assert {*classes} == {0, 1, 2}
+    for name, settings in MACRO:
+        of_present = {**settings, "labels": present} if settings else {}
+        right = getattr(sk, name)(targets, classes, **of_present)
+        assert measure(name, outputs, targets, **settings) == pytest.approx(right), name
+    areas = [sk.roc_auc_score(targets == k, shares[:, k]) for k in present]
+    found = measure("roc_auc_score", outputs, targets, multi_class="ovr")
+    assert found == pytest.approx(np.mean(areas), nan_ok=True)
+    areas = [sk.average_precision_score(targets == k, shares[:, k]) for k in present]
+    assert measure("average_precision_score", outputs, targets) == pytest.approx(np.mean(areas))
+    of_each = measure("recall_score", outputs, targets, average=None)
+    right = [np.mean(classes[targets == k] == k) for k in present]
+    assert of_each == pytest.approx([*right, *[np.nan] * (3 - number)], nan_ok=True)
+
+
+def test_by_hand_a_class_that_is_predicted_but_has_no_cases():
+    """Two cases of class 0, one of them called 2, and one of class 1: recalls of 1/2 and 1."""
+    outputs = np.eye(3)[[0, 2, 1]]
+    assert measure("recall_score", outputs, np.array([0, 0, 1]), average="macro") == pytest.approx(0.75)
+    assert measure("f1_score", outputs, np.array([0, 0, 1]), average="macro") == pytest.approx((2 / 3 + 1) / 2)
+    own_choice = measure("f1_score", outputs, np.array([0, 0, 1]), average="macro", zero_division=0)
+    assert own_choice == pytest.approx((2 / 3 + 1 + 0) / 3)  # as scikit-learn does it
+
+
+@pytest.mark.parametrize("name", ["f1_score", "recall_score", "precision_score", "average_precision_score"])
+def test_of_two_classes_the_measured_one_needs_cases(name):
+    assert np.isnan(measure(name, LOGITS, 0 * TWO)) and np.isfinite(measure(name, LOGITS, TWO))
+
+
+def test_labels_without_cases_are_left_out():
+    some = MANY * [1, 0, 1, 1]
+    for name, settings, found in (("f1_score", {"average": "macro"}, OF_MANY > 0), ("roc_auc_score", {}, OF_MANY)):
+        right = getattr(sk, name)(some[:, [0, 2, 3]], found[:, [0, 2, 3]], **settings)
+        assert measure(name, OF_MANY, some, **settings) == pytest.approx(right)
+
+
+NOT_NUMBERS = [None, "0.5", 1j, torch.tensor(1 + 2j), np.array([1j]), ["0.5"], [None, 1.0], {"a": 1.0}, {0.5}, object()]
+
+
+@pytest.mark.parametrize("value", [*NOT_NUMBERS, np.ones((2, 2, 2)), np.ones(20_000), np.empty(0)])
+def test_what_is_no_number_is_one_line_with_the_metrics_name(value):
+    with pytest.raises(UserError, match="metric mine: TypeError: returned .*: expected a number") as met:
+        Metric("mine", lambda outputs, targets: value)(torch.ones(3), torch.ones(3))
+    assert "\n" not in str(met.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "right"),
+    [
+        (np.float32(0.5), 0.5),
+        (torch.tensor([0.5], requires_grad=True), 0.5),
+        (torch.tensor(2, dtype=torch.uint8), 2),
+        (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
+        (fractions.Fraction(1, 2), 0.5),
+        (True, 1),
+        (torch.eye(2, requires_grad=True), [[1, 0], [0, 1]]),
+        ([0.5, 0.25], [0.5, 0.25]),
+    ],
+)
+def test_all_that_is_a_number_counts(value, right):
+    assert Metric("mine", lambda outputs, targets: value)(torch.ones(3), torch.ones(3)) == right
 
 
 def test_vectors_and_matrices_are_recorded_shown_and_drawn(tmp_path, capfd):
