@@ -16,7 +16,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.base import Oracle
-from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.oracles.flat_module import FlatModule, alone
 from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.own_loop.recording import Recording, chosen_recording
@@ -241,7 +241,7 @@ class OptimizerState(Oracle):
                 found += 1
                 if value.data_ptr() != view.data_ptr():
                     view.copy_(value)
-                    state[name] = view
+                    state[name] = alone(view)
             if not found:
                 known = sorted({key for optimizer in self._optimizers for s in optimizer.state.values() for key in s})
                 raise UserError(
