@@ -111,8 +111,9 @@ def average(
 
     choices = Choices(buffers, private, participation, seed, sending, recording is not None)
     averaged = Averaged(module, algorithm, make_oracle, link, flat, every, weight, choices)
+    kept = {"buffers": buffers, "private": private or None}
     objects = {f"optimizer {number}": torch_optimizer for number, torch_optimizer in enumerate(optimizers)}
-    averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments})
+    averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments, **kept})
     return averaged
 
 
@@ -284,6 +285,8 @@ class OptimizerState(Oracle):
 
 class Averaged(OwnLoop):
     """What `fedmpi.average` returns; see `OwnLoop` for `batches`, `finish`, `accounts`, `state_dict`."""
+
+    has_optimizers = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -24,6 +24,7 @@ from fedmpi.membership.equality import check_same_model, describe_values
 from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
 from fedmpi.own_loop.checks import as_text, compared_values, private_names
+from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
 from fedmpi.registry import command_name, plain
 from fedmpi.text import Log
@@ -63,9 +64,12 @@ class OwnLoop:
     Attributes:
         rank, size: number of this rank, and how many there are.
         federation: the `Federation`.
+        has_optimizers: whether torch's optimizers make the steps.
         averaged: whether the last step ended with an average: all ranks have the same model then.
         round_loss: mean loss of the last round over all clients; nan if unknown.
     """
+
+    has_optimizers = False
 
     def __init__(
         self,
@@ -164,15 +168,8 @@ class OwnLoop:
         self._announce(PAUSED)
         length = agree(self._link, lambda: _length(loader))
         number = int(self._link.allgather([length]).max())
-        while number > 0:
-            left = number
-            for batch in loader:
-                yield batch
-                number -= 1
-                if number == 0:
-                    return
-            if left - number < length:
-                raise UserError(f"batches: the loader gave {left - number} batches in a pass: its length is {length}")
+        passes = self._recorded.passes if self._recorded else Passes()
+        yield from passes.batches(loader, length, number)
 
     def any(self, flag: object) -> bool:
         """Whether `flag` is true on any rank; the same on all, so that loops can end together."""
@@ -381,6 +378,8 @@ class OwnLoop:
     def _advance(self, ends: bool = False) -> None:
         """Make the next local step, and what follows it up to the step after it; or end the round before it."""
         self._check_open()
+        if self._recorded and self._recorded.is_pending:
+            self._recorded.write_pending()
         federation, client = self.federation, self._client
         if not self._in_round:
             self._begin_round(0)
