@@ -175,3 +175,36 @@ def test_generators_of_the_process_go_on_where_they_were(tmp_path):
     assert drawn() != first
     objects.restore(read_state(path, *size))
     assert drawn() == first
+
+
+def resumed(*words):
+    return start(2, PROGRAMS / "resumed_loop.py", *words, timeout=120)
+
+
+def test_a_late_schedule_and_a_pass_go_on_with_the_same_bits(tmp_path):
+    def end(ended):
+        assert ended.returncode == 0, ended.stderr
+        return [line for line in ended.stdout.splitlines() if line.startswith("ended")]
+
+    whole = end(resumed(tmp_path / "whole", "batches"))
+    assert whole[0].startswith("ended: 24 24 "), whole
+    for signal_name, code in {"SIGTERM": 75, "SIGKILL": None}.items():
+        folder = tmp_path / signal_name
+        stopped = resumed(folder, "batches", signal_name, 13)
+        assert stopped.returncode == code if code else stopped.returncode, stopped.stderr
+        again = resumed(folder, "batches")
+        assert end(again) == whole and "continuing" in again.stdout
+    # At its end: the checkpoint of the last round has the schedule's last step.
+    assert end(resumed(tmp_path / "whole", "batches"))[0].split()[1:3] == ["24", "24"]
+
+
+def test_what_a_resumed_loop_cannot_do_is_said(tmp_path):
+    assert resumed(tmp_path, "batches", "SIGTERM", 13).returncode == 75
+    other = resumed(tmp_path, "other")
+    assert other.returncode == 0, other.stderr
+    assert "lr is 0.2 in the program, 0.05 when the run began, and 0.03" in other.stderr, other.stderr
+
+
+def test_a_loader_whose_place_is_unknown_is_named(tmp_path):
+    ended = resumed(tmp_path, "plain", "SIGTERM", 2)
+    assert "this loop reads a DataLoader by itself (3 batches of a pass" in ended.stderr, ended.stderr
