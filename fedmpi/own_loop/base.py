@@ -107,6 +107,7 @@ class OwnLoop:
         flat.point_at(self._current(), self._client.buffers)
         # Of the current round: whether it has begun, its local steps so far, the other exchanges, the losses of all.
         self._in_round, self._done = False, 0
+        self._made = 0  # steps of this rank since the beginning or the state that it has loaded
         self._works = True  # whether this rank takes part in it
         self._later: list[Any] = []
         self._losses: list[Any] = []
@@ -233,6 +234,10 @@ class OwnLoop:
         if self._recorded:
             self._recorded.finish()
         self._accounts = self.accounts()
+        made = self._link.allgather([self._made])[:, 0].astype(int).tolist()
+        if len(set(made)) > 1 and self._link.rank == 0:
+            steps = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(made[:8]))
+            log.warning(f"the ranks made different numbers of steps ({steps}): the last average has some with fewer")
         flat, own, x = self._flat, self._own_names, self._current()
         flat.point_at(x.clone(), self._client.buffers.clone())
         for parameter in flat.parameters:
@@ -389,6 +394,7 @@ class OwnLoop:
             if self._works:
                 federation.local_step(client, self._done)
             self._done += 1
+            self._made += 1
         self.averaged = False
         if self._done == client.num_steps:
             if self._works:
