@@ -5,7 +5,8 @@
     checkpoints/000120/client-0003.safetensors  the own state of one client, written by the rank that holds it
 
 The manifest is written last and gets its name in one step: with it a checkpoint is complete. A state file contains the
-tensors of a state under their names, and its numbers as text; earlier versions wrote HDF5 (format 1).
+tensors of a state under their names, and its numbers as text; those of a type that safetensors lacks are bytes there.
+Earlier versions wrote HDF5 (format 1).
 """
 
 import concurrent.futures
@@ -89,11 +90,16 @@ def write_state(path, state):
         OSError: if the disk is full (before anything is written, if the file system can reserve room) or fails.
     """
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    header, size = {"__metadata__": {"numbers": json.dumps({k: state[k] for k in state if k not in tensors})}}, 0
+    others = {n: [_name(t.dtype), list(t.shape)] for n, t in tensors.items() if t.dtype not in DTYPES}
+    metadata = {"numbers": json.dumps({k: state[k] for k in state if k not in tensors})}
+    metadata |= {"bits": json.dumps(others)} if others else {}
+    header, size = {"__metadata__": metadata}, 0
     tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))  # all are aligned
     for name, tensor in tensors.items():
         place = [size, size := size + tensor.nbytes]
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        kind = {"dtype": DTYPES.get(tensor.dtype, "U8"), "shape": list(tensor.shape)}
+        header[name] = {**kind, "shape": [tensor.nbytes]} if name in others else kind
+        header[name]["data_offsets"] = place
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     size, checksum = 8 + len(text) + size, 0
@@ -109,11 +115,15 @@ def write_state(path, state):
     return size, checksum
 
 
+def _name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
 def pieces(header, tensors):
     """The bytes of a header and of tensors, at most `PIECE` at a time."""
     yield header
     for tensor in tensors:
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
         for begin in range(0, data.size, PIECE):
             yield data[begin : begin + PIECE]
 
@@ -150,7 +160,10 @@ def read_state(path, nbytes, checksum):
             numbers = json.loads(file.metadata()["numbers"])
             if not all(isinstance(number, int | float) for value in numbers.values() for number in _as_list(value)):
                 raise ValueError("expected numbers besides the tensors")
-            return {name: file.get_tensor(name) for name in file.keys()} | numbers  # noqa: SIM118  it is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+            for name, (dtype, shape) in json.loads(file.metadata().get("bits", "{}")).items():
+                tensors[name] = tensors[name].clone().view(getattr(torch, dtype)).reshape(shape)
+            return tensors | numbers
     except Exception as error:  # noqa: BLE001  another program can have written anything, and its checksum
         raise Damaged(f"{path}: cannot be read: {short(error)}") from None
 

@@ -79,12 +79,18 @@ class Checkpoints:
 
         `own()` returns the state of the training loop itself: name -> number.
         """
+        if self.is_due():
+            self.begin(own)
+
+    def is_due(self):
+        """Complete what is written; whether a checkpoint is due after this round, which `begin` may write then."""
         federation, every = self._job.federation, self._job.config.run.checkpoint_every
         if self._thread is not None and not federation.requests & WRITING:
             self._end(federation.requests & FAILED)
-        if federation.requests & DUE or (every and federation.round_index % every == 0):
+        is_due = bool(federation.requests & DUE or (every and federation.round_index % every == 0))
+        if is_due:
             self.finish()
-            self.begin(own)
+        return is_due
 
     def begin(self, own):
         """Begin to write the current state; without memory for a copy, write all of it before returning."""

@@ -1,41 +1,218 @@
-"""Nested values as names -> tensors and numbers, so that files can hold them without a pickle."""
+"""Nested values as names -> tensors, so that files can hold them without a pickle: `flatten`, and back: `unflatten`."""
 
+import collections
+import json
+
+import numpy as np
 import torch
 
-_KINDS = {tuple: "tuple", list: "list", dict: "dict"}
+DEEPEST = 100  # levels; a list that contains itself has no last one
+LONGEST = 10_000  # bits of an integer: reading text with more than 4,300 digits is an error in Python
+EXPECTED = "tensors, numpy arrays, numbers, texts, bytes, None, and lists, tuples, sets and dicts of them"
+_DICTS = (dict, collections.OrderedDict, collections.Counter)
+_KINDS = {kind.__name__: kind for kind in (tuple, set, frozenset, collections.deque, torch.Size, *_DICTS)}
+_FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set)}  # of a defaultdict
+_FORMER = ("tuple", "list", "dict")  # kinds in states of earlier versions, see `_unflatten_former`
+PACKED_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
 
 
 def flatten(value, name):
-    """Name -> tensor or number, of nested dicts, tuples and lists of tensors, numbers and None.
+    """Name -> tensor or number, of a nested value: all names begin with `name`.
+
+    Args:
+        value: see `EXPECTED`. All keep their types; a tensor its dtype, layout in memory and kind of device, and
+            whether it is the same one at several places. State dicts of torch are such, and states of generators.
 
     Raises:
-        TypeError: if it contains anything else.
+        TypeError: with the place of the first other value.
     """
-    if isinstance(value, torch.Tensor | int | float):
-        return {name: value}
-    if value is None:
-        return {f"{name}/none": 0}
-    if type(value) not in _KINDS:
-        raise TypeError(f"{name} is a {type(value).__name__}: expected tensors and numbers in tuples, lists, dicts")
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    flat = {f"{name}/{_KINDS[type(value)]}": len(value)}
-    for key, inner in items:
-        flat |= flatten(inner, f"{name}/{key}")
-    return flat
+    if type(value) is dict and not value:
+        return {f"{name}/dict": 0}
+    tensors = _Written()
+    text = json.dumps(_describe(value, tensors, (name,)))
+    flat = {f"{name}/{number}": tensor for number, tensor in enumerate(tensors.written)}
+    return {f"{name}/nested": torch.tensor([*text.encode()], dtype=torch.uint8), **flat}
 
 
-def unflatten(flat, name, device):
-    """The value that `flatten` took apart; tensors are copied to a device."""
+def unflatten(flat, name, device=None):
+    """The value that `flatten` took apart; its tensors are copied to a device, None: to the kind where they were."""
+    if f"{name}/nested" not in flat:
+        return _unflatten_former(flat, name, device)
+    return build(json.loads(bytes(flat[f"{name}/nested"].tolist())), Tensors(flat, name, device))
+
+
+def _describe(value, tensors, path):
+    """A value as JSON can hold it; its tensors are added to `tensors`: id -> (original, what is written)."""
+    kind = type(value)
+    if value is None or kind in (bool, str, float) or (kind is int and value.bit_length() <= LONGEST):
+        return value
+    if len(path) > DEEPEST:
+        raise TypeError(f"{_shown(path[:4])}... is nested more than {DEEPEST} levels deep")
+    if kind is list:
+        return [_describe(part, tensors, (*path, number)) for number, part in enumerate(value)]
+    if kind in (torch.Tensor, torch.nn.Parameter) and _is_plain(value):
+        return _describe_tensor(value, tensors)
+    if isinstance(value, np.ndarray | np.generic) and _is_plain_array(kind, array := np.asarray(value)):
+        found = {"array": tensors.add(value, _bits(array.tobytes())), "type": array.dtype.str}
+        return {**found, "shape": list(array.shape), "scalar": kind is not np.ndarray}
+    if kind in (bytes, bytearray):
+        return {kind.__name__: tensors.add(value, _bits(value))}
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind in (torch.dtype, torch.device):
+        return {kind.__name__: str(value).removeprefix("torch.")}
+    if kind in _DICTS:
+        found = {kind.__name__: _describe_items(value, tensors, path)}
+        versions = vars(value).get("_metadata") if kind is collections.OrderedDict else None  # of a module's state dict
+        return found if versions is None else {**found, "metadata": _describe(versions, tensors, (*path, "_metadata"))}
+    if kind is collections.defaultdict and getattr(value.default_factory, "__name__", None) in (None, *_FACTORIES):
+        factory = value.default_factory and value.default_factory.__name__
+        if factory is None or value.default_factory is _FACTORIES[factory]:
+            return {"defaultdict": _describe_items(value, tensors, path), "factory": factory}
+    if kind.__name__ in _KINDS and kind is _KINDS[kind.__name__]:
+        found = {kind.__name__: [_describe(part, tensors, (*path, number)) for number, part in enumerate(value)]}
+        return {**found, "longest": value.maxlen} if kind is collections.deque else found
+    what = f"a {kind.__name__}"
+    if isinstance(value, torch.Tensor):
+        what = f"a {kind.__name__} of type {value.dtype} and layout {value.layout} on {value.device}"
+    raise TypeError(f"{_shown(path)} is {what}: expected {EXPECTED}")
+
+
+def _describe_items(value, tensors, path):
+    for key in value:
+        if isinstance(key, torch.Tensor):
+            raise TypeError(f"{_shown(path)} has a tensor as a key: expected numbers, texts or tuples of them")
+    return [
+        [_describe(key, tensors, (*path, "a key")), _describe(part, tensors, (*path, key))]
+        for key, part in value.items()
+    ]
+
+
+def _shown(path):
+    """Where a value is: objects['schedule']['gamma']."""
+    return path[0] + "".join(f"[{key!r:.60}]" for key in path[1:])
+
+
+def _is_plain(tensor):
+    """Whether a tensor is no more than numbers in memory, each of whole bytes."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    is_packed = name.startswith(("bits", "float4", "q")) or name in PACKED_INTEGERS
+    return tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_nested or is_packed)
+
+
+def _is_plain_array(kind, array):
+    """Whether an array, or a scalar of some `kind`, has only numbers, texts or dates, of the same size."""
+    if kind not in (np.ndarray, array.dtype.type):  # a class of its own
+        return False
+    return not array.dtype.hasobject and array.dtype.names is None and np.dtype(array.dtype.str) == array.dtype
+
+
+def _bits(value):
+    return torch.frombuffer(bytearray(value), dtype=torch.uint8) if len(value) else torch.empty(0, dtype=torch.uint8)
+
+
+class _Written:
+    """The tensors that are written of a nested value, in their order; the same original is written once."""
+
+    def __init__(self):
+        self.written, self._numbers, self._originals = [], {}, []
+
+    def add(self, original, written):
+        """The number of a tensor; `original` stays alive, so that nothing else has its id."""
+        if id(original) not in self._numbers:
+            self._numbers[id(original)] = len(self.written)
+            self.written.append(written)
+            self._originals.append(original)
+        return self._numbers[id(original)]
+
+
+def _describe_tensor(value, tensors):
+    described = {"tensor": tensors.add(value, value.detach().resolve_conj().resolve_neg())}
+    if not value.is_contiguous() and _is_dense(value):
+        described["stride"] = list(value.stride())
+    if value.device.type != "cpu":
+        described["device"] = value.device.type
+    if type(value) is torch.nn.Parameter:
+        described["parameter"] = value.requires_grad
+    return described
+
+
+def _is_dense(tensor):
+    """Whether a tensor's elements fill its memory without gaps, in any order of its dimensions."""
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class Tensors:
+    """The tensors of a flat value, each made once."""
+
+    def __init__(self, flat, name, device):
+        self._flat, self._name, self._device, self._made = flat, name, device, {}
+
+    def __call__(self, described):
+        number = described["tensor"]
+        if number not in self._made:
+            value = self._flat[f"{self._name}/{number}"]
+            device = self._device or described.get("device", "cpu")
+            if "stride" in described:
+                value = torch.empty_strided(value.shape, described["stride"], dtype=value.dtype).copy_(value)
+            value = value.to(device, copy=True)
+            is_parameter = "parameter" in described
+            self._made[number] = torch.nn.Parameter(value, described["parameter"]) if is_parameter else value
+        return self._made[number]
+
+    def bits(self, number):
+        return bytearray(self._flat[f"{self._name}/{number}"].numpy().tobytes())
+
+
+def build(described, tensors):
+    """The value that `_describe` described; `tensors` is a `Tensors`."""
+    if isinstance(described, list):
+        return [build(part, tensors) for part in described]
+    if not isinstance(described, dict):
+        return described
+    if "tensor" in described:
+        return tensors(described)
+    kind, content = next(iter(described.items()))
+    if kind == "array":
+        array = np.ndarray(described["shape"], described["type"], tensors.bits(content))
+        return array[()] if described["scalar"] else array
+    if kind in ("bytes", "bytearray"):
+        return bytes(tensors.bits(content)) if kind == "bytes" else tensors.bits(content)
+    if kind == "complex":
+        return complex(*content)
+    if kind in ("dtype", "device"):
+        return getattr(torch, content) if kind == "dtype" else torch.device(content)
+    if kind == "items":  # of earlier versions
+        kind = "dict"
+    if kind in ("dict", "OrderedDict", "Counter", "defaultdict"):
+        items = [(build(key, tensors), build(part, tensors)) for key, part in content]
+        if kind == "defaultdict":
+            return collections.defaultdict(_FACTORIES.get(described["factory"]), items)
+        made = _KINDS[kind](dict(items))
+        if "metadata" in described:
+            made._metadata = build(described["metadata"], tensors)
+        return made
+    items = build(content, tensors)
+    return collections.deque(items, described["longest"]) if kind == "deque" else _KINDS[kind](items)
+
+
+def _unflatten_former(flat, name, device):
+    """The value in a state of an earlier version, which put the keys into the names; also an empty dict."""
     if name in flat:
         value = flat[name]
         return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
     if f"{name}/none" in flat:
         return None
-    kind = next((kind for kind in _KINDS.values() if f"{name}/{kind}" in flat), None)
+    kind = next((kind for kind in _FORMER if f"{name}/{kind}" in flat), None)
     if kind is None:
         raise KeyError(name)
     if kind == "dict":
         inner = [key[len(name) + 1 :].split("/")[0] for key in flat if key.startswith(f"{name}/")]
-        return {key: unflatten(flat, f"{name}/{key}", device) for key in dict.fromkeys(inner) if key != "dict"}
-    items = [unflatten(flat, f"{name}/{number}", device) for number in range(int(flat[f"{name}/{kind}"]))]
+        return {key: _unflatten_former(flat, f"{name}/{key}", device) for key in dict.fromkeys(inner) if key != "dict"}
+    items = [_unflatten_former(flat, f"{name}/{number}", device) for number in range(int(flat[f"{name}/{kind}"]))]
     return tuple(items) if kind == "tuple" else items

@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.errors import UserError
 
-_NOTHING = (None, None, None)
 LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
 
 
@@ -63,7 +62,8 @@ class FlatModule:
             raise UserError(f"model {type(module).__name__} has no trainable parameter")
         _check_kinds([p for _, p in named])  # before anything is converted
         give_own_memory(module)
-        self._views = {}  # id of a row -> (weak reference to it, its parameter-shaped views)
+        self._views = {}  # id of a row -> what `_known` makes of it
+        self._buffer_homes = {}  # id of a vector of buffers -> the same
         self._large_layers = []  # positions of their weights in `parameters`
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
@@ -133,14 +133,7 @@ class FlatModule:
 
     def _known_views(self, vector):
         """What `views` returns, made once for each vector."""
-        key = id(vector)
-        reference, views, _ = self._views.get(key, _NOTHING)
-        if reference is None or reference() is not vector:
-            # Views of an alias: they must not keep the vector alive whose end removes them.
-            views = self.views(vector.data)
-            reference = weakref.ref(vector, lambda _, known=self._views: known.pop(key, None))
-            self._views[key] = reference, views, [view.data_ptr() for view in views]
-        return views
+        return _known(self._views, vector, self.views).views
 
     @torch.no_grad()
     def flatten(self, tensors, out=None):
@@ -207,24 +200,28 @@ class FlatModule:
         return _LinearInto.apply(inputs, layer.weight, layer.bias, wanted)
 
     def point_at(self, vector, buffers=None):
-        """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers` [num_buffers]."""
-        self._at = self._known_views(vector)  # where the parameters are now; `adopt` copies strays back
-        self._pointers = self._views[id(vector)][2]
-        if [parameter.data_ptr() for parameter in self.parameters] != self._pointers:
-            for parameter, view in zip(self.parameters, self._at):
-                if parameter.data_ptr() != view.data_ptr():
-                    parameter.data = view
+        """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers` [num_buffers].
+
+        Each gets a storage of its own in that memory, see `alone`: files of the model contain no more than the model.
+        """
+        self._at = _known(self._views, vector, self.views)  # where the parameters are now; `adopt` copies strays back
+        if [parameter.data_ptr() for parameter in self.parameters] != self._at.pointers:
+            for parameter, home, pointer in zip(self.parameters, self._at.homes(), self._at.pointers):
+                if parameter.data_ptr() != pointer:
+                    parameter.data = home
         torch.clear_autocast_cache()  # it has casts of the values of before, if this is within the user's autocast
         if buffers is not None:
-            self._buffers_at = [self._buffer_view(buffer, buffers) for buffer in self._buffers]
-            self._buffer_pointers = [view.data_ptr() for view in self._buffers_at]
-            for buffer, view in zip(self._buffers, self._buffers_at):
-                buffer.owner._buffers[buffer.key] = view.data  # an alias: the module may set its .data
+            self._buffers_at = _known(self._buffer_homes, buffers, self._buffer_views)
+            for buffer, home in zip(self._buffers, self._buffers_at.homes()):
+                buffer.owner._buffers[buffer.key] = home.data  # an alias: the module may set its .data
+
+    def _buffer_views(self, buffers):
+        return [self._buffer_view(buffer, buffers) for buffer in self._buffers]
 
     def _buffer_view(self, buffer, buffers):
         if buffer.part.dtype == self.x.dtype:  # the vector may be of another dtype, after a conversion
             return buffers[buffer.part.place(self.x.element_size())].view(buffer.shape)
-        return _alone(buffer.part.of(buffers)).view(buffer.shape)
+        return buffer.part.of(buffers).view(buffer.shape)
 
     def adopt(self):
         """Copy into the vectors what a pass or a loop has assigned to other memory.
@@ -236,25 +233,37 @@ class FlatModule:
             UserError: if the new tensor has another shape, or that of a parameter another dtype.
         """
         pointers = [parameter.data_ptr() for parameter in self.parameters]
-        if pointers != self._pointers or not all(map(_is_at, self._buffers, self._buffer_pointers)):
+        if pointers != self._at.pointers or not all(map(_is_at, self._buffers, self._buffers_at.pointers)):
             self._adopt_strays()
 
     @torch.no_grad()
     def _adopt_strays(self):
-        strays = []
-        for name, parameter, view in zip(self.names, self.parameters, self._at):
+        strays, parts = [], [buffer.part.name for buffer in self._buffers]
+        self._check_not_moved(self.names, self._at)
+        self._check_not_moved(parts, self._buffers_at)
+        for name, parameter, view, home in zip(self.names, self.parameters, self._at.views, self._at.homes()):
             if parameter.data_ptr() != view.data_ptr():
                 strays.append((view, self._stray(name, parameter.data, view, view.dtype)))
-                parameter.data = view
-        for buffer, view in zip(self._buffers, self._buffers_at):
+                parameter.data = home
+        for buffer, view, home in zip(self._buffers, self._buffers_at.views, self._buffers_at.homes()):
             if not _is_at(buffer, view.data_ptr()):
                 current = getattr(buffer.owner, buffer.key, None)
                 if buffer.is_cache and current is not None and current.shape != view.shape:
                     continue  # no state of the model: a table that grows with its inputs
                 strays.append((view, self._stray(buffer.part.name, current, view)))
-                buffer.owner._buffers[buffer.key] = view.data
+                buffer.owner._buffers[buffer.key] = home.data
         for view, value in strays:
             view.copy_(value)
+
+    def _check_not_moved(self, names, known):
+        """Raise UserError if torch has moved memory that the module has been given, in place."""
+        for name, home, pointer in zip(names, known.homes(), known.pointers):
+            if home.data_ptr() != pointer:
+                raise UserError(
+                    f"model {type(self.module).__name__}: '{name}' was moved by share_memory(), or because it was sent "
+                    "to another process: send copies, like {name: value.clone() for name, value in "
+                    "model.state_dict().items()}"
+                )
 
     def _stray(self, name, value, view, dtype=None):
         """A copy of a value that the module has put somewhere else: maybe where another one belongs, as in a swap.
@@ -366,7 +375,7 @@ def _is_at(buffer, pointer):
 def _lay_out_buffers(module, dtype):
     """([`_Buffer`] of every float buffer, length of a vector of `dtype` for them); modules may share a buffer.
 
-    Those of another dtype come last: none of them then begins where the storage of the others does, see `_alone`.
+    Those of another dtype come last.
     """
     places = [
         (f"{prefix}.{key}" if prefix else key, owner, key, buffer)
@@ -387,11 +396,51 @@ def _lay_out_buffers(module, dtype):
     return found, end + (end * dtype.itemsize % 8 // dtype.itemsize if has_others else 0)
 
 
-def _alone(view):
-    """The same memory as a storage of its own: torch.save refuses one that tensors of two dtypes view."""
+class _Known:
+    """The views of a vector that is in use, and where they are.
+
+    Attributes:
+        reference: weak, to the vector. views: tensors. pointers: where each of them begins.
+    """
+
+    def __init__(self, reference, views):
+        self.reference, self.views = reference, views
+        self.pointers = [view.data_ptr() for view in views]
+        self._homes = None
+
+    def homes(self):
+        """The views, each with a storage of its own; a buffer that modules share remains one tensor."""
+        if self._homes is None:
+            keys = [(pointer, view.dtype, view.shape) for pointer, view in zip(self.pointers, self.views)]
+            known = {key: alone(view) for key, view in dict(zip(keys, self.views)).items()}
+            self._homes = [known[key] for key in keys]
+        return self._homes
+
+
+def _known(vectors, vector, views_of):
+    """The `_Known` of a vector, made once; `vectors` has those that are in use by their ids."""
+    key = id(vector)
+    known = vectors.get(key)
+    if known is None or known.reference() is not vector:
+        # Views of an alias: they must not keep the vector alive whose end removes them.
+        reference = weakref.ref(vector, lambda _, vectors=vectors: vectors.pop(key, None))
+        known = vectors[key] = _Known(reference, views_of(vector.data))
+    return known
+
+
+def alone(view):
+    """The same memory as a storage of its own.
+
+    Of a storage that is larger than its tensor, torch.save, pickle and deepcopy take all, and safetensors refuses it;
+    torch.save refuses one that tensors of two dtypes view.
+    """
     try:
         return torch.from_dlpack(view)
-    except (BufferError, RuntimeError, TypeError, ValueError):  # an empty one, float8, or without memory
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        pass
+    try:  # float8
+        return torch.from_dlpack(view.view(torch.uint8)).view(view.dtype)
+    except (BufferError, RuntimeError, TypeError, ValueError):  # without memory
         return view
 
 

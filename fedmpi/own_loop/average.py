@@ -16,7 +16,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.base import Oracle
-from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.oracles.flat_module import FlatModule, alone
 from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
 from fedmpi.own_loop.recording import Recording, chosen_recording
@@ -113,8 +113,9 @@ def average(
 
     choices = Choices(buffers, private, participation, seed, sending, recording is not None)
     averaged = Averaged(module, algorithm, make_oracle, link, flat, every, weight, choices)
+    kept = {"buffers": buffers, "private": private or None}
     objects = {f"optimizer {number}": torch_optimizer for number, torch_optimizer in enumerate(optimizers)}
-    averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments})
+    averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments, **kept})
     return averaged
 
 
@@ -247,7 +248,7 @@ class OptimizerState(Oracle):
                 found += 1
                 if value.data_ptr() != view.data_ptr():
                     view.copy_(value)
-                    state[name] = view
+                    state[name] = alone(view)
             if not found:
                 known = sorted({key for optimizer in self._optimizers for s in optimizer.state.values() for key in s})
                 raise UserError(
@@ -290,6 +291,8 @@ class OptimizerState(Oracle):
 
 class Averaged(OwnLoop):
     """What `fedmpi.average` returns; see `OwnLoop` for `batches`, `finish`, `accounts`, `state_dict`."""
+
+    has_optimizers = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -24,6 +24,7 @@ from fedmpi.membership.equality import check_same_model, describe_values
 from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.membership.replicas import check_result
 from fedmpi.own_loop.checks import as_text, compared_values, private_names
+from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
 from fedmpi.registry import command_name, plain
 from fedmpi.text import Log
@@ -63,9 +64,12 @@ class OwnLoop:
     Attributes:
         rank, size: number of this rank, and how many there are.
         federation: the `Federation`.
+        has_optimizers: whether torch's optimizers make the steps.
         averaged: whether the last step ended with an average: all ranks have the same model then.
         round_loss: mean loss of the last round over all clients; nan if unknown.
     """
+
+    has_optimizers = False
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class OwnLoop:
         flat.point_at(self._current(), self._client.buffers)
         # Of the current round: whether it has begun, its local steps so far, the other exchanges, the losses of all.
         self._in_round, self._done = False, 0
+        self._made = 0  # steps of this rank since the beginning or the state that it has loaded
         self._works = True  # whether this rank takes part in it
         self._later: list[Any] = []
         self._losses: list[Any] = []
@@ -164,15 +169,8 @@ class OwnLoop:
         self._announce(PAUSED)
         length = agree(self._link, lambda: _length(loader))
         number = int(self._link.allgather([length]).max())
-        while number > 0:
-            left = number
-            for batch in loader:
-                yield batch
-                number -= 1
-                if number == 0:
-                    return
-            if left - number < length:
-                raise UserError(f"batches: the loader gave {left - number} batches in a pass: its length is {length}")
+        passes = self._recorded.passes if self._recorded else Passes()
+        yield from passes.batches(loader, length, number)
 
     def any(self, flag: object) -> bool:
         """Whether `flag` is true on any rank; the same on all, so that loops can end together."""
@@ -236,6 +234,10 @@ class OwnLoop:
         if self._recorded:
             self._recorded.finish()
         self._accounts = self.accounts()
+        made = self._link.allgather([self._made])[:, 0].astype(int).tolist()
+        if len(set(made)) > 1 and self._link.rank == 0:
+            steps = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(made[:8]))
+            log.warning(f"the ranks made different numbers of steps ({steps}): the last average has some with fewer")
         flat, own, x = self._flat, self._own_names, self._current()
         flat.point_at(x.clone(), self._client.buffers.clone())
         for parameter in flat.parameters:
@@ -381,6 +383,8 @@ class OwnLoop:
     def _advance(self, ends: bool = False) -> None:
         """Make the next local step, and what follows it up to the step after it; or end the round before it."""
         self._check_open()
+        if self._recorded and self._recorded.is_pending:
+            self._recorded.write_pending()
         federation, client = self.federation, self._client
         if not self._in_round:
             self._begin_round(0)
@@ -390,6 +394,7 @@ class OwnLoop:
             if self._works:
                 federation.local_step(client, self._done)
             self._done += 1
+            self._made += 1
         self.averaged = False
         if self._done == client.num_steps:
             if self._works:

@@ -96,7 +96,7 @@ def join(
 
     choices = Choices(buffers, private, participation, seed, sending, recording is not None)
     joined = Joined(model, made, make_oracle, link, flat, local_steps, weight, choices)
-    joined._record(recording, {}, texts)
+    joined._record(recording, {}, {**texts, "buffers": buffers, "private": private or None})
     return joined
 
 

@@ -1,23 +1,23 @@
 """The record of a user's own loop: a run folder with rounds, checkpoints and the model, as `fedmpi.train` makes one."""
 
-import json
 import math
 import numbers
 import pathlib
-import random
 import sys
 import time
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fedmpi
 from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import agree, check_equal, share
-from fedmpi.errors import STOPPED, UserError
+from fedmpi.errors import STOPPED, AgreedUserError
+from fedmpi.federation.losses import PAUSED
+from fedmpi.own_loop.objects import Objects
+from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
 from fedmpi.program.ranks import end_in_order
 from fedmpi.program.signals import StopSignals, stopping_signal
@@ -27,9 +27,15 @@ from fedmpi.runs.model_files import complete, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.tasks.base import Metrics
-from fedmpi.text import short
+from fedmpi.text import Log, short
+
+log = Log(__name__)
 
 ENDLESS = sys.maxsize  # rounds of a loop whose end only the user knows
+NEW_PASS = (
+    "this loop reads a DataLoader by itself ({taken} batches of a pass at its first average): if it goes on from a "
+    "checkpoint within a pass, it begins a new pass, and ends with another model; fed.batches(loader) goes on within it"
+)
 
 
 class Recorded:
@@ -42,9 +48,20 @@ class Recorded:
 
     def __init__(self, loop: Any, recording: Recording, objects: Mapping[str, Any], settings: dict[str, Any]) -> None:
         self._loop, self._recording, self._mine = loop, recording, f"clients/{loop.rank}/own/"
-        self._objects = {**objects, **recording.objects, "generators of the process": _Generators()}
-        self._began, self._evaluating = time.perf_counter(), 0.0
         link, folder = loop._link, pathlib.Path(recording.folder)
+        self._objects = agree(link, lambda: Objects({**objects, **recording.objects}))
+        if recording.resume and self._objects.lacks_schedule and link.rank == 0:
+            log.warning(
+                "objects: the schedule of the optimizer's step size is not among them: if the loop goes on from a "
+                'checkpoint, it begins anew; Recording(objects={"schedule": schedule})'
+            )
+        self.passes = Passes(self._objects)
+        # A checkpoint is written before the next step then: until its optimizer step, schedules may follow this one.
+        self._is_late = loop.has_optimizers and bool(link.allgather([self._objects.may_be_late]).any())
+        self._pending: dict[str, Any] | None = None  # the state of such a checkpoint
+        self._hook: Any = None
+        self._after_pending: tuple[dict[str, float], bool, str] = ({}, False, "")
+        self._began, self._evaluating = time.perf_counter(), 0.0
         goes_on = share(link, lambda: recording.resume and bool(find_checkpoints(folder)))
         recorder = agree(link, lambda: _make_recorder(recording, goes_on) if link.rank == 0 else None)
         self._recorder, self._signals = recorder, StopSignals()
@@ -89,15 +106,20 @@ class Recorded:
         return int(self._signals.bits | self._checkpoints.request())
 
     def state(self) -> dict[str, Any]:
-        """The loop's state and that of the objects; names of what only this rank has begin with "clients/RANK/"."""
+        """The loop's state and that of the objects; names of what only this rank has begin with "clients/RANK/".
+
+        Collective. Raises AgreedUserError if no checkpoint can contain it.
+        """
+        return agree(self._loop._link, self._state) if self._pending is None else self._pending
+
+    def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = self._loop.state_dict()
-        tensors: list[torch.Tensor] = []
-        objects = {name: _encoded(_state_of(stateful), tensors, name) for name, stateful in self._objects.items()}
         own = {name: state.pop(name) for name in [*state] if name.startswith("loop/")}
         own = {name: value for name, value in own.items() if not isinstance(value, str)}
-        own |= {f"objects/{number}": tensor.detach().clone() for number, tensor in enumerate(tensors)}
-        own["objects"] = torch.tensor([*json.dumps(objects).encode()], dtype=torch.uint8)
-        return state | {f"{self._mine}{name}": value for name, value in own.items()}
+        return state | self._named({**own, **self._objects.state(), **self.passes.state()})
+
+    def _named(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{self._mine}{name}": value for name, value in own.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what `state` gave."""
@@ -105,13 +127,12 @@ class Recorded:
         own = {name[number:]: value for name, value in state.items() if name.startswith(prefix)}
         loop = {name: value for name, value in own.items() if name.startswith("loop/")}
         self._loop.load_state_dict({name: v for name, v in state.items() if not name.startswith(prefix)} | loop)
-        objects = json.loads(bytes(own["objects"].tolist()))
-        for name, stateful in self._objects.items():
-            found = _decoded(objects[name], own)
-            if isinstance(stateful, torch.Generator):
-                stateful.set_state(found)
-            else:
-                stateful.load_state_dict(found)
+        lines = self._objects.restore(own)
+        self.passes.restore(own)
+        if self._loop.rank == 0 and lines:
+            log.warning(f"{self._recording.folder}: {'; '.join(lines)}: assign other values after join or average")
+        if self._loop.rank == 0 and self.passes.foreign:
+            log.warning(NEW_PASS.format(taken=self.passes.foreign[0]))
 
     def after_round(self, loss: float) -> None:
         """Evaluate if that is due, write the record, make a checkpoint if it is due, and end if a signal has come."""
@@ -124,9 +145,62 @@ class Recorded:
         clocks = {"seconds": time.perf_counter() - self._began, "evaluation_seconds": self._evaluating}
         record = accounts | {"iteration": federation.server.iteration, "loss": loss} | clocks
         agree(loop._link, lambda: self._recorder and self._recorder.round(record, metrics))
-        self._checkpoints.after_round(lambda: clocks)
-        if signal := stopping_signal(federation.requests & (1 << REQUEST_BITS) - 1):
+        self._look_once()
+        is_due = self._checkpoints.is_due()
+        signal = stopping_signal(federation.requests & (1 << REQUEST_BITS) - 1) or ""
+        if is_due or signal:
+            self._pending, self._after_pending = self.state(), (clocks, is_due, signal)
+            if self._is_late:
+                self._hook = register_optimizer_step_pre_hook(self._take_late)
+            else:
+                self.write_pending()
+
+    def _take_late(self, optimizer: Any = None, *_: Any) -> None:
+        """Take the states of what the loop may have called since the round ended; the next step has not begun."""
+        own = {id(parameter) for parameter in self._loop._flat.parameters}
+        if optimizer is not None and not any(id(p) in own for g in optimizer.param_groups for p in g["params"]):
+            return  # that of another model
+        self._hook.remove()
+        self._hook = None
+        assert self._pending is not None
+        late = self._named(self._objects.state(is_late=True))
+        prefixes = {name.rpartition("/")[0] + "/" for name in late}
+        kept = {name: value for name, value in self._pending.items() if name.rpartition("/")[0] + "/" not in prefixes}
+        self._pending = kept | late
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a checkpoint of the last round is to be written. Not collective."""
+        return self._pending is not None
+
+    def write_pending(self, ends: bool = False) -> None:
+        """Begin to write the checkpoint of the last round, and end if a signal has come, unless the loop `ends` now."""
+        clocks, is_due, signal = self._after_pending
+        if self._hook is not None:
+            if ends:
+                self._take_late()
+            else:
+                self._hook.remove()
+                self._hook = None
+        if is_due:
+            self._checkpoints.begin(lambda: clocks)
+        if signal and not ends:
+            if self._is_late:
+                self._loop._announce(PAUSED)  # until here the ranks have not met since the round
             self._stop(signal, clocks)
+        self._pending = None
+
+    def _look_once(self) -> None:
+        """After the first round, check that the states can be written now; say if the loop has no place in its data."""
+        if self._has_looked:
+            return
+        agree(self._loop._link, self._objects.check)
+        found = not self.passes.foreign and self.passes.find_foreign()
+        if found and self._recording.resume and self._loop.rank == 0:
+            log.warning(NEW_PASS.format(taken=self.passes.foreign[0]))
+        self._has_looked = True
+
+    _has_looked = False
 
     def _measured(self, evaluate: Callable[[], Mapping[str, float]]) -> Metrics:
         """The means of what all ranks have measured, and each rank's values; nan is left out of the mean."""
@@ -156,8 +230,14 @@ class Recorded:
         """Write the last checkpoint and the model, by which the run is complete."""
         loop, folder, link = self._loop, pathlib.Path(self._recording.folder), self._loop._link
         store, recorder = loop.federation.store, self._recorder
+        if self._pending is not None:
+            self.write_pending(ends=True)
         clocks = {"seconds": time.perf_counter() - self._began, "evaluation_seconds": self._evaluating}
-        self._checkpoints.write_now(lambda: clocks)
+        try:
+            self._checkpoints.write_now(lambda: clocks)
+        except AgreedUserError as error:  # the model is not lost by it
+            if loop.rank == 0:
+                log.warning(f"{error}: the last checkpoint is not written")
         own = {name: value.clone() for name, value in loop._flat.module.state_dict().items()}
         if loop.federation.private:
             agree(link, lambda: save_client_model(folder / CLIENT_MODEL.format(client=link.rank), own))
@@ -210,56 +290,3 @@ def _make_recorder(recording: Recording, goes_on: bool) -> Recorder:
     trackers, folder = make_trackers(recording.track), pathlib.Path(recording.folder)
     goes_on_in = RunLock(folder) if goes_on else make_run_folder(folder.parent, folder.name, "", recording.resume)
     return Recorder(goes_on_in, None, trackers)
-
-
-class _Generators:
-    """The generators of torch, numpy and Python, whose state is the process's."""
-
-    def state_dict(self) -> dict[str, Any]:
-        device = torch.get_device_module()
-        gpu = device.get_rng_state() if torch.accelerator.is_available() and device.is_initialized() else None
-        of_numpy = np.random.get_state(legacy=False)
-        return {"torch": torch.get_rng_state(), "gpu": gpu, "numpy": of_numpy, "python": random.getstate()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        torch.set_rng_state(state["torch"])
-        if state["gpu"] is not None:
-            torch.get_device_module().set_rng_state(state["gpu"])
-        of_numpy, (version, numbers, gauss) = state["numpy"], state["python"]
-        np.random.set_state({**of_numpy, "state": {**of_numpy["state"], "key": of_numpy["state"]["key"].numpy()}})
-        random.setstate((version, tuple(numbers), gauss))
-
-
-def _state_of(stateful: Any) -> Any:
-    return stateful.get_state() if isinstance(stateful, torch.Generator) else stateful.state_dict()
-
-
-def _encoded(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """A nested state as JSON can hold it; its tensors are appended to a list.
-
-    Raises:
-        UserError: if something else is in it.
-    """
-    if isinstance(value, torch.Tensor | np.ndarray):
-        tensors.append(torch.as_tensor(value))
-        return {"tensor": len(tensors) - 1}
-    if isinstance(value, Mapping):
-        return {"items": [[_encoded(part, tensors, where) for part in pair] for pair in value.items()]}
-    if isinstance(value, list | tuple):
-        return [_encoded(part, tensors, where) for part in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    raise UserError(f"objects: '{where}' has a {type(value).__name__} in its state: expected tensors, numbers, texts")
-
-
-def _decoded(value: Any, own: Mapping[str, Any]) -> Any:
-    """What `_encoded` was given, with lists for tuples; `own` has its tensors under "objects/NUMBER"."""
-    if isinstance(value, list):
-        return [_decoded(part, own) for part in value]
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        return own[f"objects/{value['tensor']}"].clone()
-    return {_decoded(key, own): _decoded(part, own) for key, part in value["items"]}

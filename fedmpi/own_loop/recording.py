@@ -53,8 +53,16 @@ class Recording:
     def __post_init__(self) -> None:
         check(self)
         for name, candidate in self.objects.items():
-            if not isinstance(candidate, torch.Generator) and not hasattr(candidate, "load_state_dict"):
-                raise UserError(f"objects: '{name}' is a {type(candidate).__name__}: expected one with load_state_dict")
+            has_state = all(callable(getattr(candidate, verb, None)) for verb in ("state_dict", "load_state_dict"))
+            if not isinstance(candidate, torch.Generator) and not has_state:
+                hint = ""
+                if isinstance(candidate, torch.utils.data.DataLoader):
+                    hint = "; it does not know its place in a pass: read it by fed.batches(loader), or take torchdata's"
+                    hint += " StatefulDataLoader"
+                raise UserError(
+                    f"objects: '{name}' is a {type(candidate).__name__}: expected one with state_dict and "
+                    f"load_state_dict, or a torch.Generator{hint}"
+                )
 
 
 def chosen_recording(record: Any) -> Recording | None:

@@ -6,7 +6,7 @@ from helpers import PROGRAMS, start
 # See the functions of tests/programs/own_changes.py.
 CHECKS = (
     "changes", "values", "constants", "start", "private_alone", "finite", "kinds", "set_model", "optimizer", "resume",
-    "end", "ended", "moved", "private_resume", "plain", "large", "two_names", "integers", "dropped",
+    "end", "ended", "moved", "private_resume", "plain", "large", "two_names", "integers", "dropped", "saved",
 )  # fmt: skip
 
 

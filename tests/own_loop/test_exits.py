@@ -111,3 +111,17 @@ def test_what_an_error_says_that_nobody_caught_and_its_code(monkeypatch, error, 
     monkeypatch.setattr(exits, "_opened", [])  # no loop is open: as without fedmpi
     exits._end_by_error(lambda *error: reports.append(error), type(error), error, None)
     assert len(ends) == 1 and reports[-1] == (type(error), error, None)
+
+
+def test_different_numbers_of_steps_in_the_last_round_are_named(tmp_path):
+    program = tmp_path / "uneven.py"
+    program.write_text(
+        "import fedmpi, torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "fed = fedmpi.join(model, 'fedavg', local_steps=5, step_size=0.1)\n"
+        "for _ in range(15 - fed.rank):\n"
+        "    fed.step(lambda: model(torch.ones(1, 2)).square().mean())\n"
+        "fed.finish()\n"
+    )
+    ended = start(2, program, timeout=120)
+    assert "different numbers of steps (rank 0: 15, rank 1: 14)" in ended.stderr, ended.stderr

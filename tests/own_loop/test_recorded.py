@@ -1,5 +1,7 @@
 """The run folder of a user's own loop: records, checkpoints, and the same bits after a stop."""
 
+import collections
+import datetime
 import json
 import random
 
@@ -9,7 +11,8 @@ import torch
 from helpers import PROGRAMS, start
 
 import fedmpi
-from fedmpi.own_loop.recorded import _decoded, _encoded, _Generators
+from fedmpi.checkpoints.files import read_state, write_state
+from fedmpi.own_loop.objects import Objects
 
 
 def run(way, folder, *rest):
@@ -60,27 +63,148 @@ def test_a_run_folder_is_never_taken_for_another_run(tmp_path):
     assert second.returncode != 0 and f"run folder {folder}: exists already" in second.stderr
 
 
-@pytest.mark.always
-def test_states_of_objects_are_as_they_were():
-    state = {"a": [1, 2.5, None, True, "x"], 3: {"step": torch.tensor(1.0)}, "betas": (0.9, 0.99)}
-    tensors = []
-    text = json.dumps(_encoded(state, tensors, "one"))
-    found = _decoded(json.loads(text), {f"objects/{n}": tensor for n, tensor in enumerate(tensors)})
-    assert found == {**state, "betas": [0.9, 0.99]}
-    with pytest.raises(fedmpi.UserError, match="objects: 'one' has a set in its state"):
-        _encoded({"a": {1}}, [], "one")
+class Holder:
+    """An object of a loop with some state."""
+
+    def __init__(self, state):
+        self.state, self.loaded = state, None
+
+    def state_dict(self):
+        return {"kept": self.state}
+
+    def load_state_dict(self, state):
+        self.loaded = state["kept"]
+
+
+def taken_back(folder, **objects):
+    """What objects load after a checkpoint's file."""
+    path = folder / "client-0000.safetensors"
+    size = write_state(path, Objects(objects).state())
+    Objects(objects).restore(read_state(path, *size))
+    path.unlink()
+
+
+STATES = {
+    "nested": {
+        "a": [1, 2.5, None, True, "x", (0.9, [()])],
+        3: {(1, "b"): -0.0},
+        None: float("inf"),
+        "a/b": {},
+        "dict": 1,
+    },
+    "python": [{1, 2}, frozenset("a"), b"ab", bytearray(b""), 1 + 2j, 2**200, "\ud800", collections.deque([1], 3)],
+    "dicts": [collections.OrderedDict(b=1, a=2), collections.Counter("aab"), collections.defaultdict(list, {1: [2]})],
+    "torch": [torch.float32, torch.device("cpu"), torch.Size([2, 3])],
+    "numpy": [
+        np.float32(0.1),
+        np.array(["a", "bc"]),
+        np.arange(6).reshape(2, 3).T,
+        np.datetime64("2020-01-01"),
+        np.bool_(1),
+    ],
+    "random": random.Random(3).getstate(),
+}
 
 
 @pytest.mark.always
-def test_generators_of_the_process_go_on_where_they_were():
+@pytest.mark.parametrize("kind", STATES)
+def test_states_of_objects_come_back_with_their_types(kind, tmp_path):
+    holder = Holder(STATES[kind])
+    taken_back(tmp_path, one=holder)
+    assert repr(holder.loaded) == repr(STATES[kind])
+
+
+@pytest.mark.always
+def test_tensors_of_all_types_come_back_as_they_lie_in_memory(tmp_path):
+    names = "float64 float32 float16 bfloat16 complex64 complex128 bool int64 int8 uint8 uint16 uint64 float8_e4m3fn"
+    tensors = [torch.tensor([[0.0, 1.0, 2.0]] * 2).to(getattr(torch, name)) for name in names.split()]
+    tensors += [torch.arange(6.0).reshape(2, 3).t(), torch.tensor(3.0), torch.empty(0), torch.zeros(1).expand(4)]
+    tensors += [torch.ones(2, dtype=torch.complex64).conj(), torch.nn.Parameter(torch.ones(2))]
+    holder = Holder([*tensors, tensors[0]])
+    taken_back(tmp_path, one=holder)
+    for found, expected in zip(holder.loaded, holder.state):
+        assert type(found) is type(expected) and found.dtype == expected.dtype and found.tolist() == expected.tolist()
+        assert found.stride() == expected.stride() or expected.stride() == (0,)
+    assert holder.loaded[0] is holder.loaded[-1], "the same tensor at two places"
+
+
+CYCLIC = []
+CYCLIC.append(CYCLIC)
+Named = collections.namedtuple("Named", "a")
+
+
+@pytest.mark.always
+@pytest.mark.parametrize(
+    "state",
+    [datetime.date(2020, 1, 1), torch.eye(2).to_sparse(), torch.ones(1, device="meta"), np.array([None]), CYCLIC,
+     Named(1), {torch.ones(1): 1}, np.zeros(1, [("a", int)]), len, 10**5000],
+    ids=lambda state: type(state).__name__,
+)  # fmt: skip
+def test_a_state_that_no_checkpoint_can_contain_is_refused_with_its_place(state):
+    with pytest.raises(fedmpi.UserError, match=r"objects: the state of 'one'\['kept'\]"):
+        Objects({"one": Holder(state)})
+
+
+@pytest.mark.always
+def test_an_object_without_state_is_refused_with_a_remedy():
+    loader = torch.utils.data.DataLoader([1, 2])
+    with pytest.raises(fedmpi.UserError, match=r"'data' is a DataLoader: .*fed\.batches\(loader\)"):
+        fedmpi.Recording("nowhere", objects={"data": loader})
+
+
+@pytest.mark.always
+def test_objects_of_an_earlier_version_are_read():
+    described = {"one": {"items": [["kept", [1, {"tensor": 0}]]]}}
+    flat = {"objects": torch.tensor([*json.dumps(described).encode()], dtype=torch.uint8), "objects/0": torch.ones(2)}
+    holder = Holder(None)
+    objects = Objects({"one": holder})
+    objects._objects.pop("generators of the process")
+    objects.restore(flat)
+    assert holder.loaded[0] == 1 and torch.equal(holder.loaded[1], torch.ones(2))
+
+
+@pytest.mark.always
+def test_generators_of_the_process_go_on_where_they_were(tmp_path):
     def drawn():
         return torch.rand(3).tolist(), np.random.random(3).tolist(), random.random()
 
-    tensors, generators = [], _Generators()
-    text = json.dumps(_encoded(generators.state_dict(), tensors, "generators"))
+    path = tmp_path / "client-0000.safetensors"
+    objects = Objects({})
+    size = write_state(path, objects.state())
     first = drawn()
     assert drawn() != first
-    generators.load_state_dict(
-        _decoded(json.loads(text), {f"objects/{n}": one.clone() for n, one in enumerate(tensors)})
-    )
+    objects.restore(read_state(path, *size))
     assert drawn() == first
+
+
+def resumed(*words):
+    return start(2, PROGRAMS / "resumed_loop.py", *words, timeout=120)
+
+
+def test_a_late_schedule_and_a_pass_go_on_with_the_same_bits(tmp_path):
+    def end(ended):
+        assert ended.returncode == 0, ended.stderr
+        return [line for line in ended.stdout.splitlines() if line.startswith("ended")]
+
+    whole = end(resumed(tmp_path / "whole", "batches"))
+    assert whole[0].startswith("ended: 24 24 "), whole
+    for signal_name, code in {"SIGTERM": 75, "SIGKILL": None}.items():
+        folder = tmp_path / signal_name
+        stopped = resumed(folder, "batches", signal_name, 13)
+        assert stopped.returncode == code if code else stopped.returncode, stopped.stderr
+        again = resumed(folder, "batches")
+        assert end(again) == whole and "continuing" in again.stdout
+    # At its end: the checkpoint of the last round has the schedule's last step.
+    assert end(resumed(tmp_path / "whole", "batches"))[0].split()[1:3] == ["24", "24"]
+
+
+def test_what_a_resumed_loop_cannot_do_is_said(tmp_path):
+    assert resumed(tmp_path, "batches", "SIGTERM", 13).returncode == 75
+    other = resumed(tmp_path, "other")
+    assert other.returncode == 0, other.stderr
+    assert "lr is 0.2 in the program, 0.05 when the run began, and 0.03" in other.stderr, other.stderr
+
+
+def test_a_loader_whose_place_is_unknown_is_named(tmp_path):
+    ended = resumed(tmp_path, "plain", "SIGTERM", 2)
+    assert "this loop reads a DataLoader by itself (3 batches of a pass" in ended.stderr, ended.stderr
