@@ -19,6 +19,7 @@ from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
 from fedmpi.tasks.metrics import PADDING, Answers, Metric, or_nan
+from fedmpi.tasks.same_tests import check_same_tests
 from fedmpi.text import Log, short
 
 log = Log(__name__)
@@ -158,6 +159,9 @@ class LoadedOwnTask(LoadedTask):
         self.shape = tuple(first.shape[1:]) if is_plain else ()
         self._takes_numbers = is_plain and first.is_floating_point()
         self._loaders = {}  # client -> _Loader
+
+    def synchronise(self, link):
+        check_same_tests(link, self._test)
 
     def sampler(self, client, batch_size, first_batch_size, seed, device):
         numbered = _Numbered(super().sampler(client, batch_size, first_batch_size, seed, "cpu"))
