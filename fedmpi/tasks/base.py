@@ -77,7 +77,7 @@ class BaseTask:
         check(self, "task.")
 
     def common_files(self, context: RankContext) -> dict[str, list[pathlib.Path]]:
-        """Setting as text, like "task.data = silo.h5" -> paths of the files that it names for all ranks alike.
+        """Setting as text, like "task.data = silo.h5" -> paths of the files that all ranks have in common.
 
         They are compared by digests before `load` opens them: nothing of a file that differs leaves its rank.
 

@@ -19,6 +19,9 @@ from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 SPLITS = ("train", "test")
 TEST_PARTS = 20  # columns of a test text; fixed, so that the result does not depend on the ranks
@@ -118,6 +121,11 @@ class LoadedLanguage(LoadedTask):
         train, test = ([numbers_of(words, dictionary) for words in texts] for texts in (train, test))
         self.num_classes = len(dictionary)
         if self.has_own_tests:
+            if link.size > 1 and link.rank == 0:
+                log.warning(
+                    f"{self._settings.data}: all ranks get the list of the words in all clients' texts, in the order "
+                    "in which they first occur; model.json contains it"
+                )
             self._check_own(link, train, test)
             parts, self._test = (dict(zip(context.clients, map(self._to_device, texts))) for texts in (train, test))
         else:
