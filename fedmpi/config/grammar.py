@@ -22,7 +22,7 @@ from fedmpi.text import short
 SWITCHES = ("print_config", "traceback", "help")  # flags without a value
 FLAGS = ("preset", "config", "list")  # flags with one
 SHORT = {"data": "task.data", "autocast": "oracle.autocast", "compile": "oracle.compile"}  # short key -> key
-SHORT |= {"baselines.step_sizes": "baselines_step_sizes"}
+SHORT |= {"own_files": "task.own_files", "baselines.step_sizes": "baselines_step_sizes"}
 INSTEAD = {"rounds": "epochs", "local_steps": "local_epochs"}  # if the second is set, it replaces the first
 
 

@@ -369,15 +369,24 @@ def _fixed_width(column):
     return column.astype("S") if column.dtype.kind == "O" else column
 
 
+def digits_file():
+    """The path of the file in scikit-learn that contains the handwritten digits.
+
+    Raises:
+        UserError: if scikit-learn is missing.
+    """
+    found = importlib.util.find_spec("sklearn")  # does not import it
+    if found is None:
+        raise UserError("task.data = digits: scikit-learn, which contains them, is missing")
+    return pathlib.Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+
+
 def _read_digits():
     """([1797, 8, 8] float64 values in 0..16, [1797] int64 labels) of scikit-learn's handwritten digits.
 
     Importing scikit-learn takes each rank a second of CPU time, reading the file that it contains 0.03.
     """
-    found = importlib.util.find_spec("sklearn")  # does not import it
-    if found is None:
-        raise UserError("task.data = digits: scikit-learn, which contains them, is missing")
-    path = pathlib.Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    path = digits_file()
     with attempt("read", path):
         table = np.loadtxt(path, delimiter=",")
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)

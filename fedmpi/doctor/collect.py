@@ -20,6 +20,7 @@ from fedmpi.federation.rows import RowStore
 from fedmpi.machine.devices import memory_of
 from fedmpi.machine.memory import available_memory
 from fedmpi.oracles.flat_module import BufferPart
+from fedmpi.tasks.files import check_common_files
 from fedmpi.text import format_bytes
 from fedmpi.training.build import rank_context
 from fedmpi.training.model import build_model, model_class
@@ -56,6 +57,7 @@ def check_needs(link, ranks, config):
     """The checks of data, memory and run folder: list of `Check`."""
     try:
         context = rank_context(config.run, link)
+        check_common_files(link, config.task, context)
         task, error = config.task.load(context, config.partition), ""
     except (UserError, OSError, MemoryError) as met:
         task, error = None, " ".join(str(met).split()) or type(met).__name__

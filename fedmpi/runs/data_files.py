@@ -4,41 +4,12 @@ The run folder lies with rank 0, and a silo's file with another rank. What leave
 the file's SHA-256: it says whether a file is still the same, and is another one in every run folder.
 """
 
-import contextlib
-import hmac
 import json
-import os
-import pathlib
 import secrets
 
-from fedmpi.data.checksum import checksum
+from fedmpi.data.checksum import salted
 from fedmpi.errors import UserError
 from fedmpi.run_files import DATA_FILES
-
-
-def file_digest(path):
-    """The SHA-256 of a data file; computed again only if its size or time of change differ.
-
-    Raises:
-        UserError: if the file cannot be read.
-    """
-    path = pathlib.Path(path)
-    try:
-        status = path.stat()
-        key = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}"
-        known = _read_cache()
-        digest = known.get(key)
-        if digest is None:
-            digest = checksum(path)
-            _write_cache({**known, key: digest})
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    return digest
-
-
-def salted(digest, salt):
-    """What may be known of a file with this digest: another text with another salt."""
-    return hmac.new(salt.encode(), digest.encode(), "sha256").hexdigest()
 
 
 def read_data_files(folder):
@@ -78,27 +49,3 @@ def difference(before, now):
     number = next(number for number, pair in enumerate(zip(before, now), 1) if pair[0] != pair[1])
     where = f" number {number} of {len(now)}, in the order of the clients," if len(now) > 1 else ""
     return f"the data file{where} has another content"
-
-
-def _cache():
-    """Path of the file with the checksums computed so far: "path|size|time of change" -> SHA-256."""
-    folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    return folder / "fedmpi" / "checksums.json"
-
-
-def _read_cache():
-    try:
-        found = json.loads(_cache().read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):
-        return {}
-    return {key: text for key, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
-
-
-def _write_cache(known):
-    """Best effort: several programs may write it, and the home may be read-only."""
-    with contextlib.suppress(OSError, RuntimeError):
-        path = _cache()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        part.write_text(json.dumps(dict(list(known.items())[-1000:])), encoding="utf-8")
-        part.replace(path)

@@ -18,7 +18,7 @@ from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
 from fedmpi.federation.private import matching
 from fedmpi.own_files import check_regular
-from fedmpi.run_files import CHECKPOINTS, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
+from fedmpi.run_files import CHECKPOINTS, MANIFEST, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
 
 WANTED = "expected model.pt, model.safetensors or model.h5 of a run, its folder, or one of its checkpoints"
 
@@ -38,14 +38,8 @@ def read_initial(path, flat, left_out=None):
     Raises:
         UserError: one line, if it cannot be read, or is of another model.
     """
-    file = pathlib.Path(path)
     try:
-        if (file / CHECKPOINTS).is_dir() or (file / MODEL_AND_ROWS).is_file():  # a run folder
-            rounds = find_checkpoints(file)
-            whole = file / MODEL_AND_ROWS
-            file = whole if check_regular(whole) or not rounds else checkpoint_folder(file, rounds[0])
-        if file.stem == pathlib.Path(SERVER_STATE).stem:
-            file = file.parent
+        file = _find(path)
         values = _of_checkpoint(file, flat) if file.is_dir() else _read(file)
     except Damaged as damage:
         raise UserError(f"init = {path}: {damage}") from None
@@ -61,6 +55,33 @@ def read_initial(path, flat, left_out=None):
     values = {name: value for name, value in values.items() if name not in names}
     _check(path, values, flat, names)
     return values
+
+
+def initial_files(path):
+    """Paths of the files from which `read_initial` takes the model, to compare them between the ranks.
+
+    Raises:
+        UserError: if there is no such file.
+    """
+    try:
+        found = _find(path)
+        found.stat()
+        files = [found / MANIFEST, found / SERVER_STATE] if found.is_dir() else [found]
+        return [file for file in files if file.is_file()]  # `read_initial` says what is wrong with other ones
+    except FileNotFoundError:
+        raise UserError(f"init = {path}: no such file; {WANTED}") from None
+    except (UserError, OSError) as error:
+        raise UserError(f"init = {path}: cannot be read: {error}; {WANTED}") from None
+
+
+def _find(path):
+    """The model file, or the folder of the checkpoint, that the setting `init` names."""
+    file = pathlib.Path(path)
+    if (file / CHECKPOINTS).is_dir() or (file / MODEL_AND_ROWS).is_file():  # a run folder
+        rounds = find_checkpoints(file)
+        whole = file / MODEL_AND_ROWS
+        file = whole if check_regular(whole) or not rounds else checkpoint_folder(file, rounds[0])
+    return file.parent if file.stem == pathlib.Path(SERVER_STATE).stem else file
 
 
 def _read(file):

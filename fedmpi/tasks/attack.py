@@ -10,7 +10,7 @@ from torch import nn
 from fedmpi.data.hdf5 import data_sets, files_of, readable
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, check_normalisation, input_shape
-from fedmpi.data.source import names_silos, open_source
+from fedmpi.data.source import find_file, names_silos, open_source
 from fedmpi.errors import UserError
 from fedmpi.models import find_model
 from fedmpi.presets.reading import read_settings_file
@@ -55,6 +55,11 @@ class BlackBoxAttack(BaseTask):
         most=0.1,
     )
 
+    def common_files(self, context):
+        folder, _, data, data_dir = read_classifier_settings(self.classifier, context)
+        path = [] if data == "digits" else [find_file(data, data_dir)]
+        return {f"task.classifier = {folder}": [folder / MODEL_AND_ROWS], f"data of {folder}: {data}": path}
+
     def load(self, context, partition):
         classifier, source = load_classifier(self.classifier, context)
         if partition.by_class:
@@ -91,20 +96,9 @@ def load_classifier(folder, context):
     Raises:
         UserError: if the folder is not that of a classification run on images.
     """
-    if not folder:
-        raise UserError("task.classifier is missing: the run folder of a classifier, like runs/NAME")
-    folder, given = pathlib.Path(folder), f"task.classifier = {folder}"
-    if not (folder / SETTINGS).is_file():
-        raise UserError(f"{given}: expected a run folder with {SETTINGS} and {MODEL_AND_ROWS}")
-    settings = read_settings_file(folder / SETTINGS, f"{given}: {SETTINGS}")
-    task = settings.get("task")
-    if not isinstance(task, dict) or task.get("name") != "classification" or not isinstance(task.get("data"), str):
-        name = short(task.get("name") if isinstance(task, dict) else task, 50)
-        raise UserError(f"{given}: is a run of task {name}: expected classification")
-    if names_silos(task["data"]):
-        raise UserError(f"{given}: was trained on silo files {task['data']}: expected one data file for all clients")
-    data_dir = context.data_dir or settings.get("data_dir")
-    source = open_source(task["data"], data_dir if isinstance(data_dir, str) else None)
+    folder, settings, data, data_dir = read_classifier_settings(folder, context)
+    given, task = f"task.classifier = {folder}", settings["task"]
+    source = open_source(data, data_dir)
     if len(source.shape) < 2:
         raise UserError(f"{given}: was trained on samples {list(source.shape)}: expected images")
     mean, std = task.get("mean") or source.mean, task.get("std") or source.std
@@ -116,6 +110,28 @@ def load_classifier(folder, context):
         raise UserError(f"{given}: {MODEL_AND_ROWS} does not fit {type(net).__name__}: {short(error)}") from None
     classifier = Classifier(net, mean, std)
     return classifier.to(context.device, context.dtype), source
+
+
+def read_classifier_settings(folder, context):
+    """(path, settings as nested dict, name of its data set, folder of the data files or None) of a classifier's run.
+
+    Raises:
+        UserError: if the folder is not that of a classification run on one data file for all clients.
+    """
+    if not folder:
+        raise UserError("task.classifier is missing: the run folder of a classifier, like runs/NAME")
+    folder, given = pathlib.Path(folder), f"task.classifier = {folder}"
+    if not (folder / SETTINGS).is_file():
+        raise UserError(f"{given}: expected a run folder with {SETTINGS} and {MODEL_AND_ROWS}")
+    settings = read_settings_file(folder / SETTINGS, f"{given}: {SETTINGS}")
+    task = settings.get("task")
+    if not isinstance(task, dict) or task.get("name") != "classification" or not isinstance(task.get("data"), str):
+        name = short(task.get("name") if isinstance(task, dict) else task, 50)
+        raise UserError(f"{given}: is a run of task {name}: expected classification")
+    if names_silos(task["data"]) or task.get("own_files"):
+        raise UserError(f"{given}: was trained on silo files {task['data']}: expected one data file for all clients")
+    data_dir = context.data_dir or settings.get("data_dir")
+    return folder, settings, task["data"], data_dir if isinstance(data_dir, str) else None
 
 
 def _network(given, model, source):

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from fedmpi.data.imbalanced import ImbalancedBinary
-from fedmpi.data.source import names_silos
 from fedmpi.errors import UserError
 from fedmpi.run_files import ROC
 from fedmpi.settings import setting
 from fedmpi.tasks.base import Metrics, constructor_of, of_clients
 from fedmpi.tasks.classification import Classification, LoadedClassification
+from fedmpi.tasks.files import has_own_files
 from fedmpi.tasks.metrics import crossing
 from fedmpi.text import Log
 
@@ -61,7 +61,7 @@ class DeepAUC(Classification):
         Raises:
             UserError: if a silo file does not declare its number of classes.
         """
-        if names_silos(self.data) and not source.classes_declared:
+        if has_own_files(self) and not source.classes_declared:
             raise UserError(f"{source.path}: lacks the attribute num_classes, which decides which classes are positive")
         return ImbalancedBinary(source, self.share(), seed)
 
@@ -69,7 +69,7 @@ class DeepAUC(Classification):
         """The share of every negative class that is removed."""
         if self.removed_share is not None:
             return self.removed_share
-        is_file = names_silos(self.data) or self.data.endswith((".h5", ".hdf5"))
+        is_file = has_own_files(self) or self.data.endswith((".h5", ".hdf5"))
         return 0.0 if is_file else PAPERS_SHARE
 
 

@@ -76,6 +76,16 @@ class BaseTask:
     def __post_init__(self) -> None:
         check(self, "task.")
 
+    def common_files(self, context: RankContext) -> dict[str, list[pathlib.Path]]:
+        """Setting as text, like "task.data = silo.h5" -> paths of the files that all ranks have in common.
+
+        They are compared by digests before `load` opens them: nothing of a file that differs leaves its rank.
+
+        Raises:
+            UserError: if one is missing.
+        """
+        return {}
+
     def load(self, context: RankContext, partition: Any) -> Any:
         """Read what this rank's clients train on.
 

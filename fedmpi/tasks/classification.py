@@ -22,11 +22,11 @@ from fedmpi.data.source import (
     SILO_NAME,
     HDF5Source,
     check_labels,
+    digits_file,
     names_silos,
     open_source,
     pool_normalisation,
     silo_name,
-    silo_path,
 )
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
@@ -35,6 +35,7 @@ from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
+from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 from fedmpi.tasks.metrics import ANSWERS, by_name, crossing, last_layer, or_nan
 from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
 from fedmpi.text import Log, short
@@ -88,6 +89,13 @@ class Classification(BaseTask):
         None, f"further metrics of the test set by scikit-learn, separated by commas, of {', '.join(METRIC_NAMES)}"
     )
 
+    own_files: bool = own_files_setting()
+
+    def common_files(self, context):
+        if self.data == "digits" and not self.own_files:
+            return {"task.data = digits": [digits_file()]}
+        return common_files(self, context)
+
     def load(self, context, partition):
         if partition.redeal:
             return _DealtClassification(self, context, partition, *self.open(context, partition))
@@ -95,7 +103,7 @@ class Classification(BaseTask):
 
     def open(self, context, partition):
         """The data of `LoadedClassification`: sources, parts, rows, tests, names."""
-        return (_open_silos if names_silos(self.data) else _open_shared)(self, context, partition)
+        return (_open_silos if has_own_files(self) else _open_shared)(self, context, partition)
 
     def version(self, source, seed):
         """The part of a data set that the task trains on, a `Source`: all of it. `seed` is the run's."""
@@ -129,9 +137,9 @@ def _open_silos(task, context, partition):
             f"partition {name}: silo files {task.data} are split already and stay with their clients: "
             "leave --partition and its settings out"
         )
-    files = {client: HDF5Source(silo_path(task.data, client), tested=False) for client in context.clients}
-    further = silo_name(task.data, context.num_clients, "task.data")
-    if context.rank == 0 and pathlib.Path(further).is_file():
+    files = {client: HDF5Source(own_file(task, context, client), tested=False) for client in context.clients}
+    further = silo_name(task.data, context.num_clients, "task.data") if names_silos(task.data) else None
+    if context.rank == 0 and further and pathlib.Path(further).is_file():
         clients = f"{context.num_clients} client{'s' if context.num_clients > 1 else ''}"
         log.warning(f"{further} is not used: the run has {clients} (--clients or mpirun -np)")
     names = [", ".join(as_strings(file.attributes.get(SILO_NAME, ""))) for file in files.values()]
@@ -173,9 +181,9 @@ class LoadedClassification(LoadedTask):
         self._labels = {client: labels[client][training] for client, (training, _) in self._own.items()}
         self._held_labels = {client: labels[client][held] for client, (_, held) in self._own.items()}
         self._file_rows = source.file_rows
-        own_sources = sources.values() if names_silos(settings.data) else [source] if context.rank == 0 else []
+        own_sources = sources.values() if has_own_files(settings) else [source] if context.rank == 0 else []
         self._files = [file for opened in own_sources if opened.path is not None for file in files_of(opened.path)]
-        self.has_own_tests = names_silos(settings.data)
+        self.has_own_tests = has_own_files(settings)
         self._sources = sources.values()
         self._normalisation = (settings.mean or source.mean, settings.std or source.std)
         self._dtype, self._attributes = source.dtype, source.attributes

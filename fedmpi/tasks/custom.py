@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from fedmpi.comm.agreement import agree, check_equal
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import AgreedUserError, UserError
 from fedmpi.oracles.base import seed_all
@@ -20,6 +20,7 @@ from fedmpi.settings import setting
 from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
 from fedmpi.tasks.metrics import ANSWERS, OUTPUTS, PADDING, Answers, Metric, crossing, last_layer, or_nan
+from fedmpi.tasks.same_tests import check_same_tests
 from fedmpi.text import Log, short
 
 log = Log(__name__)
@@ -172,10 +173,7 @@ class LoadedOwnTask(LoadedTask):
         self._loaders = {}  # client -> _Loader
 
     def synchronise(self, link):
-        length = -1 if self._test is None else len(self._test)
-        check_equal(
-            link, {"len(test())": f"{length}"}, "expected the same test data on all ranks, or test_of(client, ...)"
-        )
+        check_same_tests(link, self._test)
         crosses = self._metrics and self._test is None and link.size > 1
         if crosses and link.rank == 0:
             kind = "test" if self.has_own_tests else "training"

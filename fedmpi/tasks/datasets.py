@@ -17,6 +17,7 @@ from fedmpi.oracles.base import seed_all
 from fedmpi.streams import derive
 from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.classification import LoadedClassification
+from fedmpi.tasks.same_tests import check_same_tests
 from fedmpi.text import short
 
 IN_MEMORY = (TensorDataset, np.ndarray, torch.Tensor, list, tuple)  # whose items never change
@@ -63,7 +64,9 @@ class _DatasetClassification(BaseTask):
         tests = [np.arange(num_tests * part // num_parts, num_tests * (part + 1) // num_parts) for part in own_parts]
         everything = np.concatenate(tests)
         test = self._items(self.test, "test_data", everything) if len(everything) else None
-        return LoadedDatasets(context, train, test, num_tests, tests)
+        loaded = LoadedDatasets(context, train, test, num_tests, tests)
+        loaded.common_test = self.test
+        return loaded
 
     def _items(self, dataset, name, indices=None):
         """(inputs, labels [n], whether inputs are bytes, number of declared classes) of the items at `indices` or all.
@@ -109,6 +112,7 @@ class LoadedDatasets(LoadedClassification):
 
     default_model = "mlp"
     weighs_classes = "the loss of a task of your own (fedmpi.Task) can weigh classes"
+    common_test = None  # the Dataset of which each rank has a share
     _attributes = {}
 
     def __init__(self, context, train, test, num_tests, test_rows):
@@ -142,6 +146,7 @@ class LoadedDatasets(LoadedClassification):
         self._count()
 
     def synchronise(self, link):
+        check_same_tests(link, self.common_test)
         if len(np.unique(link.allgatherv(np.array(self._bytes, float)))) > 1:
             raise UserError(
                 "data: the inputs of some clients are bytes (uint8), those of others not: expected one type"

@@ -12,12 +12,16 @@ from torch.nn import functional
 from fedmpi.data.hdf5 import files_of
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.sampler import SequentialSampler
-from fedmpi.data.source import find_file, names_silos, silo_path
+from fedmpi.data.source import find_file
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_edges
 from fedmpi.errors import UserError
 from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
+from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 SPLITS = ("train", "test")
 TEST_PARTS = 20  # columns of a test text; fixed, so that the result does not depend on the ranks
@@ -48,17 +52,22 @@ class Language(BaseTask):
         least=40,
     )
 
+    own_files: bool = own_files_setting()
+
     has_partition = False
     can_hold_out = True
 
+    def common_files(self, context):
+        return common_files(self, context)
+
     def load(self, context, partition):
-        if names_silos(self.data):
-            texts = [Text(silo_path(self.data, client)) for client in context.clients]
+        if has_own_files(self):
+            texts = [Text(own_file(self, context, client)) for client in context.clients]
             shares = ([text.words(split, 0, 1) for text in texts] for split in SPLITS)
         else:
             texts = [Text(find_file(self.data, context.data_dir))]
             shares = ([texts[0].words(split, context.rank, context.num_ranks)] for split in SPLITS)
-        own_texts = texts if names_silos(self.data) or context.rank == 0 else []
+        own_texts = texts if has_own_files(self) or context.rank == 0 else []
         return LoadedLanguage(self, context, *shares, [file for text in own_texts for file in files_of(text.path)])
 
 
@@ -99,7 +108,7 @@ class LoadedLanguage(LoadedTask):
         """
         self._files = files
         self._settings, self._context, self._words = settings, context, (train, test)
-        self.has_own_tests = names_silos(settings.data)
+        self.has_own_tests = has_own_files(settings)
         self.shape = (settings.bptt,)
         self._num_words = None  # of the training text that is shared
         # How many words are evaluated: of each client's part, of the test text; None: all.
@@ -112,6 +121,11 @@ class LoadedLanguage(LoadedTask):
         train, test = ([numbers_of(words, dictionary) for words in texts] for texts in (train, test))
         self.num_classes = len(dictionary)
         if self.has_own_tests:
+            if link.size > 1 and link.rank == 0:
+                log.warning(
+                    f"{self._settings.data}: all ranks get the list of the words in all clients' texts, in the order "
+                    "in which they first occur; model.json contains it"
+                )
             self._check_own(link, train, test)
             parts, self._test = (dict(zip(context.clients, map(self._to_device, texts))) for texts in (train, test))
         else:

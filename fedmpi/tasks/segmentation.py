@@ -11,12 +11,13 @@ from torch.nn import functional
 from fedmpi.data.hdf5 import files_of, readable
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import input_shape
-from fedmpi.data.source import HDF5Source, find_file, names_silos, pool_normalisation, silo_path
+from fedmpi.data.source import HDF5Source, find_file, pool_normalisation
 from fedmpi.errors import UserError
 from fedmpi.run_files import PARTITION
 from fedmpi.settings import setting
 from fedmpi.streams import generator
 from fedmpi.tasks.custom import LoadedOwnTask, Task
+from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 
 
 def _accuracy(outputs, targets):
@@ -45,6 +46,8 @@ class Segmentation(Task):
         "", "data set with masks: a name, a path ending in .h5, or one file per client; --data is short"
     )
 
+    own_files: bool = own_files_setting()
+
     goal = ("dice", 1)
     outputs = "scores"
     metrics = {"accuracy": _accuracy, "dice": _dice}
@@ -54,6 +57,9 @@ class Segmentation(Task):
 
     def predict(self, model, batch):
         return model(batch[0]).argmax(1), batch[1]
+
+    def common_files(self, context):
+        return common_files(self, context)
 
     def load(self, context, partition):
         return LoadedSegmentation(self, context)
@@ -87,8 +93,8 @@ class LoadedSegmentation(LoadedOwnTask):
     """See `LoadedOwnTask`. Args: task: a `Segmentation`. context: a `RankContext`."""
 
     def __init__(self, task, context):
-        is_shared = not names_silos(task.data)
-        of = (lambda _: find_file(task.data, context.data_dir)) if is_shared else (lambda k: silo_path(task.data, k))
+        is_shared = not has_own_files(task)
+        of = (lambda _: find_file(task.data, context.data_dir)) if is_shared else (lambda k: own_file(task, context, k))
         opened = {}  # path -> source
         self._sources = [opened.setdefault(of(k), HDF5Source(of(k), tested=is_shared)) for k in context.clients]
         self._sets, self._rows_of = [], None

@@ -15,6 +15,7 @@ from fedmpi.comm.link import Link
 from fedmpi.config.build import Config, resolve, same_on_all_ranks
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed
+from fedmpi.data.same_files import check_same_files
 from fedmpi.data.sampler import LastBatch
 from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
@@ -27,8 +28,9 @@ from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.membership.opening import check_alone
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.runs.initial import read_initial
+from fedmpi.runs.initial import initial_files, read_initial
 from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
+from fedmpi.tasks.files import EXPECTED, check_common_files
 from fedmpi.text import Log
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, try_metrics, try_training
@@ -112,11 +114,14 @@ def prepare(config, link):
     warn_if_shared(link, context.device)
     bind_to_near_cores(context.device, link)
     link.watch(run.timeout, spread(context.num_clients, link.size))
+    check_common_files(link, config.task, context)
     task = agree(link, lambda: config.task.load(context, config.partition))
     agree(link, lambda: task.synchronise(link))
     flat = agree(link, lambda: build_model(config, context, task))
     has_frozen = not all(parameter.requires_grad for parameter in flat.module.parameters())
     if run.init and (run.resume in (None, AUTO) or has_frozen):  # no checkpoint has the layers that are not trained
+        if link.size > 1:
+            check_same_files(link, f"init = {run.init}", agree(link, lambda: initial_files(run.init)), EXPECTED)
         agree(link, lambda: flat.load(read_initial(run.init, flat, run.init_except)))
     check_same_model(
         link,

@@ -3,7 +3,8 @@
 import json
 
 from fedmpi.comm.agreement import agree, allgather_lines, share
-from fedmpi.runs.data_files import difference, file_digest, read_data_files, salted, write_data_files
+from fedmpi.data.checksum import file_digest, salted
+from fedmpi.runs.data_files import difference, read_data_files, write_data_files
 from fedmpi.text import Log
 
 log = Log(__name__)

@@ -364,6 +364,7 @@ def account(tmp_path, files, folder, origin=None):
 
 def test_the_account_of_the_data_says_neither_which_file_nor_its_plain_checksum(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("fedmpi.data.checksum.SETTLED_SECONDS", 0)
     paths = [write(tmp_path / "secret_0.h5"), write(tmp_path / "secret_1.h5", {"silo": "Bonn"})]
     plain = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     one, two = (account(tmp_path, paths, name) for name in ("one", "two"))
