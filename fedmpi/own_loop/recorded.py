@@ -83,7 +83,8 @@ class Recorded:
         return int(self._loop.federation.requests) & (1 << REQUEST_BITS) - 1
 
     def request(self) -> int:
-        """This rank's bits: signals that have come, and what its checkpoints ask for. Not collective."""
+        """This rank's bits as a round begins: signals that have come, what its checkpoints ask for. Not collective."""
+        self._signals.begin_rounds()
         return int(self._signals.bits | self._checkpoints.request())
 
     def state(self) -> dict[str, Any]:

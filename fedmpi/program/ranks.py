@@ -17,7 +17,7 @@ from fedmpi.program.output import check_output, make_output_safe, print_log, wri
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
-def run_program(program, arguments, check=check_launch, begun=lambda: None):
+def run_program(program, arguments, check=check_launch):
     """Run `program(arguments, link)` and end the process with the right exit code.
 
     Errors that are raised on all ranks end them in order: `AgreedUserError` with exit code 2, `Diverged`
@@ -29,7 +29,6 @@ def run_program(program, arguments, check=check_launch, begun=lambda: None):
 
     Args:
         check: called with the link before the program; it raises a `UserError` if the ranks did not find each other.
-        begun: called after that, without arguments.
     """
     make_output_safe()
     print_log()
@@ -38,7 +37,6 @@ def run_program(program, arguments, check=check_launch, begun=lambda: None):
     write_past_launcher()
     wants_traceback = "--traceback" in arguments
     try:
-        begun()
         program(arguments, link)
         _leave(link, 0)
     except AgreedUserError as error:
