@@ -90,6 +90,8 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
         job = prepare(config, link)
         if config.run.resume in (None, AUTO):
             _survive(job)
+        # On all ranks before there is a run folder: whoever has seen it may send a signal.
+        agree(link, signals.begin_rounds)
         recorder, folder, identity = _open(job)
         try:
             records = Records(job, folder, recorder)
@@ -192,7 +194,6 @@ def _run(job, recorder, records, checkpoints, callbacks, began, signals):
         position, complete_in = _resume(job, recorder, checkpoints, progress, rule)
         if complete_in is not None:
             return _outcome(job, checkpoints.folder, complete_in)
-    agree(link, signals.begin_rounds)  # on all ranks before there are records: what looks for these may send a signal
     agree(link, lambda: recorder and recorder.begin(job.settings, position, job.federation.round_index))
     _survive(job)  # a resumed run only now: another rank 0 would append to records that go beyond the checkpoint
     account_for_data(job, records.recorder())
