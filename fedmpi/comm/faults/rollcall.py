@@ -51,7 +51,7 @@ class RollCall:
         self._waiting = set()  # other ranks that have said HERE and not GONE
         self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
         self._inside_since, self._call, self._patience = None, None, 0.0
-        self.neighbour = Neighbour(comm, self._processes, self._describe_ended, abort)
+        self.neighbour = Neighbour(comm, self._processes, self._describe_ended, self._end_after)
         _watched().append(self)
 
     def wait(self, request, pause):
@@ -184,6 +184,12 @@ class RollCall:
             when = f" during {phase}"
         end = f"its process ended{describe_end(status)}{when}"
         return f"error on {who}: {end}, without a Python error (exit, exec, a crash, or out of memory){hint}"
+
+    def _end_after(self, code):
+        """End the job after a rank has ended; where ranks may be lost, it is worth another attempt."""
+        from fedmpi.comm.faults.survivors import why_unavailable  # loads torch
+
+        abort(code if why_unavailable() else TIMED_OUT)
 
     def _missing(self):
         """Ranks that do not wait."""
