@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from fedmpi.comm.faults.abort import abort
+from fedmpi.comm.faults.mitigation import why_unavailable
 from fedmpi.comm.faults.neighbour import Neighbour, describe_end, exit_at_once
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.mpi_library import MPI
@@ -51,7 +52,7 @@ class RollCall:
         self._waiting = set()  # other ranks that have said HERE and not GONE
         self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
         self._inside_since, self._call, self._patience = None, None, 0.0
-        self.neighbour = Neighbour(comm, self._processes, self._describe_ended, self._end_after)
+        self.neighbour = Neighbour(comm, self._processes, self._describe_ended, abort)
         _watched().append(self)
 
     def wait(self, request, pause):
@@ -175,8 +176,8 @@ class RollCall:
         abort(TIMED_OUT)
 
     def _describe_ended(self, rank, status):
-        """The line about a rank whose process has ended; "" if the others go on without it."""
-        if self.goes_on:
+        """The line about a rank whose process has ended; "" if MPI itself reports it, to a job that may go on."""
+        if self.goes_on or why_unavailable() is None:
             return ""
         who, when, hint = f"rank {rank}", "", ""
         with contextlib.suppress(ReferenceError):  # the link was dropped
@@ -184,12 +185,6 @@ class RollCall:
             when = f" during {phase}"
         end = f"its process ended{describe_end(status)}{when}"
         return f"error on {who}: {end}, without a Python error (exit, exec, a crash, or out of memory){hint}"
-
-    def _end_after(self, code):
-        """End the job after a rank has ended; where ranks may be lost, it is worth another attempt."""
-        from fedmpi.comm.faults.survivors import why_unavailable  # loads torch
-
-        abort(code if why_unavailable() else TIMED_OUT)
 
     def _missing(self):
         """Ranks that do not wait."""
