@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -133,10 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say_starting(sys.argv[1:])
     from fedmpi.program.ranks import run_program
 
-    if arguments is None:  # until MPI has begun, these signals end the process
-        run_program(_run, sys.argv[1:], begun=lambda: remember_signals((signal.SIGTERM, signal.SIGHUP)))
-    else:
-        run_program(_run, list(arguments))
+    run_program(_run, sys.argv[1:] if arguments is None else list(arguments))
 
 
 def _run(arguments: list[str], link: Any) -> None:

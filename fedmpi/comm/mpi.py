@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import platform
 import weakref
 
@@ -12,6 +11,7 @@ import torch
 import fedmpi.comm.transports
 from fedmpi.comm.comparison import average_differs, combination_differs
 from fedmpi.comm.faults.abort import abort
+from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
 from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_clients, divide
@@ -307,8 +307,8 @@ class MPILink(Link):
     def abort(self, code):
         """End the whole job at once, also ranks that wait inside a collective. Not collective."""
         if self._survivors is not None and self._survivors.is_alone():
-            os._exit(code)  # of an abort by the last rank, Open MPI's mpirun makes the exit code 0
-        abort(self.comm, code)
+            exit_at_once(code)  # of an abort by the last rank, Open MPI's mpirun makes the exit code 0
+        abort(code)
 
 
 def mpi_name():

@@ -138,12 +138,16 @@ may_go_better() { case $1 in 75 | 9 | 137 | 255) ;; *) return 1 ;; esac; }
 asked=''
 forward() {
     asked=yes woken=yes
-    [ "$vendor" != "Open MPI" ] || set -- USR1 # on the others its mpirun kills the ranks before they can write a checkpoint
+    # On the others Open MPI's mpirun kills the ranks before they can write a checkpoint. Before the first round it may.
+    [ "$vendor" != "Open MPI" ] || compgen -G "$FEDMPI_UNFINISHED/prepares-*" >/dev/null || set -- USR1
     kill -s "$1" "$job" 2>/dev/null || true
 }
 for signal in INT TERM USR1; do trap "forward $signal" $signal; done
 attempt=0
+export FEDMPI_UNFINISHED=$files/unfinished # see fedmpi/comm/faults/marks.py
 while :; do
+    rm -rf "$FEDMPI_UNFINISHED"
+    mkdir "$FEDMPI_UNFINISHED"
     start "$launcher" "${words[@]}" "$@" &
     job=$!
     while :; do
@@ -151,6 +155,10 @@ while :; do
         wait $job || code=$?
         [ -n "$woken" ] || break # a signal ends `wait` before the job has ended
     done
+    if [ $code = 0 ] && compgen -G "$FEDMPI_UNFINISHED/open-*" >/dev/null; then
+        say "error: $launcher returned 0, but a rank ended before it was finished"
+        code=1
+    fi
     if [ -n "$asked" ] || [ $attempt -ge "$max_restarts" ] || ! may_go_better $code; then exit $code; fi
     attempt=$((attempt + 1))
     say "the job ended with exit code $code; restart $attempt of $max_restarts"

@@ -9,7 +9,7 @@ import signal
 import time
 
 MACHINE_BYTES = 7  # of a hash, so that it is a positive int64
-_STATE, _PARENT, _START = 0, 1, 19  # fields of /proc/PID/stat after the name, see proc(5)
+_STATE, _PARENT, _START, _CODE = 0, 1, 19, 49  # fields of /proc/PID/stat after the name, see proc(5)
 
 
 def describe_process():
@@ -67,6 +67,15 @@ def stat_of(process):
     """(state, number, start in ticks of the clock) of a process; None if there is none, or on another system."""
     found = _read_stat(process)
     return None if found is None else (found[1][_STATE], process, int(found[1][_START]))
+
+
+def exit_status(process):
+    """The exit code of a process that has ended, or minus its signal; None if its parent was faster, or it runs on."""
+    found = _read_stat(process)
+    if found is None or found[1][_STATE] != "Z":
+        return None
+    status = int(found[1][_CODE])
+    return -(status & 127) or status >> 8
 
 
 def _read_stat(process):

@@ -2,16 +2,22 @@
 
 import atexit
 import builtins
+import contextlib
+import ctypes
 import dataclasses
 import functools
+import gc
+import operator
 import os
 import sys
 import time
 
 from fedmpi.comm.faults.abort import abort
+from fedmpi.comm.faults.marks import mark
 from fedmpi.comm.faults.meeting import say_gone
-from fedmpi.comm.faults.rollcall import GRACE, TIMED_OUT, RollCall
+from fedmpi.comm.faults.rollcall import GRACE, RollCall
 from fedmpi.comm.launch import OUTPUT_SECONDS
+from fedmpi.comm.mpi_library import MPI
 from fedmpi.errors import INTERRUPTED, Diverged, UserError
 
 
@@ -22,7 +28,6 @@ class _Opened:
     rank: int
     roll_call: RollCall | None  # None: there are no other ranks
     progress: list  # see `Link`
-    comm: object  # its communicator
 
 
 _opened = []  # `_Opened`s
@@ -36,14 +41,18 @@ def guard_exits(link):
     global _exit_code
     _exit_code = None
     _install()
-    _opened.append(_Opened(link.rank, link.roll_call, link.progress, link.comm))
+    _opened.append(_Opened(link.rank, link.roll_call, link.progress))
+    mark("open", True)
 
 
 def forget(link):
     """Let this rank end from now on. Not collective."""
+    if link.roll_call is not None:
+        link.roll_call.neighbour.leave()
     _opened[:] = [opened for opened in _opened if opened.progress is not link.progress]
     if not _opened and os.getpid() == _process:
         _uninstall()
+        mark("open", False)
 
 
 def _install():
@@ -57,38 +66,79 @@ def _install():
     _replace(sys, "exit", _exit)
     for name in ("exit", "quit"):  # are there unless Python was started with -S
         if hasattr(builtins, name):
-            _replace(builtins, name, _exit)
+            _replace(builtins, name, _quit)
     _replace(os, "_exit", _exit_at_once)
+    with contextlib.suppress(LookupError, AttributeError, TypeError):  # another Python
+        _replace(MPI.Comm, "Abort", _abort_at_once)
 
 
-def _replace(module, name, function):
-    """Put `function`, whose first argument is what was there, in the place of a module's function."""
-    before = getattr(module, name)
-    ours = functools.partial(function, before)
-    setattr(module, name, ours)
-    _replaced.append((module, name, ours, before))
+def _replace(place, name, function):
+    """Put `function`, whose first argument is what was there, in the place of a function of a module or class.
+
+    It takes the same arguments, and calls what was there: a later function may still call it when no link is open.
+    """
+    before = getattr(place, name)
+
+    @functools.wraps(before)
+    def ours(*arguments, **keywords):
+        return function(before, *arguments, **keywords)
+
+    _set(place, name, ours)
+    _replaced.append((place, name, ours, before))
+
+
+def _set(place, name, value):
+    """setattr, also for a class of C such as mpi4py's, which Python otherwise does not let change."""
+    if isinstance(place, type):
+        gc.get_referents(vars(place))[0][name] = value
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(place))
+    else:
+        setattr(place, name, value)
 
 
 def _uninstall():
-    for module, name, ours, before in _replaced:
-        if getattr(module, name) is ours:  # if not, a later one calls it
-            setattr(module, name, before)
+    for place, name, ours, before in _replaced:
+        if getattr(place, name, None) is ours:  # if not, a later one calls it
+            _set(place, name, before)
     _replaced.clear()
 
 
-def _exit(leave, code=None, /):
-    """sys.exit and the like, which remembers its code: at exit, Python does not say with which one it ends."""
+def _exit(leave, status=None, /):
+    """sys.exit, which remembers its code: at exit, Python does not say with which one it ends."""
     global _exit_code
-    _exit_code = 0 if code is None else code & 255 if isinstance(code, int) else 1
-    leave(code)
+    _exit_code = 0 if status is None else status & 255 if isinstance(status, int) else 1
+    leave(status)
 
 
-def _exit_at_once(leave, code):
+def _quit(leave, /, code=None):
+    """exit and quit of Python's prompt, which remember their code, too."""
+    _exit(leave, code)
+
+
+def _exit_at_once(leave, /, status):
     """os._exit, which also ends the other ranks while links are open: launchers take the code 0 for success."""
-    others = _waited_for()
-    if others and code != TIMED_OUT and not others[-1].roll_call.goes_on:  # fedmpi itself has not said why
-        _end(f"error on rank {others[-1].rank}: os._exit({code}) was called{_after(*others[-1].progress)}", code or 1)
-    leave(code)
+    _end_unfinished("os._exit", status)
+    leave(status)
+
+
+def _abort_at_once(leave, comm, /, errorcode=0):
+    """MPI_Abort, which does not end an unfinished job as if it were a success: its code is 0 if none is given."""
+    with contextlib.suppress(TypeError):
+        if operator.index(errorcode) & 255 == 0:
+            _end_unfinished("MPI_Abort", errorcode)
+    leave(comm, errorcode)
+
+
+def _end_unfinished(function, status):
+    """End the job if links are open and this rank calls a function that ends its process with a status."""
+    opened = [link for link in _opened if not (link.roll_call and link.roll_call.goes_on)]
+    with contextlib.suppress(TypeError):  # it says itself what is wrong with the status
+        code = operator.index(status) & 255
+        is_mine = opened and os.getpid() == _process and not MPI.Is_finalized()
+        if is_mine and (opened[-1].roll_call is not None or code == 0):
+            last = opened[-1]
+            line = f"error on rank {last.rank}: {function}({code}) was called{_after(*last.progress)}"
+            _end(f"{line}, and the job is not finished" if code == 0 else line, code or 1)
 
 
 def _end_by_error(report, kind, error, trace):
@@ -110,6 +160,9 @@ def _end_by_error(report, kind, error, trace):
 def _end_together():
     """At exit with links open: end with all ranks, if they come here within some seconds; if not, end the job."""
     others = _waited_for()
+    for link in others:
+        link.roll_call.neighbour.leave()
+    mark("open", False)
     code = -1 if _exit_code is None else _exit_code
     if not all(link.roll_call.say_leaving([*link.progress, code]) for link in others):
         return  # MPI is finalized
@@ -117,6 +170,8 @@ def _end_together():
         say_gone(code)
     until = time.monotonic() + GRACE
     heard = [(link, *link.roll_call.hear_leaving(until)) for link in others]
+    for link in others:
+        link.roll_call.neighbour.close()
     alone = [(link, leaving) for link, leaving, are_all in heard if not are_all]
     if alone:
         _end_alone(*max(alone, key=lambda pair: pair[0].progress[0]))
@@ -151,7 +206,7 @@ def _end(line, code):
     if line:
         _print(line)
     time.sleep(OUTPUT_SECONDS)
-    abort(_opened[-1].comm, code)
+    abort(code)
 
 
 def _print(line):

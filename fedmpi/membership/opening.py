@@ -52,7 +52,7 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
         _end_at_once(error)
     missing = wait_for_all(comm, timeout + GRACE)
     if missing is not None:
-        _end_opening(comm, timeout, *missing)
+        _end_opening(timeout, *missing)
     link = MPILink(comm)
     try:
         check(link)
@@ -108,7 +108,7 @@ def check_alone():
         )
 
 
-def _end_opening(comm, timeout, rank, code):
+def _end_opening(timeout, rank, code):
     """End the job: a rank has ended with a code, or (None) some ranks have not come in time."""
     problem = f"not all ranks have begun a federation within {timeout:g} s"
     hint = "some have ended, are stuck, or do not call fedmpi as often as the others"
@@ -118,5 +118,4 @@ def _end_opening(comm, timeout, rank, code):
     time.sleep(min(2 * OUTPUT_SECONDS * started_by()[2], GRACE))  # a lower rank ends this one meanwhile, if it is here
     print(f"fedmpi: error: {problem}: {hint}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS / 5)  # after os._exit(0) on a rank, MPICH's launcher soon ends all with exit code 0
-    abort(comm, code or TIMED_OUT)
-    time.sleep(GRACE)  # MPICH's returns before it takes effect
+    abort(code or TIMED_OUT)

@@ -9,12 +9,13 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fedmpi
 from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import agree, check_equal, share
-from fedmpi.errors import STOPPED, AgreedUserError
+from fedmpi.errors import STOPPED, AgreedUserError, UserError
 from fedmpi.federation.losses import PAUSED
 from fedmpi.own_loop.objects import Objects
 from fedmpi.own_loop.passes import Passes
@@ -102,7 +103,8 @@ class Recorded:
         return int(self._loop.federation.requests) & (1 << REQUEST_BITS) - 1
 
     def request(self) -> int:
-        """This rank's bits: signals that have come, and what its checkpoints ask for. Not collective."""
+        """This rank's bits as a round begins: signals that have come, what its checkpoints ask for. Not collective."""
+        self._signals.begin_rounds()
         return int(self._signals.bits | self._checkpoints.request())
 
     def state(self) -> dict[str, Any]:

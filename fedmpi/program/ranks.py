@@ -2,12 +2,12 @@
 
 import atexit
 import gc
-import os
 import sys
 import time
 import traceback
 
 from fedmpi.comm.agreement import agree
+from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.survivors import is_loss
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
@@ -17,7 +17,7 @@ from fedmpi.program.output import check_output, make_output_safe, print_log, wri
 from fedmpi.text import LONGEST_MESSAGE, short
 
 
-def run_program(program, arguments, check=check_launch, begun=lambda: None):
+def run_program(program, arguments, check=check_launch):
     """Run `program(arguments, link)` and end the process with the right exit code.
 
     Errors that are raised on all ranks end them in order: `AgreedUserError` with exit code 2, `Diverged`
@@ -29,7 +29,6 @@ def run_program(program, arguments, check=check_launch, begun=lambda: None):
 
     Args:
         check: called with the link before the program; it raises a `UserError` if the ranks did not find each other.
-        begun: called after that, without arguments.
     """
     make_output_safe()
     print_log()
@@ -38,7 +37,6 @@ def run_program(program, arguments, check=check_launch, begun=lambda: None):
     write_past_launcher()
     wants_traceback = "--traceback" in arguments
     try:
-        begun()
         program(arguments, link)
         _leave(link, 0)
     except AgreedUserError as error:
@@ -65,7 +63,7 @@ def _make_link(check):
     except Exception as error:
         if is_loss(error):
             print("fedmpi: error: a rank was lost before the others were ready", file=sys.stderr, flush=True)
-            os._exit(STOPPED)
+            exit_at_once(STOPPED)
         raise
 
 
@@ -100,7 +98,7 @@ def _leave(link, code):
         link.wait_for_survivors()  # until then the others that are left may need this rank
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        exit_at_once(code)
     link.close()
 
 
@@ -136,5 +134,5 @@ def end_at_once(link, error, wants_traceback):
     print(f"fedmpi: error on {where}: {short(message, LONGEST_MESSAGE)}{hint}", file=sys.stderr, flush=True)
     time.sleep(OUTPUT_SECONDS)
     if is_loss(error):  # the others notice it, too; Open MPI's mpirun makes 0 of the code of the last rank that aborts
-        os._exit(code)
+        exit_at_once(code)
     link.abort(code)

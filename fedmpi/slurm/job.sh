@@ -194,6 +194,8 @@ wait_for() {
     [ -z "$warned" ] || [ -z "$began" ] || return $NOT_FINISHED # warned between two commands
     exec 3> >(trap '' INT TERM USR1; exec grep --line-buffered -vE "$NOISE" >&2)
     filter=${!:-}
+    FEDMPI_UNFINISHED=$(mktemp -d) # see fedmpi/comm/faults/marks.py
+    export FEDMPI_UNFINISHED
     "$@" 2>&3 3>&- &
     pid=$! began=yes
     # Warned during the checks: the time limit is short, and half of what is left of it is for the command.
@@ -206,6 +208,11 @@ wait_for() {
     pid=''
     exec 3>&- # the filter ends with the last process that writes to it; these lines come before ours
     for _ in {1..20}; do kill -0 "$filter" 2>/dev/null && sleep 0.1 || break; done
+    if [ $code -eq 0 ] && compgen -G "$FEDMPI_UNFINISHED/open-*" >/dev/null; then
+        say "error: $1 returned 0, but a rank ended before it was finished"
+        code=1
+    fi
+    rm -rf "$FEDMPI_UNFINISHED"
     # Ranks that were warned before they could hear it were ended by the signal; wrong settings stay wrong.
     if [ -n "$warned" ] && [ $code -ne 0 ] && [ $code -ne 2 ]; then code=$NOT_FINISHED; fi
     return $code

@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.comm.agreement import agree, check_equal, share
-from fedmpi.comm.faults.survivors import why_unavailable
+from fedmpi.comm.faults.mitigation import why_unavailable
 from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import Link
 from fedmpi.config.build import Config, resolve, same_on_all_ranks

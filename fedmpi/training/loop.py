@@ -88,6 +88,8 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
     with StopSignals() as signals:
         agree(link, lambda: link.rank == 0 and check_run_folder(config.run))
         job = prepare(config, link)
+        # On all ranks before there is a run folder: whoever has seen it may send a signal.
+        agree(link, signals.begin_rounds)
         if config.run.resume in (None, AUTO):
             _survive(job)
         recorder, folder, identity = _open(job)

@@ -56,6 +56,34 @@ def test_a_signal_to_the_script_stops_the_run_in_order(tmp_path):
     assert find_checkpoints(tmp_path / "it")
 
 
+def test_a_signal_before_the_first_round_ends_the_job_at_once(tmp_path):
+    """Under Open MPI, too, where a later one is passed on as a warning of the time limit."""
+    mpi = "openmpi" if "openmpi" in launchers() else "default"
+    run = ("--model", "never_built.model", "--out", tmp_path / "runs")
+    words = [str(word) for word in (SCRIPT, "-np", 2, "python", "-m", "fedmpi.train", *run)]
+    variables = {"PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAMS}", "STUCK": "asleep", "STUCK_IN": str(tmp_path)}
+    variables = {**os.environ, **environment(mpi, {}), **variables}
+    job = subprocess.Popen(
+        words, env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("stuck-*"))) == 2, 100)
+        job.terminate()
+        _, errors = job.communicate(timeout=20)
+    finally:
+        kill_session(job)
+        job.communicate()
+    assert job.returncode not in (0, 75), errors
+
+
+@pytest.mark.parametrize(("how", "code"), [("_exit", 1), ("child", 0)])
+def test_a_rank_that_ends_without_python_where_none_is_left_to_say_so(how, code):
+    """The launcher returns 0; not so the script, if the loop was not finished."""
+    ended = mpirun("-np", 1, "python", PROGRAMS / "ends.py", how, 0, "average")
+    assert ended.returncode == code, ended.stderr
+    assert ("returned 0, but a rank ended before it was finished" in ended.stderr) == (code == 1)
+
+
 def test_a_killed_rank(any_mpi, tmp_path):
     """Without restarts the job fails; with one it begins again."""
     for restarts, code in ((0, None), (1, 0)):

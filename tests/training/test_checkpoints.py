@@ -276,8 +276,8 @@ def test_settings_that_do_not_fit_give_one_line(run, words, message):
 
 @pytest.mark.parametrize(
     ("owner", "name", "number"),
-    [(loop, "prepare", 1), (Federation, "start", 1), (RowStore, "begin_turn", 7), (Evaluation, "__call__", 1)],
-    ids=["before the first round", "at the start", "within a round", "in an evaluation"],
+    [(Federation, "start", 1), (RowStore, "begin_turn", 7), (Evaluation, "__call__", 1)],
+    ids=["at the start", "within a round", "in an evaluation"],
 )
 def test_a_signal_at_any_time_stops_the_run_in_order(tmp_path, monkeypatch, longer, owner, name, number):
     words, calls, usual = f"{TOY} --rounds 8 --eval-every 1 --name it", itertools.count(1), getattr(owner, name)
@@ -679,6 +679,9 @@ def test_200_kills_at_random_times(tmp_path):
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):
     monkeypatch.setattr("fedmpi.program.signals.SAME_KEY_PRESS", 0.3)
     with StopSignals() as signals:
+        with pytest.raises(KeyboardInterrupt):  # nothing has begun
+            signal.raise_signal(signal.SIGINT)
+        signals.begin_rounds()
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, from the terminal and from the launcher
         signal.raise_signal(signal.SIGTERM)
@@ -696,6 +699,8 @@ def test_other_signals_stop_a_run_unless_the_user_decides_otherwise(name, before
     usual = signal.signal(number, before)
     try:
         with StopSignals() as signals:
+            assert name != "SIGHUP" or signal.getsignal(number) == before
+            signals.begin_rounds()
             signal.raise_signal(number)
         assert stopping_signal(signals.bits) == (name if taken else None)
         assert signal.getsignal(number) == before

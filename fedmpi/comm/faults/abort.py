@@ -4,15 +4,17 @@ import contextlib
 import ctypes
 import os
 import subprocess
+import time
 
-from fedmpi.comm.faults.orphan import LAUNCHERS
+from fedmpi.comm.faults.neighbour import exit_at_once, leave_all
+from fedmpi.comm.faults.orphan import launcher_name
 from fedmpi.comm.mpi_library import MPI
-from fedmpi.machine.processes import ancestors
 
-PATIENCE = 1  # seconds that MPI_Abort gets before that
+RETURNS = 3  # seconds in which MPI_Abort ends this process after it has returned
+PATIENCE = 1  # seconds that it gets before the ranks of srun are ended in another way
 
 
-def abort(comm, code):
+def abort(code):
     """End the whole job at once with an exit code, also ranks that wait inside a collective. Not collective.
 
     MPI_Abort ends this process by exit(code), which first calls what libraries have registered with atexit. That can
@@ -20,16 +22,19 @@ def abort(comm, code):
     code of the job. So a handler is registered that ends the process before the others run.
 
     Args:
-        comm: an mpi4py communicator; None: COMM_WORLD. A forked child, which has no part in MPI, ends alone.
+        code: 1 to 255. A forked child, which has no part in MPI, ends alone.
     """
     if os.getpid() != MPI.process:
-        os._exit(code)
+        exit_at_once(code)
+    leave_all(code)
     with contextlib.suppress(OSError, AttributeError):  # the C library is another one
         library = ctypes.CDLL(None)
         # Handlers run in reverse order, so this one is the first.
         library.__cxa_atexit(library._exit, ctypes.c_void_p(code), None)
     _end_step_later()
-    (comm or MPI.COMM_WORLD).Abort(code)
+    MPI.COMM_WORLD.Abort(code)  # of another one, MPICH's ends this process only, and leaves the rest to its launcher
+    time.sleep(RETURNS)  # MPICH's returns before it takes effect
+    exit_at_once(code)
 
 
 def _end_step_later():
@@ -38,8 +43,7 @@ def _end_step_later():
     MPICH's does not return, and ends nothing, while a rank on another node is stopped (seen with srun --mpi=pmi2).
     Once SLURM's kill did not reach that node: the rank is continued first, so that two requests would have to be lost.
     """
-    launchers = [name for _, name in ancestors() if name in LAUNCHERS]
-    if launchers[:1] == ["slurmstepd"] and {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= {*os.environ}:
+    if launcher_name() == "slurmstepd" and {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= {*os.environ}:
         step = '"$SLURM_JOB_ID.$SLURM_STEP_ID"'
         command = f"sleep {PATIENCE}; scancel --signal=CONT {step}; sleep 1; exec scancel --signal=KILL {step}"
         with contextlib.suppress(OSError):

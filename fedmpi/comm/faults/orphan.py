@@ -43,6 +43,11 @@ def launcher_above(process=None):
     return next((above for above, name in ancestors(process) if name in LAUNCHERS), None)
 
 
+def launcher_name():
+    """The name of the process that started this one as a rank; "" if there is none."""
+    return next((name for _, name in ancestors() if name in LAUNCHERS), "")
+
+
 def container():
     """The number of the container in which this process and its launcher are, as text; "" if they are in none."""
     with contextlib.suppress(OSError):

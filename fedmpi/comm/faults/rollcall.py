@@ -7,7 +7,6 @@ or slow. The job ends then, or goes on without that rank: a rank of its machine 
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 import time
@@ -15,6 +14,8 @@ import time
 import numpy as np
 
 from fedmpi.comm.faults.abort import abort
+from fedmpi.comm.faults.mitigation import why_unavailable
+from fedmpi.comm.faults.neighbour import Neighbour, describe_end, exit_at_once
 from fedmpi.comm.launch import OUTPUT_SECONDS
 from fedmpi.comm.mpi_library import MPI
 from fedmpi.machine.processes import describe_process, is_stopped, kill_process
@@ -51,6 +52,7 @@ class RollCall:
         self._waiting = set()  # other ranks that have said HERE and not GONE
         self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
         self._inside_since, self._call, self._patience = None, None, 0.0
+        self.neighbour = Neighbour(comm, self._processes, self._describe_ended, abort)
         _watched().append(self)
 
     def wait(self, request, pause):
@@ -124,6 +126,10 @@ class RollCall:
 
     def close(self):
         """Free the communicator."""
+        self.neighbour.close()
+        request = self._comm.Ibarrier()  # until then a launcher may not notice that a rank has ended
+        while not request.Test():
+            time.sleep(0.001)
         _watched().remove(self)
         self._comm.Free()
 
@@ -136,7 +142,7 @@ class RollCall:
             return
         if not self.goes_on or self._patience > self.limit + GRACE:
             self._report("one or more ranks")
-            os._exit(TIMED_OUT)
+            exit_at_once(TIMED_OUT)
         self._kill([rank for rank in self._others() if is_stopped(*self._processes[rank].tolist())])
         self._patience *= 2  # another rank may have killed them before this one looked
 
@@ -167,7 +173,18 @@ class RollCall:
         missing = [self._describe(rank) for rank in self._missing()]
         self._report(", ".join(missing) or "any message, though all ranks wait")
         time.sleep(OUTPUT_SECONDS)
-        abort(self._comm, TIMED_OUT)
+        abort(TIMED_OUT)
+
+    def _describe_ended(self, rank, status):
+        """The line about a rank whose process has ended; "" if MPI itself reports it, to a job that may go on."""
+        if self.goes_on or why_unavailable() is None:
+            return ""
+        who, when, hint = f"rank {rank}", "", ""
+        with contextlib.suppress(ReferenceError):  # the link was dropped
+            who, (phase, hint) = self._describe(rank), self._explain()
+            when = f" during {phase}"
+        end = f"its process ended{describe_end(status)}{when}"
+        return f"error on {who}: {end}, without a Python error (exit, exec, a crash, or out of memory){hint}"
 
     def _missing(self):
         """Ranks that do not wait."""
