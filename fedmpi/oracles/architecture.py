@@ -8,6 +8,7 @@ import hashlib
 import sys
 import types
 import typing
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -26,11 +27,13 @@ class Part(typing.NamedTuple):
     Attributes:
         kind: name of its class. settings: name -> text of its plain attributes; "" is what torch prints of it.
         code: digest of its methods, of this version of Python; "" of torch's own classes.
+        is_lazy: whether its settings come with its first pass.
     """
 
     kind: str
     settings: dict[str, str]
     code: str = ""
+    is_lazy: bool = False
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -63,52 +66,57 @@ def as_json(parts: dict[str, Part], later: nn.Module | None = None) -> dict[str,
     return kept
 
 
-def difference(recorded: typing.Any, module: nn.Module) -> str:
-    """How a module differs from the one that was recorded by `as_json`, as text; "" if it does not."""
-    return _compare(recorded, module)[0]
+def difference(
+    recorded: typing.Any, parts: dict[str, Part], ignored: Callable[[str], bool] = lambda name: False
+) -> str:
+    """How a module, as `describe` gives it, differs from the one that `as_json` recorded, as text; "" if it does not.
 
-
-def other_code(recorded: typing.Any, module: nn.Module) -> str:
-    """The name of the first part whose code is not that which was recorded, as text; "" if there is none."""
-    return _compare(recorded, module)[1]
-
-
-def _compare(recorded: typing.Any, module: nn.Module) -> tuple[str, str]:
+    `ignored`: whether a part of this name may differ.
+    """
     if not isinstance(recorded, dict):  # of a folder without the record, or of another program
-        return "", ""
-    found, code = dict(module.named_modules()), ""
+        return ""
     for name, entry in recorded.items():
-        if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[1], dict)):
+        if not _is_entry(entry) or ignored(name):
             continue
         where, kind = f"its part '{name}'" if name else "it", str(entry[0])
-        if name not in found:
-            return f"{where} is missing: the run's is a {kind}", ""
-        part, is_lazy = _part(found[name]), isinstance(found[name], LazyModuleMixin)
+        if name not in parts:
+            return f"{where} is missing, the run's is a {kind}"
+        part = parts[name]
         if part.kind != kind:
-            return f"{where} is a {part.kind}, the run's is a {kind}", ""
-        for key, text in {} if is_lazy else entry[1].items():
-            if key not in part.settings or part.settings[key] != text:
-                now = part.settings.get(key, "nothing")
-                label = f" {key} =" if key else ""
-                return f"{where}, a {kind}, has{label} {now}, the run's{label or ' has'} {text}", ""
-        if not code and str(entry[2]).startswith(PYTHON) and entry[2] != part.code:
-            code = f"'{name}' ({kind})" if name else kind
-    new = next((name for name in found if name not in recorded), None)
-    if new is not None:
-        return f"it has a part '{new}', a {type(found[new]).__name__}, that the run's has not", ""
-    return "", code
+            return f"{where} is a {part.kind}, the run's is a {kind}"
+        for key, text in {} if part.is_lazy else entry[1].items():
+            now = part.settings.get(key, "none")
+            if now != text:
+                label = f"{key} = " if key else ""
+                return f"{where} is a {kind} with {label}{now}, the run's has {label}{text}"
+    new = next((name for name in parts if name not in recorded and not ignored(name)), None)
+    return "" if new is None else f"its part '{new}', a {parts[new].kind}, is not in the run's"
+
+
+def other_code(recorded: typing.Any, parts: dict[str, Part]) -> str:
+    """The class of the first part whose code is not that which was recorded; "" if there is none."""
+    for name, entry in recorded.items() if isinstance(recorded, dict) else ():
+        if _is_entry(entry) and str(entry[2]).startswith(PYTHON) and name in parts and parts[name].code != entry[2]:
+            return parts[name].kind
+    return ""
+
+
+def _is_entry(entry: typing.Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 3 and isinstance(entry[1], dict)
 
 
 def _part(module: nn.Module) -> Part:
     cls: typing.Any = type(module)
-    if isinstance(module, LazyModuleMixin) and module.cls_to_become is not None:
+    is_lazy = isinstance(module, LazyModuleMixin)
+    if is_lazy and module.cls_to_become is not None:
         cls = module.cls_to_become
     is_torchs = cls.__module__.startswith("torch.nn.")
-    printed = "" if isinstance(module, _DROPOUTS) else " ".join(module.extra_repr().split())[:LONGEST]
+    is_dropout = isinstance(module, _DROPOUTS)  # which acts in training only
+    printed = "" if is_dropout else " ".join(module.extra_repr().split())[:LONGEST]
     settings = {"": printed} if printed else {}
-    if not (is_torchs and printed):
+    if not is_dropout and not (is_torchs and printed):
         settings |= {name: text for name, value in vars(module).items() if (text := _as_text(name, value)) is not None}
-    return Part(cls.__name__, settings, "" if is_torchs else _code_of(module))
+    return Part(cls.__name__, settings, "" if is_torchs else _code_of(module), is_lazy)
 
 
 def _as_text(name: str, value: object) -> str | None:
@@ -128,7 +136,7 @@ def _as_text(name: str, value: object) -> str | None:
 
 
 def _code_of(module: nn.Module) -> str:
-    """A digest of the methods that a module's classes define, but their making, and of functions among its attributes."""
+    """A digest of the methods that a module's classes define, but __init__, and of functions among its attributes."""
     found = hashlib.blake2b(digest_size=8)
     for cls in type(module).__mro__:
         if cls.__module__.partition(".")[0] in ("torch", "builtins"):

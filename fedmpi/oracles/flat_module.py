@@ -82,6 +82,7 @@ class FlatModule:
         begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
         self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
         self._buffers, num_buffers = _lay_out_buffers(module, self.parameters[0].dtype)
+        self._given_buffers = [buffer.owner._buffers[buffer.key] for buffer in self._buffers]
         self._integer_buffers = [
             (owner, key)
             for owner in module.modules()
@@ -199,7 +200,7 @@ class FlatModule:
         return views, dense
 
     def _find_large_layers(self):
-        """Find the linear layers that `gradient` lets compute their weight's gradient in the memory where it is wanted."""
+        """Find the linear layers whose weights' gradients `gradient` computes in the memory where they are wanted."""
         positions = {id(parameter): position for position, parameter in enumerate(self.parameters)}
         for layer in self.module.modules():
             weight = getattr(layer, "weight", None)
@@ -229,6 +230,16 @@ class FlatModule:
             self._buffer_pointers = [view.data_ptr() for view in self._buffers_at]
             for buffer, view in zip(self._buffers, self._buffers_at):
                 buffer.owner._buffers[buffer.key] = view.data  # an alias: the module may set its .data
+
+    @torch.no_grad()
+    def release(self, vector, buffers):
+        """Give the module these values in memory of its own, and as buffers the very tensors that it had before."""
+        self.point_at(vector, buffers)
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone()
+        for buffer, tensor in zip(self._buffers, self._given_buffers):
+            tensor.copy_(buffer.owner._buffers[buffer.key])
+            buffer.owner._buffers[buffer.key] = tensor
 
     def _buffer_view(self, buffer, buffers):
         if buffer.part.dtype == self.x.dtype:  # the vector may be of another dtype, after a conversion
@@ -433,7 +444,7 @@ def odd_kind(tensor):
 
 
 def check_whole(module):
-    """Check that a module's parameters lie in this process as it defines them: FSDP keeps pieces of them.
+    """Check that a module's parameters lie in this process as a whole: FSDP keeps pieces of them.
 
     Raises:
         UserError: one line, if they do not.
@@ -443,8 +454,8 @@ def check_whole(module):
         if sharded := kinds & {"FSDPModule", "FullyShardedDataParallel"}:
             where = f"its part '{name}'" if name else "it"
             raise UserError(
-                f"model {type(module).__name__}: {where} is sharded by FSDP ({sharded.pop()}), so that this process has "
-                "a piece of each parameter: expected whole parameters; leave FSDP out, or average in a loop of your own"
+                f"model {type(module).__name__}: {where} is sharded by FSDP ({sharded.pop()}), so that this process "
+                "has a piece of each parameter: expected whole parameters; leave FSDP out"
             )
 
 

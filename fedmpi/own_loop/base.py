@@ -236,10 +236,8 @@ class OwnLoop:
         if self._recorded:
             self._recorded.finish()
         self._accounts = self.accounts()
-        flat, own, x = self._flat, self._own_names, self._current()
-        flat.point_at(x.clone(), self._client.buffers.clone())
-        for parameter in flat.parameters:
-            parameter.data = parameter.data.clone()
+        flat, own = self._flat, self._own_names
+        flat.release(self._current(), self._client.buffers)
         self.federation.private.clean()  # the model has them
         check_result(self.federation)
         hint, frozen = "has frozen parameters that a rank has changed", compared_values(flat.module, "average", own)

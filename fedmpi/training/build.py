@@ -117,7 +117,7 @@ def prepare(config, link):
     flat = agree(link, lambda: build_model(config, context, task))
     has_frozen = not all(parameter.requires_grad for parameter in flat.module.parameters())
     if run.init and (run.resume in (None, AUTO) or has_frozen):  # no checkpoint has the layers that are not trained
-        agree(link, lambda: flat.load(read_initial(run.init, flat, run.init_except)))
+        agree(link, lambda: flat.load(read_initial(run.init, flat, run.init_except, run.init_strict)))
     check_same_model(
         link,
         flat.module,

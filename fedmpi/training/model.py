@@ -90,7 +90,7 @@ def _parts_in_evaluation(module):
 
 @contextlib.contextmanager
 def _untouched(module):
-    """A context in which a pass leaves no trace in a module, but for what it initialises: parameters without a shape."""
+    """A context in which a pass leaves no trace in a module, but for parameters without a shape that it initialises."""
     tensors = {id(tensor): (tensor, tensor.clone()) for _, tensor in _entries(module) if not is_lazy(tensor)}
     buffers = [(owner, key, buffer) for owner in module.modules() for key, buffer in owner._buffers.items()]
     with torch.no_grad(), _attributes_kept(module):
