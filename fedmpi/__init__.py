@@ -89,7 +89,7 @@ def load_run(folder: str | os.PathLike[str]) -> "RunFolder":
     return run
 
 
-def load(folder: str | os.PathLike[str], model: Any = None, client: int | None = None) -> Any:
+def load(folder: str | os.PathLike[str], model: Any = None, client: int | None = None, *, strict: bool = True) -> Any:
     """The trained module of a run folder, a `torch.nn.Module` in evaluation mode on the CPU.
 
     Its attribute `fedmpi` is the content of model.json: the model's class, the shape and the normalisation of its
@@ -100,6 +100,8 @@ def load(folder: str | os.PathLike[str], model: Any = None, client: int | None =
         model: a module of the right shape, or a function that makes one, if the folder does not say how to build it.
         client: of a run with personal layers, the number of the client whose own model is wanted; without it the
             averaged model, whose personal layers have their initial values.
+        strict: whether the model must be built as the one that was trained: of the same parts with the same settings.
+            False: names and shapes of the tensors suffice.
 
     Raises:
         UserError: one line: what is missing or does not fit.
@@ -111,7 +113,7 @@ def load(folder: str | os.PathLike[str], model: Any = None, client: int | None =
     """
     from fedmpi.runs.model_files import load_model
 
-    return load_model(_path(folder), model, client)
+    return load_model(_path(folder), model, client, strict=strict)
 
 
 def _path(folder: Any) -> pathlib.Path:

@@ -18,6 +18,7 @@ from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
 from fedmpi.errors import UserError
 from fedmpi.machine.versions import versions
+from fedmpi.oracles.architecture import difference, other_code
 from fedmpi.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
 from fedmpi.text import Log, short
 
@@ -138,11 +139,19 @@ def _check_settings(job, folder, manifest):
         changes.append(f"clients was {len(manifest['clients'])}, now {job.context.num_clients}")
     if not changes and manifest["layout"] != describe_layout(job.flat):
         changes.append("the model's parameters, or their order in memory (channels_last)")
+    recorded = manifest.get("architecture")  # earlier versions did not write it
+    if not changes and (other_model := difference(recorded, job.flat.architecture)):
+        raise UserError(
+            f"resume = {folder}: the model is another one: {other_model}; give the former model, or begin a new run "
+            "(--init reads a checkpoint, also into another model with --init_strict false)"
+        )
     if changes:
         raise UserError(
             f"resume = {folder}: the run has other settings: {', '.join(changes)}; give the former values, or begin a "
             "new run"
         )
+    if (edited := other_code(recorded, job.flat.architecture)) and job.link.rank == 0:
+        log.warning(f"resume = {folder}: the code of {edited} has changed since the checkpoint was written")
     if manifest["round"] > job.num_rounds:
         raise UserError(
             f"resume = {folder}: rounds = {job.num_rounds}, but the run has already completed {manifest['round']} "

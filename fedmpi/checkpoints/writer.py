@@ -28,6 +28,7 @@ from fedmpi.checkpoints.resume import resume
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.machine.memory import available_memory
+from fedmpi.oracles.architecture import as_json
 from fedmpi.own_files import write_mark
 from fedmpi.run_files import SERVER_STATE, had_checkpoints
 from fedmpi.text import Log
@@ -183,6 +184,7 @@ class Checkpoints:
             "rounds": job.num_rounds,
             "ranks": job.link.size,
             "layout": describe_layout(job.flat),
+            "architecture": as_json(job.flat.architecture),
             "records": written.position,
             "server": written.sizes[SERVER_STATE],
             "clients": {str(client): file for client, file in clients.items()},

@@ -8,6 +8,7 @@ a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 
 
 import copy
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -313,9 +314,23 @@ def same_on_all_ranks(config):
 
 
 def _maker(model):
-    """A function that makes the model from what a program gave: of a module, a copy, which training may change."""
-    if not isinstance(model, nn.Module):
+    """A function that makes the model from what a program gave: a copy, which training may change, of a module.
+
+    Also of one that a function returns: it may be the program's own.
+    """
+    if isinstance(model, type) or not callable(model) and not isinstance(model, nn.Module):
         return model
+    if not isinstance(model, nn.Module):
+
+        @functools.wraps(model, updated=())
+        def make_copy(*arguments, **settings):
+            made = model(*arguments, **settings)
+            try:
+                return copy.deepcopy(made)
+            except RuntimeError:  # of a module with tensors that autograd made, which cannot be copied
+                return made
+
+        return make_copy
 
     def make():
         return copy.deepcopy(model)

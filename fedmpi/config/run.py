@@ -144,6 +144,11 @@ class RunSettings:
         "layers that --init does not read, and that start as in a new model (another head on a trained body): patterns "
         "as for --private, like head.*",
     )
+    init_strict: bool = setting(
+        True,
+        "whether the model of --init must be of the same parts with the same settings; false: names and shapes of its "
+        "tensors suffice",
+    )
     checkpoint_every: int | None = setting(
         None, "rounds between checkpoints; default: only by time, see --checkpoint_minutes", least=1, role="place"
     )

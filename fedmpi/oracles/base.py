@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 
 AHEAD = 1 << 20  # bytes of minibatches that are made at once, which is faster than one by one between gradients
 
-# The forward methods of layers that draw no random numbers; a model of these alone needs no seed per gradient.
+# Layers that draw no random numbers; a model of these alone needs no seed per gradient.
 _NEVER_DRAW = {
-    layer.forward
-    for layer in (
-        nn.Sequential, nn.Flatten, nn.Identity, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
-        nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool2d,
-        nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
-        nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
-    )
+    nn.Flatten, nn.Identity, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool2d,
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
 }  # fmt: skip
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,22 +254,30 @@ class ModuleOracle(Oracle):
         state = self._buffers, *self.client.counters
         before = [value.clone() for value in state]
         counters = self.client.counters
-        yield
-        for value, old in zip(state, before):
-            value.copy_(old)
-        self.client.counters = counters
-        self._flat.point_counters_at(counters)
+        try:
+            yield
+        finally:
+            for value, old in zip(state, before):
+                value.copy_(old)
+            self.client.counters = counters
+            self._flat.point_counters_at(counters)
 
 
 def may_draw(module: nn.Module) -> bool:
     """Whether a pass through a module may draw random numbers: unless all its parts are known never to.
 
-    Known are some of torch's layers, if they have no hooks.
+    Known are some of torch's layers, if neither they nor their parameters have hooks, and Sequentials of them.
     """
-    return not all(
-        type(part).forward in _NEVER_DRAW and not (part._forward_hooks or part._forward_pre_hooks)
-        for part in module.modules()
-    )
+    if any(getattr(nn.modules.module, f"_global{kind}") for kind in _HOOKS):
+        return True
+    hooked = any(parameter._backward_hooks for parameter in module.parameters())
+    return hooked or not all(map(_never_draws, module.modules()))
+
+
+def _never_draws(part: nn.Module) -> bool:
+    is_sequential = type(part).forward is nn.Sequential.forward and type(part).__call__ is nn.Module.__call__
+    is_known = type(part) in _NEVER_DRAW or is_sequential
+    return is_known and "forward" not in vars(part) and not any(getattr(part, kind) for kind in _HOOKS)
 
 
 def _num_bytes(batch: Any) -> Any:

@@ -138,10 +138,12 @@ class ClosureOracle(Oracle):
     def _buffers_restored(self):
         """A context that leaves the float and integer buffers as they are."""
         buffers, counters = self.client.buffers.clone(), [counter.clone() for counter in self.client.counters]
-        yield
-        self.client.buffers.copy_(buffers)
-        for counter, before in zip(self.client.counters, counters):
-            counter.copy_(before)
+        try:
+            yield
+        finally:
+            self.client.buffers.copy_(buffers)
+            for counter, before in zip(self.client.counters, counters):
+                counter.copy_(before)
 
 
 def _dense(gradient):

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from fedmpi.errors import UserError
+from fedmpi.oracles.architecture import describe
 
 LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
 
@@ -42,6 +43,7 @@ class FlatModule:
         dim: d, the number of trainable parameters and of the elements between them.
         num_buffers: number of elements of the vector of all float buffers.
         buffer_parts: [`BufferPart`] of it. frozen_parts: modules that stay in evaluation mode, see `train`.
+        architecture: what the module was at the beginning, see `fedmpi.oracles.architecture.describe`.
         changed_by, remedy: for the message when the module has other parameters than at the beginning.
         x: [dim] the initial parameters; buffers: [num_buffers] the initial float buffers.
         names, shapes, segments: of the parameter tensors; a segment is a slice of a [dim] vector.
@@ -65,6 +67,8 @@ class FlatModule:
         self._views = {}  # id of a row -> what `_known` makes of it
         self._buffer_homes = {}  # id of a vector of buffers -> the same
         self._large_layers = []  # positions of their weights in `parameters`
+        self._redirected = []  # (large layer, its forward while a gradient is computed)
+        self.architecture = describe(module)
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.unused = []
@@ -78,6 +82,7 @@ class FlatModule:
         begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
         self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
         self._buffers, num_buffers = _lay_out_buffers(module, self.parameters[0].dtype)
+        self._given_buffers = [buffer.owner._buffers[buffer.key] for buffer in self._buffers]
         self._integer_buffers = [
             (owner, key)
             for owner in module.modules()
@@ -91,7 +96,7 @@ class FlatModule:
         self.point_at(self.x, self.buffers)
         self._wanted = {}  # while a gradient is computed: position -> where it is wanted
         if direct_gradients:
-            self._redirect()
+            self._find_large_layers()
 
     def views(self, vector):
         """The parameter-shaped views of a [dim] vector, in the order of `names`."""
@@ -158,12 +163,17 @@ class FlatModule:
         """The loss `loss_of(module)` at the current parameters, without a graph; its gradient goes into `out`."""
         views = self._known_views(out)
         self._wanted = {position: views[position] for position in self._large_layers}
+        redirected = [(layer, forward) for layer, forward in self._redirected if "forward" not in vars(layer)]
         try:
+            for layer, forward in redirected:
+                vars(layer)["forward"] = forward
             loss = loss_of(self.module)
             trained = [p for p in self.parameters if p.requires_grad]  # the module may freeze some in its pass
             gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         finally:
             self._wanted = {}
+            for layer, _ in redirected:  # the user's layers are changed for this call only
+                vars(layer).pop("forward", None)
         if any(g is None or g.is_sparse for g in gradients) or len(gradients) < len(views):
             views, gradients = self._dense(views, gradients)
         self._fill(views, gradients)
@@ -182,15 +192,15 @@ class FlatModule:
             dense.append(gradient.to_dense() if gradient.is_sparse else gradient)
         return views, dense
 
-    def _redirect(self):
-        """Make large linear layers compute their weight's gradient in the memory where it is wanted."""
+    def _find_large_layers(self):
+        """Find the linear layers whose weights' gradients `gradient` computes in the memory where they are wanted."""
         positions = {id(parameter): position for position, parameter in enumerate(self.parameters)}
         for layer in self.module.modules():
             weight = getattr(layer, "weight", None)
             is_plain = type(layer) is nn.Linear and "forward" not in vars(layer)
             if is_plain and id(weight) in positions and weight.numel() >= LARGE_LAYER:
                 self._large_layers.append(positions[id(weight)])
-                layer.forward = functools.partial(self._linear, layer, positions[id(weight)])
+                self._redirected.append((layer, functools.partial(self._linear, layer, positions[id(weight)])))
 
     def _linear(self, layer, position, inputs):
         # A weight that is used twice goes the usual way the second time: its gradient is a sum.
@@ -217,6 +227,16 @@ class FlatModule:
 
     def _buffer_views(self, buffers):
         return [self._buffer_view(buffer, buffers) for buffer in self._buffers]
+
+    @torch.no_grad()
+    def release(self, vector, buffers):
+        """Give the module these values in memory of its own, and as buffers the very tensors that it had before."""
+        self.point_at(vector, buffers)
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone()
+        for buffer, tensor in zip(self._buffers, self._given_buffers):
+            tensor.copy_(buffer.owner._buffers[buffer.key])
+            buffer.owner._buffers[buffer.key] = tensor
 
     def _buffer_view(self, buffer, buffers):
         if buffer.part.dtype == self.x.dtype:  # the vector may be of another dtype, after a conversion
@@ -453,6 +473,39 @@ def _check_kinds(parameters):
             f"the trainable parameters are {found}: expected all of them in float32 or float64 and on one device "
             "(torch.autocast computes in bfloat16 with parameters in float32)"
         )
+
+
+def odd_kind(tensor):
+    """Why a parameter or buffer cannot be part of a vector, as text; None if it can, or has no shape yet."""
+    if is_lazy(tensor):
+        return None
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # DTensors of FSDP, for example
+        return f"a {type(tensor).__name__}, which other code keeps in pieces or in another form"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return "sparse"
+    if tensor.is_complex():
+        return f"complex ({tensor.dtype})"
+    return "on the device meta, without values" if tensor.is_meta else None
+
+
+def check_whole(module):
+    """Check that a module's parameters lie in this process as a whole: FSDP keeps pieces of them.
+
+    Raises:
+        UserError: one line, if they do not.
+    """
+    for name, part in module.named_modules():
+        kinds = {cls.__name__ for cls in type(part).__mro__}
+        if sharded := kinds & {"FSDPModule", "FullyShardedDataParallel"}:
+            where = f"its part '{name}'" if name else "it"
+            raise UserError(
+                f"model {type(module).__name__}: {where} is sharded by FSDP ({sharded.pop()}), so that this process "
+                "has a piece of each parameter: expected whole parameters; leave FSDP out"
+            )
 
 
 def _is_frozen(part):

@@ -15,6 +15,7 @@ from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
+from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule, alone
 from fedmpi.own_loop.base import Choices, OwnLoop
@@ -68,7 +69,8 @@ def average(
     4
 
     Args:
-        model: a `torch.nn.Module`, also a compiled one. Its trainable parameters become views of one vector, and
+        model: a `torch.nn.Module`, also compiled, or in `DataParallel`: its plain
+            names are used. Its trainable parameters become views of one vector, and
             begin with the values of rank 0; frozen parameters must be the same on all ranks. Float buffers that
             change (batch-norm statistics) are averaged too.
         optimizer: a `torch.optim.Optimizer`, or several; needed for `exchange`.
@@ -101,7 +103,7 @@ def average(
     agree(link, lambda: check_arguments(model, weight=weight, **numbers))
     optimizers = agree(link, lambda: _listed(optimizer))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings, participation))
-    module = getattr(model, "_orig_mod", model)
+    module = unwrapped(model)
     sending = agree(link, lambda: chosen(aggregation, stages))
     recording = agree(link, lambda: chosen_recording(record))
     arguments = {**numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}

@@ -238,10 +238,8 @@ class OwnLoop:
         if len(set(made)) > 1 and self._link.rank == 0:
             steps = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(made[:8]))
             log.warning(f"the ranks made different numbers of steps ({steps}): the last average has some with fewer")
-        flat, own, x = self._flat, self._own_names, self._current()
-        flat.point_at(x.clone(), self._client.buffers.clone())
-        for parameter in flat.parameters:
-            parameter.data = parameter.data.clone()
+        flat, own = self._flat, self._own_names
+        flat.release(self._current(), self._client.buffers)
         self.federation.private.clean()  # the model has them
         check_result(self.federation)
         hint, frozen = "has frozen parameters that a rank has changed", compared_values(flat.module, "average", own)

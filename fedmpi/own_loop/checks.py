@@ -13,6 +13,7 @@ from fedmpi.config.foreign_names import our_names, similar
 from fedmpi.errors import UserError
 from fedmpi.federation.private import matching
 from fedmpi.membership.equality import check_same_model, check_software
+from fedmpi.oracles.flat_module import check_whole, odd_kind
 from fedmpi.settings import LARGEST, current_value, former_names, nearest
 from fedmpi.text import short
 
@@ -80,13 +81,14 @@ def check_arguments(model: Any, **values: Any) -> None:
             found = short(repr(value) if isinstance(value, str) else value)
             allowed = f"{'whole ' * is_whole}number {'>=' if may_be_0 else '>'} 0"
             raise UserError(f"{name} = {found}: expected a {allowed}, at most {most:g}")
+    check_whole(model)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise UserError(
                 f"model {type(model).__name__}: '{name}' has no shape yet: pass a batch through the model before"
             )
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise UserError(f"model {type(model).__name__}: '{name}' is sparse, quantized or without memory (meta)")
+        if (kind := odd_kind(tensor)) is not None and not tensor.is_complex():  # complex buffers stay each rank's own
+            raise UserError(f"model {type(model).__name__}: '{name}' is {kind}: expected dense tensors in one piece")
 
 
 def known_settings(owner: str, cls: Any, names: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:

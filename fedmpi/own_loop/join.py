@@ -15,6 +15,7 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.membership.opening import TIMEOUT, open_link
+from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.base import Choices, OwnLoop
@@ -61,7 +62,8 @@ def join(
     (0.0, 20)
 
     Args:
-        model: a `torch.nn.Module`, also a compiled one. Its trainable parameters become views of one vector, and
+        model: a `torch.nn.Module`, also compiled, or in `DataParallel`: its plain
+            names are used. Its trainable parameters become views of one vector, and
             begin with the values of rank 0; frozen parameters stay as they are and must be the same on all ranks.
         algorithm: a name (``--list algorithms``), a dotted path, or an `Algorithm`.
         local_steps: q, steps between two averages.
@@ -83,7 +85,7 @@ def join(
     given |= {"participation": participation, "seed": seed}
     agree(link, lambda: check_arguments(model, weight=weight, **given))
     made = agree(link, lambda: _make_algorithm(algorithm, settings))
-    module = getattr(model, "_orig_mod", model)
+    module = unwrapped(model)
     sending = agree(link, lambda: chosen(aggregation, stages))
     recording = agree(link, lambda: chosen_recording(record))
     texts = {**given, "algorithm": command_name(type(made)), **sending.as_texts()}

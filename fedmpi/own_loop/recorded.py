@@ -17,6 +17,7 @@ from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import agree, check_equal, share
 from fedmpi.errors import STOPPED, AgreedUserError, UserError
 from fedmpi.federation.losses import PAUSED
+from fedmpi.oracles.architecture import as_json
 from fedmpi.own_loop.objects import Objects
 from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
@@ -24,7 +25,7 @@ from fedmpi.program.ranks import end_in_order
 from fedmpi.program.signals import StopSignals, stopping_signal
 from fedmpi.run_files import CLIENT_MODEL, find_checkpoints
 from fedmpi.runs.lock import RunLock
-from fedmpi.runs.model_files import complete, save_client_model, save_model
+from fedmpi.runs.model_files import check_savable, complete, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.tasks.base import Metrics
@@ -64,6 +65,8 @@ class Recorded:
         self._after_pending: tuple[dict[str, float], bool, str] = ({}, False, "")
         self._began, self._evaluating = time.perf_counter(), 0.0
         goes_on = share(link, lambda: recording.resume and bool(find_checkpoints(folder)))
+        facts = {"task": TASK, "model": None}  # a model that cannot be saved is refused now, not at the end
+        agree(link, lambda: check_savable(loop._flat.module, facts))
         recorder = agree(link, lambda: _make_recorder(recording, goes_on) if link.rank == 0 else None)
         self._recorder, self._signals = recorder, StopSignals()
         identity = share(link, lambda: recorder.identity)
@@ -246,6 +249,7 @@ class Recorded:
         values = loop._flat.named_values(loop.federation.server.x, store.buffers)
         rows = {**store.averaged_rows(), **store.server_rows()}
         facts: dict[str, Any] = {"fedmpi": fedmpi.__version__, "task": TASK, "model": None, "input": {}}
+        facts["architecture"] = as_json(loop._flat.architecture, loop._flat.module)
         agree(link, lambda: recorder and save_model(recorder.folder, values, rows, facts))
         agree(link, lambda: recorder and complete(recorder.folder))
         self.close()

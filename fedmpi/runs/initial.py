@@ -17,19 +17,25 @@ from fedmpi.checkpoints.files import (
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
 from fedmpi.federation.private import matching
+from fedmpi.oracles.architecture import difference, other_code
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import CHECKPOINTS, MANIFEST, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
+from fedmpi.runs.model_files import read_description
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 WANTED = "expected model.pt, model.safetensors or model.h5 of a run, its folder, or one of its checkpoints"
 
 
-def read_initial(path, flat, left_out=None):
+def read_initial(path, flat, left_out=None, is_strict=True):
     """Parameters and buffers by name.
 
     Args:
         path: text of the setting `init`.
         flat: the `FlatModule` that will take them; it says the shapes of a checkpoint's rows.
         left_out: the setting `init_except`: patterns of names that are not read, whatever their shapes; or None.
+        is_strict: whether the model must be built as that of the run, if its folder says how that was.
 
     Returns:
         name -> tensor, with every name of the module's `state_dict()` that is not left out; from a checkpoint, without
@@ -41,7 +47,8 @@ def read_initial(path, flat, left_out=None):
     try:
         file = _find(path)
         values = _of_checkpoint(file, flat) if file.is_dir() else _read(file)
-    except Damaged as damage:
+        recorded = read_manifest(file) if file.is_dir() else read_description(file.parent)
+    except (Damaged, UserError) as damage:
         raise UserError(f"init = {path}: {damage}") from None
     except FileNotFoundError:
         raise UserError(f"init = {path}: no such file; {WANTED}") from None
@@ -54,6 +61,8 @@ def read_initial(path, flat, left_out=None):
         names |= {name for name in values for part in parts if any(fnmatch(name, glob) for glob in (part, f"{part}.*"))}
     values = {name: value for name, value in values.items() if name not in names}
     _check(path, values, flat, names)
+    if is_strict:
+        _check_architecture(path, recorded.get("architecture"), flat, left_out)
     return values
 
 
@@ -82,6 +91,22 @@ def _find(path):
         whole = file / MODEL_AND_ROWS
         file = whole if check_regular(whole) or not rounds else checkpoint_folder(file, rounds[0])
     return file.parent if file.stem == pathlib.Path(SERVER_STATE).stem else file
+
+
+def _check_architecture(path, recorded, flat, left_out):
+    """Check that a model is built as the recorded one, in what is not left out; other code is only said."""
+    patterns = [part.strip() for part in (left_out or "").split(",") if part.strip()]
+
+    def is_ignored(name):  # the model with other layers is another one
+        return bool(patterns) and (not name or any(fnmatch(name, glob) for p in patterns for glob in (p, f"{p}.*"))
+                                   or any(p.startswith(f"{name}.") for p in patterns))  # fmt: skip
+
+    if other := difference(recorded, flat.architecture, is_ignored):
+        raise UserError(
+            f"init = {path}: is of another model: {other}; --init_strict false takes its values all the same"
+        )
+    if edited := other_code(recorded, flat.architecture):
+        log.warning(f"init = {path}: the code of {edited} has changed since it was trained")
 
 
 def _read(file):

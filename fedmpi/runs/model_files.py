@@ -7,9 +7,11 @@
     task:   name of the task.
     input:  shape of one input; the module takes (value / divide_by - mean) / std, channels before height and width.
     class_names, feature_names, words: if the data have them.
+    architecture: name of each part -> [its class, its settings, a digest of its code] (`fedmpi.oracles.architecture`).
     columns: of data from a table: how its columns become features (`fedmpi.data.formats.features.Columns`).
 """
 
+import contextlib
 import importlib
 import inspect
 import io
@@ -29,11 +31,14 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.data.samples import check_normalisation, input_shape
 from fedmpi.errors import UserError
+from fedmpi.oracles.architecture import describe, difference, other_code, unwrapped
 from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import CLIENT_MODEL, FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
-from fedmpi.text import short
+from fedmpi.text import Log, short
+
+log = Log(__name__)
 
 LARGEST_DESCRIPTION = 1 << 26  # bytes
 LAST_PART = f"{MODEL}.ready"  # the file until all ranks have said that the run has ended
@@ -98,6 +103,8 @@ def check_savable(module, description):
                     "only, nothing else is saved"
                 )
         first = {name: value.detach().reshape(-1)[:1].cpu().clone() for name, value in state.items()}
+        for name, value in first.items():
+            _check_type(model, name, value, description)
         content = dict(_encode(first, {}, description))
         if safetensors.torch.load(content[MODEL]).keys() != state.keys():
             raise UserError(f"{model}: its state dict has a name that {MODEL} cannot hold: {', '.join(state)}")
@@ -106,6 +113,17 @@ def check_savable(module, description):
     except Exception as error:  # noqa: BLE001  a user's state_dict can raise anything
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{model}: its state dict cannot be saved: {why}") from error
+
+
+def _check_type(model, name, value, description):
+    """Check that the model files can hold a value of a tensor."""
+    try:
+        dict(_encode({name: value}, {}, description))
+    except (KeyError, TypeError):
+        raise UserError(
+            f"{model}: '{name}' is of type {value.dtype}, which the model files cannot hold: expected another type, or "
+            "register_buffer(..., persistent=False)"
+        ) from None
 
 
 def save_client_model(path, named_values):
@@ -122,7 +140,7 @@ def save_client_model(path, named_values):
 
 
 @generators_kept(devices=())  # building a model draws its initial values
-def load_model(folder, model=None, client=None, trusted=()):
+def load_model(folder, model=None, client=None, trusted=(), strict=True):
     """The trained module of a run folder, in evaluation mode, on the CPU.
 
     Args:
@@ -131,6 +149,8 @@ def load_model(folder, model=None, client=None, trusted=()):
             model.json names; None: that class.
         client: number of the client whose own model is wanted, of a run with private layers; None: the only model.
         trusted: names of imported modules of which a function may make the model.
+        strict: whether the model must be built as that of the run, if the folder says how that was; False: names and
+            shapes of its tensors suffice.
 
     Returns:
         the module; its attribute `fedmpi` is the content of model.json.
@@ -145,12 +165,43 @@ def load_model(folder, model=None, client=None, trusted=()):
         model = _build_limited(folder, description.get("model"), state, trusted)
     try:
         model = model if isinstance(model, nn.Module) else model()
-        model.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
-        load_values(model, state)
+        inner = unwrapped(model)
+        with _restored_on_error(inner):
+            parts = describe(inner)  # before `load_values` initialises what has no shape yet
+            inner.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
+            load_values(inner, state)
+            if strict:
+                _check_architecture(folder, description.get("architecture"), parts)
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001  a damaged file can contain tensors of any kind
         raise UserError(f"{folder}: does not fit {type(model).__name__}: {' '.join(str(error).split())}") from None
     model.fedmpi = description
     return model.eval()
+
+
+def _check_architecture(folder, recorded, parts):
+    """Check that a model, as `describe` gives it, is built as the recorded one; other code is only said."""
+    if other := difference(recorded, parts):
+        raise UserError(
+            f"{folder}: is of another model: {other}; load(folder, model, strict=False) takes its values all the same"
+        )
+    if edited := other_code(recorded, parts):
+        log.warning(f"{folder}: the code of {edited} has changed since it was trained")
+
+
+@contextlib.contextmanager
+def _restored_on_error(module):
+    """A context after which a module's tensors are as before, if it ends by an error."""
+    tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if not is_lazy(tensor)]
+    before = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    except BaseException:
+        for tensor, data, values in before:
+            tensor.data = data
+            tensor.data.copy_(values)
+        raise
 
 
 def load_values(module, values):

@@ -122,7 +122,7 @@ def prepare(config, link):
     if run.init and (run.resume in (None, AUTO) or has_frozen):  # no checkpoint has the layers that are not trained
         if link.size > 1:
             check_same_files(link, f"init = {run.init}", agree(link, lambda: initial_files(run.init)), EXPECTED)
-        agree(link, lambda: flat.load(read_initial(run.init, flat, run.init_except)))
+        agree(link, lambda: flat.load(read_initial(run.init, flat, run.init_except, run.init_strict)))
     check_same_model(
         link,
         flat.module,

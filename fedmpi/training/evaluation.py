@@ -1,9 +1,8 @@
-"""How an averaged model is evaluated: on what, and how fast."""
+"""How an averaged model is evaluated: on what."""
 
 import math
 
 import torch
-from torch import nn
 
 from fedmpi.errors import Diverged
 from fedmpi.tasks.base import Metrics
@@ -11,7 +10,6 @@ from fedmpi.text import format_count
 
 # The gradients must pass over the training data so often that one more pass, the last evaluation, costs little.
 PASSES = 5
-_MONOTONE = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # never decreasing, so that the largest value stays the largest
 
 
 class Evaluation:
@@ -32,7 +30,6 @@ class Evaluation:
         self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
         self._all_tests = job.task.subset(run.evaluate_samples, tests=False) if is_partial else job.task
         self.is_partial = job.link.first_rank_where(self._part is not job.task) is not None  # of any rank's clients
-        self._fast = pool_first(job.flat.module)
 
     def describe(self):
         """What models are evaluated on, as text for the closing table."""
@@ -73,29 +70,13 @@ class Evaluation:
             clients = federation.clients
             own = {client.index: self._own_results.of(client, client.index in settled) for client in clients}
             task.visit = lambda client: job.flat.point_at(*own[client])
-        metrics = task.evaluate(self._fast, job.link)
+        metrics = task.evaluate(job.flat.module, job.link)
         if not math.isfinite(metrics["train_loss"]):
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step_size")
         clients = {name: by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
         further = (getattr(metrics, part, ()) for part in ("tables", "cases"))
         return Metrics({name: float(value) for name, value in metrics.items()}, clients, *further)
-
-
-def pool_first(module):
-    """A module of the same layers that computes the same faster: with max-pooling before the activation it follows.
-
-    The largest of a pool's inputs is the largest before and after a function that never decreases, so that such a
-    function is computed for a quarter of the values of 2x2 pools. It changes `nn.Sequential`s without hooks only.
-    """
-    layers = list(module) if type(module).forward is nn.Sequential.forward else []
-    if any(part._forward_hooks or part._forward_pre_hooks for part in (module, *layers)):
-        return module
-    pools = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-    places = [k for k in range(len(layers) - 1) if type(layers[k]) in _MONOTONE and type(layers[k + 1]) in pools]
-    for k in places:
-        layers[k], layers[k + 1] = layers[k + 1], layers[k]
-    return nn.Sequential(*layers).eval() if places else module
 
 
 def by_client(job, values):

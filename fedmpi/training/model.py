@@ -13,15 +13,21 @@ import fedmpi
 from fedmpi.errors import UserError
 from fedmpi.membership.equality import digest
 from fedmpi.models import find_model
+from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.autograd import Autograd
 from fedmpi.oracles.base import noise_kept, seed_all, states_outside_torch
-from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.oracles.flat_module import FlatModule, check_whole, odd_kind
 from fedmpi.registry import command_name
 from fedmpi.runs.model_files import check_savable
 from fedmpi.streams import FIRST, derive
+from fedmpi.text import Log
 from fedmpi.training.layers import freeze
 
+log = Log(__name__)
+
 SHOWN = 3  # names in a message
+_CONTAINERS = (list, dict, set)
+_INNER = {*vars(torch.nn.Module())}  # attributes of torch's own, with parameters, parts and hooks; `training`
 REPLAYED = 1e-3  # difference of a gradient from a CUDA graph, relative: kernels that add atomically round at random
 
 
@@ -38,10 +44,12 @@ def build_model(config, context, task):
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    module = task.build_model(model_class(config, task), config.model_settings)
+    module = unwrapped(task.build_model(model_class(config, task), config.model_settings))
     _check_tensors(module)
     module = _move(module, context)
-    task.try_out(module, context.clients[0])
+    in_evaluation = _parts_in_evaluation(module)
+    with _untouched(module):
+        task.try_out(module, context.clients[0])
     for name, tensor in _entries(module):
         if is_lazy(tensor):
             raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
@@ -49,7 +57,14 @@ def build_model(config, context, task):
     # The code of a compiled model cannot put gradients where they are wanted.
     is_compiled = getattr(config.oracle, "uses_torch_compile", False)
     flat = FlatModule(module, channels_last=True, direct_gradients=not is_compiled)
-    flat.frozen_parts += frozen_parts
+    others = {id(part) for part in (*flat.frozen_parts, *frozen_parts)}
+    flat.frozen_parts += [*frozen_parts, *in_evaluation.values()]
+    names = [name for name, part in in_evaluation.items() if id(part) not in others]
+    if names and context.rank == 0:
+        log.warning(
+            f"model {type(module).__name__}: {_listed(names)} came in evaluation mode, unlike the model, and stays so "
+            "(no dropout, the same batch statistics): call train() on it to train it in training mode"
+        )
     check_savable(module, describe_model(config, task))
     return flat
 
@@ -68,6 +83,62 @@ def describe_model(config, task):
     return {**facts, **task.describe_inputs()}
 
 
+def _parts_in_evaluation(module):
+    """Name -> part that the user has put into evaluation mode, of a model that is in training mode itself."""
+    return {name: part for name, part in module.named_modules() if not part.training} if module.training else {}
+
+
+@contextlib.contextmanager
+def _untouched(module):
+    """A context in which a pass leaves no trace in a module, but for parameters without a shape that it initialises."""
+    tensors = {id(tensor): (tensor, tensor.clone()) for _, tensor in _entries(module) if not is_lazy(tensor)}
+    buffers = [(owner, key, buffer) for owner in module.modules() for key, buffer in owner._buffers.items()]
+    with torch.no_grad(), _attributes_kept(module):
+        try:
+            yield
+        finally:
+            for owner, key, buffer in buffers:
+                if key in owner._buffers and not is_lazy(buffer):
+                    owner._buffers[key] = buffer
+            for tensor, before in tensors.values():
+                tensor.copy_(before)
+
+
+@contextlib.contextmanager
+def _attributes_kept(module):
+    """A context at whose end the plain attributes of a module's parts are as before: counters, flags, lists.
+
+    They stay as the context leaves them if it has changed which parts or tensors there are: a flag may say so.
+    """
+    parts = [*module.modules()]
+    is_lazy_somewhere = any(is_lazy(tensor) for _, tensor in _entries(module))
+    names, before = [name for name, _ in _entries(module)], [dict(vars(part)) for part in parts]
+    contents = [{k: v.copy() for k, v in kept.items() if type(v) in _CONTAINERS and k not in _INNER} for kept in before]
+    try:
+        yield
+    finally:
+        same = [*map(id, module.modules())] == [*map(id, parts)] and [name for name, _ in _entries(module)] == names
+        for part, kept, inner in zip(parts, before, contents) if same and not is_lazy_somewhere else ():
+            now = vars(part)
+            for name, value in kept.items():
+                if name not in _INNER and name in now and now[name] is not value:
+                    now[name] = value
+            for name, content in inner.items():
+                _restore(kept[name], content)
+
+
+def _restore(container, content):
+    """Give a list, dict or set the content that it had."""
+    if len(container) != len(content) or any(a is not b for a, b in zip(container, content)):
+        container.clear()
+        container.extend(content) if isinstance(container, list) else container.update(content)
+
+
+def _listed(names):
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
 def _entries(module):
     """[(name, tensor)] of all parameters and buffers; one that has several names is listed under the first."""
     return [*module.named_parameters(), *module.named_buffers()]
@@ -83,9 +154,10 @@ def _check_tensors(module):
     Raises:
         UserError: one line that names the first that is not.
     """
+    check_whole(module)
     entries = _entries(module)
     for name, tensor in entries:
-        kind = _odd_kind(tensor)
+        kind = odd_kind(tensor)
         if kind is not None:
             raise _wrong(module, f"'{name}' is {kind}: expected dense tensors of real numbers")
         if getattr(tensor, "_post_accumulate_grad_hooks", None):
@@ -98,21 +170,6 @@ def _check_tensors(module):
     for (_, end, name), (start, _, other) in zip(spans, spans[1:]):
         if start < end:
             raise _wrong(module, f"'{name}' and '{other}' share memory: use one Parameter or buffer in both places")
-
-
-def _odd_kind(tensor):
-    """Why a tensor cannot be part of a vector, as text; None if it can."""
-    if is_lazy(tensor):
-        return None
-    if tensor.is_quantized:
-        return "quantized"
-    if tensor.is_nested:
-        return "nested"
-    if tensor.layout != torch.strided:
-        return "sparse"
-    if tensor.is_complex():
-        return f"complex ({tensor.dtype})"
-    return "on the device meta, without values" if tensor.is_meta else None
 
 
 def _span(tensor):
@@ -204,7 +261,8 @@ def _trying(flat):
     flat.point_at(x, buffers)
     flat.point_counters_at([counter.clone() for counter in counters])
     try:
-        yield x, buffers
+        with _attributes_kept(flat.module):
+            yield x, buffers
     finally:
         flat.point_at(flat.x, flat.buffers)
         flat.point_counters_at(counters)
@@ -283,5 +341,4 @@ def _check_unused(flat, task, batch):
 def _about_unused(names):
     if not names:
         return ""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"the loss does not use {', '.join(names[:SHOWN])}{more}: the gradient there is 0"
+    return f"the loss does not use {_listed(names)}: the gradient there is 0"

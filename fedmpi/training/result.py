@@ -10,6 +10,7 @@ import torch
 
 from fedmpi.comm.link import describe_clients
 from fedmpi.errors import UserError
+from fedmpi.oracles.architecture import as_json, unwrapped
 from fedmpi.registry import command_name
 from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.runs.model_files import complete, load_values, read_state, save_client_model, save_hdf5, save_model
@@ -102,6 +103,7 @@ def save(job, recorder):
         x, buffers, rows = selected.x, selected.buffers, {"x": selected.x}  # the other rows belong to the last iterate
     flat.point_counters_at(federation.clients[0].counters)
     values, description = flat.named_values(x, buffers), describe_model(job.config, job.task)
+    description |= {"architecture": as_json(flat.architecture, flat.module)}
     try:
         job.task.write_result(flat.module, recorder.folder)
     except OSError as error:
@@ -164,7 +166,7 @@ def trained_module(job, folder=None):
     x, buffers = (federation.server.x, federation.store.buffers) if selected is None else (selected.x, selected.buffers)
     values = job.flat.named_values(x, buffers) if folder is None else read_state(folder)
     with torch.random.fork_rng():
-        module = job.task.build_model(model_class(config, job.task), config.model_settings)
+        module = unwrapped(job.task.build_model(model_class(config, job.task), config.model_settings))
     module = module.to(job.context.device, job.context.dtype)
     load_values(module, values)
     return module.eval()

@@ -3,18 +3,21 @@
 import types
 
 import pytest
+from torch import nn
 
 from fedmpi.checkpoints import resume
 from fedmpi.checkpoints.files import describe_layout
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import UserError
 from fedmpi.machine.versions import versions
+from fedmpi.oracles.architecture import as_json, describe
 
 
-def job(*words, num_clients=2, shape=(3, 4), rank=0):
+def job(*words, num_clients=2, shape=(3, 4), rank=0, model=None):
     """What `_check_settings` reads of a `Job`, from real settings."""
     config = read_command_line(["--rounds", "8", *words])
     flat = types.SimpleNamespace(names=["0.weight"], shapes=[shape], segments=[slice(0, 12)], permuted=[False])
+    flat.architecture = describe(model or nn.Sequential(nn.Linear(4, 3, bias=False)))
     return types.SimpleNamespace(
         config=config,
         context=types.SimpleNamespace(num_clients=num_clients, clients=[0]),
@@ -31,6 +34,7 @@ def manifest(written, number=4):
         "settings": {**written.config.resolved, "clients": written.context.num_clients},
         "clients": {str(client): None for client in range(written.context.num_clients)},
         "layout": describe_layout(written.flat),
+        "architecture": as_json(written.flat.architecture),
         "versions": versions(),
     }
 
@@ -49,6 +53,11 @@ def manifest(written, number=4):
         ),
         ({}, {"num_clients": 3}, "other settings: clients was 2, now 3; give the former values, or begin a new run"),
         ({}, {"shape": (4, 3)}, "other settings: the model's parameters, or their order in memory (channels_last); "),
+        (
+            {},
+            {"model": nn.Sequential(nn.Bilinear(1, 4, 3, bias=False))},
+            "the model is another one: its part '0' is a Bilinear, the run's is a Linear; give the former model",
+        ),
         (
             {"number": 9},
             {},

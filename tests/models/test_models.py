@@ -14,7 +14,6 @@ from fedmpi.models.resnet import ResNet9, ResNet18
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.registry import known
 from fedmpi.tasks.base import LoadedTask
-from fedmpi.training.evaluation import pool_first
 
 GREY, COLOUR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
 
@@ -201,25 +200,3 @@ def test_a_model_of_the_users_own_with_its_arguments(tmp_path, monkeypatch):
         read_command_line(["--model", "mine.Net", "--model.width", "wide"])
     with pytest.raises(UserError, match="unknown setting model.depth: model net has width, names"):
         read_command_line(["--model", "mine.Net", "--model.depth", "5"])
-
-
-def test_pooling_comes_first_where_it_changes_no_output():
-    """Layer for layer: of Tanh, MaxPool2d the pool is computed first; a GELU, a hook or other code stays as it is."""
-    torch.manual_seed(0)
-    for net, kinds in (
-        (FashionCNN((1, 28, 28), 10), "Conv2d MaxPool2d Tanh Conv2d MaxPool2d Tanh Flatten Linear Tanh Linear"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2, 1), nn.MaxPool2d(2)),
-         "Conv2d MaxPool2d ReLU MaxPool2d"),
-        (nn.Sequential(nn.GELU(), nn.MaxPool2d(2)), None),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Sigmoid()), None),
-    ):  # fmt: skip
-        found, inputs = pool_first(net.eval()), torch.randn(3, 1, 28, 28)
-        assert torch.equal(found(inputs), net(inputs)) and not found.training
-        assert found is net if kinds is None else [type(layer).__name__ for layer in found] == kinds.split()
-    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-    handle = net[0].register_forward_hook(lambda *given: None)
-    assert pool_first(net) is net
-    handle.remove()
-    assert pool_first(net) is not net
-    net.register_forward_pre_hook(lambda *given: None)
-    assert pool_first(net) is net
