@@ -1,6 +1,7 @@
 """Tables and quantities for people."""
 
 import dataclasses
+import json
 import logging
 import math
 import re
@@ -24,6 +25,7 @@ class Log(logging.LoggerAdapter):
         super().__init__(logging.getLogger(name), {})
 
     def process(self, message, options):
+        message = printable(message)  # it may quote a file
         return (message if self.logger.hasHandlers() else f"fedmpi: {message}"), options
 
 
@@ -106,6 +108,17 @@ def table(rows, right_from=None, indent="  "):
         cells = [word.ljust(w) if c in columns else word.rjust(w) for c, (word, w) in enumerate(zip(row, widths))]
         lines.append((indent + "  ".join(cells)).rstrip())
     return "\n".join(lines)
+
+
+def printable(text):
+    """A text for a terminal: what is not printed, like the sequences that colour or rename it, becomes blanks."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in str(text))
+
+
+def printable_json(content, indent=None):
+    """A value as JSON for a terminal: letters of all languages as they are, and what is not printed as \\u001b."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def short(text, longest=300):

@@ -2,14 +2,18 @@
 
 import contextlib
 import errno
+import math
 import pathlib
 
 import h5py
 
+from fedmpi.data.limits import LEAST, check_file, check_unpacked
 from fedmpi.errors import UserError, attempt
 
 # What reading a damaged file raises.
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError)
+DEEPEST = 100  # groups in groups
+MOST_PACKED = 500  # times that data are larger than what is stored of them; one deflate packs zeros to 1/1000
 
 
 @contextlib.contextmanager
@@ -26,6 +30,7 @@ def readable(path):
 
 def _open(path):
     """An open HDF5 file, without a lock on a file system that has none."""
+    check_file(path)
     try:
         return h5py.File(path)
     except OSError as error:
@@ -46,31 +51,62 @@ def files_of(path):
     return [path, *sorted(found - {path.resolve()})]
 
 
-def _check_own(path, group, folder, files, seen=()):
-    """Check that what a group of an HDF5 file contains lies in that file, or in files that are there beside it.
+def _check_own(path, file, folder, files):
+    """Check that what an HDF5 file contains lies in that file, or in files that are there beside it.
 
-    HDF5 can refer to any file of the machine by its name: a data set from a stranger could read a private one.
+    HDF5 can refer to any file of the machine by its name: a data set from a stranger could read a private one. It can
+    also have a group in many places, of which each is looked at once: so many paths lead to it that they never end.
 
     Args:
-        folder: in which all files must be. files: set of those that are checked, to which views add theirs.
-        seen: addresses of the groups around it.
+        file: open. folder: in which all files must be. files: set of those that are checked, to which views add theirs.
     """
-    for name in group:
-        where = f"{path}: {group.name.rstrip('/')}/{name}"
-        link = group.get(name, getlink=True)
-        if isinstance(link, h5py.ExternalLink):
-            raise UserError(f"{where} is a link into another file ({link.filename}): expected the data themselves")
-        if not isinstance(link, h5py.HardLink):
-            continue  # a soft link names an object of this file, which is checked under its own name
-        item = group[name]
-        if isinstance(item, h5py.Group):
-            address = h5py.h5o.get_info(item.id).addr
-            if address not in seen:
-                _check_own(path, item, folder, files, (*seen, address))
-        elif isinstance(item, h5py.Dataset) and item.external:
-            raise UserError(f"{where} lies in another file ({item.external[0][0]}): expected the data themselves")
-        elif isinstance(item, h5py.Dataset) and item.is_virtual:
-            _check_virtual(where, item, folder, files)
+    seen, waiting = {h5py.h5o.get_info(file["/"].id).addr}, [(file, 0)]
+    while waiting:
+        group, depth = waiting.pop()
+        for name in group:
+            link = group.get(name, getlink=True)
+            if isinstance(link, h5py.ExternalLink):
+                problem = f"is a link into another file ({link.filename})"
+                raise UserError(f"{_place(path, group, name)} {problem}: expected the data themselves")
+            if not isinstance(link, h5py.HardLink):
+                continue  # a soft link names an object of this file, which is checked under its own name
+            item = group[name]
+            if isinstance(item, h5py.Group):
+                address = h5py.h5o.get_info(item.id).addr
+                if depth == DEEPEST:
+                    raise UserError(f"{path}: has groups in groups: expected at most {DEEPEST} levels")
+                if address not in seen:
+                    seen.add(address)
+                    waiting.append((item, depth + 1))
+            elif isinstance(item, h5py.Dataset):
+                _check_data(_place(path, group, name), item, folder, files)
+
+
+def _place(path, group, name):
+    return f"{path}: {group.name.rstrip('/')}/{name}"
+
+
+def _check_data(where, item, folder, files):
+    """Check that the values of a data set lie in files that are there, and that they are so many as they claim."""
+    if item.external:
+        raise UserError(f"{where} lies in another file ({item.external[0][0]}): expected the data themselves")
+    if is_view := item.is_virtual:
+        _check_virtual(where, item, folder, files)
+    chunk = math.prod(item.chunks or ()) * item.dtype.itemsize  # is unpacked whole
+    if max(item.nbytes, chunk) > LEAST:
+        stored = _stored_by_sources(item) if is_view else item.id.get_storage_size()
+        check_unpacked(where, max(item.nbytes, chunk), stored, MOST_PACKED)
+
+
+def _stored_by_sources(item):
+    """The bytes in all files of the data sets of which one is a view."""
+    names, stored = {(source.file_name, source.dset_name) for source in item.virtual_sources()}, 0
+    here = pathlib.Path(item.file.filename).resolve().parent
+    for file_name, name in names:
+        with contextlib.ExitStack() as stack:
+            file = item.file if file_name == "." else stack.enter_context(_open(here / file_name))
+            stored += file[name].id.get_storage_size() if name in file else 0
+    return stored
 
 
 def _check_virtual(where, item, folder, files):

@@ -1,9 +1,11 @@
 """Make the HDF5 file of a data set from official files, downloaded or not, or from the user's own files."""
 
+import os
 import shlex
 
 from fedmpi.data.download import fetch
 from fedmpi.data.formats import OFFICIAL_READERS, find_reader, image_table, images, masks, npz, table
+from fedmpi.data.limits import check_file, unpacking
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.source import ACCOUNT, SILO_NAME
 from fedmpi.data.writer import check_writable, write_file
@@ -11,9 +13,9 @@ from fedmpi.errors import UserError
 from fedmpi.text import short
 
 TABLES = ("label", "test_from", "missing", "one_hot", "columns", "drop", "id", "group", "keep", "features", "reading")
-USED = {table.read: TABLES, npz.read: ("layout",), masks.read: ("size", "mode", "masks"),
+USED = {table.read: TABLES, npz.read: ("layout",), masks.read: ("size", "mode", "masks", "follow_links"),
         image_table.read: ("size", "mode", "label", "test_from"),
-        images.read: ("size", "mode", "label", "group", "reading")}  # fmt: skip
+        images.read: ("size", "mode", "follow_links", "label", "group", "reading")}  # fmt: skip
 
 
 def prepare(name, folder, options, origin=None, mirror=None, force=False):
@@ -36,6 +38,12 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
         raise UserError(f"--size {options.size}: expected at least 1, pixels per side")
     if len({*options.classes} - {""}) < len(options.classes):
         raise UserError(f"--classes {','.join(options.classes)}: expected different names")
+    with unpacking(options.max_unpacked):
+        return _prepare(name, folder, options, origin, mirror, force)
+
+
+def _prepare(name, folder, options, origin, mirror, force):
+    """See `prepare`, after the options are checked."""
     path = folder / f"{name}.h5"
     if path.is_file() and not force:
         print(f"{path} exists already (--force replaces it, if fedmpi wrote it)")
@@ -45,11 +53,12 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
         if name not in OFFICIAL_READERS:
             raise UserError(f"prepare {name}: expected one of {', '.join(OFFICIAL_READERS)}, or --from with your data")
         origin = _download(name, folder / "downloads" / name, mirror)
-    elif not origin.exists():
-        raise UserError(f"--from {origin}: no such file or folder")
-    read, readable_path = (masks.read, origin) if options.masks else find_reader(name, origin)
-    _check_used(options, read, readable_path)
+    else:
+        _check_origin(origin)
+    readable_path = origin
     try:
+        read, readable_path = (masks.read, origin) if options.masks else find_reader(name, origin)
+        _check_used(options, read, readable_path)
         splits, attributes = read(readable_path, options)
         if read not in OFFICIAL_READERS.values() and "train/labels" in splits:
             of = f"the values of {options.group}" if options.group else "each class"
@@ -66,13 +75,21 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     return path
 
 
+def _check_origin(origin):
+    """Check that a path is a folder or a regular file: reading a FIFO or a device might never end."""
+    if not os.path.exists(origin):
+        raise UserError(f"--from {origin}: no such file or folder")
+    if not origin.is_dir():
+        check_file(origin, "--from ")
+
+
 def _check_used(options, read, path):
     """Check that a reader uses all options that were given.
 
     Raises:
         UserError: if it would ignore one.
     """
-    used = ("test_share", "seed", "classes", "silo", *USED.get(read, ()))
+    used = ("test_share", "seed", "classes", "silo", "max_unpacked", *USED.get(read, ()))
     if read is images.read and not images.labels_file(path):
         used = used[:-3]
     for name, default in vars(type(options)()).items():
@@ -90,9 +107,13 @@ def _command(name, origin, options, assumed):
     for key, value in given.items():
         if key == "reading" or value in (defaults[key], [], ()):
             continue
+        option = {"dates": "--date", "units": "--unit"}.get(key, f"--{key.replace('_', '-')}")
         value = ",".join(value) if key == "classes" else value
+        if value is True:
+            words.append(option)
+            continue
         for argument in value if isinstance(value, list | tuple) else [value]:
-            words += ["--date" if key == "dates" else f"--{key.replace('_', '-')}", argument]
+            words += [option, argument]
     return shlex.join(map(str, words))
 
 

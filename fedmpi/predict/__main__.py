@@ -49,6 +49,8 @@ def make_parser():
     parser.add_argument("--probabilities", action="store_true", help=text)
     text = "number of the client whose own model predicts, if layers are personal (--private)"
     parser.add_argument("--client", type=int, metavar="N", help=text)
+    text = "read images outside of the folder, where symbolic links lead to"
+    parser.add_argument("--follow-links", action="store_true", help=text)
     text = "module with the model's class or function, which is trusted, like mymodel; may be repeated"
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE", help=text)
     return parser
@@ -67,7 +69,8 @@ def _run(arguments):
             raise UserError(f"--import {name}: {type(error).__name__}: {short(error)}") from error
     model = load_model(folder, client=options.client, trusted=options.modules)
     _check_weights(model_file(folder, options.client), model)
-    samples, labels, ids = read_samples(pathlib.Path(options.file), options.split, options.label, model.fedmpi)
+    file, follow = pathlib.Path(options.file), options.follow_links
+    samples, labels, ids = read_samples(file, options.split, options.label, model.fedmpi, follow)
     try:
         if model.fedmpi.get("outputs") == "pixels":
             path = pathlib.Path(options.out).with_suffix(".npz")

@@ -5,8 +5,8 @@ import numpy as np
 from fedmpi.data.formats import ENDINGS
 from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.frames import read_table, table_ending
-from fedmpi.data.formats.images import ImageFiles, is_image, train_folder
-from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array, numbered
+from fedmpi.data.formats.images import ImageFiles, check_links, is_image, train_folder
+from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array, numbered, read_arrays
 from fedmpi.data.formats.table import INTEGER
 from fedmpi.data.hdf5 import readable
 from fedmpi.errors import UserError, attempt
@@ -18,13 +18,14 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of pillow, by number of channels
 NO_COLUMNS = {"missing": "refuse", "classes": [], "columns": {}}  # of models that were not trained on a table
 
 
-def read_samples(path, split, label, description):
+def read_samples(path, split, label, description, follow_links=False):
     """The samples of a file, and their classes if it has them.
 
     Args:
         path: `pathlib.Path` of a file that ends in .h5, .hdf5, .npz or as tables do, or of a folder of images.
         split: "train" or "test": the part of an HDF5 or npz file, if it has parts.
         label: column of a table, or None. description: the content of the model's model.json.
+        follow_links: whether images may lie outside of the folder, where symbolic links lead to.
 
     Returns:
         ([n, ...] array, [n] int64 array or None, and {column: [n] str} of a table's identifiers or of images' names).
@@ -35,7 +36,7 @@ def read_samples(path, split, label, description):
     ids = {}
     with attempt("read", path, Exception):  # each library has its own errors for damaged files
         if path.is_dir() and path.suffix not in (".h5", ".hdf5", ".npz"):
-            samples, labels, ids = _read_images(path, split, description)
+            samples, labels, ids = _read_images(path, split, description, follow_links)
         elif not path.is_file():  # reading a FIFO or a device might never end
             raise UserError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
         elif path.suffix in (".h5", ".hdf5"):
@@ -60,24 +61,23 @@ def _read_hdf5(path, split):
 
 
 def _read_npz(path, split):
-    content = np.load(path, allow_pickle=False)
-    if isinstance(content, np.ndarray):
-        raise UserError(f"{path}: is a single array, as np.save writes it: expected what np.savez writes")
-    with content as file:
-        names = [
-            find_array(file.files, "", words) or find_array(file.files, split, words) for words in (SAMPLES, LABELS)
-        ]
-        samples, labels = (name and file[name] for name in names)
-        _check(path, f"x or x_{split}", samples)
-        return samples, labels if labels is None else numbered(names[1], labels, []).reshape(-1)
+    def chosen(present):
+        return [find_array(present, "", words) or find_array(present, split, words) for words in (SAMPLES, LABELS)]
+
+    arrays = read_arrays(path, chosen)
+    names = chosen(arrays)
+    samples, labels = (name and arrays[name] for name in names)
+    _check(path, f"x or x_{split}", samples)
+    return samples, labels if labels is None else numbered(names[1], labels, []).reshape(-1)
 
 
-def _read_images(path, split, description):
+def _read_images(path, split, description, follow_links):
     """(images as the model's were, the classes after which their folders are named or None, their names)."""
     root = path / split if train_folder(path) else path
     files = [file for file in sorted(root.rglob("*")) if is_image(file, root)]
     if not files:
         raise UserError(f"{root}: contains no image")
+    check_links(files, root, follow_links)
     facts = description.get("input") or {"shape": (), "divide_by": 1}
     channels, *sides = facts["shape"] if len(facts["shape"]) == 3 else (None, None, None)
     mode = MODES.get(channels) if facts["divide_by"] == 255 else None

@@ -6,6 +6,7 @@ from fedmpi.data.commands import add_data_dir
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.official import OFFICIAL
 from fedmpi.errors import UserError
+from fedmpi.text import printable
 
 
 def add_parser(commands):
@@ -27,7 +28,7 @@ def run(options):
 
 
 def _print(name, about, place):
-    print(f"{name:<14} {about}\n{'':<14} {place}")
+    print(printable(f"{name:<14} {about}\n{'':<14} {place}"))
 
 
 def _file_and_size(path):

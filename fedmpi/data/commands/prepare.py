@@ -9,19 +9,22 @@ from fedmpi.data.formats import ENDINGS
 from fedmpi.data.formats.common import ReaderOptions
 from fedmpi.data.formats.features import MISSING
 from fedmpi.data.formats.frames import Reading
+from fedmpi.data.limits import VARIABLE
 from fedmpi.data.official import OFFICIAL
 from fedmpi.data.prepare import prepare
 
 # option -> (attribute of `Reading`, how its text is read, help)
 READING = {
     "na": ("MARKS", str, "fields that mean no value, separated by commas, like '?,-'; besides empty ones, NA and null"),
-    "decimal": ("MARK", str, "decimal mark in numbers; default: ."),
+    "na-in": ("COLUMN=FIELDS", [str], "the same for one column, like crp=-999"),
+    "decimal": ("MARK", str, "decimal mark in numbers; default: .; '.,' if some have a point and others a comma"),
+    "unit": ("TEXT", [str], "what is left out after numbers, like mg/L in 12 mg/L"),
     "thousands": ("MARK", str, "mark between thousands in numbers, like , in 1,234.5"),
     "censored": (None, ("half", "bound"), "what <0.3 is in a column of numbers: half of it, or the bound itself"),
     "date": ("COLUMN", [str], "this column of dates (2026-01-31) becomes days since 1970-01-01"),
     "separator": ("MARK", str, "separator of CSV; default: what the first lines suggest"),
     "encoding": ("NAME", str, "encoding of CSV, like latin-1; default: what the first bytes suggest"),
-    "skip-lines": ("N", [int], "number of a line of CSV that is left out, like one of units"),
+    "skip-lines": ("N", [int], "numbers of lines of CSV or Excel that are left out, like those of a title or of units"),
 }  # fmt: skip
 # option -> help, of those that name a column and may be repeated
 COLUMNS = {
@@ -57,6 +60,10 @@ def add_parser(commands):
     parser.add_argument("--masks", metavar="FOLDER", type=pathlib.Path, help=text)
     text = "arrays: letters of their axes, like nchw or nhwc, with c for channels and d for depth"
     parser.add_argument("--layout", metavar="AXES", help=text)
+    text = "GiB that a file may unpack to; default: 100 times its size, and at least 1 (for all programs: the variable "
+    parser.add_argument("--max-unpacked", metavar="GIB", type=float, help=f"{text}{VARIABLE})")
+    text = "images: read those outside of the folder, where symbolic links lead to"
+    parser.add_argument("--follow-links", action="store_true", help=text)
     tables = parser.add_argument_group("tables")
     tables.add_argument("--label", metavar="COLUMN", help="column that contains the label; default: the last")
     tables.add_argument("--test-from", metavar="PATH", type=pathlib.Path, help="table of the test set")
@@ -79,6 +86,7 @@ def add_parser(commands):
         how = {"choices": kind} if isinstance(kind, tuple) else {}
         if isinstance(kind, list):
             how, text = {"action": "append", "default": [], "type": kind[0]}, f"{text}; may be repeated"
+            how |= {"action": "extend", "nargs": "+"} if kind == [int] else {}
         tables.add_argument(f"--{name}", metavar=mark, help=text, **how)
 
 
@@ -89,7 +97,7 @@ def _names(text):
 def run(options):
     given = vars(options)
     reading = {name.replace("-", "_"): given[name.replace("-", "_")] for name in READING}
-    reading["dates"] = reading.pop("date")
+    reading["dates"], reading["units"] = reading.pop("date"), reading.pop("unit")
     reading = {key: tuple(value) if isinstance(value, list) else value for key, value in reading.items() if value}
     names = {field.name for field in dataclasses.fields(ReaderOptions)} - {"reading"}
     reader = ReaderOptions(**{name: given[name] for name in names}, reading=Reading(**reading))

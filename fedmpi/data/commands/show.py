@@ -9,7 +9,7 @@ from fedmpi.data.checksum import checksum
 from fedmpi.data.commands import add_data_dir
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.source import ACCOUNT, find_file
-from fedmpi.text import short
+from fedmpi.text import printable, printable_json, short
 
 MANY = 30  # columns or classes that the closing block names
 MAX_CLASSES = 20  # classes whose numbers of samples are printed
@@ -37,12 +37,12 @@ def show_account(path, as_json=False):
     with readable(path) as file:
         account = json.loads(file.attrs.get(ACCOUNT, "null"))
     if as_json:
-        print(json.dumps(account, indent=1, ensure_ascii=False))
+        print(printable_json(account, indent=1))
     elif account is None:
         show_file(path)
     else:
-        print(f"{path}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
-        print("\n".join(_lines(account, MANY)))
+        print(f"{printable(path)}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
+        print("\n".join(map(_one_line, _lines(account, MANY))))
 
 
 def _lines(account, most):
@@ -75,10 +75,15 @@ def show_file(path):
     Raises:
         UserError: if it cannot be read.
     """
-    print(f"{path}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
+    print(f"{printable(path)}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
     with readable(path) as file:
         lines = _describe(file)
-    print("\n".join(lines))
+    print("\n".join(map(_one_line, lines)))
+
+
+def _one_line(text):
+    """A line that names what strangers named, without what a terminal obeys."""
+    return printable(text).replace("\n", " ")
 
 
 def _describe(file):

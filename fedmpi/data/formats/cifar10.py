@@ -1,11 +1,14 @@
 """CIFAR-10 in its official binary or Python version."""
 
+import gzip
+import io
 import tarfile
 
 import numpy as np
 
 from fedmpi.data.formats.common import first_file, read_bytes
 from fedmpi.data.formats.pickled import unpickle_batch
+from fedmpi.data.limits import Limited, check_unpacked
 from fedmpi.errors import UserError, attempt
 
 RECORD_BYTES = 1 + 3 * 32 * 32  # a label, then the red, green and blue pixels
@@ -50,9 +53,13 @@ def read(folder, options):
 
 def _read_tar(path, names):
     """Name -> bytes of files in a tar file, in whatever folder they are."""
-    with attempt("read as tar", path, Exception), tarfile.open(path) as tar:
-        members = {member.name.rsplit("/", 1)[-1]: member for member in tar.getmembers() if member.isfile()}
-        missing = [name for name in names if name not in members]
-        if missing:
+    found, packed = {}, path.stat().st_size
+    with attempt("read as tar", path, Exception), gzip.open(path) as file:
+        with tarfile.open(fileobj=io.BufferedReader(Limited(file, path, packed)), mode="r|") as tar:
+            for member in tar:
+                if member.isfile() and (name := member.name.rsplit("/", 1)[-1]) in names:
+                    check_unpacked(path, member.size, packed)  # a sparse one is longer than what is stored of it
+                    found[name] = tar.extractfile(member).read()
+        if missing := [name for name in names if name not in found]:
             raise UserError(f"{path}: contains no {missing[0]}")
-        return {name: tar.extractfile(members[name]).read() for name in names}
+    return found

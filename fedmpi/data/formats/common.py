@@ -8,8 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedmpi.data.formats.frames import Reading
+from fedmpi.data.limits import check_file, unpacked
 from fedmpi.errors import UserError, attempt
 from fedmpi.streams import generator
+from fedmpi.text import short
+
+MOST_NAMED, LONGEST_PROBLEM = 10, 180  # files that a message names if several cannot be used; characters for each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +33,8 @@ class ReaderOptions:
         classes: names of all classes, or () for those of the data. reading: how fields of a table are read.
         silo: name of the client whose data these are, or None.
         size: pixels per side that images are resized to; None: images keep their size.
+        max_unpacked: GiB that a file may unpack to; None: see `fedmpi.data.limits`.
+        follow_links: whether images may lie outside of the folder, where symbolic links lead to.
         mode: pillow's mode that images are converted to, like RGB; None: they must have one. layout: letters of the
             axes of arrays, like nchw; None: as their shape suggests. masks: folder with a mask for each image, or None.
     """
@@ -52,6 +58,8 @@ class ReaderOptions:
     mode: str | None = None
     layout: str | None = None
     masks: pathlib.Path | None = None
+    max_unpacked: float | None = None
+    follow_links: bool = False
 
 
 def choose_test_set(labels, options, groups=None):
@@ -113,7 +121,38 @@ def read_bytes(file):
     """The content of a file, which may lie in a zip file.
 
     Raises:
-        UserError: if it cannot be read.
+        UserError: if it cannot be read, or unpacks to too much.
     """
     with attempt("read", file, Exception):
+        if isinstance(file, zipfile.Path):
+            packed = file.root.getinfo(file.at).compress_size
+            return unpacked(file.open("rb"), file, packed)
+        if isinstance(file, pathlib.Path):  # and not a cell of a table
+            check_file(file)
         return file.read_bytes()
+
+
+def attempt_all(files, read):
+    """[the result of `read(file)`] of all files.
+
+    Raises:
+        UserError: if it raises one; of several, the line names the files and what is wrong with each of them.
+    """
+    results, problems = [], []
+    for file in files:
+        try:
+            results.append(read(file))
+        except UserError as error:
+            problems.append(str(error))
+    refuse_all(problems, f"{len(results) + len(problems)} files")
+    return results
+
+
+def refuse_all(problems, among):
+    """Raise a `UserError` with all problems, each the text of an error, among so many ("9 files"); none: do nothing."""
+    if len(problems) == 1:
+        raise UserError(problems[0])
+    if problems:
+        more = f"; and {len(problems) - MOST_NAMED} more" if len(problems) > MOST_NAMED else ""
+        named = "; ".join(short(problem, LONGEST_PROBLEM) for problem in problems[:MOST_NAMED])
+        raise UserError(f"{len(problems)} of {among} cannot be used: {named}{more}")

@@ -29,6 +29,7 @@ class Columns:
         reading: a `Reading`: how fields are read.
         aliases: name of a column or of the label -> {what fields contain: the category or class that it means}.
         id: names of columns that are not learned from, and that predictions show. group: name of the column of groups.
+        label: name of the column with the classes; "" of a model that an earlier version trained.
     """
 
     missing: str
@@ -38,13 +39,14 @@ class Columns:
     aliases: dict = dataclasses.field(default_factory=dict)
     id: tuple = ()
     group: str | None = None
+    label: str = ""
 
     @classmethod
-    def learn(cls, table, names, classes, options, training):
+    def learn(cls, table, names, classes, label, options, training):
         """Those of a `Table`.
 
         Args:
-            table: with all columns. names: of those that are features. classes: names.
+            table: with all columns. names: of those that are features. classes: names. label: their column.
             options: `ReaderOptions`. training: rows of which the statistics are computed.
         """
         columns, missing = {}, options.missing or "refuse"
@@ -63,7 +65,7 @@ class Columns:
                 numbers[is_blank] = median
                 mean, std = float(numbers.mean()), float(numbers.std()) if np.ptp(numbers) else 1.0
             columns[name] = {"median": median, "mean": mean, "std": std}
-        return cls(missing, classes, columns, options.reading, {}, tuple(options.id), options.group)
+        return cls(missing, classes, columns, options.reading, {}, tuple(options.id), options.group, label)
 
     @classmethod
     def read(cls, file):
@@ -79,7 +81,11 @@ class Columns:
             return None
         with attempt("read as JSON", f"--columns {file}", OSError, ValueError, RecursionError):
             content = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-        return cls.of(content, f"--columns {file}")
+        columns = cls.of(content, f"--columns {file}")
+        if not columns.label:
+            hint = 'add "label": "COLUMN", or remove the file and prepare all silos again'
+            raise UserError(f"--columns {file}: does not say which column is the label: {hint}")
+        return columns
 
     @classmethod
     def of(cls, content, given):
@@ -104,7 +110,7 @@ class Columns:
             aliases = {str(name): {str(word): str(other) for word, other in meanings.items()}
                        for name, meanings in content.get("aliases", {}).items()}  # fmt: skip
             reading = {key: tuple(v) if isinstance(v, list) else v for key, v in content.get("reading", {}).items()}
-            roles = tuple(map(str, content.get("id", ()))), content.get("group")
+            roles = tuple(map(str, content.get("id", ()))), content.get("group"), str(content.get("label", ""))
             classes = [str(name) for name in content["classes"]]
             return cls(content["missing"], classes, columns, Reading(**reading), aliases, *roles)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
@@ -132,6 +138,10 @@ class Columns:
         one_hot = [name for name, column in self.columns.items() if isinstance(column, list)]
         agreed = f"--missing {self.missing}" + "".join(f" --one-hot {name}" for name in one_hot)
         given = f"--columns {options.columns}: was made with"
+        if options.label not in (None, self.label):
+            raise UserError(f"{given} --label {self.label}: expected the same, not {options.label}")
+        if self.group is not None and options.group not in (None, self.group):
+            raise UserError(f"{given} --group {self.group}: expected the same, not {options.group}")
         if options.missing not in (None, self.missing) or {*options.one_hot} - {*one_hot}:
             raise UserError(f"{given} {agreed}: expected the same options")
         lost = [*{*self.columns} & {*options.drop, *options.id, *options.keep, options.group}]

@@ -5,9 +5,10 @@ import json
 import h5py
 import numpy as np
 
-from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.formats.common import attempt_all, choose_test_set
 from fedmpi.data.formats.npz import number_words, numbered
 from fedmpi.data.hdf5 import readable
+from fedmpi.data.limits import check_file
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
 
@@ -40,7 +41,8 @@ def read(path, options):
     splits, others = {}, set()
     assumed = [f"the column {USER} says whose samples these are (--partition column --partition.by {USER})"]
     for split, files in find_files(path).items():
-        found = [part for file in files for part in (_leaf if file.suffix == ".json" else _federated)(file)]
+        read_one = _leaf if files and files[0].suffix == ".json" else _federated
+        found = sum(attempt_all(files, lambda file, read_one=read_one: [*read_one(file)]), [])
         parts = [part for part in found if len(part[2])]
         others = others.union(*(part[3] for part in parts))
         if odd := [user for user, samples, labels, _ in parts if len(samples) != len(labels)]:
@@ -67,6 +69,7 @@ def read(path, options):
 
 def _leaf(file):
     """(user, samples, labels, names of what else there is) of each user in a JSON file of LEAF."""
+    check_file(file)
     with attempt("read as LEAF", file, Exception):
         content = json.loads(file.read_text(encoding="utf-8"))
         if {*content["users"]} != {*content["user_data"]}:

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 
 from fedmpi.data.formats.common import first_file
+from fedmpi.data.limits import check_file, unpacked
 from fedmpi.errors import UserError, attempt
 
 TORCHVISION_FOLDERS = ("raw", "MNIST/raw", "FashionMNIST/raw")  # below the folder that torchvision was given
@@ -37,7 +38,9 @@ def read_idx_file(path):
         UserError: if the file is not IDX, not of bytes, or shorter than its header says.
     """
     with attempt("read as IDX", path, Exception):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        check_file(path)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = unpacked(file, path, path.stat().st_size)
         if content[:3] != b"\0\0\x08":
             raise UserError(f"{path}: begins with {content[:4].hex(' ')}: expected an IDX file of bytes, 00 00 08")
         shape = struct.unpack(f">{content[3]}I", content[4 : 4 + 4 * content[3]])

@@ -6,9 +6,10 @@ import json
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
-from fedmpi.data.formats.frames import ARROW, ARROW_OF_SPLITS, named_classes, read_arrow, table_ending
+from fedmpi.data.formats.frames import table_ending
 from fedmpi.data.formats.images import image_splits
 from fedmpi.data.formats.npz import number_words
+from fedmpi.data.formats.typed import ARROW, ARROW_OF_SPLITS, named_classes, read_arrow, read_parquet
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
 
@@ -95,9 +96,7 @@ def _frame(path):
     if table_ending(path) == ".arrow":
         return read_arrow(path)
     with attempt("read as Parquet", path, Exception):
-        from pyarrow.parquet import read_table
-
-        table = read_table(path)
+        table = read_parquet(path)
         known = json.loads((table.schema.metadata or {}).get(METADATA, b"{}")).get("info", {}).get("features", {})
         return named_classes(table.to_pandas(), known)
 

@@ -1,19 +1,23 @@
 """Image files, in one folder per class."""
 
 import io
+import math
+import os
 from collections import Counter
 
 import numpy as np
 
 from fedmpi.data.formats import medical
-from fedmpi.data.formats.common import choose_test_set, divided
+from fedmpi.data.formats.common import attempt_all, choose_test_set, divided, read_bytes, refuse_all
 from fedmpi.data.formats.frames import Reading, read_table
 from fedmpi.data.formats.npz import number_words
+from fedmpi.data.limits import check_unpacked
 from fedmpi.data.source import ACCOUNT, GROUP, SPLITS
 from fedmpi.errors import UserError, attempt
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-
+# What their content may be, whatever their ending: pillow would start another program for a page of PostScript.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
 DEPTH = 2  # of CLASS/image.png
 LABELS = ("labels.csv", "metadata.csv")  # beside the images; the second is Hugging Face's
@@ -28,17 +32,21 @@ class ImageFiles:
         files: paths, which may lie in a zip file.
         mode: of pillow ("L", "RGB"), to which all images are converted; None: all must have that of the first.
         size: pixels per side that images are resized to; None: all must have the size of the first.
+        others: further files, which a message names, too, if they cannot be used.
 
     Attributes:
         mode: of all images. converted, resized: those of the files read so far that had another mode or size.
     """
 
-    def __init__(self, files, mode=None, size=None):
+    def __init__(self, files, mode=None, size=None, others=()):
         self._files, self._size, self._mode = files, size, mode
         self.converted, self.resized = set(), set()
-        self._is_medical = medical.is_medical(files[0])
-        self.mode = mode or (medical.read(files[0])[1] if self._is_medical else _open_image(files[0]).mode)
-        first = self._pixels(files[0])
+        try:
+            first = self._begin(files[0])
+        except UserError:
+            attempt_all([*files, *others], lambda file: self._begin(file) is None)
+            raise
+        self._all = [*files, *others]
         self.shape, self.dtype = (len(files), *first.shape), first.dtype
 
     def __len__(self):
@@ -47,13 +55,27 @@ class ImageFiles:
     def __getitem__(self, rows):
         images = np.empty((len(self._files[rows]), *self.shape[1:]), self.dtype)
         for image, file in zip(images, self._files[rows]):
-            pixels = self._pixels(file)
-            if pixels.shape != image.shape:
-                hint = "" if self._is_medical else "; --size N resizes all images"
-                expected = f"expected {_format_size(image.shape)}, the size of {self._files[0]}{hint}"
-                raise UserError(f"{file}: is {_format_size(pixels.shape)} pixels: {expected}")
-            image[:] = pixels
+            try:
+                image[:] = self._equal(file)
+            except UserError:
+                attempt_all(self._all, lambda other: self._equal(other) is None)
+                raise
         return images
+
+    def _begin(self, file):
+        """The pixels of a file that is the first one, whose mode all others must have."""
+        self._is_medical = medical.is_medical(file)
+        self.mode = self._mode or (medical.read(file)[1] if self._is_medical else _open_image(file).mode)
+        return self._pixels(file)
+
+    def _equal(self, file):
+        """The pixels of a file, of the same shape as the first."""
+        pixels = self._pixels(file)
+        if pixels.shape != self.shape[1:]:
+            hint = "" if self._is_medical else "; --size N resizes all images"
+            expected = f"expected {_format_size(self.shape[1:])}, the size of {self._files[0]}{hint}"
+            raise UserError(f"{file}: is {_format_size(pixels.shape)} pixels: {expected}")
+        return pixels
 
     def _pixels(self, file):
         if self._is_medical or medical.is_medical(file):
@@ -103,13 +125,19 @@ def open_raw(file):
     except ImportError:
         raise UserError("images need pillow: pip install 'fedmpi[images]'") from None
     with attempt("read as an image", file, Exception):
+        content = read_bytes(file)
+        most, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # pillow's own limit knows no setting of ours
         try:
-            image = Image.open(io.BytesIO(file.read_bytes()))
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+            check_unpacked(file, math.prod(image.size) * len(image.getbands()), len(content))
+            if getattr(image, "n_frames", 1) > 1:
+                raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
+            return ImageOps.exif_transpose(image)
         except UnidentifiedImageError:
-            raise UserError(f"{file}: cannot be read as an image: its format is unknown") from None
-        if getattr(image, "n_frames", 1) > 1:
-            raise UserError(f"{file}: contains {image.n_frames} images: expected one per file")
-        return ImageOps.exif_transpose(image)
+            known = ", ".join(FORMATS)
+            raise UserError(f"{file}: cannot be read as an image: its format is none of {known}") from None
+        finally:
+            Image.MAX_IMAGE_PIXELS = most
 
 
 def _format_size(shape):
@@ -131,6 +159,7 @@ def read(root, options):
         files, labels, class_names, stored, others = _read_labels(root, beside, options)
     else:
         parts, numbers, names = zip(*(_list_by_class(folder, options.classes) for folder in _folders(root, train)))
+        check_links(sum(parts, []), root, options.follow_links)
         files, labels, class_names = sum(parts, []), np.concatenate(numbers), names[0]
         if names[-1] != class_names:
             raise UserError(f"{root}: to test: expected the same folders as in {train}: {', '.join(class_names[:10])}")
@@ -182,6 +211,34 @@ def is_image(file, root):
     return is_known and not _is_hidden(file.relative_to(root))
 
 
+def check_links(files, root, follow_links):
+    """Check that no link leads out of the folder: who gave it may not know what is read where it leads to.
+
+    Args:
+        files: paths of images in the folder `root`. follow_links: whether they may be anywhere.
+
+    Raises:
+        UserError: if one is elsewhere.
+    """
+    if follow_links:
+        return
+    top, folders, outside = os.path.realpath(root), {}, []
+    for file in files:
+        folder = file.parent
+        if folder not in folders:
+            folders[folder] = _is_below(os.path.realpath(folder), top)
+        if not folders[folder] or (file.is_symlink() and not _is_below(os.path.realpath(file), top)):
+            outside.append(file)
+    if outside:
+        number = f" ({len(outside)} of {len(files)} images are)" if outside[1:] else ""
+        where = f"is elsewhere, where a link leads to: {os.path.realpath(outside[0])}{number}"
+        raise UserError(f"{outside[0]}: {where}: expected images in {root}; --follow-links reads them")
+
+
+def _is_below(path, top):
+    return path == top or path.startswith(top.rstrip(os.sep) + os.sep)
+
+
 def train_folder(root):
     """The folder of training images in `root`, or None."""
     return next((root / name for name in ("train", "training") if (root / name).is_dir()), None)
@@ -193,7 +250,10 @@ def image_splits(path, files, options):
     Raises:
         UserError: if the two have different modes.
     """
-    images = {f"{split}/images": ImageFiles(of_split, options.mode, options.size) for split, of_split in files.items()}
+    images, rest = {}, sum(map(list, files.values()), [])
+    for split, of_split in files.items():
+        rest = rest[len(of_split) :]
+        images[f"{split}/images"] = ImageFiles(of_split, options.mode, options.size, rest)
     if len(modes := {image_files.mode: image_files.dtype for image_files in images.values()}) > 1:
         expected = "expected one, or --mode"
         raise UserError(f"{path}: images to train and to test have the modes {' and '.join(modes)}: {expected}")
@@ -229,10 +289,14 @@ def _read_labels(root, beside, options):
         raise UserError(f"--group {options.group}: {beside} has no such column; it has {', '.join(names[1:])}")
     words, answers = table.columns[names[0]].fillna(""), table.columns[label].fillna("")
     files = [root / word for word in words]
-    for row, (file, answer) in enumerate(zip(files, answers)):
-        if not answer or not is_image(file, root) or not file.is_file():
+    problems = []
+    for row, (word, file, answer) in enumerate(zip(words, files, answers)):
+        is_there = not os.path.isabs(word) and is_image(file, root) and file.is_file()
+        if not answer or not is_there:
             found = "an empty field" if not answer else f"{file}, which is no image"
-            raise UserError(f"{beside}: {table.place(row)} has {found}: expected an image in {root} and its class")
+            problems.append(f"{beside}: {table.place(row)} has {found}: expected an image in {root} and its class")
+    refuse_all(problems, f"{len(files)} rows")
+    check_links(files, root, options.follow_links)
     numbers, attributes = number_words(beside, {"all": answers.to_numpy(str)}, options.classes)
     if words.duplicated().any():
         raise UserError(f"{beside}: contains {words[words.duplicated()].iloc[0]} twice: expected each image once")

@@ -1,8 +1,11 @@
 """Arrays saved by numpy."""
 
+import zipfile
+
 import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set
+from fedmpi.data.limits import check_file, check_members
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError, attempt
 
@@ -23,8 +26,8 @@ def read(path, options):
         as they are; channels last. labels [n]. Attributes: num_classes and class_names if the labels are words or truth
         values, or `ReaderOptions.classes` names them.
     """
-    with attempt("read as npz", path, Exception), np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    with attempt("read as npz", path, Exception):
+        arrays = read_arrays(path)
     arrays = {name: values.astype(values.dtype.newbyteorder("="), copy=False) for name, values in arrays.items()}
     used = {(split, kind): find_array(arrays, split, words) for split in ("train", "test", "")
             for kind, words in (("x", SAMPLES), ("y", LABELS))}  # fmt: skip
@@ -54,6 +57,22 @@ def read(path, options):
     account["assumed"] = assumed
     account["not_used"] = dict.fromkeys(sorted(rest), "another array")
     return splits | {f"{split}/labels": labels[split] for split in labels}, attributes | {ACCOUNT: account}
+
+
+def read_arrays(path, chosen=lambda names: names):
+    """{name: array} of a file that np.savez wrote; `chosen`: function of all names that gives those to read, or None.
+
+    Raises:
+        UserError: if it unpacks to too much, or is a single array. Exception: of many kinds, if it cannot be read.
+    """
+    check_file(path)
+    if zipfile.is_zipfile(path):
+        check_members(path)
+    content = np.load(path, allow_pickle=False)
+    if isinstance(content, np.ndarray):
+        raise UserError(f"{path}: is a single array, as np.save writes it: expected what np.savez writes")
+    with content as file:
+        return {name: file[name] for name in chosen(file.files) if name is not None}
 
 
 def numbered(name, labels, assumed):

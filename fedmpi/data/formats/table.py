@@ -7,18 +7,15 @@ import numpy as np
 
 from fedmpi.data.formats.common import choose_test_set, divided
 from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.frames import ARROW_OF_SPLITS, DATE, NAMELESS, Reading, read_table, table_ending
+from fedmpi.data.formats.fields import hint_of_words
+from fedmpi.data.formats.frames import DATE, NAMELESS, TEXTS, read_table, table_ending
+from fedmpi.data.formats.notes import FEW, notes_on
+from fedmpi.data.formats.typed import ARROW_OF_SPLITS
 from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
 from fedmpi.errors import UserError
-from fedmpi.text import short
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
 PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
-FEW = 20  # rows, below which nothing is remarkable
-MANY_CLASSES = 10
-FAR = 3  # standard deviations from another silo's mean
-MANY_ROWS = 1000
-WHOLE = 1 << 53  # up to which float64 has all whole numbers
 
 
 class Rows:
@@ -64,22 +61,26 @@ def read(path, options):
         options = dataclasses.replace(options, test_from=path / "test") if has_test else options
         rest = {entry.name for entry in path.iterdir() if entry.is_dir()} - {"train", *(["test"] if has_test else [])}
         path = path / "train"
-    agreed = Columns.read(options.columns)
+    agreed, label, group, reading, left_out = Columns.read(options.columns), None, options.group, options.reading, []
     if agreed is not None:
         agreed.check(options)
-    reading = options.reading if options.reading != Reading() or agreed is None else agreed.reading
-    kept = [*dict.fromkeys([*options.id, *filter(None, [options.group]), *options.keep])]
-    label, left_out = None, []
+        label, group, reading = agreed.label, group or agreed.group, agreed.reading.joined(options.reading)
+    for part in filter(None, [path, options.test_from]):
+        _check_meaning(part, options.reading)
+    kept = [*dict.fromkeys([*options.id, *filter(None, [group]), *options.keep])]
 
     def wanted(names):
         """The columns to read, and those of them that are words whatever they contain."""
-        nonlocal label, left_out
-        for option, given in (("drop", options.drop), ("id", options.id), ("group", [options.group]),
+        nonlocal label, left_out, kept
+        if agreed is not None:  # what the first silo does not learn from is not learned from here
+            kept = [*dict.fromkeys([*kept, *(name for name in agreed.id if name in names)])]
+            _check_agreed(path, names, agreed, options)
+        for option, given in (("drop", options.drop), ("id", options.id), ("group", [group]),
                               ("keep", options.keep), ("features", options.features), ("one-hot", options.one_hot),
                               ("date", options.reading.dates)):  # fmt: skip
             for name in filter(None, given):
-                rest = ", ".join(other for other in names if other != options.label)
-                if name not in names or name == options.label:
+                rest = ", ".join(other for other in names if other != (label or options.label))
+                if name not in names or name == (label or options.label):
                     raise UserError(f"--{option} {name}: {path} has no such column besides the label; it has {rest}")
         present = [name for name in names if name not in options.drop]
         label = label or options.label or next((name for name in reversed(present) if name not in kept
@@ -115,7 +116,7 @@ def read(path, options):
     if (without := answers.isna().to_numpy()).any():
         raise UserError(
             f"{path}: {table.place(int(np.flatnonzero(without)[0]))} has an empty field in column {label}, the label: "
-            "expected a class in every line"
+            f"expected a class in every line{_hint_of_title([*table.columns, *left_out])}"
         )
     for name in (label, *kept, *options.one_hot):
         if (odd := table.columns[name].str.contains("\0", regex=False, na=False).to_numpy(bool)).any():
@@ -123,10 +124,10 @@ def read(path, options):
             raise UserError(f"{path}: {found}: expected text: is the encoding right (--encoding)?")
     if reserved := {"images", "labels", "."} & {*kept}:
         raise UserError(f"{path}: a column that is stored is called {reserved.pop()}: expected another name for it")
-    groups = None if options.group is None else np.unique(_words(table, options.group), return_inverse=True)[1]
+    groups = None if group is None else np.unique(_words(table, group), return_inverse=True)[1]
     if both := groups is not None and options.test_from and {*groups[:num_training]} & {*groups[num_training:]}:
-        value = _words(table, options.group)[np.flatnonzero(groups == min(both))[0]]
-        found = f"has {options.group} {value}, which {path} has, too: expected test rows of other groups, or no --group"
+        value = _words(table, group)[np.flatnonzero(groups == min(both))[0]]
+        found = f"has {group} {value}, which {path} has, too: expected test rows of other groups, or no --group"
         raise UserError(f"--test-from {options.test_from}: {found}")
     if options.test_from:
         chosen = {"train": np.arange(num_training), "test": np.arange(num_training, len(table))}
@@ -135,7 +136,7 @@ def read(path, options):
     others = [name for name in table.columns if name not in (*kept, label)]
     usable = [name for name in others if table.kinds[name] not in ("words", "empty") or name in options.one_hot]
     if agreed is None:
-        columns = Columns.learn(table, usable, options.classes or _classes(answers), options, chosen["train"])
+        columns = Columns.learn(table, usable, options.classes or _classes(answers), label, options, chosen["train"])
     else:
         columns = agreed
         odd = next((name for name in usable if name not in columns.columns), None)
@@ -155,21 +156,46 @@ def read(path, options):
     splits |= divided(chosen, labels=labels, **stored)
     mean, std = columns.normalisation()
     attributes = {"num_classes": len(columns.classes), "class_names": columns.classes, "feature_names": list(features)}
-    roles = {GROUP: options.group} if options.group else {}
-    roles |= {ID: [*options.id]} if options.id else {}
+    roles = {GROUP: group} if group else {}
+    ids = [name for name in kept if name in (*options.id, *(agreed.id if agreed else ()))]
+    roles |= {ID: ids} if ids else {}
     given = {"separator": table.separator, "encoding": table.encoding} if table.lines else {}
     account = {
         "label": label,
         "features": {name: table.kinds[name] for name in columns.columns},
-        "not_used": _not_used(table, columns, others, left_out, options)
+        "not_used": _not_used(table, columns, others, left_out, options, reading)
         | dict.fromkeys(sorted(rest), "another part of the data"),
         "stored": {name: "not learned from" for name in kept},
         "assumed": table.assumed,
-        "notes": _notes(table, columns, labels, label, options.group),
+        "notes": notes_on(table, columns, labels, label, group),
         "given": {"label": label, **given},
     } | ({"test_rows": f"those of {options.test_from}"} if options.test_from else {})
     attributes |= {"mean": mean, "std": std, COLUMNS: columns.text(), ACCOUNT: account}
     return splits, attributes | roles
+
+
+def _hint_of_title(names):
+    """What to do if the header is none."""
+    nameless = sum(bool(NAMELESS.fullmatch(name)) for name in names)
+    return "; most columns have no name: --skip-lines 1 leaves out a title" if 2 * nameless > len(names) else ""
+
+
+def _check_agreed(path, names, agreed, options):
+    """Check that a table has the label and the column of groups of the file of --columns."""
+    for role, name in (("label", agreed.label), ("group", agreed.group)):
+        if name is not None and name not in names:
+            found = f"has no column {name}, which is the {role} in --columns {options.columns}"
+            raise UserError(f"{path}: {found}: expected it under that name; it has {', '.join(names)}")
+
+
+def _check_meaning(path, reading):
+    """Check that what is said about lines is said of a table that has some."""
+    ending = table_ending(path)
+    has_lines = {"skip_lines": ending in (*TEXTS, ".xlsx"), "separator": ending in TEXTS,
+                 "encoding": ending in (*TEXTS, ".arff")}  # fmt: skip
+    for name, is_used in has_lines.items():
+        if ending is not None and getattr(reading, name) and not is_used:
+            raise UserError(f"--{name.replace('_', '-')}: has no meaning for {path}: leave it out")
 
 
 def _append(table, other):
@@ -201,7 +227,7 @@ def _stored(words, may_be_numbers):
     return words.astype(np.float64) if is_number else np.char.encode(words, "utf-8")
 
 
-def _not_used(table, columns, others, left_out, options):
+def _not_used(table, columns, others, left_out, options, reading):
     """name -> why, of the columns that are no features."""
     reasons = dict.fromkeys(options.drop, "--drop")
     nameless = "has no name, like the row numbers that pandas writes"
@@ -214,55 +240,13 @@ def _not_used(table, columns, others, left_out, options):
             reasons[name] = "is empty"
             continue
         distinct, filled = values.nunique(), int(values.notna().sum())
-        how = f"words, {distinct} of {filled} differ"
+        how = f"words, {distinct} of {filled} differ{hint_of_words(name, values, reading)}"
         if all(map(DATE.fullmatch, values.dropna().iloc[:FEW])):
             how += f": --date {name} (days since 1970-01-01)"
         if len(values) >= FEW and 2 * distinct <= filled:
             how += f": --one-hot {name} (categories), --group {name} (rows of one are not divided), --keep {name}"
         reasons[name] = how
     return reasons
-
-
-def _notes(table, columns, labels, label, group):
-    """Lines about what may be a mistake."""
-    notes, num_rows = [], len(labels)
-    if group and (number := int(table.columns[group].isna().sum())):
-        notes.append(f"{group}: {number} rows have none, and count as one group")
-    if num_rows < FEW:
-        return notes
-    if len(columns.classes) > MANY_CLASSES and 2 * len(columns.classes) > num_rows:
-        notes.append(f"{label}: {len(columns.classes)} classes in {num_rows} rows: is it a quantity, or an identifier?")
-    if len(columns.classes) == 1:
-        notes.append(f"{label}: all rows have the class {columns.classes[0]}: expected others, or --classes")
-    numbers = [name for name in columns.columns if name.replace(".", "", 1).isdecimal()]
-    if 2 * len(numbers) > len(columns.columns) and numbers != [*map(str, range(len(numbers)))]:
-        words = short(", ".join(numbers), 60)
-        notes.append(f"the header contains numbers ({words}): is it a row, and the file has none?")
-    has_classes = len(np.unique(labels)) > 1
-    for name, how in columns.columns.items():
-        if isinstance(how, list):
-            continue
-        values = table.columns[name]
-        if abs((mean := np.nanmean(values, dtype=np.float64)) - how["mean"]) > FAR * how["std"]:
-            there = f"{how['mean']:.4g} ± {how['std']:.4g} in the file of --columns"
-            notes.append(f"{name}: its mean is {mean:.4g} here and {there}: is the unit the same?")
-        begin = values[:MANY_ROWS]  # most columns need no more than these
-        is_whole = (begin == np.floor(begin)).all() and (values == np.floor(values)).all()
-        if is_whole and len(np.unique(values)) > 0.95 * num_rows:
-            notes.append(f"{name}: nearly all of its whole numbers differ: is it an identifier? (--drop, --id)")
-        elif is_whole and np.abs(values).max() > WHOLE:
-            notes.append(f"{name}: whole numbers above 2^53 are rounded: is it an identifier? (--drop, --id)")
-        if has_classes and _is_in_order(begin, labels[:MANY_ROWS]) and _is_in_order(values, labels):
-            notes.append(f"{name}: its order is that of {label}: does it contain the answer?")
-    return notes
-
-
-def _is_in_order(values, labels):
-    """Whether the values [n] of each class lie between those of two other classes."""
-    import pandas
-
-    extremes = pandas.Series(values).groupby(labels).agg(["min", "max"]).sort_values("min").to_numpy()
-    return bool((extremes[:-1, 1] < extremes[1:, 0]).all())
 
 
 def _classes(values):
