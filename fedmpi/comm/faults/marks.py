@@ -12,11 +12,11 @@ from fedmpi.comm.faults.orphan import started_directly
 UNFINISHED = "FEDMPI_UNFINISHED"
 
 
-def mark(what, is_so):
+def mark(state, is_so):
     """Write or remove this rank's file in the folder of `UNFINISHED`, if there is one; a rank's children have none."""
     folder = os.environ.get(UNFINISHED)
     if folder and started_directly():
-        path = pathlib.Path(folder, f"{what}-{os.getpid()}")
+        path = pathlib.Path(folder, f"{state}-{os.getpid()}")
         with contextlib.suppress(OSError):  # the folder is on another machine; the file was not there
             if is_so:
                 path.touch()
