@@ -311,11 +311,11 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ({"rounds": 0}, "rounds = 0: expected a number >= 1"),
         ({"algorithm": 3}, "algorithm is a int: expected a name, a dict"),
         ({"partition": 10**5000}, "partition is a int: expected a name, a dict"),
-        ({"seed": [{10**5000}]}, "seed is a list: expected a number of fewer than 19 digits, a text"),
+        ({"seed": [{10**5000}]}, "seed is a set: expected a number, a text"),
         ({"algorithm": FedAvg(), "algorithm.step_size": 1}, "algorithm is given as an object"),
         (
             {"rounds": print},
-            "rounds is a builtin_function_or_method: expected a number of fewer than 19 digits, a text",
+            "rounds is a builtin_function_or_method: expected a number, a text",
         ),
         ({"lr": 0.1}, "unknown setting lr"),
         ({"stop": "accuracy"}, "stop = accuracy: expected a metric"),

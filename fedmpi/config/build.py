@@ -9,13 +9,13 @@ a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 
 import copy
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import re
 import types
 import typing
 
-import yaml
 from torch import nn
 
 import fedmpi.aggregation
@@ -35,6 +35,7 @@ from fedmpi.config.grammar import (
     FLAGS,
     SHORT,
     SWITCHES,
+    Given,
     as_text,
     check_repeated,
     find_key,
@@ -51,13 +52,12 @@ from fedmpi.config.run import RunSettings
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
+from fedmpi.presets.reading import AMBIGUOUS, is_plain, settings_text
 from fedmpi.registry import BROKEN, command_name, find, known
 from fedmpi.settings import LARGEST, current_value, former_names, nearest, per_rank
 from fedmpi.tasks.base import BaseTask
 from fedmpi.text import short
 
-# Texts that YAML 1.1 reads as other numbers than a person does: 010 as 8 (octal), and 1:30 as 90 (base 60).
-AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")
 PER_CLIENT = re.compile(r"\{(client|rank)")  # in a path
 LARGEST_INTEGER = 10**18  # what the libraries below compute with
 
@@ -157,7 +157,7 @@ def resolve(layers, resumed, objects=None):
     paper = paper or (resumed or {}).get("paper") or {}
     config = _build(classes, values | resumed_folder(resumed), paper, objects, stages)
     if "print_config" in flags:
-        return yaml.safe_dump(config.resolved, sort_keys=False).rstrip()
+        return settings_text(config.resolved).rstrip()
     origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
     notes = tuple(dict.fromkeys([*notes, *more_notes, *BROKEN.values()]))
     return dataclasses.replace(config, notes=notes, origin=origin)
@@ -226,18 +226,20 @@ def _typed(settings, texts):
     """Key -> typed value of every setting."""
     values = {key: setting.default for key, setting in settings.items()}
     for key, text in texts.items():
-        hint, expected = settings[key].type, f"{key} = {short(text, 100)}: expected"
+        is_given = isinstance(text, Given) and not text.is_lenient  # it is shown as Python writes it: '3' is a text
+        hint = settings[key].type
+        expected = f"{key} = {short(repr(text.value) if is_given else text, 100)}: expected"
         if "\0" in text:
             raise UserError(f"{expected} a text without the character 0")
         words = f"{expected} {_type_in_words(hint)}"
-        if str not in kinds(hint) and AMBIGUOUS.fullmatch(text.strip()):
+        if str not in kinds(hint) and not isinstance(text, Given) and AMBIGUOUS.fullmatch(text.strip()):
             raise UserError(f"{words}, without leading zeros and colons (see --help)")
         try:
             values[key] = typed(text, hint)
         except (ValueError, RecursionError):
             raise UserError(f"{words} (see --help)") from None
         if isinstance(values[key], int) and abs(values[key]) >= LARGEST_INTEGER:
-            raise UserError(f"{words} of fewer than 19 digits")
+            raise UserError(f"{expected} a whole number of fewer than 19 digits")
         if isinstance(values[key], float) and abs(values[key]) > LARGEST:
             raise UserError(f"{expected} a number of at most {LARGEST:g}")
     return values
@@ -245,7 +247,8 @@ def _typed(settings, texts):
 
 def _type_in_words(hint):
     """A type as users read it, like "a whole number or null"."""
-    words = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
+    words = {typing.Any: "a number, a text, true or false, null, or a list of them"}
+    words |= {float: "a finite number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
     if len(kinds(hint)) > 1:
         return " or ".join(map(_type_in_words, kinds(hint)))
     return words.get(hint, getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint))
@@ -309,8 +312,13 @@ def same_on_all_ranks(config):
     parts["aggregation."] = config.sending.aggregation
     own = {f"{prefix}{name}" for prefix, part in parts.items() for name in per_rank(type(part))}
     flat = flatten({**config.resolved, "resume": config.run.resume, "paper": None})
-    texts = {key: as_text(value) for key, value in flat.items() if key not in own}
+    texts = {key: _told_apart(value) for key, value in flat.items() if key not in own}
     return {key: "a path with {client}" if PER_CLIENT.search(text) else text for key, text in texts.items()}
+
+
+def _told_apart(value):
+    """A value as a text that no other value has: a text that looks like a number is in quotes."""
+    return json.dumps(value) if isinstance(value, str) and not is_plain(value) else as_text(value)
 
 
 def _maker(model):

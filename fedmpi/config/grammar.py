@@ -9,13 +9,14 @@ upper case. The text `null` is the default of a setting whose default is "none".
 import contextlib
 import datetime
 import json
+import os
 import types
 import typing
 
 from fedmpi.config.run import GROUPS
 from fedmpi.errors import UserError
 from fedmpi.presets import is_paper
-from fedmpi.presets.reading import read_settings_file, read_value
+from fedmpi.presets.reading import Quoted, read_settings_file, read_value
 from fedmpi.registry import plain
 from fedmpi.text import short
 
@@ -40,8 +41,27 @@ def find_key(key, known):
     return key if key in known else next((candidate for candidate in known if candidate.lower() == key.lower()), None)
 
 
+class Given(str):
+    """The text of a value that a program gave, or that stands in quotes in a file: it is not read as another one.
+
+    Attributes:
+        value: what was given. is_lenient: whether a text may also be read as a number, as that of a file.
+    """
+
+    value: object
+    is_lenient: bool
+
+    def __new__(cls, value, is_lenient=False):
+        word = os.fsdecode(value) if isinstance(value, os.PathLike) else value
+        text = super().__new__(cls, word if isinstance(word, str) else json.dumps(word))
+        text.value, text.is_lenient = value, is_lenient
+        return text
+
+
 def as_text(value):
     """The value of a setting in a file as the text that it would be on the command line."""
+    if isinstance(value, Quoted):
+        return Given(str(value), is_lenient=True)
     return str(value) if isinstance(value, (str, datetime.date, datetime.time)) else json.dumps(value, default=str)
 
 
@@ -73,13 +93,15 @@ def parse_command_line(arguments):
     return assignments, flags
 
 
-def read_file(path, flag=""):
+def read_file(path, flag="", marks_quoted=False):
     """The content of a YAML file, or TOML if it ends in .toml: a dict. `flag`: how the user named it, for the message.
+
+    `marks_quoted`: see `read_settings_file`.
 
     Raises:
         UserError: one line, if it cannot be read or contains something else.
     """
-    return read_settings_file(path, f"{flag} {path}".strip())
+    return read_settings_file(path, f"{flag} {path}".strip(), marks_quoted)
 
 
 def split_paper(content, where):
@@ -102,7 +124,8 @@ def flatten(settings, where="settings"):
     """
     written = []
     for key, value in settings.items():
-        inner = value if isinstance(value, dict) and value else {"name": value}
+        is_group = "." not in key or key.startswith("stages.")
+        inner = value if isinstance(value, dict) and value and is_group else {"name": value}
         for name, inner_value in inner.items():
             settings_of_stage = inner_value if key == "stages" and isinstance(inner_value, dict) else {}
             written += [(f"{key}.{name}.{setting}", value) for setting, value in settings_of_stage.items()]
@@ -169,18 +192,39 @@ def merge(layers, methods):
 
 
 def typed(text, hint):
-    """The value of a text as a type like int, str | None, list[float], Literal["a", "b"] or Any.
+    """The value of a text as a type like int, str | None, list[float], Literal["a", "b"] or Any; see also `Given`.
 
     Raises:
         ValueError: if the text does not have the type.
     """
+    if isinstance(text, Given):
+        try:
+            return _as_it_is(text.value, hint)
+        except ValueError:
+            if not text.is_lenient:
+                raise
     for kind in kinds(hint):
+        if typing.get_origin(kind) is typing.Literal and text in typing.get_args(kind):
+            return str(text)
         if kind is str:
             return None if text == "null" and type(None) in kinds(hint) else text
         try:
-            return _converted(read_value(text), kind)
+            return _converted(read_value(str(text)), kind)
         except ValueError:
             continue
+    raise ValueError
+
+
+def _as_it_is(value, hint):
+    """A value as a type: only whole numbers become floats, paths texts, and lists and tuples each other."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value) if str in kinds(hint) else value
+        hint = str  # no other type holds a path, for the record could not
+    if type(value) in kinds(hint):
+        return value
+    for kind in kinds(hint):
+        with contextlib.suppress(ValueError):
+            return _converted(value, kind)
     raise ValueError
 
 
@@ -193,7 +237,8 @@ def kinds(hint):
 def _converted(value, kind):
     """A value of a file as a type; raises ValueError if it does not have it."""
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if kind in (typing.Any, object) or (origin is typing.Literal and value in inner):
+    is_among = origin is typing.Literal and any(type(value) is type(word) and value == word for word in inner)
+    if kind in (typing.Any, object) or is_among:
         return value
     if origin in (typing.Union, types.UnionType):
         for member in kinds(kind):
@@ -201,15 +246,19 @@ def _converted(value, kind):
                 return _converted(value, member)
     if kind is float and type(value) is int:
         return float(value)
-    if origin is tuple and isinstance(value, list):
+    if kind is type(None) and value is None:
+        return value
+    if origin is list and isinstance(value, tuple):
+        value = list(value)
+    if origin is tuple and isinstance(value, list | tuple):
         each = [inner[0]] * len(value) if inner[1:] == (...,) else inner or [typing.Any] * len(value)
         return tuple(_converted(entry, entry_kind) for entry, entry_kind in zip(value, each, strict=True))
     # A list is also the value of a Sequence or an Iterable, a dict that of a Mapping.
-    is_container = isinstance(value, list | dict) and isinstance(origin, type) and isinstance(value, origin)
+    is_container = isinstance(value, list | tuple | dict) and isinstance(origin, type) and isinstance(value, origin)
     if type(value) is not origin and not is_container:
         raise ValueError
-    if isinstance(value, list) and inner:
-        return [_converted(entry, inner[0]) for entry in value]
+    if isinstance(value, list | tuple) and inner:
+        return type(value)(_converted(entry, inner[0]) for entry in value)
     if isinstance(value, dict) and len(inner) == 2:
         return {_converted(key, inner[0]): _converted(entry, inner[1]) for key, entry in value.items()}
     return value

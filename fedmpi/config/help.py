@@ -102,7 +102,9 @@ def _settings_of(cls):
         is_given = name in ("shape", "num_classes")  # by the data
         if not is_given and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             default = None if parameter.default is parameter.empty else parameter.default
-            settings.append((name, types.get(name, typing.Any), default, ""))
+            # Files and the record hold a tuple as a list.
+            plain = typing.Union[tuple, typing.Any] if isinstance(default, tuple) else typing.Any  # noqa: UP007
+            settings.append((name, types.get(name, plain), default, ""))
     return settings
 
 

@@ -49,12 +49,12 @@ class Layers:
 
 
 def read_layers(arguments):
-    """The `Layers` of a command line, without the program's name.
+    """The `Layers` of a command line, without the program's name, or of what `parse_command_line` makes of one.
 
     Raises:
         UserError: one line: what was given, what is allowed.
     """
-    assignments, flags = parse_command_line(arguments)
+    assignments, flags = arguments if isinstance(arguments, tuple) else parse_command_line(arguments)
     given = {key for key, text in assignments if text != "null"}
     for key, other in INSTEAD.items():
         if {key, other} <= given:
@@ -63,7 +63,7 @@ def read_layers(arguments):
     files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
     layers, paper, taken, former = [], {}, [], former_keys()
     for flag, path in files:
-        settings, its_paper = split_paper(read_file(path, flag), f"{flag} {path}")
+        settings, its_paper = split_paper(read_file(path, flag, marks_quoted=True), f"{flag} {path}")
         if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
             taken.append(f"{path.parent} exists: the new run folder gets a number (--name chooses another name)")
             del settings["name"]

@@ -4,7 +4,7 @@ import contextlib
 import json
 import pathlib
 
-from fedmpi.config.grammar import assignments_of, last_text, read_file, rename, split_paper
+from fedmpi.config.grammar import Given, as_text, flatten, last_text, read_file, rename, split_paper
 from fedmpi.config.run import RunSettings, former_keys
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder
@@ -42,8 +42,9 @@ def read_resumed(assignments):
 def _read(text, assignments):
     """`read_resumed` of the setting's text."""
     out, name = (last_text(assignments, key) for key in ("out", "name"))
+    name = None if name == "null" else name
     if text.lower() == AUTO:
-        if name in (None, "null"):
+        if name is None:
             raise UserError("resume = auto: expected --name, which says which run to continue")
         folder = pathlib.Path(out or RunSettings.out) / name
         if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
@@ -94,7 +95,9 @@ def assignments_above(resumed, layers, objects=()):
     """
     if resumed is None:
         return layers.assignments
-    assignments, _ = rename(assignments_of(resumed["settings"]), former_keys())
+    values = flatten(resumed["settings"])  # as the run had them
+    texts = [(key, Given(value, True) if isinstance(value, str) else as_text(value)) for key, value in values.items()]
+    assignments, _ = rename(texts, former_keys())
     return layers.above(
         [
             (key, text)

@@ -15,6 +15,8 @@ from fedmpi.text import short
 LARGEST_FILE = 1 << 20  # bytes; a settings file has a few thousand
 DEEPEST = 20  # levels of nesting
 LONGEST_NUMBER = 400  # digits
+# Texts that YAML 1.1 reads as other numbers than a person does: 010 as 8 (octal), and 1:30 as 90 (base 60).
+AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's is ten times as fast
@@ -61,10 +63,10 @@ _resolve(
 )
 
 
-def read_settings_file(path, where):
+def read_settings_file(path, where, marks_quoted=False):
     """The content of a YAML or TOML file (if it ends in .toml): a dict of words, numbers, lists and dicts.
 
-    `where` begins messages.
+    `where` begins messages. `marks_quoted`: whether texts in quotes are `Quoted`.
 
     Raises:
         UserError: one line, if it is no regular file, cannot be read, or contains something else.
@@ -78,9 +80,10 @@ def read_settings_file(path, where):
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
             content = _read_toml(text, where)
+            content = _quoted(content) if marks_quoted else content
         else:
             _check_events(text)
-            content = yaml.load(text, _Loader)  # noqa: S506  a safe loader that accepts less
+            content = yaml.load(text, _FileLoader if marks_quoted else _Loader)  # noqa: S506  they accept less
         if not isinstance(content, dict):
             raise UserError(f"{where}: expected settings like 'rounds: 100', one per line")
         _check(content)
@@ -93,6 +96,29 @@ def _read_toml(text, where):
     except ImportError:
         raise UserError(f"{where}: TOML files need Python 3.11 or newer; write it as YAML") from None
     return tomllib.loads(text)
+
+
+def _quoted(value):
+    """The content of a TOML file, all texts of which stand in quotes, with these as `Quoted`."""
+    if isinstance(value, dict):
+        return {key: _quoted(inner) for key, inner in value.items()}
+    return Quoted(value) if isinstance(value, str) else value
+
+
+class Quoted(str):
+    """A text that stands in quotes in a settings file, or in TOML: it is that text, also if it looks like a number."""
+
+
+class _FileLoader(_Loader):
+    """A loader that gives texts in quotes as `Quoted`."""
+
+
+def _construct_text(loader, node):
+    text = loader.construct_scalar(node)
+    return Quoted(text) if node.style in ("'", '"', "|", ">") else text
+
+
+_FileLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 
 
 class _ValueLoader(_Loader):
@@ -120,6 +146,30 @@ def read_value(text):
     except yaml.YAMLError:
         return text
     return text if isinstance(value, str) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML whose texts are read as these texts: in quotes if they would be something else without."""
+
+
+def is_plain(text):
+    """Whether a text is read as itself where it stands without quotes, and not as a number or another value."""
+    try:
+        return isinstance(read_value(text), str) and not AMBIGUOUS.fullmatch(text.strip())
+    except (ValueError, RecursionError):
+        return False
+
+
+def _represent_text(dumper, text):
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain(text) else "'")
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def settings_text(settings):
+    """A nested dict of settings as the text of a settings file, which `read_settings_file` reads as the same dict."""
+    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False)
 
 
 def _check(value, depth=0):

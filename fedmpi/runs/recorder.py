@@ -9,13 +9,13 @@ import pathlib
 import secrets
 import sys
 
-import yaml
 from tqdm import tqdm
 
 from fedmpi.checkpoints.files import adopt
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
+from fedmpi.presets.reading import settings_text
 from fedmpi.run_files import DIVERGED, MODEL, RECORDS, RESULT, SETTINGS, find_checkpoints, had_checkpoints, is_complete
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
@@ -106,7 +106,7 @@ class Recorder:
     def _write_settings(self):
         part = self.folder / f"{SETTINGS}.part"
         with open(part, "w", encoding="utf-8") as file:
-            yaml.safe_dump(self._settings, file, sort_keys=False)
+            file.write(settings_text(self._settings))
             file.flush()
             os.fsync(file.fileno())
         part.replace(self.folder / SETTINGS)

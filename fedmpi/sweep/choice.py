@@ -4,11 +4,10 @@ import csv
 import dataclasses
 import math
 
-import yaml
-
 from fedmpi.config.grammar import read_file
 from fedmpi.errors import UserError
 from fedmpi.own_files import replacing
+from fedmpi.presets.reading import settings_text
 from fedmpi.run_files import SETTINGS
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
@@ -152,6 +151,6 @@ def write_best(path, candidate, metric):
     settings = read_file(candidate.path / SETTINGS)
     settings = {key: value for key, value in settings.items() if key not in NOT_IN_BEST} | {"holdout": 0.0}
     words = f"{BEST_OF} {candidate.label}\n# {title(metric)}: {candidate.spread}"
-    text = f"{words}, {len(candidate.spread.values)} runs\n{yaml.safe_dump(settings, sort_keys=False)}"
+    text = f"{words}, {len(candidate.spread.values)} runs\n{settings_text(settings)}"
     with replacing(path, BEST_OF.encode()) as part:
         part.write_text(text, encoding="utf-8")

@@ -4,19 +4,19 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-import json
 import os
 import pathlib
 import typing
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree
 from fedmpi.config.build import CHOICES, STAGES
-from fedmpi.config.grammar import flatten
+from fedmpi.config.grammar import FLAGS, SWITCHES, Given, flatten
 from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.machine.cores import run_on, usable_cores
 from fedmpi.machine.devices import WORKSPACE, arithmetic_kept
@@ -120,10 +120,10 @@ def run(settings: dict[str, typing.Any]) -> Run:
     link = open_link(comm, timeout if isinstance(timeout, int | float) and 0 < timeout < TIMEOUT else TIMEOUT)
     try:
         with _process_restored():
-            arguments, objects = agree(link, lambda: _read(settings, functions))
+            given, objects = agree(link, lambda: _read(settings, functions))
             if isinstance(objects.get("model"), torch.nn.Module):
                 objects["model"] = _of_rank_0(link, objects["model"])
-            config = read_config(arguments, link, objects)
+            config = read_config(given, link, objects)
             if isinstance(config, str):
                 text = "help, list and print_config are options of python -m fedmpi.train: leave them out"
                 raise AgreedUserError(text, link.rank == 0)
@@ -187,7 +187,9 @@ def _of_rank_0(link, module):
 
 
 def _read(settings, functions):
-    """(the arguments of a command line, group -> object), from keyword arguments.
+    """(what `parse_command_line` makes of a command line, group -> object), from keyword arguments.
+
+    A setting that is None is null, a group that is None is left out.
 
     Raises:
         UserError: one line, if an argument has a type that is not allowed.
@@ -210,17 +212,19 @@ def _read(settings, functions):
     else:
         objects["task"] = _task_of(settings.pop("task", None), data, test_data, bool(cache))
         if isinstance(data, typing.Sized):
-            settings.setdefault("clients", len(data))
+            settings["clients"] = len(data) if settings.get("clients") is None else settings["clients"]
         if settings.pop("partition", None) is not None:
             raise UserError("data = [one Dataset per client]: these need no partition: leave partition out")
     for name, value in settings.items():
         if name == STAGES and isinstance(value, list | tuple) and not all(isinstance(stage, str) for stage in value):
             objects[name] = list(chosen("mean", value).stages)
-        elif name in CHOICES and value is not None and not isinstance(value, str | dict):
+        elif name in CHOICES and value is not None and not isinstance(value, str | Mapping):
             objects[name] = _object(name, value)
-        elif value is not None:
-            values[name] = value
-    return [f"--{key}={_as_text(key, value)}" for key, value in flatten(values).items()], objects
+        elif value is not None or name not in (*CHOICES, STAGES, *FLAGS, *SWITCHES):
+            values[name] = dict(value) if isinstance(value, Mapping) else value
+    flat = {key: plain(key, value) for key, value in flatten(values).items()}
+    flags = {key: True if key in SWITCHES else Given(flat[key]) for key in flat if key in (*FLAGS, *SWITCHES)}
+    return ([(key, Given(value)) for key, value in flat.items() if key not in flags], flags), objects
 
 
 def _task_of(task, data, test_data, cache):
@@ -249,12 +253,31 @@ def _object(group, value):
     raise UserError(f"{group} is a {type(value).__name__}: expected {kinds}")
 
 
-def _as_text(key, value):
-    """A value as the text that it would be on the command line."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    try:
-        return value if isinstance(value, str) else json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        expected = "a number of fewer than 19 digits, a text, true or false, or a list of them"
-        raise UserError(f"{key} is a {type(value).__name__}: expected {expected}") from None
+def plain(key, value):
+    """A value as settings can hold it: numpy's and torch's numbers as Python's, and what is in lists and dicts.
+
+    Raises:
+        UserError: one line that names the setting `key`, if it is of another type.
+    """
+    if value is None or isinstance(value, bool | os.PathLike):
+        return value
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor) and not value.ndim:
+        value = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else _number_of_numpy(value)
+    for kind in (str, bool, int, float):
+        if isinstance(value, kind):
+            return str.__str__(value) if kind is str else kind(value)
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(plain(key, inner) for inner in value)
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return {str(name): plain(key, inner) for name, inner in value.items()}
+    of = f"{type(value).__name__} of shape {list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+    expected = "a number, a text, true or false, None, or a list, a tuple or a dict with texts as keys of them"
+    raise UserError(f"{key} is a {of}: expected {expected}")
+
+
+def _number_of_numpy(value):
+    """A number of numpy as Python's; another value as it is."""
+    for of_numpy, kind in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
+        if isinstance(value, of_numpy):
+            return kind(value)
+    return value
