@@ -47,8 +47,7 @@ def read_initial(path, flat, left_out=None, is_strict=True):
     try:
         file = _find(path)
         values = _of_checkpoint(file, flat) if file.is_dir() else _read(file)
-        recorded = read_manifest(file) if file.is_dir() else read_description(file.parent)
-    except (Damaged, UserError) as damage:
+    except Damaged as damage:
         raise UserError(f"init = {path}: {damage}") from None
     except FileNotFoundError:
         raise UserError(f"init = {path}: no such file; {WANTED}") from None
@@ -62,6 +61,7 @@ def read_initial(path, flat, left_out=None, is_strict=True):
     values = {name: value for name, value in values.items() if name not in names}
     _check(path, values, flat, names)
     if is_strict:
+        recorded = read_manifest(file) if file.is_dir() else read_description(file.parent)
         _check_architecture(path, recorded.get("architecture"), flat, left_out)
     return values
 

@@ -200,7 +200,8 @@ def _restored_on_error(module):
     except BaseException:
         for tensor, data, values in before:
             tensor.data = data
-            tensor.data.copy_(values)
+            if not torch.equal(data, values):
+                data.copy_(values)
         raise
 
 

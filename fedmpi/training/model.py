@@ -101,7 +101,7 @@ def _untouched(module):
                 if key in owner._buffers and not is_lazy(buffer):
                     owner._buffers[key] = buffer
             for tensor, before in tensors.values():
-                tensor.copy_(before)
+                tensor.data = before  # no copy into it: elements of an expanded one share memory
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Trained tensors go into the model that they are of: built alike, not only with equal names and shapes."""
+"""Trained tensors go into the model that they are of: of the same parts, not only with equal names and shapes."""
 
 import pytest
 import torch
