@@ -1,16 +1,19 @@
 """Measure a trained model on silos, without training: ``mpirun -np 4 python -m fedmpi.evaluate runs/NAME``.
 
-MODEL is a run folder, whose settings are used, or a model file (.safetensors, .h5, .pt); then --model says which model
-it is. SETTINGS are those of fedmpi.train and override the run's, like other data:
+MODEL is a run folder, whose settings of the task, the data, the batches and the machine are used, or a model file
+(.safetensors, .h5, .pt); then --model says which model it is. No code is run that only the folder names: --import
+mymodule trusts a module of it. SETTINGS are those of fedmpi.train and override the run's, like other data:
 
     mpirun -np 4 python -m fedmpi.evaluate runs/fafed-silo-001 --data 'new_{client}.h5'
 """
 
+import importlib
 import itertools
 import pathlib
 import sys
 
 from fedmpi.comm.agreement import agree
+from fedmpi.config.grammar import assignments_of, last_text, parse_command_line, read_file, split_paper
 from fedmpi.errors import UserError
 from fedmpi.program.parser import Parser
 from fedmpi.program.ranks import run_program, show
@@ -19,6 +22,15 @@ from fedmpi.text import short, table
 from fedmpi.training.build import prepare, read_config
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.result import MOST_CELLS, metric_lines
+
+# Settings of a run that say what a model is measured on, and how; all others are about its training.
+TAKEN = (
+    "clients", "weighting", "holdout", "seed", "private", "batch_size", "last_batch", "first_batch_size",
+    "evaluate_samples", "data_dir", "dtype", "device", "threads", "transport", "timeout", "tf32", "deterministic",
+)  # fmt: skip
+GROUPS = ("task", "partition", "model", "algorithm", "oracle")
+NAMES_CODE = (*GROUPS, "task.metrics", "task.transform")  # settings whose value may be the dotted path of some code
+OURS = ("fedmpi.", "sklearn.metrics.", "torchmetrics.")
 
 
 def main(arguments=None):
@@ -30,13 +42,15 @@ def make_parser():
     """The parser of the program's own options."""
     parser = Parser(prog="python -m fedmpi.evaluate", description=__doc__, usage="%(prog)s MODEL [SETTINGS]")
     parser.add_argument("model", metavar="MODEL", type=pathlib.Path, help="run folder, or model file")
+    text = "module of the run's own code, which is trusted, like mymodel; may be repeated"
+    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE", help=text)
     return parser
 
 
 def _run(arguments, link):
     """The program. Collective on the link."""
-    words = agree(link, lambda: _words(arguments))
-    config = words if isinstance(words, str) else read_config(words, link)
+    found = agree(link, lambda: _read(arguments))
+    config = found if isinstance(found, str) else read_config(*found[:1], link, below=found[1])
     if isinstance(config, str):
         show(link, config)
         return
@@ -46,14 +60,52 @@ def _run(arguments, link):
     show(link, _report(job, metrics) if link.rank == 0 else "")
 
 
-def _words(arguments):
-    """The words of a training program that begins from the model with its run's settings; or the text of --help."""
+def _read(arguments):
+    """(what `parse_command_line` makes of the given settings, the run's assignments); or the text of --help."""
     if {"--help", "-h"} & {*arguments}:
         return make_parser().format_help()
-    options, settings = make_parser().parse_known_args(arguments)
-    settings_file = options.model / SETTINGS
-    config = ["--config", str(settings_file)] if settings_file.is_file() else []
-    return [*config, "--init", str(options.model), "--evaluate", "full", *settings]
+    options, words = make_parser().parse_known_args(arguments)
+    for name in options.modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001  a user's module can raise anything
+            raise UserError(f"--import {name}: {type(error).__name__}: {short(error)}") from error
+    assignments, flags = parse_command_line(words)
+    own = [("init", str(options.model)), ("evaluate", "full"), *assignments]
+    return (own, flags), _of_run(options.model, own, options.modules)
+
+
+def _of_run(folder, own, trusted):
+    """The assignments of a run's settings that evaluating takes, below the user's `own`; none of a model file.
+
+    Raises:
+        UserError: if one of them names code that is neither fedmpi's nor of a module in `trusted`.
+    """
+    if not (folder / SETTINGS).is_file():
+        return []
+    settings, _ = split_paper(read_file(folder / SETTINGS, marks_quoted=True), folder / SETTINGS)
+    taken, left_out = [], set()
+    for key, text in assignments_of(settings, f"{folder / SETTINGS}"):
+        group = key.partition(".")[0]
+        if key not in TAKEN and group not in GROUPS:
+            continue
+        if key in NAMES_CODE and last_text(own, key) is None and (paths := _foreign(text, trusted)):
+            if group in ("algorithm", "oracle"):  # which made the model, and do not measure it
+                left_out |= {"algorithm", "oracle"}
+                continue
+            raise UserError(
+                f"{folder}: its settings name code of its own, {key} = {short(paths)}, which is not run: if you trust "
+                f"it, add --import {paths.rpartition('.')[0]}, or give it yourself: --{key} {short(paths)}"
+            )
+        taken.append((key, text))
+    return [(key, text) for key, text in taken if key.partition(".")[0] not in left_out]
+
+
+def _foreign(text, trusted):
+    """The first dotted path in a setting's text whose code is neither fedmpi's nor of a trusted module, or ""."""
+    paths = (word.strip() for word in str(text).strip("[]").split(","))
+    paths = (path.strip("'\"") for path in paths)
+    return next((p for p in paths if "." in p and not p.startswith(OURS) and p.rpartition(".")[0] not in trusted), "")
 
 
 def _check(config):

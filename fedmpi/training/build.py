@@ -74,16 +74,21 @@ class Job:
         return self.config.resolved | {"clients": self.context.num_clients, "threads": self.threads}
 
 
-def read_config(arguments, link, objects=None):
+def read_config(arguments, link, objects=None, below=()):
     """The `Config` that a command line asks for, on all ranks, or a text to print instead of running.
 
     `arguments` lack the program's name; `objects`: see `fedmpi.config.build.resolve`.
+    `below`: assignments that all others override.
 
     Raises:
         AgreedUserError: on every rank (see `agree`).
     """
     check_software(link)
     layers = agree(link, lambda: read_layers(arguments))
+    if below:
+        layers = dataclasses.replace(
+            layers, layers=[[*below], *layers.layers], files=["the run's settings", *layers.files]
+        )
     resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
     config = agree(link, lambda: resolve(layers, resumed, objects))
     check_equal(

@@ -141,7 +141,8 @@ def test_what_has_another_type_is_refused_in_one_line(own, name, value, allowed)
         {"algorithm": {"name": "fedavg", "step_size": "0.1"}}, {"algorithm": {"name": "fedavg", "step_size": True}},
         {"algorithm.step_size": "1e-2"}, {"tf32": "on"}, {"tf32": 1}, {"seed": "0x10"}, {"clients": "4"},
         {"epochs": "null"}, {"batch_size": np.arange(2)}, {"partition": {"name": "dirichlet", "concentration": "0.3"}},
-        {"task": {"name": "classification", "data": 3}}, {"stages": {"name": "norm_bound", "norm_bound": {"bound": "1"}}},
+        {"task": {"name": "classification", "data": 3}},
+        {"stages": {"name": "norm_bound", "norm_bound": {"bound": "1"}}},
     ],
     ids=repr,
 )  # fmt: skip

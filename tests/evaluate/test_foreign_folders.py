@@ -1,0 +1,95 @@
+"""A folder that is only read runs no code of its own; evaluating takes of a run what says how a model is measured."""
+
+import pathlib
+import sys
+
+import pytest
+import yaml
+
+import fedmpi
+from fedmpi.comm.link import SoloLink
+from fedmpi.errors import UserError
+from fedmpi.evaluate.__main__ import _run
+
+PAYLOAD = """
+import pathlib
+pathlib.Path(__file__).with_name("ran").touch()
+Net = None
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("foreign")
+    fedmpi.train(algorithm="fedavg", rounds=20, out=str(folder), name="base", threads=1)
+    return folder
+
+
+def measured(capsys, *words):
+    """The accuracy that the program prints."""
+    capsys.readouterr()
+    _run([*map(str, words), "--threads", "1"], SoloLink())
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("accuracy"))
+    return float(line.split()[-1])
+
+
+@pytest.mark.parametrize("key", ["model", "task", "partition", "task.metrics", "task.transform"])
+def test_code_that_only_the_folder_names_is_not_run(base, tmp_path, monkeypatch, key):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "v"
+    folder.mkdir(parents=True)
+    for file in (base / "base").iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "payload.py").write_text(PAYLOAD, encoding="utf-8")
+    settings = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+    group, _, name = key.partition(".")
+    settings[group] = {**(settings.get(group) or {}), (name or "name"): "runs.v.payload.Net"}
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    with pytest.raises(UserError, match=f"{key} = runs.v.payload.Net, which is not run: .*--import runs.v.payload, or"):
+        _run([str(folder)], SoloLink())
+    assert not (folder / "ran").exists() and "runs.v.payload" not in sys.modules
+
+
+def test_the_users_own_algorithm_is_not_needed_and_own_code_can_be_trusted(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("trusted_net.py").write_text(
+        "from torch import nn\n"
+        "def network(shape, num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))\n",
+        encoding="utf-8",
+    )
+    pathlib.Path("own_method.py").write_text(
+        "import dataclasses, fedmpi\n"
+        "@dataclasses.dataclass(frozen=True)\n"
+        "class Own(fedmpi.algorithms.FedAvg):\n    pass\n",
+        encoding="utf-8",
+    )
+    settings = {"rounds": 5, "out": str(tmp_path), "name": "own", "threads": 1}
+    run = fedmpi.train(model="trusted_net.network", algorithm="own_method.Own", **settings)
+    for module in ("trusted_net", "own_method"):
+        sys.modules.pop(module)
+    with pytest.raises(UserError, match="model = trusted_net.network, which is not run"):
+        measured(capsys, "own")
+    found = measured(capsys, "own", "--import", "trusted_net")
+    assert found == pytest.approx(run.final["accuracy"], abs=6e-5) and "own_method" not in sys.modules
+    assert measured(capsys, "own", "--model", "trusted_net.network") == found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"init": "base", "init_except": "3"},
+        {"participation": 0.5, "clients": 4, "weighting": "samples"},
+        {"freeze": "1", "init": "base"},
+        {"aggregation": "half", "stages": "norm_bound", "clients": 2},
+        {"result": "best", "holdout": 0.2, "eval_every": 2},
+        {"local_epochs": 1, "clients": 2, "partition": "dirichlet"},
+        {"ranks": 1, "checkpoint_every": 3, "checkpoint_keep": 1},
+    ],
+)
+def test_a_run_of_any_settings_is_measured_as_it_was_at_its_end(base, tmp_path, capsys, settings):
+    if "init" in settings:
+        settings = settings | {"init": str(base / "base")}
+    run = fedmpi.train(algorithm="fedavg", rounds=4, out=str(tmp_path), name="run", threads=1, **settings)
+    assert measured(capsys, tmp_path / "run") == pytest.approx(run.final["accuracy"], abs=6e-5)
