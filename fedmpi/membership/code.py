@@ -62,8 +62,8 @@ def check_same_code(link, objects, may_differ=None):
     for role, value in objects.items():
         code.add(role, value)
     code.read()
-    if code.without_source and link.rank == 0:
-        log.warning(f"not compared between the ranks, because there is no source: {short(code.listed(), 300)}")
+    if code.unread and link.rank == 0:
+        log.warning(f"not compared between the ranks: {short(code.listed(), 300)}")
     found = difference(link, code.entries)
     if found and may_differ == "code":
         if link.rank == 0:
@@ -77,23 +77,39 @@ class Code:
     """What objects of the user do, as name -> text: equal texts mean equal code.
 
     Attributes:
-        entries: name of a function, class, value or layer -> text. without_source: names that could not be read.
+        entries: name of a function, class, value or layer -> text. unread: names of what is not compared, with the reason.
     """
 
     def __init__(self):
-        self.entries, self.without_source = {}, []
+        self.entries, self.unread = {}, []
         self._tasks = {}  # number of a task of which only some members are compared -> the task
         self._names, self._queue = {}, collections.deque()  # object's number -> name; those that are to be read
 
+    def no_source(self, name):
+        """Note that a function or class cannot be read."""
+        self.unread.append(f"{name} (no source)")
+
     def listed(self):
-        """The names without source, as text."""
-        return ", ".join(dict.fromkeys(self.without_source))
+        """What is not compared, as text."""
+        return ", ".join(dict.fromkeys(self.unread))
 
     def add(self, role, value):
         """Take an object under the name of what it is."""
+        try:
+            self._add(role, value)
+        except Exception as error:  # noqa: BLE001  attributes of the user's objects can raise anything
+            self._give_up(role, error)
+
+    def _give_up(self, name, error):
+        self.unread.append(f"{name} ({type(error).__name__})")
+        self.entries[name] = "unreadable"
+
+    def _add(self, role, value):
         if isinstance(value, torch.nn.Module):
             for name, layer in value.named_modules():
-                self.entries[f"{role} {type(value).__name__}, layer '{name}'" if name else f"{role}"] = self._layer(layer)
+                self.entries[f"{role} {type(value).__name__}, layer '{name}'" if name else f"{role}"] = self._layer(
+                    layer
+                )
         elif isinstance(value, LossOf):
             self._tasks[id(value.owner)] = value.owner
             for name in value.names:
@@ -106,10 +122,13 @@ class Code:
         """Read all functions and classes that have been met, and those that they name."""
         while self._queue:
             value, owner, name = self._queue.popleft()
-            if isinstance(value, type):
-                self.entries[name] = self._class(value)
-            else:
-                self._function(value, owner, name)
+            try:
+                if isinstance(value, type):
+                    self._class(value, name)
+                else:
+                    self._function(value, owner, name)
+            except Exception as error:  # noqa: BLE001
+                self._give_up(name, error)
 
     def text(self, value, depth=0):
         """A value as text; functions and classes of the user are read later."""
@@ -164,7 +183,7 @@ class Code:
             name = _name(value)
             module = getattr(value, "__module__", None)
             if module and not _is_installed_module(module):
-                self.without_source.append(name)
+                self.no_source(name)
             return name
         wrapped = vars(value).get("__wrapped__") if hasattr(value, "__dict__") else None  # functools.lru_cache
         return None if wrapped is None else f"{_name(type(value))}({self.text(wrapped, depth)})"
@@ -213,8 +232,8 @@ class Code:
         name = cls.__name__ if cls.__module__.startswith("torch.nn.") else self.text(cls)
         return f"{name}({', '.join(texts)})"
 
-    def _class(self, cls):
-        """A class's bases and values as text; its functions are read later."""
+    def _class(self, cls, entry):
+        """Read a class: its bases and values; its functions are read later."""
         parts = [self.text(base) for base in cls.__bases__] + [self.text(type(cls))]
         for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
             parts.append(f"{field.name} = {self.text(field.default)}, {self.text(field.default_factory)}")
@@ -223,8 +242,8 @@ class Code:
             if name not in WRITTEN and name not in settings and not _is_written(value):
                 parts.append(f"{name} = {self._member(value, cls)}")
         if not _has_source(cls):
-            self.without_source.append(_name(cls))
-        return _hash("\n".join(parts))
+            self.no_source(_name(cls))
+        self.entries[entry] = _hash("\n".join(parts))
 
     def _member(self, value, owner):
         """A member of a class or instance as text."""
@@ -237,7 +256,7 @@ class Code:
         """Read a function: its tree, and what it names."""
         tree = definition(function)
         if tree is None:
-            self.without_source.append(_name(function))
+            self.no_source(_name(function))
             self.entries[name] = "without source"
             return
         self.entries[name] = ""  # its place is before those of what it names
@@ -259,15 +278,21 @@ class Code:
             self._named("", sys.modules[module[0]], module[0], module[1:])
         self.entries[name] = _hash("\n".join(texts))
 
-    def _named(self, label, value, name, rest):
+    def _named(self, *arguments):
         """Take what a name with dots in a function stands for."""
+        try:
+            self._resolve(*arguments)
+        except Exception as error:  # noqa: BLE001
+            self._give_up(arguments[2], error)
+
+    def _resolve(self, label, value, name, rest):
         while rest and (isinstance(value, types.ModuleType) or not (isinstance(value, type) or callable(value))):
             if isinstance(value, types.ModuleType) and is_installed(value):
                 break  # torch.tanh: the name says it
             held = getattr(value, "__dict__", {})
-            if rest[0] not in held:
-                value = type(value) if not isinstance(value, types.ModuleType) else value
+            if rest[0] not in held:  # a method
                 break
+            name = value.__name__ if isinstance(value, types.ModuleType) else name
             value, name, rest = held[rest[0]], f"{name}.{rest[0]}", rest[1:]
         text = self.text(value, 1)
         if isinstance(value, type | types.FunctionType) and not is_installed(value) and text == name:
@@ -315,7 +340,7 @@ def _is_installed_module(name):
 
 
 def _is_frozen(module):
-    """Whether a module without a file is of Python or of an extension; one that a program has made is not."""
+    """Whether a module without a file is of Python or a package; one that a program has made is not."""
     return getattr(module, "__spec__", None) is not None or module.__name__.partition(".")[0] in sys.stdlib_module_names
 
 
@@ -337,7 +362,9 @@ def _installed_folders():
 def definition(function):
     """The syntax tree of a function of the user; None if there is no source."""
     code = function.__code__
-    found = _definitions(code.co_filename, _lines_of(code.co_filename, function.__globals__)).get(code.co_firstlineno, ())
+    found = _definitions(code.co_filename, _lines_of(code.co_filename, function.__globals__)).get(
+        code.co_firstlineno, ()
+    )
     if code.co_name != "<lambda>":
         return next((node for node in found if getattr(node, "name", None) == code.co_name), None)
     lambdas = [node for node in found if isinstance(node, ast.Lambda)]
@@ -462,6 +489,7 @@ def _name(value):
     """A class or function as users write it."""
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
+    name = name.removeprefix("_VariableFunctionsClass.")
     return f"{module}.{name}" if module and module != "builtins" else name
 
 

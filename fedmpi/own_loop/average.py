@@ -87,8 +87,8 @@ def average(
         aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
             `Aggregation`. stages: what a rank's rows pass before it: a list of the same for `Stage`s.
         record: path of a run folder, or a `fedmpi.Recording` that also says what else is recorded, and resumes.
-        may_differ: "code": the classes and functions of the user that `model`, `aggregation` and `stages` stand for need
-            not be the same on all ranks, which is otherwise an error.
+        may_differ: "code": the user's classes and functions behind `model`, `aggregation` and `stages` need not be the
+            same on all ranks, which is otherwise an error.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay, correction and v0
             (adam, see ``--algorithm fedadam --help``).
 

@@ -146,7 +146,11 @@ def prepare(config, link):
 def _code_of(config, flat, task):
     """What the user's code can be behind, for `check_same_code`; not collective."""
     objects = {"algorithm": config.algorithm, "oracle": config.oracle, "partition": config.partition}
-    objects |= {**config.sending.as_objects(), "task": LossOf(config.task), "loaded task": LossOf(type(task), ("loss", "evaluate", "ascent"))}
+    objects |= {
+        **config.sending.as_objects(),
+        "task": LossOf(config.task),
+        "loaded task": LossOf(type(task), ("loss", "evaluate", "ascent")),
+    }
     return {**objects, "what makes the model": model_class(config, task), "model": flat.module}
 
 
