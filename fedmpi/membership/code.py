@@ -107,9 +107,8 @@ class Code:
     def _add(self, role, value):
         if isinstance(value, torch.nn.Module):
             for name, layer in value.named_modules():
-                self.entries[f"{role} {type(value).__name__}, layer '{name}'" if name else f"{role}"] = self._layer(
-                    layer
-                )
+                entry = f"{role} {type(value).__name__}, layer '{name}'" if name else role
+                self.entries[entry] = self._layer(layer)
         elif isinstance(value, LossOf):
             self._tasks[id(value.owner)] = value.owner
             for name in value.names:
@@ -432,7 +431,7 @@ def chains(tree):
             part = part.value
         if isinstance(part, ast.Name) and id(part) not in inner:
             inner.add(id(part))
-            found[part.id, *reversed(names)] = None
+            found[(part.id, *reversed(names))] = None
     return list(found)
 
 

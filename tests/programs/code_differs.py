@@ -1,4 +1,4 @@
-"""Each rank has modules of its own, which differ: python code_differs.py FOLDER [CASES]; writes FOLDER/foundRANK.json."""
+"""Ranks with other modules: python code_differs.py FOLDER [CASES]; writes what each got into FOLDER/found*.json."""
 
 import importlib
 import json
@@ -163,7 +163,8 @@ DIFFERENT = {
         *[
             net(
                 "f(self.layer(x))",
-                f"def twice(f):\n    @functools.wraps(f)\n    def g(x):\n        return f(x) {o} f(x)\n    return g\n@twice\ndef f(x):\n    return x\n",
+                f"def twice(f):\n    @functools.wraps(f)\n    def g(x):\n        return f(x) {o} f(x)\n    return g\n"
+                "@twice\ndef f(x):\n    return x\n",
             )
             for o in "-+"
         ],
@@ -206,8 +207,8 @@ DIFFERENT = {
     "hook": case(
         joined,
         *[
-            net()
-            + f"make = Net\ndef Net():\n    net = make()\n    net.register_forward_hook(lambda m, i, o: {o}o)\n    return net\n"
+            net() + f"make = Net\ndef Net():\n    net = make()\n    net.register_forward_hook(lambda m, i, o: {o}o)\n"
+            "    return net\n"
             for o in ("-", "2*")
         ],
     ),
