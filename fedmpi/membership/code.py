@@ -18,6 +18,7 @@ import re
 import site
 import sys
 import sysconfig
+import tokenize
 import types
 
 import numpy as np
@@ -77,7 +78,7 @@ class Code:
     """What objects of the user do, as name -> text: equal texts mean equal code.
 
     Attributes:
-        entries: name of a function, class, value or layer -> text. unread: names of what is not compared, with the reason.
+        entries: name of a function, class, value or layer -> text. unread: what is not compared, and why.
     """
 
     def __init__(self):
@@ -361,14 +362,22 @@ def _installed_folders():
 def definition(function):
     """The syntax tree of a function of the user; None if there is no source."""
     code = function.__code__
-    found = _definitions(code.co_filename, _lines_of(code.co_filename, function.__globals__)).get(
-        code.co_firstlineno, ()
-    )
+    lines = _lines_of(code.co_filename, function.__globals__)
     if code.co_name != "<lambda>":
-        return next((node for node in found if getattr(node, "name", None) == code.co_name), None)
-    lambdas = [node for node in found if isinstance(node, ast.Lambda)]
+        return _first_function(lines[code.co_firstlineno - 1 :], code.co_name)
+    lambdas = _lambdas_of(code.co_filename, lines).get(code.co_firstlineno, ())
     same = [node for node in lambdas if _compiled(node) == (code.co_code, code.co_names, _plain(code.co_consts))]
-    return (same or lambdas or [None])[0] if same or len(lambdas) < 2 else ast.Tuple(elts=lambdas, ctx=ast.Load())
+    return ([*same, *lambdas, None])[0] if same or len(lambdas) < 2 else ast.Tuple(elts=lambdas, ctx=ast.Load())
+
+
+def _first_function(lines, name):
+    """The tree of the function with which lines begin, if it has this name; the rest of a long file is not parsed."""
+    try:
+        block = "".join(inspect.getblock(lines)) if lines else ""
+        tree = ast.parse(f"if True:\n{block}" if block[:1].isspace() else block)
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
+        return None
+    return next((node for node in ast.walk(tree) if getattr(node, "name", None) == name), None)
 
 
 def _compiled(node):
@@ -386,17 +395,16 @@ def _lines_of(path, module):
 
 
 @functools.lru_cache(maxsize=64)
-def _definitions(path, lines):
-    """Number of a line -> the functions that begin there; a decorator is their beginning."""
+def _lambdas_of(path, lines):
+    """Number of a line -> the lambdas that begin there."""
     found = {}
     try:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError, RecursionError):
         return found
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", ()))])
-            found.setdefault(first, []).append(node)
+        if isinstance(node, ast.Lambda):
+            found.setdefault(node.lineno, []).append(node)
     return found
 
 
