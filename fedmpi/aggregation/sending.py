@@ -36,6 +36,11 @@ class Sending:
         """Name -> text, which differ if ranks were given something else."""
         return {"aggregation": str(self.aggregation), "stages": str(list(self.stages))}
 
+    def as_objects(self) -> dict[str, Any]:
+        """Name -> object: the aggregation and the stages."""
+        stages = {f"stage {number}": stage for number, stage in enumerate(self.stages)}
+        return {"aggregation": self.aggregation, **stages}
+
     def opened(self, link: Link, layout: Layout, clients: Iterable[int]) -> tuple[Aggregation, dict[str, Stage]]:
         """(the aggregation, name -> stage), opened copies for one federation. Collective on the link.
 

@@ -211,6 +211,11 @@ class RunSettings:
         least=1,
         role="speed",
     )
+    may_differ: str | None = setting(
+        None,
+        "code: the user's code (model, loss, metrics, algorithm, ...) need not be the same on all ranks, which is "
+        "otherwise an error",
+    )
     tf32: bool = setting(
         False, "GPUs may round float32 to 10 bits of mantissa in matrix products and convolutions, which is faster"
     )
@@ -225,6 +230,8 @@ class RunSettings:
         check(self)
         if self.name is not None and (self.name in ("", ".", "..") or "/" in self.name):
             raise UserError(f"name = {self.name}: expected the name of a folder, not a path; --out says where it is")
+        if self.may_differ not in (None, "code"):
+            raise UserError(f"may_differ = {self.may_differ}: expected code, or null")
         if self.stop is not None:
             read_condition(self.stop)
         if self.init_except is not None and self.init is None:

@@ -14,12 +14,13 @@ from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.membership.code import check_same_code
 from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule, alone
 from fedmpi.own_loop.base import Choices, OwnLoop
-from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
+from fedmpi.own_loop.checks import check_arguments, check_may_differ, check_same, known_settings
 from fedmpi.own_loop.recording import Recording, chosen_recording
 from fedmpi.registry import import_path
 from fedmpi.settings import nearest
@@ -49,6 +50,7 @@ def average(
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
     record: str | os.PathLike[str] | Recording | None = None,
+    may_differ: Literal["code"] | None = None,
     **settings: Any,
 ) -> "Averaged":
     """Let all ranks average `model` every few steps of their own optimizers. Collective on `comm`.
@@ -89,6 +91,8 @@ def average(
         aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
             `Aggregation`. stages: what a rank's rows pass before it: a list of the same for `Stage`s.
         record: path of a run folder, or a `fedmpi.Recording` that also says what else is recorded, and resumes.
+        may_differ: "code": the user's classes and functions behind `model`, `aggregation` and `stages` need not be the
+            same on all ranks, which is otherwise an error.
         settings: of the outer optimizer: server_step_size, momentum; epsilon, second_moment_decay, correction and v0
             (adam, see ``--algorithm fedadam --help``).
 
@@ -107,7 +111,9 @@ def average(
     sending = agree(link, lambda: chosen(aggregation, stages))
     recording = agree(link, lambda: chosen_recording(record))
     arguments = {**numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
+    arguments |= agree(link, lambda: check_may_differ(may_differ))
     check_same(link, module, algorithm, arguments, buffers, private)
+    check_same_code(link, {"model": module, **sending.as_objects()}, may_differ)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
 
     def make_oracle(client: Any) -> "OptimizerState":

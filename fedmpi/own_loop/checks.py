@@ -61,6 +61,13 @@ def private_names(module: torch.nn.Module, buffers: str, private: str | None) ->
     return matching(module, private, "private") if private else ()
 
 
+def check_may_differ(given: Any) -> dict[str, Any]:
+    """The argument as a setting, if it is given; raises UserError for a wrong value. Not collective."""
+    if given not in (None, "code"):
+        raise UserError(f'may_differ = {given!r}: expected "code" or None')
+    return {"may_differ": given} if given else {}
+
+
 def as_text(value: Any) -> str:
     """A setting's value so that equal ones have equal texts; of an object its class."""
     if isinstance(value, numbers.Real):

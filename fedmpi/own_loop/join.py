@@ -14,12 +14,13 @@ from fedmpi.aggregation.sending import chosen
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.membership.code import check_same_code
 from fedmpi.membership.opening import TIMEOUT, open_link
 from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.base import Choices, OwnLoop
-from fedmpi.own_loop.checks import check_arguments, check_same, known_settings
+from fedmpi.own_loop.checks import check_arguments, check_may_differ, check_same, known_settings
 from fedmpi.own_loop.recording import Recording, chosen_recording
 from fedmpi.registry import command_name, find
 
@@ -46,6 +47,7 @@ def join(
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
     record: str | os.PathLike[str] | Recording | None = None,
+    may_differ: Literal["code"] | None = None,
     **settings: Any,
 ) -> "Joined":
     """Let this rank be a client of a federation that trains `model` by an algorithm. Collective on `comm`.
@@ -71,7 +73,7 @@ def join(
         weight: > 0, of this rank in every average (its number of samples, say).
         timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
-        buffers, private, participation, seed, aggregation, stages, record: see `average`.
+        buffers, private, participation, seed, aggregation, stages, record, may_differ: see `average`.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -89,7 +91,9 @@ def join(
     sending = agree(link, lambda: chosen(aggregation, stages))
     recording = agree(link, lambda: chosen_recording(record))
     texts = {**given, "algorithm": command_name(type(made)), **sending.as_texts()}
+    texts |= agree(link, lambda: check_may_differ(may_differ))
     check_same(link, module, made, texts, buffers, private)
+    check_same_code(link, {"model": module, "algorithm": made, **sending.as_objects()}, may_differ)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
     rows = flat.x.new_zeros(2, flat.dim)
 

@@ -24,6 +24,7 @@ from fedmpi.federation.variables import Variables
 from fedmpi.machine.cores import BY_LOAD, VARIABLES, choose_threads
 from fedmpi.machine.devices import bind_to_near_cores, pick_device, set_arithmetic, warn_if_shared
 from fedmpi.machine.memory import keep_freed_memory
+from fedmpi.membership.code import LossOf, check_same_code
 from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.membership.opening import check_alone
 from fedmpi.oracles.base import LocalObjective
@@ -33,7 +34,7 @@ from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
 from fedmpi.text import Log
 from fedmpi.training.layers import private_parts
-from fedmpi.training.model import build_model, try_metrics, try_training
+from fedmpi.training.model import build_model, model_class, try_metrics, try_training
 from fedmpi.training.slow_steps import SlowSteps
 
 log = Log(__name__)
@@ -133,6 +134,7 @@ def prepare(config, link):
         flat.module,
         "may not depend on the rank, the machine or the time (torch's, numpy's and Python's generators are seeded)",
     )
+    check_same_code(link, _code_of(config, flat, task), run.may_differ)
     has_norm = any(isinstance(part, _BatchNorm) for part in flat.module.modules())
     last = LastBatch(run.last_batch, least=2 if has_norm else 1)
     samplers = agree(link, lambda: {client: _sampler(run, task, context, client, last) for client in context.clients})
@@ -149,6 +151,17 @@ def prepare(config, link):
     parts = (config.sending, SlowSteps(link, context.device))
     federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers, threads_by, threads)
+
+
+def _code_of(config, flat, task):
+    """What the user's code can be behind, for `check_same_code`; not collective."""
+    objects = {"algorithm": config.algorithm, "oracle": config.oracle, "partition": config.partition}
+    objects |= {
+        **config.sending.as_objects(),
+        "task": LossOf(config.task),
+        "loaded task": LossOf(type(task), ("loss", "evaluate", "ascent")),
+    }
+    return {**objects, "what makes the model": model_class(config, task), "model": flat.module}
 
 
 def _take_threads(run, link):
