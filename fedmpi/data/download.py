@@ -5,6 +5,7 @@ import fcntl
 import http.client
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 
 from tqdm import tqdm
@@ -13,6 +14,7 @@ from fedmpi.data.checksum import checksum
 from fedmpi.errors import UserError
 
 CHUNK_BYTES = 1 << 20
+LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts that need no https
 TIMEOUT_SECONDS = 30  # without receiving a byte
 
 
@@ -27,6 +29,9 @@ def fetch(url, path, sha256):
     """
     if path.is_file():
         return
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("https", "file") and parts.hostname not in LOCAL:
+        raise UserError(f"{url}: expected an address with https (or file: for a folder)")
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "ab") as lock:
