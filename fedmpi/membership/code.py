@@ -287,13 +287,15 @@ class Code:
 
     def _resolve(self, label, value, name, rest):
         while rest and (isinstance(value, types.ModuleType) or not (isinstance(value, type) or callable(value))):
-            if isinstance(value, types.ModuleType) and is_installed(value):
+            if isinstance(value, types.ModuleType) and is_installed(value) and value.__name__ != "mpi4py.MPI":
                 break  # torch.tanh: the name says it
             held = getattr(value, "__dict__", {})
             if rest[0] not in held:  # a method
                 break
             name = value.__name__ if isinstance(value, types.ModuleType) else name
             value, name, rest = held[rest[0]], f"{name}.{rest[0]}", rest[1:]
+        if rest and rest[0] in ("rank", "Get_rank") and _name(type(value)).startswith("mpi4py.MPI."):
+            value, name = value.Get_rank(), f"{name}.{rest[0]}"
         text = self.text(value, 1)
         if isinstance(value, type | types.FunctionType) and not is_installed(value) and text == name:
             return

@@ -142,6 +142,10 @@ DIFFERENT = {
         joined, net("D['a'][0](x)", "D = {'a': [torch.relu]}\n"), net("D['a'][0](x)", "D = {'a': [torch.tanh]}\n")
     ),
     "alias": case(joined, net("F(self.layer(x))", "F = torch.relu\n"), net("F(self.layer(x))", "F = torch.tanh\n")),
+    "rank": case(
+        joined, *[net("torch.relu(x) if C.rank else torch.tanh(x)", "from mpi4py.MPI import COMM_WORLD as C\n")] * 2
+    ),
+    "MPI's rank": case(joined, *[net("x if MPI.COMM_WORLD.Get_rank() else -x", "from mpi4py import MPI\n")] * 2),
     "base": case(
         joined,
         *[
