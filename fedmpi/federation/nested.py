@@ -72,10 +72,10 @@ def _describe(value, tensors, path):
     if kind.__name__ in _KINDS and kind is _KINDS[kind.__name__]:
         found = {kind.__name__: [_describe(part, tensors, (*path, number)) for number, part in enumerate(value)]}
         return {**found, "longest": value.maxlen} if kind is collections.deque else found
-    what = f"a {kind.__name__}"
+    found = f"a {kind.__name__}"
     if isinstance(value, torch.Tensor):
-        what = f"a {kind.__name__} of type {value.dtype} and layout {value.layout} on {value.device}"
-    raise TypeError(f"{_shown(path)} is {what}: expected {EXPECTED}")
+        found = f"a {kind.__name__} of type {value.dtype} and layout {value.layout} on {value.device}"
+    raise TypeError(f"{_shown(path)} is {found}: expected {EXPECTED}")
 
 
 def _describe_items(value, tensors, path):

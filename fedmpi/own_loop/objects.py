@@ -39,7 +39,7 @@ class Objects:
     def lacks_schedule(self) -> bool:
         """Whether a schedule sets an optimizer's step size, and none is among them."""
         groups = [
-            g for one in self._objects.values() if isinstance(one, torch.optim.Optimizer) for g in one.param_groups
+            g for thing in self._objects.values() if isinstance(thing, torch.optim.Optimizer) for g in thing.param_groups
         ]
         has_schedule = any(isinstance(stateful, LRScheduler) for stateful in self._objects.values())
         return not has_schedule and any("initial_lr" in group for group in groups)
@@ -103,7 +103,7 @@ class Objects:
 
     def generators(self) -> dict[str, Any]:
         """Name -> state of those that are random generators."""
-        return {name: state_of(one) for name, one in self._objects.items() if isinstance(one, _GENERATORS)}
+        return {name: state_of(thing) for name, thing in self._objects.items() if isinstance(thing, _GENERATORS)}
 
     def set_generators(self, states: Mapping[str, Any]) -> None:
         """Take what `generators` gave."""

@@ -43,13 +43,13 @@ class Passes:
 
     def state(self) -> dict[str, Any]:
         """Name -> tensor or number."""
-        active = [dataclasses.asdict(one) for one in self._active if one.left]
+        active = [dataclasses.asdict(turn) for turn in self._active if turn.left]
         return {**flatten(active, STATES), **flatten(self.foreign, FOREIGN)}
 
     def restore(self, flat: Mapping[str, Any]) -> None:
         """Take what `state` gave; a checkpoint of an earlier version has none."""
         if f"{STATES}/nested" in flat:
-            self._resumed = [Pass(**one) for one in unflatten(flat, STATES)]
+            self._resumed = [Pass(**turn) for turn in unflatten(flat, STATES)]
             self.foreign = unflatten(flat, FOREIGN)
 
     def batches(self, loader: Iterable[Batch], length: int, total: int) -> Iterator[Batch]:

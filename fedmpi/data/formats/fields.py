@@ -179,8 +179,8 @@ def hint_of_words(name, values, reading):
     if units.total() + num_numbers >= MOSTLY * filled:
         named = ", ".join(f"{short(unit, 20)} ({number})" for unit, number in units.most_common(FEW_WORDS))
         more = f" and {len(units) - FEW_WORDS} more" if len(units) > FEW_WORDS else ""
-        one = f"--unit {shlex.quote(next(iter(units)))} leaves it out" if len(units) == 1 else "expected one unit"
-        return f"; {units.total() / filled:.0%} are numbers with a unit, {named}{more}: {one}"
+        advice = f"--unit {shlex.quote(next(iter(units)))} leaves it out" if len(units) == 1 else "expected one unit"
+        return f"; {units.total() / filled:.0%} are numbers with a unit, {named}{more}: {advice}"
     if num_numbers < LEAST_SHARE * filled:
         return ""
     words = collections.Counter({word: number for word, number in counts.items() if word not in numbers})
