@@ -479,7 +479,7 @@ def test_damaged_folders_and_archives_are_one_line(tmp_path, capsys):
         (tmp_path / "pictures" / "cat" / f"{number}.png").write_bytes(whole if number else whole[:700])
     assert "0.png: cannot be read as an image" in fails(capsys, "prepare", "pets", "--from", tmp_path / "pictures")
     (tmp_path / "pictures" / "cat" / "0.png").write_text("no image")
-    what = "0.png: cannot be read as an image: its format is unknown\n"
+    what = "0.png: cannot be read as an image: its format is none of PNG, JPEG, BMP, GIF, PPM, TIFF, WEBP\n"
     assert what in fails(capsys, "prepare", "pets", "--from", tmp_path / "pictures")
 
 

@@ -1,6 +1,7 @@
 """Tables whose columns have types: Parquet, Feather, Excel, JSON, ARFF, and Hugging Face's folders of Arrow."""
 
 import io
+import itertools
 import json
 import re
 import zipfile
@@ -19,6 +20,7 @@ TYPED = {
     ".arff": ("", {}),  # by scipy
 }
 ARROW, ARROW_OF_SPLITS = "dataset_info.json", "dataset_dict.json"
+BLANK = re.compile(r"Unnamed: \d+")  # what pandas calls a column of Excel without a name
 LINES = re.compile(r"\s*[\r\n]\s*")
 # Number and value of an attribute in a sparse row of ARFF.
 SPARSE = re.compile(r"""(\d+)\s+('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s,}]+)""")
@@ -75,7 +77,12 @@ def _read_excel(path, skip_lines):
     _check_cells(path)
     with pandas.ExcelFile(path) as book:
         sheets = book.sheet_names
-        frame = book.parse(sheets[0], skiprows=[line - 1 for line in skip_lines])
+        skipped = {line - 1 for line in skip_lines}
+        frame = book.parse(sheets[0], skiprows=[*skipped])
+        if len(frame) and all(BLANK.fullmatch(str(name)) for name in frame.columns):  # blank rows before the header
+            blank = int(frame.notna().any(axis=1).to_numpy().argmax())
+            begin = itertools.islice((row for row in itertools.count() if row not in skipped), 1 + blank)
+            frame = book.parse(sheets[0], skiprows=[*skipped, *begin])
     return frame, [f"the sheet is {sheets[0]}, the first of {', '.join(sheets)}"] if sheets[1:] else []
 
 
