@@ -39,7 +39,7 @@ class Objects:
     def lacks_schedule(self) -> bool:
         """Whether a schedule sets an optimizer's step size, and none is among them."""
         groups = [
-            g for thing in self._objects.values() if isinstance(thing, torch.optim.Optimizer) for g in thing.param_groups
+            g for part in self._objects.values() if isinstance(part, torch.optim.Optimizer) for g in part.param_groups
         ]
         has_schedule = any(isinstance(stateful, LRScheduler) for stateful in self._objects.values())
         return not has_schedule and any("initial_lr" in group for group in groups)
