@@ -355,6 +355,7 @@ REASONS = {
     "comm.process.open_closed_streams: open": STREAM,
     "comm.window._map_together: open": "memory in /dev/shm, until all ranks of the machine have mapped it",
     "comm.window._map_together: unlink": "its own file in /dev/shm, once all ranks of the machine have mapped it",
+    "comm.faults.marks.mark: unlink": "the mark of this process, whose name has its number, in the launcher's folder",
     "data.checksum._write_cache: replace": "the cache of checksums, in the user's cache folder",
     "data.checksum._write_cache: write_text": "the cache of checksums, in the user's cache folder",
     "data.download._download_rest: open": "NAME.part in downloads/",
