@@ -45,8 +45,8 @@ ALGORITHM = """
 @dataclasses.dataclass(frozen=True)
 class Mine(fedmpi.algorithms.FedAvg):
     name = "mine"
-    def server_step(self, server, mean, participation):
-        super().server_step(server, mean, participation)
+    def server_step(self, server):
+        super().server_step(server)
         server.x.mul_(1.0)
 """
 STAGE = """
@@ -54,8 +54,8 @@ from fedmpi.aggregation.stages.base import Stage
 from fedmpi.aggregation.mean import Mean
 @dataclasses.dataclass(kw_only=True)
 class Bound(Stage):
-    def apply(self, vector, *rest, **others):
-        vector.mul_(1.0)
+    def apply(self, sent):
+        sent.weight * 1.0
 @dataclasses.dataclass(kw_only=True)
 class Whole(Mean):
     def facts(self):
@@ -257,7 +257,7 @@ DIFFERENT = {
         lambda m: fedmpi.join(nn.Linear(3, 2), m.Mine()), ALGORITHM.replace("mul_(1.0)", "mul_(0.5)"), ALGORITHM
     ),
     "stage": case(
-        lambda m: fedmpi.average(nn.Linear(3, 2), stages=[m.Bound()]), STAGE.replace("mul_(1.0)", "mul_(0.5)"), STAGE
+        lambda m: fedmpi.average(nn.Linear(3, 2), stages=[m.Bound()]), STAGE.replace("* 1.0", "* 0.5"), STAGE
     ),
     "aggregation": case(lambda m: of_data(aggregation=m.Whole()), STAGE.replace('"whole": 1.0', '"whole": 2.0'), STAGE),
     "beside the hostile": case(joined, net("P.x * self.layer(x)", HOSTILE), net("P.x + self.layer(x)", HOSTILE)),
