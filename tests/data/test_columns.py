@@ -383,7 +383,8 @@ def test_a_minus_of_typesetting_is_a_minus(tmp_path):
 def test_a_label_that_may_be_none_is_noted(tmp_path):
     """25 values of a quantity were 25 classes without a word, and so was a label that is the same in all rows."""
     quantity = table().assign(y=np.arange(100) + 0.5).head(25)
-    assert "y: 25 classes in 25 rows: is it a quantity, or an identifier?" in prepare(tmp_path, quantity)[1]["notes"]
+    notes = "\n".join(prepare(tmp_path, quantity)[1]["notes"])
+    assert "y: 25 classes in 25 rows, all of them numbers: is it a quantity?" in notes
     notes = prepare(tmp_path, table().assign(y="one"))[1]["notes"]
     assert "y: all rows have the class one: expected others, or --classes" in notes
 

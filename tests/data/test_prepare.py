@@ -315,7 +315,9 @@ def test_a_mirror_without_the_file_and_no_network(tmp_path, capsys, server):
     nowhere = "http://127.0.0.1:1/"
     error = fails(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--mirror", nowhere)
     assert "cannot be downloaded: " in error and "without a network, copy t10k-images-idx3-ubyte.gz into" in error
-    assert "cannot be downloaded" in fails(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--mirror", "nonsense")
+    for mirror in ("nonsense", "http://mirror.example/"):
+        error = fails(capsys, "prepare", "mnist", "--data-dir", tmp_path, "--mirror", mirror)
+        assert "expected an address with https" in error
 
 
 # --- the user's own data --------------------------------------------------------------------------
