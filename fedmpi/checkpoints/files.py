@@ -227,10 +227,13 @@ def read_manifest(folder):
     """
     path = folder / MANIFEST
     try:
+        check_regular(path)
         text = path.read_bytes()
         content = json.loads(text)
         del content["crc32"]
         is_signed = _signed(content) == text
+    except UserError as error:
+        raise Damaged(str(error)) from None
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):

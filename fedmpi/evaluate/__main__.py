@@ -15,6 +15,7 @@ import sys
 from fedmpi.comm.agreement import agree
 from fedmpi.config.grammar import assignments_of, last_text, parse_command_line, read_file, split_paper
 from fedmpi.errors import UserError
+from fedmpi.own_files import check_regular
 from fedmpi.program.parser import Parser
 from fedmpi.program.ranks import run_program, show
 from fedmpi.run_files import SETTINGS
@@ -81,7 +82,7 @@ def _of_run(folder, own, trusted):
     Raises:
         UserError: if one of them names code that is neither fedmpi's nor of a module in `trusted`.
     """
-    if not (folder / SETTINGS).is_file():
+    if not folder.is_dir() or not check_regular(folder / SETTINGS):
         return []
     settings, _ = split_paper(read_file(folder / SETTINGS, marks_quoted=True), folder / SETTINGS)
     taken, left_out = [], set()
@@ -89,7 +90,8 @@ def _of_run(folder, own, trusted):
         group = key.partition(".")[0]
         if key not in TAKEN and group not in GROUPS:
             continue
-        if key in NAMES_CODE and last_text(own, key) is None and (paths := _foreign(text, trusted)):
+        name = key.lower()  # as `fedmpi.config.grammar.find_key` finds a setting: task.TRANSFORM is task.transform
+        if name in NAMES_CODE and last_text(own, name) is None and (paths := _foreign(text, trusted)):
             if group in ("algorithm", "oracle"):  # which made the model, and do not measure it
                 left_out |= {"algorithm", "oracle"}
                 continue

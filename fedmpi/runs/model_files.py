@@ -26,8 +26,12 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmpi.data.samples import check_normalisation, input_shape
 from fedmpi.errors import UserError
@@ -41,6 +45,7 @@ from fedmpi.text import Log, short
 log = Log(__name__)
 
 LARGEST_DESCRIPTION = 1 << 26  # bytes
+LARGEST_BUFFER = 3 * 10**7  # values, of a model with few parameters: a mask of 5000 by 5000 fits
 LAST_PART = f"{MODEL}.ready"  # the file until all ranks have said that the run has ended
 
 
@@ -359,18 +364,43 @@ def _build_limited(folder, constructor, state, trusted):
         UserError: if it is, or the model cannot be built.
     """
 
-    def count(module, name, parameter):
-        nonlocal left
-        left -= 1000 + (0 if is_lazy(parameter) else parameter.numel())
+    def check(left):
         if left < 0:
             raise UserError(f"{folder}: {MODEL_DESCRIPTION} describes a far larger model than the one that was saved")
 
+    def count(module, name, parameter):
+        nonlocal left
+        left -= 1000 + (0 if is_lazy(parameter) else parameter.numel())
+        check(left)
+
+    def count_buffer(module, name, buffer):
+        nonlocal left_for_buffers
+        left_for_buffers -= 1000 + (0 if buffer is None or is_lazy(buffer) else buffer.numel())
+        check(left_for_buffers)
+
     left = 100 * sum(1000 + value.numel() for value in state.values()) + 10**6
-    hook = register_module_parameter_registration_hook(count)
+    left_for_buffers = most = left + LARGEST_BUFFER
+    hooks = (register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count_buffer))
     try:
-        return _build(folder, constructor, trusted)
+        with _Sizes(lambda size: check(most - size)):
+            return _build(folder, constructor, trusted)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+
+
+class _Sizes(TorchDispatchMode):
+    """A context in which `check` gets the number of values of every new tensor before there is memory for it."""
+
+    def __init__(self, check):
+        super().__init__()
+        self._check = check
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        sizes = args[0] if args and isinstance(args[0], (list, tuple)) else args
+        if sizes and all(type(size) in (int, float) for size in sizes):  # of empty, zeros, ...; or of arange, eye
+            self._check(max(map(abs, sizes)) if sizes is args else math.prod(sizes))
+        return function(*args, **(kwargs or {}))
 
 
 def _build(folder, constructor, trusted):
