@@ -1,5 +1,6 @@
 """Choose settings: ``python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 --rounds 50``."""
 
+import math
 import pathlib
 import sys
 
@@ -281,6 +282,11 @@ def _choose(plan, options):
     if candidates[0].spread is None:
         names = dict.fromkeys(name for run in ended.values() for name in run.metrics if may_choose(name))
         raise UserError(f"--metric {metric}: no run measured it: expected one of {', '.join(names)}")
+    if not math.isfinite(candidates[0].spread.mean):
+        raise UserError(
+            f"--metric {metric}: it is not a finite number in any configuration: check the data that it is "
+            "measured on, or choose with another --metric"
+        )
     print(candidate_table(candidates, metric).text())
     with attempt("write", options.out):
         write_candidates(plan.out / TABLE, candidates, metric)

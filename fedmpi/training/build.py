@@ -34,7 +34,7 @@ from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
 from fedmpi.text import Log
 from fedmpi.training.layers import private_parts
-from fedmpi.training.model import build_model, model_class, try_metrics, try_training
+from fedmpi.training.model import build_model, model_class, try_goal, try_metrics, try_training
 from fedmpi.training.slow_steps import SlowSteps
 
 log = Log(__name__)
@@ -144,6 +144,7 @@ def prepare(config, link):
         if note and link.rank == 0:
             log.warning(note)
         try_metrics(flat, task, link)
+    try_goal(config, flat, task, link)
     oracles = agree(link, lambda: _oracles(config, task, flat, samplers))
     private = agree(link, lambda: private_parts(run, task, flat))
     parameters = (flat.buffer_parts, flat.names, flat.shapes)

@@ -41,6 +41,28 @@ def selection_goal(goal, metrics):
     return (held_out, goal[1]) if held_out in metrics else goal
 
 
+def check_goal(goal, metrics, given):
+    """Check that `Metrics`, or a dict, have the task's goal as a number; `given`: the setting that chooses by it.
+
+    Raises:
+        UserError: one line: the metric, what is measured, what to do.
+    """
+    clients, tables = (getattr(metrics, part, {}) for part in ("clients", "tables"))
+    name, _ = selection_goal(goal, {**metrics, **tables})
+    numbers = [each for each, value in metrics.items() if not math.isnan(value)]
+    if name in metrics and (not math.isnan(metrics[name]) or not all(map(math.isnan, clients.get(name, ())))):
+        return
+    problem, advice = "is not measured", ""
+    if name in metrics:
+        problem, advice = "is nan", ", check the data that it is measured on (are they of one class?)"
+    elif name in tables:
+        problem, advice = "is a vector or a matrix, not a number", ', average it over the classes (average = "macro")'
+    raise UserError(
+        f"{given}: the task's goal {name} {problem}; measured are the numbers {', '.join(numbers)}: "
+        f"set the task's goal to one of these{advice}, or leave this setting out"
+    )
+
+
 def goal_of_client(goal, metrics, client):
     """(metric, sign, value) by which a client's own models are compared: the training loss if it has no other data.
 
@@ -149,5 +171,6 @@ class EarlyStopping:
         if self._patience is not None:
             watch.best, watch.num_worse = (value, 0) if value > watch.best else (watch.best, watch.num_worse + 1)
             if watch.num_worse >= self._patience:
-                return f"{metric} has not improved in {self._patience} evaluations"
+                how = "was not a finite number" if watch.best == -math.inf else "has not improved"
+                return f"{metric} {how} in {self._patience} evaluations"
         return ""

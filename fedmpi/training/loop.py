@@ -356,6 +356,10 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     except AgreedUserError as error:  # the model is saved all the same
         problem = error
     _on_rank_0(job.link, lambda: save(job, records.recorder()))
+    try:
+        agree(job.link, lambda: rule.check_selected(selected))
+    except AgreedUserError as error:
+        problem = problem or error
     if problem is not None:
         raise problem
     if records.recorder() is not None and (crossed or metrics is not progress.metrics):

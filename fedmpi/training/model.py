@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import math
 import random
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 import fedmpi
+from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.membership.equality import digest
 from fedmpi.models import find_model
@@ -21,6 +23,7 @@ from fedmpi.registry import command_name
 from fedmpi.runs.model_files import check_savable
 from fedmpi.streams import FIRST, derive
 from fedmpi.text import Log
+from fedmpi.training.early_stopping import check_goal, selection_goal
 from fedmpi.training.layers import freeze
 
 log = Log(__name__)
@@ -28,6 +31,7 @@ log = Log(__name__)
 SHOWN = 3  # names in a message
 _CONTAINERS = (list, dict, set)
 _INNER = {*vars(torch.nn.Module())}  # attributes of torch's own, with parameters, parts and hooks; `training`
+TRIED = 0.1  # standard deviation of what is added to parameters for a second look at a metric that is nan
 REPLAYED = 1e-3  # difference of a gradient from a CUDA graph, relative: kernels that add atomically round at random
 
 
@@ -251,6 +255,33 @@ def try_metrics(flat, task, link):
     with _trying(flat), noise_kept(flat.x.device):
         task.try_metrics(flat.module, link)
     flat.train()
+
+
+@torch.no_grad()
+def try_goal(config, flat, task, link):
+    """Check that the goal is measured, by an evaluation, if the settings choose by it. Collective on the link.
+
+    A number that the untrained model does not have (a correlation with constant answers, for example) is looked for a
+    second time, with other parameters.
+
+    Raises:
+        AgreedUserError: on every rank, in one line that says what is measured.
+    """
+    run = config.run
+    if run.result != "best" and run.patience is None:
+        return
+    given = "result = best" if run.result == "best" else f"patience = {run.patience}"
+    flat.module.eval()
+    for scale in (0, TRIED):
+        with _trying(flat) as (x, _), noise_kept(flat.x.device):
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(derive(run.seed, "try")))
+            x += scale * noise.to(x)
+            metrics = task.evaluate(flat.module, link)
+        name, _ = selection_goal(task.goal, metrics)
+        if not math.isnan(metrics.get(name, 0.0)):
+            break
+    flat.train()
+    agree(link, lambda: check_goal(task.goal, metrics, given))
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ class ResultRule:
 
     def __init__(self, rule, num_rounds, seed, goal, own_results=None):
         self.own_results = own_results
-        self._rule, (self._metric, self._sign) = rule, goal
+        self._rule, (self._metric, self._sign), self._is_warned = rule, goal, False
         # "output" is the setting's former name: under another one, runs of earlier versions would draw another round.
         self._drawn = int(generator(seed, "output").integers(1, num_rounds + 1))
 
@@ -56,6 +56,9 @@ class ResultRule:
         elif self._rule == "best":
             self._metric, _ = selection_goal((self._metric, self._sign), metrics)
             value = self._sign * metrics.get(self._metric, math.nan)
+            if metrics and math.isnan(value) and not self._is_warned and federation.link.rank == 0:
+                log.warning(f"{self._metric} is nan after round {federation.round_index}: no such model is the best")
+            self._is_warned |= bool(metrics) and math.isnan(value)
             if value > (-math.inf if federation.selected is None else federation.selected.value):
                 federation.select(value)
 
@@ -75,6 +78,18 @@ class ResultRule:
             raise UserError(
                 f"result = uniform: for this number of rounds the result is round {self._drawn}, which has passed "
                 "and was not saved; begin a new run, or resume with the former number of rounds"
+            )
+
+    def check_selected(self, selected):
+        """Check that there is a best model, if one was asked for; `selected` is `federation.selected`.
+
+        Raises:
+            UserError: if the metric was a finite number at no evaluation.
+        """
+        if self._rule == "best" and selected is None and not (self.own_results and self.own_results.are_kept):
+            raise UserError(
+                f"result = best: {self._metric} was not a finite number at any evaluation: the model that is saved is "
+                "the last; check the data that it is measured on, or choose another goal in the task"
             )
 
     def describe(self, selected):
