@@ -31,7 +31,7 @@ TAKEN = (
 )  # fmt: skip
 GROUPS = ("task", "partition", "model", "algorithm", "oracle")
 NAMES_CODE = (*GROUPS, "task.metrics", "task.transform")  # settings whose value may be the dotted path of some code
-OURS = ("fedmpi.", "sklearn.metrics.", "torchmetrics.")
+OURS = ("fedmpi.",)
 
 
 def main(arguments=None):
