@@ -35,8 +35,8 @@ def plain(name: str) -> str:
 def known(package: types.ModuleType, base: type) -> dict[str, Any]:
     """Name -> class of every subclass of `base` defined in the modules of `package`, and of the plug-ins.
 
-    If a plug-in has the name of one of fedmpi's classes, it is ignored. Plug-ins that cannot be imported are left out;
-    `BROKEN` says why.
+    Of a plug-in with the name of one of fedmpi's classes, the latter is listed, and `find` refuses the name. Plug-ins
+    that cannot be imported are left out; `BROKEN` says why.
 
     Args:
         package: an imported package, for example `fedmpi.algorithms`.
@@ -84,11 +84,12 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
         package, base: see `known`.
 
     Raises:
-        UserError: one line with the known names and the nearest.
+        UserError: one line with the known names and the nearest; or if the name is that of several classes.
     """
     classes = known(package, base)
     if "." in name:
         return _import(kind, name, base)
+    _check_one_meaning(kind, name, package, classes)
     also_called = {other: own for own, cls in classes.items() for other in vars(cls).get("also_called", ())}
     # Names that differ only in "-" and "_" may be different methods. fed_ams is another paper's name for local_amsgrad,
     # while fedams is a class of its own: a name in `also_called`, written exactly so, is refused with a hint. In the
@@ -110,6 +111,20 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
         f"unknown {kind} '{name}'{hint}; known: {', '.join(classes)}, "
         f"or the dotted path of your own class, like mypackage.MyClass"
     )
+
+
+def _check_one_meaning(kind: str, name: str, package: types.ModuleType, classes: dict[str, Any]) -> None:
+    """Raise UserError if a plug-in has a name that another plug-in or one of fedmpi's own classes has, too."""
+    entries = _all_entry_points().select(group=package.__name__)
+    paths = sorted({entry.value.replace(":", ".") for entry in entries if plain(entry.name) == plain(name)})
+    ours = [cls for own, cls in classes.items() if plain(own) == plain(name) and _is_of(cls, package)]
+    if paths and len(paths) + len(ours) > 1:
+        both = " and ".join([*(f"{cls.__module__}.{cls.__name__}" for cls in ours), *paths])
+        raise UserError(f"{kind} '{name}' is the name of {both}, a plug-in: expected the dotted path of one of them")
+
+
+def _is_of(cls: Any, package: types.ModuleType) -> bool:
+    return str(cls.__module__).startswith(f"{package.__name__}.")
 
 
 def import_path(path: str) -> Any:

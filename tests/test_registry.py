@@ -85,6 +85,29 @@ def test_a_plug_in_that_ends_the_process_is_named_and_left_out(plug_ins):
         read_command_line(["--algorithm", "exitplug"])
 
 
+@pytest.mark.parametrize(
+    ("paths", "name", "both"),
+    [
+        ({"FedAvg": ["goodplug:Mine"]}, "fedavg", "fedmpi.algorithms.fedavg.FedAvg and goodplug.Mine"),
+        ({"fafed": ["goodplug:Mine"]}, None, "fedmpi.algorithms.fafed.FAFED and goodplug.Mine"),  # the default
+        ({"mine": ["goodplug:Mine", "otherplug:Mine"]}, "mine", "goodplug.Mine and otherplug.Mine"),
+        ({"mine": ["goodplug:Mine", "goodplug:Mine"]}, "mine", ""),  # one package that is found twice
+    ],
+)
+def test_a_name_of_two_classes_is_refused(plug_ins, tmp_path, monkeypatch, paths, name, both):
+    """fedmpi's own class was taken, or the last plug-in, without a word."""
+    (tmp_path / "otherplug.py").write_text((tmp_path / "goodplug.py").read_text())
+    entries = [importlib.metadata.EntryPoint(own, path, "fedmpi.algorithms") for own in paths for path in paths[own]]
+    monkeypatch.setattr(registry, "_all_entry_points", lambda: importlib.metadata.EntryPoints(entries))
+    words = ["--algorithm", name] if name else []
+    if not both:
+        read_command_line(words)
+        return
+    with pytest.raises(UserError, match=f"is the name of {both}, a plug-in: expected the dotted path of one of them"):
+        read_command_line(words)
+    assert read_command_line(["--algorithm", "goodplug.Mine"]).algorithm.step_size > 0
+
+
 @pytest.mark.parametrize("group", CHOICES)
 def test_a_base_class_is_no_choice(group):
     base = CHOICES[group].base
