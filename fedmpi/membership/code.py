@@ -224,8 +224,7 @@ class Code:
             with_code = getattr(layer, "code", None)
             code = f" {_hash(with_code)}" if isinstance(with_code, str) else ""
             return f"{getattr(layer, 'original_name', cls.__name__)}{code}"
-        is_foreign = is_installed(cls)
-        held = {k: v for k, v in vars(layer).items() if k not in MODULE_PARTS and not (is_foreign and k[0] == "_")}
+        held = {k: v for k, v in vars(layer).items() if k not in MODULE_PARTS and not k.startswith("_")}
         held = {k: v for k, v in held.items() if not isinstance(v, torch.Tensor)}
         texts = [f"{name}={self.text(value, 1)}" for name, value in sorted(held.items())]
         texts += [self.text(hook, 1) for name in HOOKS for hook in vars(layer).get(name, {}).values()]
