@@ -1,11 +1,14 @@
 """The user's code behind the names of classes and functions: compared between the ranks before any work.
 
 Of a function its syntax tree is read, without docstrings and comments, and what the names in it stand for: the user's
-functions and classes are read in turn, plain values are compared, of installed packages only names. Nothing is called.
+functions and classes are read in turn, plain values are compared, of installed packages only names. Of a module's
+variable with a plain value, the expressions that the module assigns to it are compared: counters and the rank may
+differ. Nothing is called.
 """
 
 import ast
 import collections
+import contextlib
 import dataclasses
 import dis
 import enum
@@ -270,7 +273,7 @@ class Code:
             if root in inside:
                 self._named(f"'{root}' in {_name(function)}", inside[root], root, rest)
             elif root in known:
-                self._named("", known[root], f"{function.__module__}.{root}", rest)
+                self._named("", known[root], f"{function.__module__}.{root}", rest, function.__globals__)
             elif root in own and rest and rest[0] not in DATA:
                 self._of_task(owner, rest[0])
         for module in imported(tree):
@@ -284,18 +287,18 @@ class Code:
         except Exception as error:  # noqa: BLE001
             self._give_up(arguments[2], error)
 
-    def _resolve(self, label, value, name, rest):
+    def _resolve(self, label, value, name, rest, module=None):
+        variable = name.rpartition(".")[2]
         while rest and (isinstance(value, types.ModuleType) or not (isinstance(value, type) or callable(value))):
-            if isinstance(value, types.ModuleType) and is_installed(value) and value.__name__ != "mpi4py.MPI":
+            if isinstance(value, types.ModuleType) and is_installed(value):
                 break  # torch.tanh: the name says it
             held = getattr(value, "__dict__", {})
             if rest[0] not in held:  # a method
                 break
             name = value.__name__ if isinstance(value, types.ModuleType) else name
+            module, variable = held if isinstance(value, types.ModuleType) else None, rest[0]
             value, name, rest = held[rest[0]], f"{name}.{rest[0]}", rest[1:]
-        if rest and rest[0] in ("rank", "Get_rank") and _name(type(value)).startswith("mpi4py.MPI."):
-            value, name = value.Get_rank(), f"{name}.{rest[0]}"
-        text = self.text(value, 1)
+        text = (assigned(module, variable) if module and _is_plain(value) else "") or self.text(value, 1)
         if isinstance(value, type | types.FunctionType) and not is_installed(value) and text == name:
             return
         self.entries.setdefault(label or name, text)
@@ -428,6 +431,46 @@ def _is_docstring(node, part):
     has_one = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     is_text = isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
     return has_one and is_text
+
+
+def assigned(module, name):
+    """What a module assigns to one of its variables, as text; "" if that is not known. `module`: its globals."""
+    expressions, origin = _assignments(_lines_of(module.get("__file__") or "", module)).get(name, ([], None))
+    if origin is not None and not expressions and origin[0] in sys.modules and not _is_installed_module(origin[0]):
+        return assigned(vars(sys.modules[origin[0]]), origin[1])
+    try:
+        return ", then ".join(repr(ast.literal_eval(expression)) for expression in expressions)
+    except ValueError:
+        return f"an expression {_hash(as_text(expressions))}"
+
+
+@functools.lru_cache(maxsize=64)
+def _assignments(lines):
+    """Name of a module's variable -> (the expressions that it is assigned, (module, name) if it is imported)."""
+    found, queue = {}, collections.deque()
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        queue.append(ast.parse("".join(lines)))
+    while queue:
+        node = queue.popleft()
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in (part for whole in targets for part in ast.walk(whole) if isinstance(part, ast.Name)):
+                found.setdefault(target.id, ([], None))[0].append(node.value)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                found.setdefault(alias.asname or alias.name, ([], (node.module, alias.name)))
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            queue.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def _is_plain(value, depth=0):
+    """Whether a value consists of numbers and texts only."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, tuple | list | set | frozenset):
+        return depth <= DEEPEST and all(_is_plain(part, depth + 1) for part in [*value][: MOST + 1])
+    return isinstance(value, (*PLAIN, np.generic)) and not isinstance(value, enum.Enum)
 
 
 def chains(tree):
