@@ -9,7 +9,6 @@ import time
 
 from fedmpi.aggregation.base import Moment
 from fedmpi.aggregation.stages.base import apply_stage
-from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import RanksLost
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import named_in_errors
@@ -215,8 +214,6 @@ class Federation:
 
     def _tell_sent(self, client):
         """Let the algorithm take note of what a client sends, with the private coordinates, which it does not send."""
-        if type(self.algorithm).sent is Algorithm.sent:
-            return
         self.private.give_back(client)
         self.algorithm.sent(client, self.server_seen_by_clients)
         self.private.take(client)

@@ -133,7 +133,7 @@ def test_own_tasks_say_the_same_everywhere(tmp_path, kind):
     words = ["--task", f"own_tasks.{kind}", "--clients", 3, "--rounds", 4, "--batch_size", 8, "--result", "best"]
     ended = train(2, tmp_path, *words, "--threads", 1, "--name", "run")
     assert ended.returncode == 0, ended.stderr
-    evaluated = start(2, "-m", "fedmpi.evaluate", tmp_path / "run", "--threads", 1)
+    evaluated = start(2, "-m", "fedmpi.evaluate", tmp_path / "run", "--import", "own_tasks", "--threads", 1)
     assert evaluated.returncode == 0, evaluated.stderr
     run = fedmpi.load_run(tmp_path / "run")
     record = {name: run.final(name) for name in run.metrics if name != "loss"}
