@@ -142,10 +142,24 @@ def _bounded(path, batches, schema, packed):
 
     taken, size = [], 0
     for batch in batches:
-        size += batch.nbytes
+        size += sum(map(_unpacked_bytes, batch.columns))
         check_unpacked(path, size, packed)
         taken.append(batch)
     return pyarrow.Table.from_batches(taken, schema)
+
+
+def _unpacked_bytes(column):
+    """Bytes of a pyarrow array; those of words that stand in a dictionary, as often as they occur."""
+    import pyarrow
+    from pyarrow import compute
+
+    kind = getattr(column.type, "value_type", None)
+    if not isinstance(column, pyarrow.DictionaryArray) or not (
+        pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_binary(kind)
+    ):
+        return column.nbytes
+    lengths = compute.binary_length(column.dictionary)
+    return column.nbytes + (compute.sum(lengths.take(column.indices)).as_py() or 0)
 
 
 def read_arrow(folder):
