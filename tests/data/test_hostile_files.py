@@ -188,7 +188,7 @@ def pictures(folder, number=5):
     for name in "ab":
         (folder / name).mkdir(parents=True)
         for index in range(number):
-            pixels = np.full((8, 8), 40 * index + 9 * (name == "b"), np.uint8)
+            pixels = np.full((8, 8), (40 * index + 9 * (name == "b")) % 256, np.uint8)
             image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
@@ -269,7 +269,7 @@ def write_dcm(path):
         for number in range(3):
             (path / name / f"{number}.dcm").write_bytes(dicom(pydicom, 8))
     packer = zlib.compressobj(1, wbits=-15)
-    packed = packer.compress(bytes(1 << 28)) * 5  # five times the same blocks
+    packed = b"".join(packer.compress(bytes(1 << 28)) for _ in range(5)) + packer.flush()
     plain = dicom(pydicom, 8, pydicom.uid.DeflatedExplicitVRLittleEndian)
     length = int.from_bytes(plain[140:144], "little")
     (path / "a" / "9.dcm").write_bytes(plain[: 144 + length] + packed)
@@ -354,7 +354,7 @@ def test_links_out_of_a_folder_of_images(tmp_path):
     prepare("inside", tmp_path, ReaderOptions(), tmp_path / "im")
     (tmp_path / "im" / "a" / "9.png").symlink_to(tmp_path / "elsewhere" / "private.png")
     (tmp_path / "im" / "c").symlink_to(tmp_path / "elsewhere")
-    found = "9.png: is elsewhere, where a link leads to: .*private.png .2 of 13 images are.*: --follow-links reads them"
+    found = "9.png: is elsewhere, where a link leads to: .*private.png.*; --follow-links reads them"
     for read in (
         lambda options: prepare("mine", tmp_path, options, tmp_path / "im"),
         lambda options: read_samples(tmp_path / "im", "test", None, {}, options.follow_links),
@@ -405,7 +405,7 @@ def test_what_a_terminal_obeys_is_not_printed(tmp_path, capsys):
     ):  # fmt: skip
         main([*words, "--data-dir", str(tmp_path)])
         printed = "".join(capsys.readouterr())
-        assert all(letter.isprintable() or letter == "\n" for letter in printed) and "PWNED" in printed + words[0]
+        assert all(letter.isprintable() or letter == "\n" for letter in printed) and ("PWNED" in printed or words[0] == "list")
         if "--json" in words:
             assert json.loads(printed)["label"] == f"label{odd}"
 
