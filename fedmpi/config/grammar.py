@@ -113,7 +113,16 @@ def split_paper(content, where):
     paper = content.get("paper") or {}
     if not is_paper(paper):
         raise UserError(f"{where}: paper: expected source, printed and methods as in a preset")
-    return {key: value for key, value in content.items() if key != "paper"}, paper
+    return {key: value for key, value in content.items() if key != "paper"}, _unmarked(paper)
+
+
+def _unmarked(value):
+    """A value of a file in which texts that stand in quotes are not marked; it is written as it is."""
+    if isinstance(value, dict):
+        return {_unmarked(key): _unmarked(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_unmarked(inner) for inner in value]
+    return str(value) if isinstance(value, Quoted) else value
 
 
 def flatten(settings, where="settings"):
