@@ -20,7 +20,7 @@ from fedmpi.comm.slices import add_integers, allgather_vectors, exchange_slices
 from fedmpi.comm.topology import LARGEST_CALL, Topology
 from fedmpi.comm.transports.base import Facts, Transport, Unavailable, choose
 from fedmpi.comm.transports.shared import SharedMemory
-from fedmpi.errors import AgreedUserError, UserError
+from fedmpi.errors import AgreedUserError, Diverged, UserError
 from fedmpi.machine.devices import device_number
 from fedmpi.registry import known
 from fedmpi.text import Log
@@ -147,7 +147,7 @@ class MPILink(Link):
         self.traffic.add(block.nbytes)
         transport = self._sharing(block)
         if self.size > 1 and transport is not None:
-            transport.average(block, 1, block)  # torch's integers wrap
+            self._attempt(lambda: transport.average(block, 1, block))  # torch's integers wrap
         elif self.size > 1:
             host = block.cpu()
             self._attempt(lambda: add_integers(self.topology.world, host))
@@ -163,7 +163,7 @@ class MPILink(Link):
         if self.size == 1:
             out.copy_(reduce(vectors))
         elif everyone[:, 1].all():
-            transport.exchange_slices(everyone[:, 0] > 0, reduce, out)
+            self._attempt(lambda: transport.exchange_slices(everyone[:, 0] > 0, reduce, out))
         else:
             host = out.cpu()
             on_host = [vector.cpu() for vector in vectors]
@@ -253,12 +253,18 @@ class MPILink(Link):
 
     def _attempt(self, action):
         """What a collective action returns; RanksLost on all ranks that are left, if others are lost."""
-        if self._survivors is None:
-            return action()
+        if self.roll_call is not None:
+            self.roll_call.check_finished()
         try:
-            return self._survivors.attempt(action)
+            return action() if self._survivors is None else self._survivors.attempt(action)
         except RanksLost:
             self._adopt()
+            raise
+        except (UserError, Diverged):  # of all ranks
+            raise
+        except BaseException as error:  # of this one: a signal's, or that of a user's aggregation
+            if self.roll_call is not None:
+                self.roll_call.unfinished = type(error).__name__
             raise
 
     def _repeat(self, action):

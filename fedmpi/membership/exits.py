@@ -10,6 +10,7 @@ import gc
 import operator
 import os
 import sys
+import threading
 import time
 
 from fedmpi.comm.faults.abort import abort
@@ -34,6 +35,28 @@ _opened = []  # `_Opened`s
 _replaced = []  # (module, name, our function, what was there) while links are open
 _exit_code = None  # with which sys.exit was called
 _process = None  # that has opened them; its forked children may end
+_lock, _thread = threading.Lock(), None  # the thread that opens links, or has opened them
+
+
+def check_others():
+    """Check that no other thread has links open, or opens one, for their messages would mix. Not collective.
+
+    The job ends if those of an open link are half done.
+
+    Raises:
+        UserError: if another thread has one.
+    """
+    global _thread
+    for opened in _waited_for():
+        opened.roll_call.check_finished()
+    with _lock:
+        mine = threading.current_thread()
+        if _thread not in (None, mine) and _thread.is_alive():
+            raise UserError(
+                f"thread {mine.name} begins a federation while thread {_thread.name} has one: expected one thread of a "
+                "rank that runs federations, one after the other or step by step"
+            )
+        _thread = mine
 
 
 def guard_exits(link):
@@ -47,10 +70,12 @@ def guard_exits(link):
 
 def forget(link):
     """Let this rank end from now on. Not collective."""
+    global _thread
     if link.roll_call is not None:
         link.roll_call.neighbour.leave()
     _opened[:] = [opened for opened in _opened if opened.progress is not link.progress]
     if not _opened and os.getpid() == _process:
+        _thread = None
         _uninstall()
         mark("open", False)
 

@@ -13,6 +13,7 @@ import torch
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.meeting import wait_for_all
+from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.orphan import end_with_launcher
 from fedmpi.comm.faults.rollcall import GRACE, TIMED_OUT
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
@@ -21,7 +22,7 @@ from fedmpi.comm.mpi_library import begin
 from fedmpi.comm.process import started_by
 from fedmpi.errors import UserError
 from fedmpi.machine.cores import usable_cores
-from fedmpi.membership.exits import forget, guard_exits
+from fedmpi.membership.exits import check_others, forget, guard_exits
 from fedmpi.text import Log
 
 log = Log(__name__)
@@ -46,6 +47,7 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     is_number = isinstance(timeout, numbers.Real) and 0 < timeout <= threading.TIMEOUT_MAX - GRACE
     given, timeout = timeout, timeout if is_number else TIMEOUT
     try:
+        check_others()
         begin(timeout + GRACE)
     except UserError as error:  # every rank meets it, and none has a link yet
         time.sleep(2 * OUTPUT_SECONDS * (started_by()[2] > 0))  # rank 0 ends this one meanwhile, if it is here
@@ -69,7 +71,7 @@ def _end_at_once(error):
     if str(error):
         print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os._exit(2)
+    exit_at_once(2)
 
 
 def _warn_if_bound_to_taken_cores(link):

@@ -1,9 +1,13 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import math
+import os
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
@@ -13,7 +17,8 @@ import torch
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
-from fedmpi.errors import UserError
+from fedmpi.comm.mpi_library import MPI
+from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan, draw_participants
 from fedmpi.federation.private import private_places
@@ -33,6 +38,8 @@ log = Log(__name__)
 
 Batch = TypeVar("Batch")
 DIGEST_BITS = 20  # two digests are among the bits that ranks exchange, see `Federation.begin_round`
+
+_open_loops = weakref.WeakSet[Any]()  # `OwnLoop`s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +93,9 @@ class OwnLoop:
         self.rank: int = link.rank
         self.size: int = link.size
         agree(link, check_alone)
+        self._process = os.getpid()
+        self._ranks = {int(rank) for rank in link.allgather([MPI.COMM_WORLD.rank])[:, 0]}
+        agree(link, self._check_only_loop)
         self._threads = _take_share_of_cores(link, by_load=not choices.is_recorded)
         weights = link.allgather([weight])[:, 0]
         if not (weights > 0).all():
@@ -114,6 +124,23 @@ class OwnLoop:
         self._accounts: dict[str, float] | None = None  # what `accounts` returns after `finish`
         self.averaged, self.round_loss = True, float("nan")
         self._recorded: Any = None  # a `Recorded`
+        _open_loops.add(self)
+
+    def _check_only_loop(self) -> None:
+        """Raise UserError if an open loop of the same ranks has parameters of this one's model."""
+        mine = {id(parameter): name for name, parameter in zip(self._flat.names, self._flat.parameters)}
+
+        def found() -> list[str]:
+            others = [loop for loop in _open_loops if self.size > 1 and loop._ranks == self._ranks]
+            return [mine[id(p)] for loop in others for p in loop._flat.parameters if id(p) in mine]
+
+        if found():
+            gc.collect()  # loops that were dropped
+        if names := found():
+            raise UserError(
+                f"model {type(self._flat.module).__name__}: a federation of the same ranks that is open has its "
+                f"parameter '{names[0]}', too: expected one, or others of groups of ranks (comm); finish() ends one"
+            )
 
     def _record(self, recording: Recording | None, objects: Mapping[str, Any], settings: dict[str, Any]) -> None:
         """From now on, record the rounds, if that is wanted; go on from a checkpoint, if there is one."""
@@ -250,6 +277,7 @@ class OwnLoop:
         if differs and self._link.rank == 0:
             log.warning(f"{differs}: integer and complex buffers are not averaged")
         torch.set_num_threads(self._threads or torch.get_num_threads())
+        _open_loops.discard(self)
         close_link(self._link)
 
     def state_dict(self) -> dict[str, Any]:
@@ -385,7 +413,8 @@ class OwnLoop:
             self._recorded.write_pending()
         federation, client = self.federation, self._client
         if not self._in_round:
-            self._begin_round(0)
+            with self._together():
+                self._begin_round(0)
         if ends:
             federation.shorten(client, self._done)
         else:
@@ -395,14 +424,29 @@ class OwnLoop:
             self._made += 1
         self.averaged = False
         if self._done == client.num_steps:
-            if self._works:
-                federation.end_turn(client)
-            self._end_round()
+            with self._together():
+                if self._works:
+                    federation.end_turn(client)
+                self._end_round()
         self._link.progress[:] = self._link.progress[0] + 1, self._done
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """A context for what all ranks do at once: an error of one of them leaves it where the others are not."""
+        try:
+            yield
+        except (UserError, Diverged):  # of all ranks
+            raise
+        except BaseException as error:
+            if self._link.roll_call is not None:
+                self._link.roll_call.unfinished = type(error).__name__
+            raise
 
     def _check_open(self) -> None:
         if self._accounts is not None:
             raise UserError("the federation has ended: finish() was called")
+        if self._process != os.getpid():
+            raise UserError("this process was forked from the rank that has the federation: only that one can use it")
 
     def _begin_round(self, first_step: int) -> None:
         """Everything of a round before its local step number `first_step`."""

@@ -39,7 +39,10 @@ class RollCall:
     Attributes:
         lost: ranks that are lost, for which the others no longer wait.
         goes_on: whether ranks that do not answer are killed, if that is possible, instead of ending the job.
+        unfinished: the kind of an error that has left messages of this rank half done, or "".
     """
+
+    unfinished = ""
 
     def __init__(self, comm, limit, describe, explain):
         self._comm = comm.Dup()
@@ -83,6 +86,18 @@ class RollCall:
         finally:
             if called is not None:
                 self._say(GONE)
+
+    def check_finished(self):
+        """End the job if messages of this rank are half done: the other ranks wait for what cannot be repeated."""
+        if self.unfinished:
+            print(
+                f"fedmpi: error on rank {self._comm.rank}: {self.unfinished} has interrupted the exchange of messages "
+                "with the other ranks, and the program went on: expected that it ends",
+                file=sys.stderr,
+                flush=True,
+            )
+            time.sleep(OUTPUT_SECONDS)
+            abort(1)
 
     @contextlib.contextmanager
     def inside_mpi(self):
