@@ -25,7 +25,7 @@ from fedmpi.program.ranks import end_in_order
 from fedmpi.program.signals import StopSignals, stopping_signal
 from fedmpi.run_files import CLIENT_MODEL, find_checkpoints
 from fedmpi.runs.lock import RunLock
-from fedmpi.runs.model_files import check_savable, complete, save_client_model, save_model
+from fedmpi.runs.model_files import check_savable, complete, fingerprints, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.tasks.base import Metrics
@@ -66,7 +66,10 @@ class Recorded:
         self._began, self._evaluating = time.perf_counter(), 0.0
         goes_on = share(link, lambda: recording.resume and bool(find_checkpoints(folder)))
         facts = {"task": TASK, "model": None}  # a model that cannot be saved is refused now, not at the end
-        agree(link, lambda: check_savable(loop._flat.module, facts))
+        agree(link, lambda: check_savable(loop._flat.module, facts, has_rows=False))
+        has_frozen = any(not parameter.requires_grad for parameter in loop._flat.module.parameters())
+        # Of an adapter's model, what has not changed is not saved.
+        self._given = fingerprints(loop._flat.module) if has_frozen and not recording.whole_model else {}
         recorder = agree(link, lambda: _make_recorder(recording, goes_on) if link.rank == 0 else None)
         self._recorder, self._signals = recorder, StopSignals()
         identity = share(link, lambda: recorder.identity)
@@ -243,14 +246,17 @@ class Recorded:
         except AgreedUserError as error:  # the model is not lost by it
             if loop.rank == 0:
                 log.warning(f"{error}: the last checkpoint is not written")
-        own = {name: value.clone() for name, value in loop._flat.module.state_dict().items()}
+        now = fingerprints(loop._flat.module) if self._given else {}
+        frozen = {name: text for name, text in self._given.items() if now.get(name) == text}
+        own = {name: value.clone() for name, value in loop._flat.module.state_dict().items() if name not in frozen}
         if loop.federation.private:
             agree(link, lambda: save_client_model(folder / CLIENT_MODEL.format(client=link.rank), own))
         values = loop._flat.named_values(loop.federation.server.x, store.buffers)
-        rows = {**store.averaged_rows(), **store.server_rows()}
+        values = {name: value for name, value in values.items() if name not in frozen}
         facts: dict[str, Any] = {"fedmpi": fedmpi.__version__, "task": TASK, "model": None, "input": {}}
         facts["architecture"] = as_json(loop._flat.architecture, loop._flat.module)
-        agree(link, lambda: recorder and save_model(recorder.folder, values, rows, facts))
+        facts |= {"frozen": frozen} if frozen else {}
+        agree(link, lambda: recorder and save_model(recorder.folder, values, None, facts))
         agree(link, lambda: recorder and complete(recorder.folder))
         self.close()
 

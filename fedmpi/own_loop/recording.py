@@ -38,6 +38,8 @@ class Recording:
             same names on all ranks, nan without data. The weighted mean over the ranks and the values of all are
             recorded. eval_every: rounds between two calls.
         checkpoint_every, checkpoint_minutes, checkpoint_keep, track: as for `fedmpi.train`.
+        whole_model: of a model with frozen parameters (an adapter's), save also the tensors that have not changed. If
+            not, ``fedmpi.load(folder, model)`` takes them from its argument, and checks that they are the same.
     """
 
     folder: str | os.PathLike[str]
@@ -49,6 +51,7 @@ class Recording:
     checkpoint_minutes: float = setting(10.0, "minutes between checkpoints", least=0)
     checkpoint_keep: int = setting(2, "how many checkpoints are kept", least=1)
     track: str | None = None
+    whole_model: bool = False
 
     def __post_init__(self) -> None:
         check(self)

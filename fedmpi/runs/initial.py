@@ -19,8 +19,8 @@ from fedmpi.errors import UserError
 from fedmpi.federation.private import matching
 from fedmpi.oracles.architecture import difference, other_code
 from fedmpi.own_files import check_regular
-from fedmpi.run_files import CHECKPOINTS, MANIFEST, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
-from fedmpi.runs.model_files import read_description
+from fedmpi.run_files import CHECKPOINTS, MANIFEST, MODEL, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
+from fedmpi.runs.model_files import read_description, with_frozen
 from fedmpi.text import Log
 
 log = Log(__name__)
@@ -59,9 +59,12 @@ def read_initial(path, flat, left_out=None, is_strict=True):
         parts = [part.strip() for part in left_out.split(",")]
         names |= {name for name in values for part in parts if any(fnmatch(name, glob) for glob in (part, f"{part}.*"))}
     values = {name: value for name, value in values.items() if name not in names}
+    recorded = read_manifest(file) if file.is_dir() else read_description(file.parent)
+    if frozen := {} if file.is_dir() else recorded.get("frozen"):
+        taken = {"frozen": {name: text for name, text in frozen.items() if name not in names}}
+        values = with_frozen(f"init = {path}", flat.module, values, taken, is_strict)
     _check(path, values, flat, names)
     if is_strict:
-        recorded = read_manifest(file) if file.is_dir() else read_description(file.parent)
         _check_architecture(path, recorded.get("architecture"), flat, left_out)
     return values
 
@@ -86,10 +89,10 @@ def initial_files(path):
 def _find(path):
     """The model file, or the folder of the checkpoint, that the setting `init` names."""
     file = pathlib.Path(path)
-    if (file / CHECKPOINTS).is_dir() or (file / MODEL_AND_ROWS).is_file():  # a run folder
+    if any((file / name).exists() for name in (CHECKPOINTS, MODEL_AND_ROWS, MODEL)):  # a run folder
         rounds = find_checkpoints(file)
-        whole = file / MODEL_AND_ROWS
-        file = whole if check_regular(whole) or not rounds else checkpoint_folder(file, rounds[0])
+        whole = next((file / name for name in (MODEL_AND_ROWS, MODEL) if check_regular(file / name)), None)
+        file = whole or (checkpoint_folder(file, rounds[0]) if rounds else file / MODEL_AND_ROWS)
     return file.parent if file.stem == pathlib.Path(SERVER_STATE).stem else file
 
 

@@ -8,6 +8,7 @@
     input:  shape of one input; the module takes (value / divide_by - mean) / std, channels before height and width.
     class_names, feature_names, words: if the data have them.
     architecture: name of each part -> [its class, its settings, a digest of its code] (`fedmpi.oracles.architecture`).
+    frozen: name -> fingerprint of each tensor that was not trained, if these are not in the files (`untrained`).
     columns: of data from a table: how its columns become features (`fedmpi.data.formats.features.Columns`).
 """
 
@@ -20,6 +21,7 @@ import math
 import numbers
 import os
 import sys
+import zlib
 
 import h5py
 import numpy as np
@@ -57,7 +59,7 @@ def save_model(folder, named_values, rows, description):
     Args:
         folder: a `pathlib.Path`.
         named_values: name -> tensor, as `torch.nn.Module.state_dict()` names parameters and buffers.
-        rows: name -> [dim] tensor: the averaged and the server's rows (x, m, v, ...), for HDF5 only.
+        rows: name -> [dim] tensor: the averaged and the server's rows (x, m, v, ...), for HDF5 only; None: no HDF5.
         description: the content of model.json.
 
     Raises:
@@ -87,12 +89,34 @@ def _plain(named_values):
 
 def _encode(plain, rows, description):
     """(file name, its content) of each model file, one after the other; see `save_model`."""
-    yield MODEL_AND_ROWS, _hdf5(plain, rows)
+    if rows is not None:
+        yield MODEL_AND_ROWS, _hdf5(plain, rows)
     yield MODEL_DESCRIPTION, (json.dumps(description, indent=1) + "\n").encode()
     yield MODEL, safetensors.torch.save(plain, metadata={"format": "pt"})
 
 
-def check_savable(module, description):
+def fingerprints(module):
+    """Name -> a text for type, shape and values of each tensor of a module's `state_dict()` that is not trained.
+
+    That takes a pass over the memory: a text has the sum of the words, and a checksum of 1000 values in their order.
+    """
+    trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+    return {
+        name: _fingerprint(value)
+        for name, value in module.state_dict(keep_vars=True).items()
+        if isinstance(value, torch.Tensor) and id(value) not in trained
+    }
+
+
+def _fingerprint(tensor):
+    values = tensor.detach().contiguous().reshape(-1)
+    some = values[:: max(1, values.numel() // 1000)].contiguous().view(torch.uint8).cpu().numpy()
+    words = values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(values.itemsize, torch.int64))
+    total = int(words.sum(dtype=torch.int64)) & (1 << 64) - 1
+    return f"{values.dtype} {list(tensor.shape)} {total:x} {zlib.crc32(some):x}"
+
+
+def check_savable(module, description, has_rows=True):
     """Try to write the model files of a module, of each tensor one value, and to read them; nothing is left.
 
     Raises:
@@ -109,8 +133,8 @@ def check_savable(module, description):
                 )
         first = {name: value.detach().reshape(-1)[:1].cpu().clone() for name, value in state.items()}
         for name, value in first.items():
-            _check_type(model, name, value, description)
-        content = dict(_encode(first, {}, description))
+            _check_type(model, name, value, description, {} if has_rows else None)
+        content = dict(_encode(first, None, description))
         if safetensors.torch.load(content[MODEL]).keys() != state.keys():
             raise UserError(f"{model}: its state dict has a name that {MODEL} cannot hold: {', '.join(state)}")
     except UserError:
@@ -120,10 +144,10 @@ def check_savable(module, description):
         raise UserError(f"{model}: its state dict cannot be saved: {why}") from error
 
 
-def _check_type(model, name, value, description):
+def _check_type(model, name, value, description, rows):
     """Check that the model files can hold a value of a tensor."""
     try:
-        dict(_encode({name: value}, {}, description))
+        dict(_encode({name: value}, rows, description))
     except (KeyError, TypeError):
         raise UserError(
             f"{model}: '{name}' is of type {value.dtype}, which the model files cannot hold: expected another type, or "
@@ -173,8 +197,9 @@ def load_model(folder, model=None, client=None, trusted=(), strict=True):
         inner = unwrapped(model)
         with _restored_on_error(inner):
             parts = describe(inner)  # before `load_values` initialises what has no shape yet
-            inner.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
-            load_values(inner, state)
+            if not description.get("frozen"):
+                inner.to(next((value.dtype for value in state.values() if value.is_floating_point()), None))
+            load_values(inner, with_frozen(folder, inner, state, description, strict))
             if strict:
                 _check_architecture(folder, description.get("architecture"), parts)
     except UserError:
@@ -183,6 +208,28 @@ def load_model(folder, model=None, client=None, trusted=(), strict=True):
         raise UserError(f"{folder}: does not fit {type(model).__name__}: {' '.join(str(error).split())}") from None
     model.fedmpi = description
     return model.eval()
+
+
+def with_frozen(where, module, state, description, strict=True):
+    """The saved tensors with those of a module that were not trained, and are not in the run's files.
+
+    Args:
+        where: the folder, for the message. module: has them. state: name -> tensor.
+        description: see `read_description`.
+        strict: whether they must have the values beside which the others were trained.
+
+    Raises:
+        UserError: if they have other values.
+    """
+    frozen, own = description.get("frozen") or {}, module.state_dict()
+    values = {name: own[name] for name in frozen if name in own and name not in state}
+    for name, value in values.items() if strict else ():
+        if _fingerprint(value) != frozen[name]:
+            raise UserError(
+                f"{where}: has the trained tensors only, and '{name}', which was not trained, has other values in this "
+                "model than in the run's: expected the model with which the run began"
+            )
+    return {**values, **state}
 
 
 def _check_architecture(folder, recorded, parts):
@@ -285,6 +332,9 @@ def read_description(folder):
         raise UserError(f"{path}: cannot be read: {short(error)}") from None
     if not isinstance(description, dict):
         raise UserError(f"{path}: expected a dict")
+    frozen = description.get("frozen") or {}
+    if not isinstance(frozen, dict) or not all(map(_is_text, frozen.values())):
+        raise UserError(f"{path}: frozen is {type(frozen).__name__} {short(frozen)}: expected name -> text")
     for key in ("class_names", "feature_names"):
         names = description.get(key) or []
         if not isinstance(names, list) or not all(map(_is_text, names)):

@@ -7,12 +7,17 @@ import random
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from helpers import PROGRAMS, start
+from torch import nn
 
 import fedmpi
+from fedmpi import UserError
 from fedmpi.checkpoints.files import read_state, write_state
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.objects import Objects
+from fedmpi.runs.initial import read_initial
 
 
 def run(way, folder, *rest):
@@ -208,3 +213,51 @@ def test_what_a_resumed_loop_cannot_do_is_said(tmp_path):
 def test_a_loader_whose_place_is_unknown_is_named(tmp_path):
     ended = resumed(tmp_path, "plain", "SIGTERM", 2)
     assert "this loop reads a DataLoader by itself (3 batches of a pass" in ended.stderr, ended.stderr
+
+
+def with_adapter(seed):
+    """A network of which the last layer, and the counters of the middle one, change."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300), nn.Linear(300, 2))
+    model[0].requires_grad_(False)
+    model.register_buffer("mask", torch.ones(300, 300, dtype=torch.bool))
+    return model
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_of_an_adapter_only_what_was_trained_is_saved(tmp_path, whole):
+    model = with_adapter(0)
+    fed = fedmpi.average(model, every=2, record=fedmpi.Recording(tmp_path / "it", whole_model=whole))
+    inputs, optimizer = torch.randn(8, 300), torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(inputs).square().sum().backward()
+        optimizer.step()
+        fed.step()
+    fed.finish()
+    saved = set(safetensors.torch.load_file(tmp_path / "it" / "model.safetensors"))
+    left = {"0.weight", "0.bias", "mask"}
+    assert saved == {*model.state_dict()} - (set() if whole else left)
+    assert not (tmp_path / "it" / "model.h5").exists()
+    again = fedmpi.load(tmp_path / "it", with_adapter(0))
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    if not whole:
+        with pytest.raises(UserError, match="has the trained tensors only, and '0.weight', which was not trained, has"):
+            fedmpi.load(tmp_path / "it", with_adapter(1))
+        other = fedmpi.load(tmp_path / "it", with_adapter(1), strict=False)
+        assert torch.equal(other[2].weight, model[2].weight) and not torch.equal(other[0].weight, model[0].weight)
+
+
+def test_a_new_run_begins_from_the_trained_tensors_of_an_adapter(tmp_path):
+    model = with_adapter(0)
+    fed = fedmpi.average(model, every=1, record=tmp_path / "it")
+    model[2].bias.data.fill_(3.0)
+    fed.step()
+    fed.finish()
+    for seed, fits in ((0, True), (1, False)):
+        flat = FlatModule(with_adapter(seed))
+        if fits:
+            values = read_initial(str(tmp_path / "it"), flat)
+            assert values.keys() == model.state_dict().keys() and torch.equal(values["2.bias"], torch.full((2,), 3.0))
+        else:
+            with pytest.raises(UserError, match="'0.weight', which was not trained"):
+                read_initial(str(tmp_path / "it"), flat)
