@@ -99,8 +99,8 @@ def spread_in_words(values, names=(), less_is_better=False):
 
 
 def table(rows, right_from=None, indent="  "):
-    """Rows of cells as aligned lines; columns from number `right_from` on are aligned to the right."""
-    rows = [[str(word) for word in row] for row in rows]
+    """Rows of cells as aligned lines, `printable`; columns from number `right_from` on are aligned to the right."""
+    rows = [[printable(word) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     columns = range(len(widths) if right_from is None else right_from)
     lines = []

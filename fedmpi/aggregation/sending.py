@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
 import fedmpi.aggregation
 import fedmpi.aggregation.stages
 from fedmpi.aggregation.base import Aggregation, Layout
@@ -34,7 +36,7 @@ class Sending:
 
     def as_texts(self) -> dict[str, str]:
         """Name -> text, which differ if ranks were given something else."""
-        return {"aggregation": str(self.aggregation), "stages": str(list(self.stages))}
+        return {"aggregation": _as_text(self.aggregation), "stages": str([*map(_as_text, self.stages)])}
 
     def as_objects(self) -> dict[str, Any]:
         """Name -> object: the aggregation and the stages."""
@@ -92,3 +94,20 @@ def _made(kind: str, given: Any, package: Any, base: type) -> Any:
     if not isinstance(found, base):
         raise UserError(f"{kind} is a {type(found).__name__}: expected a name, or an object of {base.__name__}")
     return found
+
+
+def _as_text(part: Any) -> str:
+    """An aggregation or stage with its settings, as text without the places of objects in memory."""
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    values = {field.name: getattr(part, field.name, None) for field in fields if field.repr}
+    shown = [
+        f"{name}={value!r}" if _has_text(value) else f"{name}={type(value).__name__}" for name, value in values.items()
+    ]
+    return f"{type(part).__qualname__}({', '.join(shown)})"
+
+
+def _has_text(value: Any) -> bool:
+    """Whether equal values have equal texts."""
+    if isinstance(value, list | tuple):
+        return all(map(_has_text, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor | torch.dtype)

@@ -82,12 +82,20 @@ class Client(_Holder):
         return self.step_index == self.num_steps - 1
 
     def state(self):
-        """Name -> tensor or number: what the client needs to go on after a round."""
+        """Name -> tensor or number: what the client needs to go on after a round.
+
+        Raises:
+            UserError: if `carried` has something that a checkpoint cannot hold.
+        """
         rows = {f"rows/{name}": self.rows[name] for name in self.own}
         kept = {f"kept/{stage}/{name}": row for stage, rows_of in self.kept.items() for name, row in rows_of.items()}
         counters = {f"counters/{number}": counter for number, counter in enumerate(self.counters)}
         numbers = {"num_draws": self.num_draws, "num_gradients": self.num_gradients}
-        return {**rows, **kept, **counters, **numbers, **flatten(self.carried, "carried")}
+        try:
+            carried = flatten(self.carried, "carried")
+        except TypeError as error:
+            raise UserError(f"task: what a sample leaves to the next one, {error}") from None
+        return {**rows, **kept, **counters, **numbers, **carried}
 
     def restore(self, state):
         """Take what `state` gave; tensors are copied."""

@@ -13,7 +13,7 @@ from fedmpi.config.grammar import flatten, read_file, split_paper
 from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular
-from fedmpi.run_files import CLIENTS, DIVERGED, RECORDS, RESULT, SETTINGS, is_complete
+from fedmpi.run_files import BASELINES, CLIENTS, DATA_FILES, DIVERGED, RECORDS, RESULT, ROC, SETTINGS, is_complete
 from fedmpi.runs import baselines
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, FORMAT_KEY, TABLES_KEY, from_line
 from fedmpi.text import short
@@ -92,7 +92,7 @@ def read_run(folder):
         raise UserError(f"{folder}: no such folder")
     if not is_run(folder):
         raise UserError(f"{folder}: not a run folder (it contains no {SETTINGS})")
-    for name in (SETTINGS, RECORDS, DIVERGED, RESULT, CLIENTS):
+    for name in (SETTINGS, RECORDS, DIVERGED, RESULT, CLIENTS, BASELINES, ROC, DATA_FILES):
         check_regular(folder / name)
     settings, paper = _read_settings(folder / SETTINGS)
     records, *last = read_records(folder / RECORDS)

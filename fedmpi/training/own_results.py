@@ -4,7 +4,10 @@ import math
 
 import torch
 
-from fedmpi.training.early_stopping import goal_of_client
+from fedmpi.text import Log, format_ranges
+from fedmpi.training.early_stopping import goal_of_client, selection_goal
+
+log = Log(__name__)
 
 RESULT = "result"  # the entry of `Client.kept` with a client's result so far
 
@@ -22,6 +25,7 @@ class OwnResults:
         self._federation, self._goal, self._is_best = federation, goal, run.result == "best"
         may_end = federation.private.is_everything and (run.stop or run.patience)
         self.are_kept = bool(federation.private) and (self._is_best or bool(may_end))
+        self._has_said = not self.are_kept or not self._is_best
         for client in federation.clients if self.are_kept else ():
             x, buffers = self.now(client)
             value = torch.tensor([-math.inf], dtype=torch.float64)
@@ -39,6 +43,8 @@ class OwnResults:
 
     def consider(self, metrics, ended):
         """Keep the models after a round, with its `Metrics` or {}, that are better so far, of clients not yet ended."""
+        if metrics and not self._has_said:
+            self._say_who_has_other_goals(metrics)
         for client in self._federation.clients if self.are_kept and metrics else ():
             value = goal_of_client(self._goal, metrics, client.index)[2]
             if client.index in ended or (self._is_best and not value > client.kept[RESULT]["value"].item()):
@@ -46,6 +52,18 @@ class OwnResults:
             for name, now in zip(("x", "buffers"), self.now(client)):
                 client.kept[RESULT][name].copy_(now)
             client.kept[RESULT]["value"].fill_(value)
+
+    def _say_who_has_other_goals(self, metrics):
+        """Name, on rank 0, the clients whose models are not compared by the task's goal, as they lack data for it."""
+        name, number = selection_goal(self._goal, metrics)[0], len(next(iter(metrics.clients.values()), ()))
+        chosen_by = [goal_of_client(self._goal, metrics, client)[0] for client in range(number)]
+        others = [client for client, metric in enumerate(chosen_by) if metric != name]
+        if others and self._federation.link.rank == 0:
+            log.warning(
+                f"client{'s' * (len(others) > 1)} {format_ranges(others)}: {name} is not measured there, so the best "
+                f"of their own models is chosen by {chosen_by[others[0]]}"
+            )
+        self._has_said = True
 
     def describe(self):
         """Which models are the results, as text for the closing table."""

@@ -337,3 +337,19 @@ def test_what_a_program_may_give_for_the_sending():
         with pytest.raises(UserError) as error:
             chosen(aggregation, stages)
         assert str(error.value) == message
+
+
+def test_equal_choices_have_equal_texts():
+    """Ranks compare them; a class without fields has no text of its own but its place in memory."""
+
+    class Own(Aggregation):
+        def __init__(self, power=1):
+            super().__init__()
+            self.function = lambda x: x**power
+
+        def average(self, out):
+            self.reduce_slices(lambda slices: torch.stack(slices).mean(0), out)
+
+    first, second = (fedmpi.Sending(Own(), [NormBound(bound=0.5)]) for _ in range(2))
+    assert first.as_texts() == second.as_texts()
+    assert first.as_texts() != fedmpi.Sending(Own(), [NormBound(bound=0.25)]).as_texts()

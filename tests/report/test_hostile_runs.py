@@ -91,3 +91,14 @@ def test_500_runs_are_reported_in_time(tmp_path):
     ended = report(tmp_path / "runs", "--out", tmp_path / "page.html")
     assert ended.returncode == 0, ended.stderr
     assert os.times().children_user - began < 15  # of CPU time, which a busy machine does not stretch
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "baselines.json", "roc.csv", "data.json", "clients.json"])
+def test_no_file_of_a_run_folder_is_read_through_a_link(tmp_path, name):
+    write(tmp_path / "good")
+    write(tmp_path / "it")
+    (tmp_path / "elsewhere").write_text("")
+    (tmp_path / "it" / name).unlink(missing_ok=True)
+    (tmp_path / "it" / name).symlink_to(tmp_path / "elsewhere")
+    runs, complaints = find_runs([tmp_path / "good", tmp_path / "it"])
+    assert [run.path.name for run in runs] == ["good"] and f"it/{name}: is a link" in complaints[0]

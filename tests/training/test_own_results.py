@@ -138,3 +138,12 @@ def test_the_areas_of_clients_are_those_of_their_own_models(tmp_path):
     with torch.no_grad():
         right = [sk.roc_auc_score(own[k][1], run.models[k](own[k][0]).numpy()) for k in range(2)]
     assert fedmpi.load_run(run.folder).clients["auc"] == pytest.approx(right)
+
+
+def test_clients_whose_models_are_not_chosen_by_the_goal_are_named(tmp_path, capsys):
+    """Client 1 has one sample, of which none can be held out."""
+    words = {**ALONE, "model": torch.nn.Linear(3, 2), "rounds": 2, "result": "best", "eval_every": 1, "holdout": 0.2}
+    sets = [data_of(client, number) for client, number in enumerate((40, 1, 40))]
+    fedmpi.train(**words, data=sets, test_data=data_of(9), batch_size=5, out=tmp_path)
+    line = "client 1: holdout_accuracy is not measured there, so the best of their own models is chosen by accuracy"
+    assert capsys.readouterr().err.count(line) == 1
