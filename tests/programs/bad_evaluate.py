@@ -16,7 +16,7 @@ def evaluate():
     if HOW == "raises" and fed.rank == 1:
         raise ZeroDivisionError("no positive cases")
     given = {"list": [0.1, 0.2], "none": None, "word": "0.5", "array": np.ones(3), "complex": 1j}
-    given |= {"numbers": torch.tensor([0.5], requires_grad=True)}
+    given |= {"numbers": torch.tensor([0.5], requires_grad=True), "raises": 0.5}
     return [1.0] if HOW == "no dict" else {"recall": given.get(HOW), "accuracy": np.float32(0.5)}
 
 
