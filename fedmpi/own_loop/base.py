@@ -451,6 +451,8 @@ class OwnLoop:
     def _begin_round(self, first_step: int) -> None:
         """Everything of a round before its local step number `first_step`."""
         check_alone()
+        if self._recorded:
+            self._recorded.begin_round()
         federation, self._works = self.federation, self.takes_part
         if self._works and not first_step:
             self._keep_private()

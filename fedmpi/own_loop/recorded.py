@@ -108,9 +108,12 @@ class Recorded:
         """Bits of all ranks in the last round."""
         return int(self._loop.federation.requests) & (1 << REQUEST_BITS) - 1
 
+    def begin_round(self) -> None:
+        """From the first round on, signals wait for the end of a round. Not collective."""
+        self._signals.begin_rounds()
+
     def request(self) -> int:
         """This rank's bits as a round begins: signals that have come, what its checkpoints ask for. Not collective."""
-        self._signals.begin_rounds()
         return int(self._signals.bits | self._checkpoints.request())
 
     def state(self) -> dict[str, Any]:
