@@ -6,9 +6,11 @@ bytes say that fedmpi wrote it. Symbolic links are never followed to what is rem
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import re
 import secrets
 import stat
 
@@ -16,6 +18,9 @@ from fedmpi.errors import UserError
 
 MARK = ".fedmpi"
 LOCK, OWNER = ".lock", b'{"host": '  # of a run folder, see `fedmpi.runs.lock`; how what is in it begins
+# Names of what is written before it gets its own: a folder, a mark, a file.
+UNNAMED, PART = re.compile(r"\.[0-9a-f]{16}\.new"), re.compile(rf"{re.escape(MARK)}\.[0-9a-f]{{8}}")
+UNFINISHED = re.compile(r"\.[0-9a-f]{16}(\.\w+)?")
 LONGEST_MARK, LONGEST_END = 4096, 1 << 16  # bytes: of a mark, and read from both ends of a file that a user names
 KINDS = {
     "run": "a run folder",
@@ -45,8 +50,8 @@ def make_folder(path, kind, identity=None, prepare=None):
         if prepare is not None:
             prepare(path)  # first, as below: a run's lock
         return write_mark(path, kind, identity, is_first=True)
-    unnamed = path.with_name(f".{secrets.token_hex(8)}.new")
-    unnamed.mkdir()
+    _remove_unnamed(path.parent)
+    unnamed, held = _make_unnamed(path)
     try:
         identity = write_mark(unnamed, kind, identity)
         if prepare is not None:
@@ -61,7 +66,51 @@ def make_folder(path, kind, identity=None, prepare=None):
         if isinstance(error, OSError) and os.path.lexists(path):
             raise FileExistsError(17, "exists already", str(path)) from None
         raise
+    finally:
+        os.close(held)
     return identity
+
+
+def _make_unnamed(path):
+    """(a new folder beside a path, a descriptor that holds it): no other process takes it for a leftover until then."""
+    while True:
+        unnamed = path.with_name(f".{secrets.token_hex(8)}.new")
+        unnamed.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # taken for one before it was held
+            held = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # a file system without locks, where nothing is taken for a leftover
+                fcntl.flock(held, fcntl.LOCK_EX)
+            if unnamed.exists():
+                return unnamed, held
+            os.close(held)
+
+
+def _remove_unnamed(parent):
+    """Remove what `make_folder` has left in a folder when its process was killed."""
+    names = []
+    with contextlib.suppress(OSError):  # a folder that may be changed but not listed
+        names = os.listdir(parent)
+    for name in filter(UNNAMED.fullmatch, names):
+        with contextlib.suppress(OSError):  # another process is at it, or may be: this file system has no locks
+            held = os.open(parent / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                inner = os.listdir(held)
+                is_ours = not inner or any(mark == MARK or PART.fullmatch(mark) for mark in inner)
+                if is_ours and all(mark in (MARK, LOCK) or PART.fullmatch(mark) for mark in inner):
+                    for mark in inner:
+                        os.unlink(mark, dir_fd=held)
+                    os.rmdir(parent / name)
+            finally:
+                os.close(held)
+
+
+def remove_parts(folder):
+    """Remove what a process has left in a folder with a mark when it was killed while it wrote a file; not others'.
+
+    The caller knows that no other process writes there.
+    """
+    remove(folder, [name for name in os.listdir(folder) if PART.fullmatch(name) or UNFINISHED.fullmatch(name)])
 
 
 def _is_empty_folder(path):

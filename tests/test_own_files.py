@@ -4,6 +4,7 @@ import ast
 import multiprocessing
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -14,12 +15,14 @@ from test_architecture import SOURCES, functions, tree
 from fedmpi.errors import UserError
 from fedmpi.own_files import (
     MARK,
+    UNNAMED,
     check_folder,
     check_regular,
     check_replaceable,
     make_folder,
     read_mark,
     remove,
+    remove_parts,
     replacing,
     set_aside,
     write_mark,
@@ -134,6 +137,35 @@ def test_a_failed_preparation_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="no room"):
         make_folder(tmp_path / "it", "run", prepare=fail)
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    def die(folder):
+        RunLock(folder)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    killed = multiprocessing.get_context("fork").Process(target=make_folder, args=(tmp_path / "it", "run", None, die))
+    killed.start()
+    killed.join()
+    assert [path.name for path in tmp_path.iterdir() if UNNAMED.fullmatch(path.name)]
+    (tmp_path / f".{'a' * 16}.new").mkdir()  # before it had a mark
+    foreign(tmp_path / f".{'b' * 16}.new")
+    (tmp_path / f".{'c' * 16}.new").symlink_to(tmp_path)
+    (tmp_path / f".{'d' * 16}.new").write_text("mine")
+    before = snapshot(tmp_path / f".{'b' * 16}.new")
+
+    def look(folder):  # this one is being made
+        make_folder(tmp_path / "other", "run")
+        assert folder.exists()
+
+    make_folder(tmp_path / "it", "run", prepare=look)
+    left = {f".{letter * 16}.new" for letter in "bcd"}
+    assert {path.name for path in tmp_path.iterdir()} == {"it", "other", *left}
+    assert snapshot(tmp_path / f".{'b' * 16}.new") == before
+    for name in (f".{'1' * 16}.json", ".fedmpi.12345678", ".fedmpi.mine", ".1.json"):
+        (tmp_path / "it" / name).touch()
+    remove_parts(tmp_path / "it")
+    assert {path.name for path in (tmp_path / "it").iterdir()} == {MARK, ".fedmpi.mine", ".1.json"}
 
 
 @pytest.mark.parametrize(
@@ -368,6 +400,8 @@ REASONS = {
     "data.writer.write_file: File": PART,
     "doctor.collect._check_folder: unlink": TEMPORARY,
     "doctor.collect._write_token: open": TEMPORARY,
+    "own_files._remove_unnamed: rmdir": OWN,
+    "own_files._remove_unnamed: unlink": OWN,
     "own_files.make_folder: rename": OWN,
     "own_files.make_folder: rmdir": OWN,
     "own_files.make_folder: unlink": OWN,

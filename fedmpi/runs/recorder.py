@@ -14,7 +14,7 @@ from tqdm import tqdm
 from fedmpi.checkpoints.files import adopt
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
-from fedmpi.own_files import check_folder, make_folder, read_mark, remove, set_aside
+from fedmpi.own_files import check_folder, make_folder, read_mark, remove, remove_parts, set_aside
 from fedmpi.presets.reading import settings_text
 from fedmpi.run_files import DIVERGED, MODEL, RECORDS, RESULT, SETTINGS, find_checkpoints, had_checkpoints, is_complete
 from fedmpi.runs.lock import RunLock
@@ -78,6 +78,7 @@ class Recorder:
             position = self._keep_records(position, num_rounds)
             self._lines.truncate(position)
             remove(self.folder, (MODEL, DIVERGED))  # of the run as it was before it went on
+            remove_parts(self.folder)
         except OSError as error:
             file = error.filename or self.folder / SETTINGS  # a full disk gives no name
             raise UserError(f"{file}: cannot be written: {error.strerror}") from None
