@@ -298,10 +298,20 @@ class Code:
             name = value.__name__ if isinstance(value, types.ModuleType) else name
             module, variable = held if isinstance(value, types.ModuleType) else None, rest[0]
             value, name, rest = held[rest[0]], f"{name}.{rest[0]}", rest[1:]
-        text = (assigned(module, variable) if module and _is_plain(value) else "") or self.text(value, 1)
+        text = self._of_variable(module, variable, value) or self.text(value, 1)
         if isinstance(value, type | types.FunctionType) and not is_installed(value) and text == name:
             return
         self.entries.setdefault(label or name, text)
+
+    def _of_variable(self, module, name, value):
+        """What a module says that one of its variables is, as text; "" if it does not, or its value says more.
+
+        What a program has put into a list, or counted, since then may differ between the ranks; code in it may not.
+        """
+        is_list = isinstance(value, tuple | list | set | frozenset | dict)
+        given = assigned(module, name) if module and (is_list or _is_plain(value)) else ""
+        code = sorted({self.text(item) for item in _code_in(value)}) if given and is_list else []
+        return f"{given} with {', '.join(code)}" if code else given
 
     def _of_task(self, owner, name):
         """Take what a task's function names of its own object: ``self.NAME``."""
@@ -471,6 +481,16 @@ def _is_plain(value, depth=0):
     if isinstance(value, tuple | list | set | frozenset):
         return depth <= DEEPEST and all(_is_plain(part, depth + 1) for part in [*value][: MOST + 1])
     return isinstance(value, (*PLAIN, np.generic)) and not isinstance(value, enum.Enum)
+
+
+def _code_in(value, depth=0):
+    """The user's functions and classes in nested lists."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, tuple | list | set | frozenset):
+        return [found for part in [*value][:MOST] for found in _code_in(part, depth + 1)] if depth <= DEEPEST else []
+    inner = value.func if isinstance(value, functools.partial) else getattr(value, "__func__", value)
+    return [value] if isinstance(inner, type | types.FunctionType) and not is_installed(inner) else []
 
 
 def chains(tree):

@@ -532,7 +532,7 @@ class LastGradient(Base):
 
     def __init__(self, step: int = 3, rank: int = 1):
         super().__init__()
-        self._step, self._is_here, self._passes = step, MPI.COMM_WORLD.rank == rank, -1  # the first is the trial
+        self._step, self._is_here, self._passes = step, MPI.COMM_WORLD.rank == rank, 0  # without the trial
 
     def forward(self, inputs):
         scores = super().forward(inputs)
