@@ -19,8 +19,8 @@ ENDS = PROGRAMS / "ends.py"
 # How a rank ends -> (exit codes of the launchers, what is said); the second may come too late if the launcher is fast.
 KINDS = {
     "_exit": ((1,), "its process ended"), "exit": ((1,), "its process ended"), "exec": ((1,), "its process ended"),
-    "exec and stay": ((1,), "its process ended"), "exit3": ((3,), ""), "kill": ((9, 137), ""),
-    "segmentation fault": ((11, 139), ""), "child": ((0,), ""),
+    "exec and stay": ((1,), "its process ended"), "exit3": ((3,), ""), "kill": ((1, 9, 137), ""),
+    "segmentation fault": ((1, 11, 139), ""), "child": ((0,), ""),
 }  # fmt: skip
 
 
