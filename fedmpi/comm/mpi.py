@@ -40,6 +40,7 @@ class MPILink(Link):
         colour: ranks of one machine with different colours count as on different nodes (for tests).
 
     Attributes:
+        world_rank, world_size: of this process among all of the job.
         topology: the `Topology` of the ranks. roll_call: the `RollCall`, after `watch` on several ranks; or None.
     """
 
@@ -56,6 +57,7 @@ class MPILink(Link):
         self.topology = Topology(self.comm, colour)
         world, node = self.topology.world, self.topology.node
         self.rank, self.size, self.world_size = world.rank, world.size, MPI.COMM_WORLD.size
+        self.world_rank = MPI.COMM_WORLD.rank
         self.local_rank, self.local_size = node.rank, node.size
         self.num_nodes, self.usable_cores = self.topology.num_nodes, self.topology.usable_cores
         self.free_cores = min(self.usable_cores, len(self.topology.cores) - int(self.topology.busy + 1 - NOISE))

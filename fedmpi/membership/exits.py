@@ -50,13 +50,13 @@ def check_others():
     for opened in _waited_for():
         opened.roll_call.check_finished()
     with _lock:
-        mine = threading.current_thread()
-        if _thread not in (None, mine) and _thread.is_alive():
+        current = threading.current_thread()
+        if _thread not in (None, current) and _thread.is_alive():
             raise UserError(
-                f"thread {mine.name} begins a federation while thread {_thread.name} has one: expected one thread of a "
-                "rank that runs federations, one after the other or step by step"
+                f"thread {current.name} begins a federation while thread {_thread.name} has one: expected one thread "
+                "of a rank that runs federations, one after the other or step by step"
             )
-        _thread = mine
+        _thread = current
 
 
 def guard_exits(link):

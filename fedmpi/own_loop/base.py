@@ -17,7 +17,6 @@ import torch
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
-from fedmpi.comm.mpi_library import MPI
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan, draw_participants
@@ -94,7 +93,7 @@ class OwnLoop:
         self.size: int = link.size
         agree(link, check_alone)
         self._process = os.getpid()
-        self._ranks = {int(rank) for rank in link.allgather([MPI.COMM_WORLD.rank])[:, 0]}
+        self._ranks = {int(rank) for rank in link.allgather([link.world_rank])[:, 0]}
         agree(link, self._check_only_loop)
         self._threads = _take_share_of_cores(link, by_load=not choices.is_recorded)
         weights = link.allgather([weight])[:, 0]
@@ -128,11 +127,11 @@ class OwnLoop:
 
     def _check_only_loop(self) -> None:
         """Raise UserError if an open loop of the same ranks has parameters of this one's model."""
-        mine = {id(parameter): name for name, parameter in zip(self._flat.names, self._flat.parameters)}
+        own = {id(parameter): name for name, parameter in zip(self._flat.names, self._flat.parameters)}
 
         def found() -> list[str]:
             others = [loop for loop in _open_loops if self.size > 1 and loop._ranks == self._ranks]
-            return [mine[id(p)] for loop in others for p in loop._flat.parameters if id(p) in mine]
+            return [own[id(p)] for loop in others for p in loop._flat.parameters if id(p) in own]
 
         if found():
             gc.collect()  # loops that were dropped

@@ -110,10 +110,10 @@ def fingerprints(module):
 
 def _fingerprint(tensor):
     values = tensor.detach().contiguous().reshape(-1)
-    some = values[:: max(1, values.numel() // 1000)].contiguous().view(torch.uint8).cpu().numpy()
+    samples = values[:: max(1, values.numel() // 1000)].contiguous().view(torch.uint8).cpu().numpy()
     words = values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(values.itemsize, torch.int64))
     total = int(words.sum(dtype=torch.int64)) & (1 << 64) - 1
-    return f"{values.dtype} {list(tensor.shape)} {total:x} {zlib.crc32(some):x}"
+    return f"{values.dtype} {list(tensor.shape)} {total:x} {zlib.crc32(samples):x}"
 
 
 def check_savable(module, description, has_rows=True):
