@@ -18,7 +18,7 @@ from fedmpi.comm.faults.orphan import end_with_launcher
 from fedmpi.comm.faults.rollcall import GRACE, TIMED_OUT
 from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.comm.mpi import MPILink
-from fedmpi.comm.mpi_library import begin
+from fedmpi.comm.mpi_library import MPI, begin
 from fedmpi.comm.process import started_by
 from fedmpi.errors import UserError
 from fedmpi.machine.cores import usable_cores
@@ -48,6 +48,11 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     given, timeout = timeout, timeout if is_number else TIMEOUT
     try:
         check_others()
+    except UserError as error:
+        time.sleep(2 * OUTPUT_SECONDS * (started_by()[2] > 0))  # as below
+        # Other ranks may wait for this one's other thread, if MPI has begun.
+        _end_at_once(error, abort if "process" in vars(MPI) else exit_at_once)
+    try:
         begin(timeout + GRACE)
     except UserError as error:  # every rank meets it, and none has a link yet
         time.sleep(2 * OUTPUT_SECONDS * (started_by()[2] > 0))  # rank 0 ends this one meanwhile, if it is here
@@ -67,11 +72,11 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     return link
 
 
-def _end_at_once(error):
+def _end_at_once(error, end=exit_at_once):
     if str(error):
         print(f"fedmpi: error: {error}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    exit_at_once(2)
+    end(2)
 
 
 def _warn_if_bound_to_taken_cores(link):
