@@ -49,6 +49,8 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     try:
         check_others()
     except UserError as error:
+        if started_by()[1] <= 1:
+            raise
         time.sleep(2 * OUTPUT_SECONDS * (started_by()[2] > 0))  # as below
         # Other ranks may wait for this one's other thread, if MPI has begun.
         _end_at_once(error, abort if "process" in vars(MPI) else exit_at_once)

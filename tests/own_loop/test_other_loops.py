@@ -32,3 +32,9 @@ def test_what_does_not_stays(how, ranks, said):
     ended = start(ranks, PROGRAMS / "other_loops.py", how, timeout=90)
     assert ended.returncode == 0 and ended.stdout.count("done") == ranks, ended.stdout + ended.stderr
     assert ended.stdout.count(said) >= ranks, ended.stdout
+
+
+def test_without_other_ranks_only_the_second_thread_fails():
+    ended = start(1, PROGRAMS / "other_loops.py", "threads", timeout=60)
+    assert ended.returncode == 0 and ended.stdout.count("done") == 1, ended.stderr
+    assert ended.stderr.count("fedmpi.errors.UserError: thread ") == 1, ended.stderr
