@@ -42,7 +42,7 @@ def read_resumed(assignments):
 def _read(text, assignments):
     """`read_resumed` of the setting's text."""
     out, name = (last_text(assignments, key) for key in ("out", "name"))
-    name, out = (None if given == "null" else given for given in (name, out))
+    name = None if name == "null" else name
     if text.lower() == AUTO:
         if name is None:
             raise UserError("resume = auto: expected --name, which says which run to continue")

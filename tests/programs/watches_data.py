@@ -307,7 +307,7 @@ if PER_RANK == 1:  # a run on own files goes on with the same bits
     settings = {"data": "table.h5", "own_files": True, "model": "mlp", "algorithm": "fafed"}
     whole = case("own, at once", own_tables, rounds=4, **settings)
     case("own, first half", own_tables, rounds=2, checkpoint_every=1, name="half", **settings)
-    resumed = case("own, second half", own_tables, rounds=4, algorithm="fafed", out=None, resume=f"{OUT}/half")
+    resumed = case("own, second half", own_tables, rounds=4, algorithm="fafed", resume=f"{OUT}/half")
     assert all(map(torch.equal, whole, resumed))
 if RANK == 0:
     print("done", flush=True)
