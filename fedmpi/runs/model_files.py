@@ -131,10 +131,11 @@ def check_savable(module, description, has_rows=True):
                     f"{model}: the entry '{name}' of its state dict is a {type(value).__name__}: expected tensors "
                     "only, nothing else is saved"
                 )
+        rows = {} if has_rows else None
         first = {name: value.detach().reshape(-1)[:1].cpu().clone() for name, value in state.items()}
         for name, value in first.items():
-            _check_type(model, name, value, description, {} if has_rows else None)
-        content = dict(_encode(first, None, description))
+            _check_type(model, name, value, description, rows)
+        content = dict(_encode(first, rows, description))
         if safetensors.torch.load(content[MODEL]).keys() != state.keys():
             raise UserError(f"{model}: its state dict has a name that {MODEL} cannot hold: {', '.join(state)}")
     except UserError:
