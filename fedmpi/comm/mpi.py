@@ -210,7 +210,8 @@ class MPILink(Link):
         received = np.empty((incoming.sum(), *rows.shape[1:]), rows.dtype)
         # Counted in rows: the number of bytes may exceed MPI's 32 bits.
         row = MPI.BYTE.Create_contiguous(rows.dtype.itemsize * math.prod(rows.shape[1:])).Commit()
-        self.topology.waiter(self.comm.Ialltoallv([sent, counts, row], [received, incoming, row]))
+        with self.collective():
+            self.topology.waiter(self.comm.Ialltoallv([sent, counts, row], [received, incoming, row]))
         row.Free()
         self.traffic.other_bytes += sent.nbytes
         return received
@@ -255,16 +256,26 @@ class MPILink(Link):
 
     def _attempt(self, action):
         """What a collective action returns; RanksLost on all ranks that are left, if others are lost."""
-        if self.roll_call is not None:
-            self.roll_call.check_finished()
         try:
-            return action() if self._survivors is None else self._survivors.attempt(action)
+            with self.collective():
+                return action() if self._survivors is None else self._survivors.attempt(action)
         except RanksLost:
             self._adopt()
             raise
-        except (UserError, Diverged):  # of all ranks
+
+    @contextlib.contextmanager
+    def collective(self):
+        """A context for what all ranks do at once: after an error of one of them, that rank is where no other one is.
+
+        The job ends when such a rank goes on all the same, and enters this context again.
+        """
+        if self.roll_call is not None:
+            self.roll_call.check_finished()
+        try:
+            yield
+        except (RanksLost, UserError, Diverged):  # of all ranks
             raise
-        except BaseException as error:  # of this one: a signal's, or that of a user's aggregation
+        except BaseException as error:  # a signal's, or that of a user's aggregation
             if self.roll_call is not None:
                 self.roll_call.unfinished = type(error).__name__
             raise

@@ -308,7 +308,7 @@ class Code:
 
         What a program has put into a list, or counted, since then may differ between the ranks; code in it may not.
         """
-        is_list = isinstance(value, tuple | list | set | frozenset | dict)
+        is_list = isinstance(value, list | set | dict)
         given = assigned(module, name) if module and (is_list or _is_plain(value)) else ""
         code = sorted({self.text(item) for item in _code_in(value)}) if given and is_list else []
         return f"{given} with {', '.join(code)}" if code else given

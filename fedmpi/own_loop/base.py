@@ -1,6 +1,5 @@
 """What joining and averaging have in common: one client per rank, whose local steps are made from outside."""
 
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -17,7 +16,7 @@ import torch
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
-from fedmpi.errors import Diverged, UserError
+from fedmpi.errors import UserError
 from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan, draw_participants
 from fedmpi.federation.private import private_places
@@ -412,7 +411,7 @@ class OwnLoop:
             self._recorded.write_pending()
         federation, client = self.federation, self._client
         if not self._in_round:
-            with self._together():
+            with self._link.collective():
                 self._begin_round(0)
         if ends:
             federation.shorten(client, self._done)
@@ -423,23 +422,11 @@ class OwnLoop:
             self._made += 1
         self.averaged = False
         if self._done == client.num_steps:
-            with self._together():
+            with self._link.collective():
                 if self._works:
                     federation.end_turn(client)
                 self._end_round()
         self._link.progress[:] = self._link.progress[0] + 1, self._done
-
-    @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """A context for what all ranks do at once: an error of one of them leaves it where the others are not."""
-        try:
-            yield
-        except (UserError, Diverged):  # of all ranks
-            raise
-        except BaseException as error:
-            if self._link.roll_call is not None:
-                self._link.roll_call.unfinished = type(error).__name__
-            raise
 
     def _check_open(self) -> None:
         if self._accounts is not None:

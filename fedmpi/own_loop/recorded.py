@@ -6,7 +6,7 @@ import pathlib
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from fedmpi.program.ranks import end_in_order
 from fedmpi.program.signals import StopSignals, stopping_signal
 from fedmpi.run_files import CLIENT_MODEL, find_checkpoints
 from fedmpi.runs.lock import RunLock
-from fedmpi.runs.model_files import check_savable, complete, fingerprints, save_client_model, save_model
+from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.tasks.base import Metrics
@@ -67,11 +67,9 @@ class Recorded:
         goes_on = share(link, lambda: recording.resume and bool(find_checkpoints(folder)))
         facts = {"task": TASK, "model": None}  # a model that cannot be saved is refused now, not at the end
         agree(link, lambda: check_savable(loop._flat.module, facts, has_rows=False))
-        has_frozen = any(not parameter.requires_grad for parameter in loop._flat.module.parameters())
-        # Of an adapter's model, what has not changed is not saved.
-        self._given = fingerprints(loop._flat.module) if has_frozen and not recording.whole_model else {}
         recorder = agree(link, lambda: _make_recorder(recording, goes_on) if link.rank == 0 else None)
         self._recorder, self._signals = recorder, StopSignals()
+        self._given = {} if recording.whole_model else self._fingerprints(self._untrained(settings["buffers"]))
         identity = share(link, lambda: recorder.identity)
         run = types.SimpleNamespace(
             checkpoint_every=recording.checkpoint_every,
@@ -99,6 +97,24 @@ class Recorded:
                 print(f"{folder}: continuing after round {manifest['round']}", flush=True)
         agree(link, lambda: recorder and recorder.begin(settings, position, self.round_index))
         self._signals.__enter__()
+
+    def _untrained(self, buffers: str) -> list[str]:
+        """Names of the tensors that are not saved if the loop does not change them: none, if no parameter is frozen.
+
+        All that write files have the same. A buffer is one of them if it is what all ranks were given.
+        """
+        module, is_private = self._loop._flat.module, bool(self._loop.federation.private)
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        names = {name for name, parameter in parameters.items() if not parameter.requires_grad}
+        if not names or not (self._recorder or is_private):
+            return []
+        if buffers == "equal" and not is_private:
+            names |= module.state_dict().keys() - parameters.keys()
+        return [name for name in module.state_dict() if name in names and name not in self._loop._own_names]
+
+    def _fingerprints(self, names: Collection[str]) -> dict[str, str]:
+        state = self._loop._flat.module.state_dict() if names else {}
+        return {name: fingerprint(state[name]) for name in names if name in state}
 
     # What `Checkpoints` needs of a federation.
     round_index = property(lambda self: self._loop.federation.round_index)
@@ -249,13 +265,14 @@ class Recorded:
         except AgreedUserError as error:  # the model is not lost by it
             if loop.rank == 0:
                 log.warning(f"{error}: the last checkpoint is not written")
-        now = fingerprints(loop._flat.module) if self._given else {}
+        is_private = bool(loop.federation.private)
+        own = {name: value.clone() for name, value in loop._flat.module.state_dict().items() if is_private}
+        values = loop._flat.named_values(loop.federation.server.x, store.buffers)  # the module has them then
+        now = self._fingerprints(self._given)
         frozen = {name: text for name, text in self._given.items() if now.get(name) == text}
-        own = {name: value.clone() for name, value in loop._flat.module.state_dict().items() if name not in frozen}
-        if loop.federation.private:
+        own, values = ({name: value for name, value in of.items() if name not in frozen} for of in (own, values))
+        if is_private:
             agree(link, lambda: save_client_model(folder / CLIENT_MODEL.format(client=link.rank), own))
-        values = loop._flat.named_values(loop.federation.server.x, store.buffers)
-        values = {name: value for name, value in values.items() if name not in frozen}
         facts: dict[str, Any] = {"fedmpi": fedmpi.__version__, "task": TASK, "model": None, "input": {}}
         facts["architecture"] = as_json(loop._flat.architecture, loop._flat.module)
         facts |= {"frozen": frozen} if frozen else {}

@@ -8,7 +8,7 @@
     input:  shape of one input; the module takes (value / divide_by - mean) / std, channels before height and width.
     class_names, feature_names, words: if the data have them.
     architecture: name of each part -> [its class, its settings, a digest of its code] (`fedmpi.oracles.architecture`).
-    frozen: name -> fingerprint of each tensor that was not trained, if these are not in the files (`untrained`).
+    frozen: name -> fingerprint of each tensor that was not trained, if these are not in the files (`fingerprint`).
     columns: of data from a table: how its columns become features (`fedmpi.data.formats.features.Columns`).
 """
 
@@ -95,20 +95,8 @@ def _encode(plain, rows, description):
     yield MODEL, safetensors.torch.save(plain, metadata={"format": "pt"})
 
 
-def fingerprints(module):
-    """Name -> a text for type, shape and values of each tensor of a module's `state_dict()` that is not trained.
-
-    That takes a pass over the memory: a text has the sum of the words, and a checksum of 1000 values in their order.
-    """
-    trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
-    return {
-        name: _fingerprint(value)
-        for name, value in module.state_dict(keep_vars=True).items()
-        if isinstance(value, torch.Tensor) and id(value) not in trained
-    }
-
-
-def _fingerprint(tensor):
+def fingerprint(tensor):
+    """A text for a tensor's type, shape and values: the sum of its words, and a checksum of 1000 values in order."""
     values = tensor.detach().contiguous().reshape(-1)
     samples = values[:: max(1, values.numel() // 1000)].contiguous().view(torch.uint8).cpu().numpy()
     words = values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(values.itemsize, torch.int64))
@@ -222,10 +210,13 @@ def with_frozen(where, module, state, description, strict=True):
     Raises:
         UserError: if they have other values.
     """
-    frozen, own = description.get("frozen") or {}, module.state_dict()
+    frozen = description.get("frozen")
+    if not frozen:
+        return state
+    own = module.state_dict()
     values = {name: own[name] for name in frozen if name in own and name not in state}
     for name, value in values.items() if strict else ():
-        if _fingerprint(value) != frozen[name]:
+        if fingerprint(value) != frozen[name]:
             raise UserError(
                 f"{where}: has the trained tensors only, and '{name}', which was not trained, has other values in this "
                 "model than in the run's: expected the model with which the run began"

@@ -57,11 +57,11 @@ class OwnResults:
         """Name, on rank 0, the clients whose models are not compared by the task's goal, as they lack data for it."""
         name, number = selection_goal(self._goal, metrics)[0], len(next(iter(metrics.clients.values()), ()))
         chosen_by = [goal_of_client(self._goal, metrics, client)[0] for client in range(number)]
-        others = [client for client, metric in enumerate(chosen_by) if metric != name]
-        if others and self._federation.link.rank == 0:
+        for other in {*chosen_by} - {name} if self._federation.link.rank == 0 else ():
+            clients = [client for client, metric in enumerate(chosen_by) if metric == other]
             log.warning(
-                f"client{'s' * (len(others) > 1)} {format_ranges(others)}: {name} is not measured there, so the best "
-                f"of their own models is chosen by {chosen_by[others[0]]}"
+                f"client{'s' * (len(clients) > 1)} {format_ranges(clients)}: {name} is not measured there, so the best "
+                f"of their own models is chosen by {other}"
             )
         self._has_said = True
 

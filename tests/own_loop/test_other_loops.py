@@ -28,7 +28,7 @@ def test_what_would_mix_messages_ends_the_job_with_one_line(how):
     [("nested", 4, ""), ("two", 1, ""), ("dropped", 2, ""), ("after", 2, ""), ("retried", 2, "equal"),
      ("forked", 2, "this process was forked from the rank that has the federation")],
 )  # fmt: skip
-def test_what_does_not_stays(how, ranks, said):
+def test_what_mixes_none_works(how, ranks, said):
     ended = start(ranks, PROGRAMS / "other_loops.py", how, timeout=90)
     assert ended.returncode == 0 and ended.stdout.count("done") == ranks, ended.stdout + ended.stderr
     assert ended.stdout.count(said) >= ranks, ended.stdout

@@ -247,6 +247,21 @@ def test_of_an_adapter_only_what_was_trained_is_saved(tmp_path, whole):
         assert torch.equal(other[2].weight, model[2].weight) and not torch.equal(other[0].weight, model[0].weight)
 
 
+@pytest.mark.parametrize("options", [{"private": "2"}, {"buffers": "average"}], ids=str)
+def test_what_ranks_may_have_of_their_own_is_saved(tmp_path, options):
+    """Buffers that were averaged at the beginning, or may be other ones on each rank: no model has them again."""
+    model = with_adapter(0)
+    fed = fedmpi.average(model, every=1, record=tmp_path / "it", **options)
+    model[2].bias.data.fill_(3.0)
+    fed.step()
+    fed.finish()
+    client = 0 if "private" in options else None
+    file = "models/client_0.safetensors" if client == 0 else "model.safetensors"
+    assert set(safetensors.torch.load_file(tmp_path / "it" / file)) == {*model.state_dict()} - {"0.weight", "0.bias"}
+    again = fedmpi.load(tmp_path / "it", with_adapter(0), client=client)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
 def test_a_new_run_begins_from_the_trained_tensors_of_an_adapter(tmp_path):
     model = with_adapter(0)
     fed = fedmpi.average(model, every=1, record=tmp_path / "it")
